@@ -1,0 +1,100 @@
+"""What the driver tells the ranks and what they answer: plain data, small, the same for one rank and for eight.
+
+Ranks remember each slot (tokens, block table, sampling parameters), so a step carries only what changed. A sampled token
+stays on the ranks as the next step's input; the driver may therefore send step n + 1 before it has read n's answer.
+Knows nothing of how the messages travel (`cluster/wire.py`) or who decides (`scheduler.py`).
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from llama_core.request import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInit:
+    """A sequence takes a slot: all that a rank must know of it from now on.
+
+    tokens: the prompt and whatever was generated before (after a preemption or a restart).
+    blocks: the cache blocks of positions 0 .. len(blocks) * block_size.
+    top_logprobs: -1 for no logprobs, else how many of the most likely tokens to report beside the chosen one.
+    """
+
+    slot: int
+    tokens: list[int]
+    blocks: list[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    top_logprobs: int = -1
+    prompt_logprobs: bool = False
+
+
+class Row(NamedTuple):
+    """Run tokens start .. start + count of a slot; if `samples`, draw the token at position start + count.
+
+    Prefill is a row with many new tokens, decode a row with one.
+    """
+
+    slot: int
+    start: int
+    count: int
+    samples: bool
+
+
+class Grow(NamedTuple):
+    """Append `block` to the slot's block table."""
+
+    slot: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step, the same for every rank. Applied in order: admit, grow, rows.
+
+    A slot that is admitted again is overwritten, so nothing needs to say that it was left.
+    """
+
+    epoch: int
+    step: int
+    rows: list[Row]
+    admit: list[SlotInit] = field(default_factory=list)
+    grow: list[Grow] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.count for row in self.rows)
+
+
+class PromptLogprobs(NamedTuple):
+    """Logprobs of the known tokens at positions start + 1 .. start + 1 + len(values) of rows[row]'s slot."""
+
+    row: int
+    start: int
+    values: list[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the sampling rows drew, in the order of `StepInput.rows` without those that do not sample.
+
+    tokens[i] belongs to the i-th sampling row. logprobs is empty when no row asked for them, else one entry a sampling
+    row (None where that row did not ask). non_finite lists the i whose logits held NaN or infinity: their token means nothing.
+    """
+
+    epoch: int
+    step: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    non_finite: list[int] = field(default_factory=list)
+    elapsed_ms: float = 0.0
+    device_memory_bytes: int = 0
+
+
+class StepRunner(Protocol):
+    """The seam between deciding and computing. Steps complete in the order in which they were given."""
+
+    async def step(self, batch: StepInput) -> StepOutput: ...

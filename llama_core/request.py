@@ -1,0 +1,113 @@
+"""One request as the engine sees it: token ids and numbers. Knows nothing of text, tensors, Ray or HTTP."""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from llama_core.errors import InvalidParameter, LlamaError
+
+MAX_TOP_LOGPROBS = 20
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence token, or a stop string
+    LENGTH = "length"  # max_tokens or the context reached
+    ABORT = "abort"  # the caller left
+    ERROR = "error"  # `Sequence.error` says which
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one sequence is continued.
+
+    temperature: 0 is greedy. top_p: smallest set of most likely tokens whose probability exceeds it, in (0, 1].
+    top_k: at most so many tokens, 0 for all. seed: any int64; the draw for a position depends on (seed, position) alone.
+    max_tokens: new tokens at most. logprobs: None for none, n for the chosen token's and those of the n most likely.
+    prompt_logprobs: the same for the prompt's tokens. ignore_eos: go on past end-of-sequence until max_tokens.
+    """
+
+    temperature: float = 0.6
+    top_p: float = 0.9
+    top_k: int = 0
+    seed: int = 0
+    max_tokens: int = 16
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InvalidParameter("temperature must be finite and at least 0", param="temperature")
+        if not 0 < self.top_p <= 1:
+            raise InvalidParameter("top_p must be greater than 0 and at most 1", param="top_p")
+        if self.top_k < 0:
+            raise InvalidParameter("top_k must be at least 0 (0: no limit)", param="top_k")
+        if not INT64_MIN <= self.seed <= INT64_MAX:
+            raise InvalidParameter("seed must fit a signed 64-bit integer", param="seed")
+        if self.max_tokens < 0:
+            raise InvalidParameter("max_tokens must be at least 0", param="max_tokens")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidParameter(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural log of the raw softmax (no temperature, no top-p) at one position; `top` is sorted, most likely first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One prompt and what has been generated for it: the only owner of its tokens.
+
+    The first `prompt_len` of `tokens` are the prompt, the rest was generated (an end-of-sequence token is not kept).
+    Three counts describe how far the ranks are, in tokens:
+
+        0 .. scheduled            keys and values computed, or being computed by a step in flight
+        scheduled .. length       known tokens still to be sent through the model
+        length .. length+inflight sampled by a step whose output has not been read back
+
+    A preempted sequence, or one whose ranks died, starts over with scheduled = 0: tokens are never lost.
+    """
+
+    prompt: list[int]
+    params: SamplingParams
+    max_length: int  # prompt + generated tokens at most
+    tokens: list[int] = field(init=False)
+    slot: int | None = None
+    blocks: list[int] = field(default_factory=list)
+    scheduled: int = 0
+    inflight: int = 0
+    admissions: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
+    finish_reason: FinishReason | None = None
+    error: LlamaError | None = None
+
+    def __post_init__(self) -> None:
+        assert self.prompt, "a sequence has at least one token"
+        assert self.max_length >= len(self.prompt)
+        self.tokens = list(self.prompt)
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.params.prompt_logprobs and len(self.prompt_logprobs) < self.prompt_len - 1
