@@ -1,0 +1,178 @@
+"""What a model is (params.json) and what an engine is given. Frozen, validated field by field, no torch."""
+
+import json
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from llama_core.errors import ConfigError
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "bfloat16", "float16", "float32"]
+
+# Written by some releases of Meta's checkpoints; they do not change the model.
+_IGNORED_FIELDS = frozenset({"max_batch_size", "max_seq_len", "model_parallel_size", "dtype"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The architecture, as Meta's params.json states it (Llama 2, Code Llama, Llama 3's shape without rope scaling)."""
+
+    dim: int
+    n_layers: int
+    n_heads: int
+    vocab_size: int
+    n_kv_heads: int
+    multiple_of: int = 256
+    ffn_dim_multiplier: float | None = None
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def hidden_dim(self) -> int:
+        """Width of the feed-forward layer: multiple_of * ceil(int(ffn_dim_multiplier * int(2 * 4 * dim / 3)) / multiple_of)."""
+        hidden = int(2 * 4 * self.dim / 3)
+        if self.ffn_dim_multiplier is not None:
+            hidden = int(self.ffn_dim_multiplier * hidden)
+        return self.multiple_of * math.ceil(hidden / self.multiple_of)
+
+    @classmethod
+    def from_params(cls, params: dict[str, Any], *, vocab_size: int, source: str = "params.json") -> "ModelConfig":
+        """Read params.json's fields. `vocab_size` is the tokenizer's, which decides where params.json says -1.
+
+        Raises ConfigError that names the field.
+        """
+        given = {key: value for key, value in params.items() if value is not None and key not in _IGNORED_FIELDS}
+        known = {f.name for f in fields(cls)}
+        for key in given:
+            if key == "use_scaled_rope":
+                if given[key]:
+                    raise ConfigError(f"{source}: use_scaled_rope (Llama 3.1's scaled rotary embedding) is not supported")
+            elif key not in known:
+                raise ConfigError(f"{source}: unknown field {key!r}")
+        given.pop("use_scaled_rope", None)
+
+        def integer(name: str, default: int | None = None) -> int:
+            value = given.get(name, default)
+            if value is None:
+                raise ConfigError(f"{source}: field {name!r} is missing")
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+                raise ConfigError(f"{source}: field {name!r} must be a positive integer, is {value!r}")
+            return value
+
+        def number(name: str, default: float | None) -> float | None:
+            value = given.get(name, default)
+            if value is None:
+                return None
+            if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{source}: field {name!r} must be a positive finite number, is {value!r}")
+            return float(value)
+
+        declared_vocab = given.pop("vocab_size", -1)
+        if declared_vocab != -1:
+            given["vocab_size"] = declared_vocab
+            declared_vocab = integer("vocab_size")
+            if declared_vocab != vocab_size:
+                raise ConfigError(
+                    f"{source}: vocab_size is {declared_vocab}, but the tokenizer has {vocab_size} tokens: "
+                    "tokenizer and checkpoint belong to different models"
+                )
+        n_heads = integer("n_heads")
+        config = cls(
+            dim=integer("dim"),
+            n_layers=integer("n_layers"),
+            n_heads=n_heads,
+            vocab_size=vocab_size,
+            n_kv_heads=integer("n_kv_heads", n_heads),
+            multiple_of=integer("multiple_of", 256),
+            ffn_dim_multiplier=number("ffn_dim_multiplier", None),
+            norm_eps=number("norm_eps", 1e-5) or 1e-5,
+            rope_theta=number("rope_theta", 10000.0) or 10000.0,
+        )
+        if config.dim % config.n_heads:
+            raise ConfigError(f"{source}: dim {config.dim} is not divisible by n_heads {config.n_heads}")
+        if config.n_heads % config.n_kv_heads:
+            raise ConfigError(f"{source}: n_heads {config.n_heads} is not divisible by n_kv_heads {config.n_kv_heads}")
+        if config.head_dim % 2:
+            raise ConfigError(f"{source}: dim / n_heads is {config.head_dim}, rotary embedding needs an even number")
+        return config
+
+    def check_world_size(self, world_size: int) -> None:
+        """Raise ConfigError unless every sharded dimension divides by the number of ranks."""
+        sharded = {
+            "n_heads": self.n_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "dim": self.dim,
+            "vocab_size": self.vocab_size,
+            "the feed-forward width": self.hidden_dim,
+        }
+        for name, size in sharded.items():
+            if size % world_size:
+                raise ConfigError(
+                    f"model_parallel_size {world_size} does not divide {name} ({size}) of this checkpoint",
+                    param="model_parallel_size",
+                )
+
+
+def read_params(ckpt_dir: str | Path, *, vocab_size: int) -> ModelConfig:
+    """Read and validate `ckpt_dir`/params.json. Raises ConfigError that names the file and the field."""
+    path = Path(ckpt_dir) / "params.json"
+    try:
+        params = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable as JSON: {error}") from None
+    if not isinstance(params, dict):
+        raise ConfigError(f"{path}: must hold a JSON object")
+    return ModelConfig.from_params(params, vocab_size=vocab_size, source=str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that a rank needs to load and run its share. Plain and picklable: it crosses processes and nodes.
+
+    vocab_size: the tokenizer's number of tokens. max_seq_len: prompt + generated tokens of one sequence at most.
+    max_batch_size: sequences that run at once (slots). max_step_tokens: tokens of one step at most; a longer prompt is
+    prefilled in chunks of what the running decodes leave of it. block_size: tokens in one block of the cache.
+    kv_cache_bytes: cache memory of one rank; None takes what a full batch of full-length sequences needs, bounded by a
+    share of what is free. verify_checksums: compare every shard's bytes with the CRC-32 that its archive states.
+    """
+
+    ckpt_dir: str
+    vocab_size: int
+    max_seq_len: int
+    max_batch_size: int
+    max_step_tokens: int = 512
+    block_size: int = 16
+    device: Device = "auto"
+    dtype: DType = "auto"
+    kv_cache_bytes: int | None = None
+    verify_checksums: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "max_seq_len", "max_batch_size", "max_step_tokens", "block_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} must be a positive integer, is {value!r}", param=name)
+        if self.max_step_tokens < self.max_batch_size:
+            raise ConfigError(
+                f"max_step_tokens ({self.max_step_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
+                "every running sequence decodes one token a step",
+                param="max_step_tokens",
+            )
+        if self.kv_cache_bytes is not None and self.kv_cache_bytes < 1:
+            raise ConfigError("kv_cache_bytes must be positive", param="kv_cache_bytes")
+        if self.device not in get_args(Device):
+            raise ConfigError(f"device must be one of {', '.join(get_args(Device))}", param="device")
+        if self.dtype not in get_args(DType):
+            raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}", param="dtype")
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        return math.ceil(self.max_seq_len / self.block_size)
