@@ -51,6 +51,21 @@ class SamplingParams:
             raise InvalidParameter(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
 
 
+def mix_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` of a request: its own for choice 0, else an int64 hashed from both.
+
+    The hash is splitmix64's finaliser (Steele, Lea and Flood 2014) of seed + index * golden ratio.
+    """
+    if index == 0:
+        return seed
+    mask = 2**64 - 1
+    z = (seed + index * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    z ^= z >> 31
+    return z - 2**64 if z > INT64_MAX else z
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Natural log of the raw softmax (no temperature, no top-p) at one position; `top` is sorted, most likely first."""

@@ -1,0 +1,268 @@
+"""Meta's checkpoints: which shards there are, whether they are whole, and one rank's share of them.
+
+Shards and ranks are independent: every weight is cut along one dimension into equal parts, so a rank's part is made of
+pieces of however many shards there are. Files are mapped, never read whole, and never unpickled beyond tensors.
+"""
+
+import ctypes
+import logging
+import math
+import mmap
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from llama_core.config import ModelConfig
+from llama_core.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+_CHUNK_BYTES = 8 << 20  # what is mapped and not yet released while a weight is copied
+_REPLICATED_OR_DERIVED = re.compile(r"rope\.freqs$")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """Full shape of a weight, and the dimension that ranks cut it along (None: every rank has all of it).
+
+    shard_dims: the dimensions along which checkpoints are known to cut it; the first is Llama 2's.
+    """
+
+    shape: tuple[int, ...]
+    rank_dim: int | None
+    shard_dims: tuple[int, ...] = ()
+
+    def part(self, index: int, count: int) -> tuple[int, ...]:
+        """Shape of part `index` of `count` along `rank_dim`."""
+        return self.shape if self.rank_dim is None else _cut(self.shape, self.rank_dim, count)
+
+
+def weight_specs(config: ModelConfig) -> dict[str, WeightSpec]:
+    """Every weight of the architecture by its name in the checkpoint, in the model's order."""
+    dim, hidden, kv_dim = config.dim, config.hidden_dim, config.n_kv_heads * config.head_dim
+    by_rows, by_columns = (0, (0,)), (1, (1,))
+    # Llama 3 cuts the embedding by rows; in memory it is cut by columns in any case.
+    specs = {"tok_embeddings.weight": WeightSpec((config.vocab_size, dim), 1, (1, 0))}
+    for i in range(config.n_layers):
+        prefix = f"layers.{i}."
+        for name, shape, (rank_dim, shard_dims) in (
+            ("attention.wq", (dim, dim), by_rows),
+            ("attention.wk", (kv_dim, dim), by_rows),
+            ("attention.wv", (kv_dim, dim), by_rows),
+            ("attention.wo", (dim, dim), by_columns),
+            ("feed_forward.w1", (hidden, dim), by_rows),
+            ("feed_forward.w2", (dim, hidden), by_columns),
+            ("feed_forward.w3", (hidden, dim), by_rows),
+        ):
+            specs[f"{prefix}{name}.weight"] = WeightSpec(shape, rank_dim, shard_dims)
+        specs[f"{prefix}attention_norm.weight"] = WeightSpec((dim,), None)
+        specs[f"{prefix}ffn_norm.weight"] = WeightSpec((dim,), None)
+    specs["norm.weight"] = WeightSpec((dim,), None)
+    specs["output.weight"] = WeightSpec((config.vocab_size, dim), 0, (0,))
+    return specs
+
+
+def find_shards(ckpt_dir: str | Path) -> list[Path]:
+    """The shard files consolidated.00.pth, .01, ... in order, each a whole archive and none twice.
+
+    Reads only the archives' directories, no weight. Raises CheckpointError that names the file.
+    """
+    directory = Path(ckpt_dir)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: no such directory", param="ckpt_dir")
+    numbered: dict[int, Path] = {}
+    for path in sorted(directory.glob("consolidated.*.pth")):
+        match = re.fullmatch(r"consolidated\.(\d+)\.pth", path.name)
+        if match is None:
+            continue
+        if int(match[1]) in numbered:
+            raise CheckpointError(f"{path}: shard {int(match[1])} is there twice, {numbered[int(match[1])].name} too")
+        numbered[int(match[1])] = path
+    if not numbered:
+        raise CheckpointError(f"{directory}: no shard (consolidated.00.pth, ...) in it", param="ckpt_dir")
+    for i in range(max(numbered) + 1):
+        if i not in numbered:
+            raise CheckpointError(f"{directory / f'consolidated.{i:02d}.pth'}: this shard is missing")
+    shards = [numbered[i] for i in range(len(numbered))]
+    seen: dict[tuple[tuple[int, int], ...], Path] = {}
+    for index, path in enumerate(shards):
+        contents = _check_archive(path, index)
+        if contents in seen:
+            raise CheckpointError(f"{path}: holds the same weights as {seen[contents].name}: one shard was copied twice")
+        seen[contents] = path
+    return shards
+
+
+def _check_archive(path: Path, index: int) -> tuple[tuple[int, int], ...]:
+    """Size and CRC-32 of each stored tensor, as the archive's directory states them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise CheckpointError(f"{path}: damaged, or not a checkpoint that torch.save has written: {error}") from None
+    size = path.stat().st_size
+    if not any(record.filename.endswith("/data.pkl") for record in records):
+        raise CheckpointError(f"{path}: an archive, but not a checkpoint that torch.save has written")
+    for record in records:
+        if record.compress_type != zipfile.ZIP_STORED or record.header_offset + record.file_size > size:
+            raise CheckpointError(f"{path}: damaged: record {record.filename!r} lies outside the file")
+    # torch.save names the folder inside the archive after the file: a renamed shard still says which one it was.
+    folder = records[0].filename.split("/")[0]
+    match = re.fullmatch(r"consolidated\.(\d+)", folder)
+    if match is not None and int(match[1]) != index:
+        raise CheckpointError(f"{path}: holds shard {folder}: shards were swapped or renamed")
+    return tuple((r.file_size, r.CRC) for r in records if "/data/" in r.filename)
+
+
+class Checkpoint:
+    """Mapped shards whose names and shapes have been checked against the architecture. Nothing is allocated yet."""
+
+    def __init__(self, ckpt_dir: str | Path, config: ModelConfig) -> None:
+        """Raises CheckpointError: names the file, and the first five weights at fault."""
+        self.paths = find_shards(ckpt_dir)
+        self.specs = weight_specs(config)
+        self._shards = [_map_shard(path) for path in self.paths]
+        self._shard_dims = {name: self._check_weight(name, spec) for name, spec in self.specs.items()}
+        faults = [fault for fault in self._shard_dims.values() if isinstance(fault, str)]
+        for path, shard in zip(self.paths, self._shards, strict=True):
+            unexpected = [name for name in shard if name not in self.specs and not _REPLICATED_OR_DERIVED.search(name)]
+            faults += [f"{name} is unexpected in {path.name}" for name in unexpected]
+        if faults:
+            more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+            raise CheckpointError(f"{Path(ckpt_dir)}: weights do not fit params.json: {'; '.join(faults[:5])}{more}")
+        self._check_replicas()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weights as stored."""
+        return self._shards[0]["norm.weight"].dtype
+
+    def verify_checksums(self, rank: int, world_size: int) -> None:
+        """Compare bytes with the CRC-32 stated for them. Ranks share the shards out, so each is read once by the group."""
+        for path in self.paths[rank::world_size]:
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    damaged = archive.testzip()
+            except (OSError, zipfile.BadZipFile, EOFError) as error:
+                raise CheckpointError(f"{path}: damaged: {error}") from None
+            if damaged is not None:
+                raise CheckpointError(f"{path}: damaged: record {damaged!r} does not match its checksum")
+
+    def load(
+        self,
+        rank: int,
+        world_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_progress: Progress = lambda done, total: None,
+    ) -> dict[str, torch.Tensor]:
+        """Part `rank` of `world_size` of every weight, on its device. `on_progress(done, total)` counts bytes.
+
+        Peak memory is the part itself and one chunk. Raises CheckpointError for a value that is not finite.
+        """
+        total = sum(math.prod(spec.part(rank, world_size)) for spec in self.specs.values()) * dtype.itemsize
+        done = 0
+        weights: dict[str, torch.Tensor] = {}
+        for name, spec in self.specs.items():
+            weight = torch.empty(spec.part(rank, world_size), dtype=dtype, device=device)
+            for path, source, target in self._pieces(name, spec, rank, world_size, weight):
+                for begin, end in _chunks(source):
+                    # One pass tells: a sum over values of which one is NaN or infinite is not finite either.
+                    if not math.isfinite(source[begin:end].sum(dtype=torch.float32).item()):
+                        raise CheckpointError(f"{path}: {name} holds a value that is not finite (NaN or infinity)")
+                    target[begin:end].copy_(source[begin:end])
+                    _release(source[begin:end])
+                    done += target[begin:end].numel() * dtype.itemsize
+                    on_progress(done, total)
+            weights[name] = weight
+        return weights
+
+    def _pieces(
+        self, name: str, spec: WeightSpec, rank: int, world_size: int, weight: torch.Tensor
+    ) -> Iterator[tuple[Path, torch.Tensor, torch.Tensor]]:
+        """(shard, piece of it, its place in `weight`), piece and place of equal shape; together they fill `weight`."""
+        shard_dim = self._shard_dims[name]
+        assert not isinstance(shard_dim, str)
+        if shard_dim is None:
+            sources = [(0, self.paths[0], self._shards[0][name])]
+        else:
+            extent = spec.shape[shard_dim] // len(self._shards)
+            shards = enumerate(zip(self.paths, self._shards, strict=True))
+            sources = [(i * extent, path, shard[name]) for i, (path, shard) in shards]
+        for offset, path, source in sources:
+            # Where this shard's tensor begins in the full weight, and which box of the full weight this rank wants.
+            source_start = [offset if d == shard_dim else 0 for d in range(source.ndim)]
+            want_start = [rank * weight.shape[d] if d == spec.rank_dim else 0 for d in range(source.ndim)]
+            piece, place = source, weight
+            for d in range(source.ndim):
+                begin = max(source_start[d], want_start[d])
+                end = min(source_start[d] + source.shape[d], want_start[d] + weight.shape[d])
+                piece = piece.narrow(d, begin - source_start[d], max(0, end - begin)) if begin < end else piece[:0]
+                place = place.narrow(d, begin - want_start[d], max(0, end - begin)) if begin < end else place[:0]
+            if piece.numel():
+                yield path, piece, place
+
+    def _check_weight(self, name: str, spec: WeightSpec) -> int | None | str:
+        """The dimension that the shards cut this weight along, None if they do not; or a fault, as text."""
+        count = len(self._shards)
+        for path, shard in zip(self.paths, self._shards, strict=True):
+            if not isinstance(shard.get(name), torch.Tensor):
+                return f"{name} is missing from {path.name}"
+        shapes = [tuple(shard[name].shape) for shard in self._shards]
+        if count == 1 or not spec.shard_dims:
+            candidates: list[tuple[int | None, tuple[int, ...]]] = [(None, spec.shape)]
+        else:
+            candidates = [(dim, _cut(spec.shape, dim, count)) for dim in spec.shard_dims if spec.shape[dim] % count == 0]
+        for dim, expected in candidates:
+            if all(shape == expected for shape in shapes):
+                return dim
+        wanted = " or ".join(str(list(expected)) for _, expected in candidates) or f"a part of {list(spec.shape)}"
+        at_fault = next((i for i, shape in enumerate(shapes) if all(shape != e for _, e in candidates)), 0)
+        return f"{name} has shape {list(shapes[at_fault])} in {self.paths[at_fault].name}, expected {wanted}"
+
+    def _check_replicas(self) -> None:
+        """Norms are the same in every shard of a checkpoint; where they are not, shards of two models were mixed."""
+        for path, shard in zip(self.paths[1:], self._shards[1:], strict=True):
+            if not torch.equal(shard["norm.weight"], self._shards[0]["norm.weight"]):
+                raise CheckpointError(f"{path}: norm.weight differs from {self.paths[0].name}: shards of different checkpoints")
+
+
+def _map_shard(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        shard = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # whatever a damaged or hostile file provokes in the unpickler is the file's fault
+        raise CheckpointError(f"{path}: not a checkpoint that can be loaded safely: {type(error).__name__}") from None
+    if not isinstance(shard, dict):
+        raise CheckpointError(f"{path}: holds a {type(shard).__name__}, expected a dict of weights")
+    return shard
+
+
+def _cut(shape: tuple[int, ...], dim: int, count: int) -> tuple[int, ...]:
+    return tuple(size // count if d == dim else size for d, size in enumerate(shape))
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of rows of about _CHUNK_BYTES as they lie in the file, gaps between rows included."""
+    row_bytes = max(1, tensor.stride(0) * tensor.itemsize)
+    rows = max(1, _CHUNK_BYTES // row_bytes)
+    for begin in range(0, tensor.shape[0], rows):
+        yield begin, min(begin + rows, tensor.shape[0])
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _release(mapped: torch.Tensor) -> None:
+    """Give the pages under a mapped tensor back to the system: they are in the file, this process is done with them."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = mapped.data_ptr()
+    end = begin + ((mapped.shape[0] - 1) * mapped.stride(0) + 1) * mapped.itemsize
+    # Whole pages only; those at the edges belong to the neighbours too, but a page given back too early is just read again.
+    begin -= begin % mmap.PAGESIZE
+    _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)

@@ -1,0 +1,231 @@
+"""The reference's API, in process: `Llama.build`, `generate`, `text_completion`, `chat_completion`.
+
+The same scheduler and runner as the server's, driven by a loop instead of an event loop. Under torchrun every rank runs the
+same program: each schedules the same requests alike, and rank 0 draws the tokens for all.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from llama_core import parallel as groups
+from llama_core.blocks import BlockPool
+from llama_core.chat import Dialog, encode_dialog
+from llama_core.config import Device, DType, EngineConfig
+from llama_core.errors import ConfigError, ContextLengthExceeded, InvalidParameter, SpecialTags
+from llama_core.request import SamplingParams, Sequence, mix_seed
+from llama_core.results import (
+    ChatPrediction,
+    CompletionPrediction,
+    chat_prediction,
+    completion_prediction,
+    refused_prediction,
+)
+from llama_core.runner import ModelRunner
+from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class Llama:
+    """A model and its tokenizer, ready to generate. Not for several threads at once."""
+
+    def __init__(self, runner: ModelRunner, tokenizer: Tokenizer, num_blocks: int, seed: int) -> None:
+        self.runner = runner
+        self.tokenizer = tokenizer
+        self._num_blocks = num_blocks
+        self._seed = seed
+        self._num_requests = 0
+
+    @staticmethod
+    def build(
+        ckpt_dir: str | Path,
+        tokenizer_path: str | Path,
+        max_seq_len: int,
+        max_batch_size: int,
+        model_parallel_size: int | None = None,
+        seed: int = 1,
+        *,
+        device: Device = "auto",
+        dtype: DType = "auto",
+        max_step_tokens: int | None = None,
+        kv_cache_bytes: int | None = None,
+        verify_checksums: bool = True,
+    ) -> "Llama":
+        """Load a checkpoint of any number of shards on the ranks of this process group: one, or torchrun's.
+
+        max_seq_len: prompt + generated tokens of one sequence. max_batch_size: sequences that run at once; more wait their
+        turn. model_parallel_size: the number of ranks if it is to be checked. seed: requests without a seed of their own
+        draw from seeds derived from it, in the order of their coming. dtype "auto" is the checkpoint's own.
+        Raises ConfigError, CheckpointError, TokenizerError.
+        """
+        begin = time.perf_counter()
+        parallel = groups.from_torchrun(device) if "RANK" in os.environ else groups.alone(device)
+        if model_parallel_size not in (None, parallel.world_size):
+            raise ConfigError(
+                f"model_parallel_size is {model_parallel_size}, but this process group has {parallel.world_size} ranks: "
+                "start with torchrun --nproc-per-node, or use the server",
+                param="model_parallel_size",
+            )
+        tokenizer = Tokenizer(tokenizer_path)
+        config = EngineConfig(
+            ckpt_dir=str(ckpt_dir),
+            vocab_size=tokenizer.n_words,
+            max_seq_len=max_seq_len,
+            max_batch_size=max_batch_size,
+            max_step_tokens=max_step_tokens or max(512, max_batch_size),
+            device=device,
+            dtype=dtype,
+            kv_cache_bytes=kv_cache_bytes,
+            verify_checksums=verify_checksums,
+        )
+        runner = ModelRunner.load(config, parallel)
+        num_blocks = groups.smallest(parallel, runner.max_num_blocks())
+        runner.allocate_cache(num_blocks)
+        runner.warm_up()
+        log.info("rank %d of %d: built in %.2f s", parallel.rank, parallel.world_size, time.perf_counter() - begin)
+        return Llama(runner, tokenizer, num_blocks, seed)
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.runner.config.max_seq_len
+
+    def generate(
+        self,
+        prompt_tokens: Seq[Seq[int]],
+        max_gen_len: int,
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        logprobs: bool = False,
+        echo: bool = False,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Continue each prompt by at most `max_gen_len` tokens, cut before the end-of-sequence token.
+
+        With `logprobs`, also the natural log of the raw softmax at each returned token; an echoed prompt begins with 0.0.
+        `seed` makes every prompt's text depend on that prompt and the seed alone. Raises InvalidParameter,
+        ContextLengthExceeded, NonFiniteLogits.
+        """
+        sequences = [
+            self._sequence(list(prompt), max_gen_len, temperature, top_p, top_k, logprobs, echo, seed)
+            for prompt in prompt_tokens
+        ]
+        self._run(sequences)
+        for seq in sequences:
+            if seq.error is not None:
+                raise seq.error
+        tokens = [seq.tokens if echo else seq.output for seq in sequences]
+        if not logprobs:
+            return tokens, None
+        return tokens, [
+            ([0.0, *(p.logprob for p in seq.prompt_logprobs)] if echo else []) + [p.logprob for p in seq.logprobs]
+            for seq in sequences
+        ]
+
+    def text_completion(
+        self,
+        prompts: Seq[str],
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        max_gen_len: int | None = None,
+        logprobs: bool = False,
+        echo: bool = False,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+    ) -> list[CompletionPrediction]:
+        """Continue each text. `max_gen_len` defaults to the whole context."""
+        if max_gen_len is None:
+            max_gen_len = self.max_seq_len - 1
+        prompt_tokens = [self.tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
+        tokens, token_logprobs = self.generate(
+            prompt_tokens, max_gen_len, temperature, top_p, logprobs, echo, top_k=top_k, seed=seed
+        )
+        return [
+            completion_prediction(self.tokenizer, out, token_logprobs[i] if token_logprobs is not None else None)
+            for i, out in enumerate(tokens)
+        ]
+
+    def chat_completion(
+        self,
+        dialogs: Seq[Dialog],
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        max_gen_len: int | None = None,
+        logprobs: bool = False,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+    ) -> list[ChatPrediction]:
+        """The assistant's next message of each dialog. A dialog with the template's own tags in it is answered with the
+        reference's refusal, and nothing is generated for it. Raises InvalidDialog that names the message's index."""
+        if max_gen_len is None:
+            max_gen_len = self.max_seq_len - 1
+        predictions: list[ChatPrediction] = [refused_prediction(logprobs) for _ in dialogs]
+        encoded: dict[int, list[int]] = {}
+        for i, dialog in enumerate(dialogs):
+            try:
+                encoded[i] = encode_dialog(self.tokenizer, dialog)
+            except SpecialTags:
+                log.warning("dialog %d holds special tags and is refused", i)
+        tokens, token_logprobs = self.generate(
+            list(encoded.values()), max_gen_len, temperature, top_p, logprobs, top_k=top_k, seed=seed
+        )
+        for n, i in enumerate(encoded):
+            out_logprobs = token_logprobs[n] if token_logprobs is not None else None
+            predictions[i] = chat_prediction(self.tokenizer, tokens[n], out_logprobs)
+        return predictions
+
+    def _sequence(
+        self,
+        prompt: list[int],
+        max_gen_len: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        logprobs: bool,
+        echo: bool,
+        seed: int | None,
+    ) -> Sequence:
+        if max_gen_len < 0:
+            raise InvalidParameter("max_gen_len must be at least 0", param="max_gen_len")
+        check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
+        self._num_requests += 1
+        params = SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=mix_seed(self._seed, self._num_requests) if seed is None else seed,
+            max_tokens=max_gen_len,
+            logprobs=0 if logprobs else None,
+            prompt_logprobs=logprobs and echo,
+        )
+        return Sequence(prompt, params, min(self.max_seq_len, len(prompt) + max_gen_len))
+
+    def _run(self, sequences: list[Sequence]) -> None:
+        # A scheduler of its own for each call: an exception in one leaves nothing behind for the next.
+        config = self.runner.config
+        scheduler = Scheduler(
+            SchedulerConfig(config.max_batch_size, config.max_step_tokens, self.tokenizer.eos_id),
+            BlockPool(self._num_blocks, config.block_size),
+        )
+        for seq in sequences:
+            scheduler.add(seq)
+        while (batch := scheduler.schedule()) is not None:
+            scheduler.commit(self.runner.step(batch))
+        assert not scheduler.has_work, "every sequence has ended"
+
+
+def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> None:
+    """Raise InvalidParameter or ContextLengthExceeded unless these are tokens of the vocabulary that fit the context."""
+    if not prompt:
+        raise InvalidParameter("a prompt must have at least one token", param="prompt")
+    if len(prompt) > max_seq_len:
+        raise ContextLengthExceeded(f"the prompt has {len(prompt)} tokens, the context is {max_seq_len}", param="prompt")
+    if not (0 <= min(prompt) and max(prompt) < vocab_size):
+        raise InvalidParameter(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")

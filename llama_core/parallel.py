@@ -1,0 +1,106 @@
+"""The group of ranks that share one model: who I am, where my tensors live, how a value reaches the others.
+
+fairscale keeps its groups in module globals, which its layers read; this file is the only one that touches them. Everything
+else is handed a `Parallel`.
+"""
+
+import contextlib
+import datetime
+import io
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from fairscale.nn.model_parallel import initialize as fairscale_groups
+
+from llama_core.config import Device
+from llama_core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """One rank's view of its group. world_size ranks, each holding 1 / world_size of the model on `device`."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's values, on every rank, in place: `tensor` has the same shape and dtype everywhere."""
+        if self.world_size > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
+
+def resolve_device(device: Device, index: int = 0) -> torch.device:
+    """ "auto" is CUDA where there is a device, else the CPU. `index` counts the devices that this process may see."""
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch sees no CUDA device", param="device")
+    return torch.device("cuda", index % torch.cuda.device_count())
+
+
+def join(rank: int, world_size: int, device: Device, store: dist.Store, timeout_s: float = 600.0) -> Parallel:
+    """Become `rank` of a group that meets at `store`: NCCL on CUDA, gloo on the CPU. A process joins one group in its life.
+
+    A collective that waits longer than `timeout_s` for its peers raises.
+    """
+    resolved = resolve_device(device)
+    if resolved.type == "cuda":
+        torch.cuda.set_device(resolved)
+    dist.init_process_group(
+        "nccl" if resolved.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+    return _with_fairscale_groups(resolved)
+
+
+def alone(device: Device) -> Parallel:
+    """A group of one, for use in process. Calling it again gives the same group."""
+    if not dist.is_initialized():
+        return join(0, 1, device, dist.HashStore())
+    if dist.get_world_size() != 1:
+        raise ConfigError("this process belongs to a group of several ranks already", param="model_parallel_size")
+    return _with_fairscale_groups(resolve_device(device))
+
+
+def from_torchrun(device: Device) -> Parallel:
+    """The group that torchrun's environment variables describe. Calling it again gives the same group."""
+    resolved = resolve_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if not dist.is_initialized():
+        if resolved.type == "cuda":
+            torch.cuda.set_device(resolved)
+        dist.init_process_group("nccl" if resolved.type == "cuda" else "gloo")
+    return _with_fairscale_groups(resolved)
+
+
+def smallest(parallel: Parallel, value: int) -> int:
+    """The smallest `value` of all ranks, on every rank."""
+    tensor = torch.tensor([value], dtype=torch.int64, device=parallel.device)
+    if parallel.world_size > 1:
+        dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
+    return int(tensor.item())
+
+
+def leave() -> None:
+    """Leave the group. Only while every peer is alive: with a dead one, end the process instead."""
+    fairscale_groups.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _with_fairscale_groups(device: torch.device) -> Parallel:
+    if not fairscale_groups.model_parallel_is_initialized():
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):  # fairscale prints; a library should not
+            fairscale_groups.initialize_model_parallel(dist.get_world_size())
+        log.debug("fairscale: %s", said.getvalue().strip().replace("\n", "; "))
+    return Parallel(dist.get_rank(), dist.get_world_size(), device)

@@ -1,0 +1,54 @@
+"""Write a checkpoint again as another number of shards: python -m llama_core.reshard SOURCE TARGET --shards N"""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from llama_core.checkpoint import Checkpoint
+from llama_core.config import read_params
+from llama_core.errors import CheckpointError, LlamaError
+from llama_core.tokenizer import Tokenizer
+
+
+def reshard(source: Path, target: Path, num_shards: int, tokenizer_path: Path | None = None) -> list[Path]:
+    """Write `source` to `target` as `num_shards` shards cut as Llama 2's are, one in memory at a time. Returns the files.
+
+    The dtype stays. params.json and the tokenizer are copied. Raises CheckpointError if `target` holds shards already.
+    """
+    tokenizer_path = tokenizer_path or source / "tokenizer.model"
+    config = read_params(source, vocab_size=Tokenizer(tokenizer_path).n_words)
+    config.check_world_size(num_shards)
+    checkpoint = Checkpoint(source, config)
+    checkpoint.verify_checksums(0, 1)
+    target.mkdir(parents=True, exist_ok=True)
+    if any(target.glob("consolidated.*.pth")):
+        raise CheckpointError(f"{target}: holds shards already")
+    written = []
+    for index in range(num_shards):
+        path = target / f"consolidated.{index:02d}.pth"
+        torch.save(checkpoint.load(index, num_shards, checkpoint.dtype, torch.device("cpu")), path)
+        written.append(path)
+    shutil.copyfile(source / "params.json", target / "params.json")
+    shutil.copyfile(tokenizer_path, target / "tokenizer.model")
+    return written
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m llama_core.reshard", description=__doc__)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--shards", type=int, required=True)
+    parser.add_argument("--tokenizer", type=Path, help="default: SOURCE/tokenizer.model")
+    args = parser.parse_args()
+    try:
+        for path in reshard(args.source, args.target, args.shards, args.tokenizer):
+            print(path)
+    except LlamaError as error:
+        sys.exit(f"reshard: {error}")
+
+
+if __name__ == "__main__":
+    main()

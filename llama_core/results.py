@@ -1,0 +1,46 @@
+"""The reference's result dictionaries, made from tokens. One place for the in-process API and the Ray handle."""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from llama_core.chat import SAFE_RESPONSE, Message
+from llama_core.tokenizer import Tokenizer
+
+
+class CompletionPrediction(TypedDict, total=False):
+    generation: str
+    tokens: list[str]  # each id decoded alone; with logprobs only
+    logprobs: list[float]
+
+
+class ChatPrediction(TypedDict, total=False):
+    generation: Message
+    tokens: list[str]
+    logprobs: list[float]
+
+
+def completion_prediction(
+    tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[float] | None
+) -> CompletionPrediction:
+    prediction = CompletionPrediction(generation=tokenizer.decode(tokens))
+    if logprobs is not None:
+        prediction["tokens"] = [tokenizer.token_text(token) for token in tokens]
+        prediction["logprobs"] = list(logprobs)
+    return prediction
+
+
+def chat_prediction(tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[float] | None) -> ChatPrediction:
+    prediction = ChatPrediction(generation=Message(role="assistant", content=tokenizer.decode(tokens)))
+    if logprobs is not None:
+        prediction["tokens"] = [tokenizer.token_text(token) for token in tokens]
+        prediction["logprobs"] = list(logprobs)
+    return prediction
+
+
+def refused_prediction(logprobs: bool) -> ChatPrediction:
+    """The reference's answer to a dialog that holds the template's own tags. Nothing was generated for it."""
+    prediction = ChatPrediction(generation=Message(role="assistant", content=SAFE_RESPONSE))
+    if logprobs:
+        prediction["tokens"] = []
+        prediction["logprobs"] = []
+    return prediction

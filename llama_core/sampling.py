@@ -1,0 +1,109 @@
+"""From logits to tokens: the same token for the same (logits, request seed, position), whatever else is in the batch.
+
+A draw uses one uniform number, hashed from (seed, position), and the inverse of the nucleus's cumulative distribution.
+Tokens are ordered by probability, then by id, so equal probabilities leave no freedom.
+"""
+
+import torch
+
+NUCLEUS_GUESS = 256  # most nuclei close within so many tokens; the vocabulary is sorted only for those that do not
+
+
+def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """float64 [B] in [0, 1), one for each (seed, position), both int64 [B].
+
+    Two rounds of splitmix64's finaliser (Steele, Lea and Flood 2014), the position added between them; the top 53 bits.
+    """
+    mixed = _splitmix64(_splitmix64(seeds) + positions)
+    return _shift_right(mixed, 11).double() * 2.0**-53
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """One token a row: int64 [B] from float32 logits [B, vocab]. The other arguments are [B]; see `SamplingParams`.
+
+    The nucleus is the reference's: tokens in descending probability, as long as the mass before them does not exceed top_p.
+    With top_k, the mass is that of the k most likely.
+    """
+    tokens = logits.argmax(-1)
+    rows = (temperature > 0).nonzero().squeeze(-1)
+    if not rows.numel():
+        return tokens
+    probs = (logits[rows] / temperature[rows, None]).softmax(-1)
+    top_p, top_k = top_p[rows], top_k[rows]
+    draws = uniform(seeds[rows], positions[rows])
+    drawn, closed = _draw_from_most_likely(probs, top_p, top_k, draws)
+    if not bool(closed.all()):
+        wide = (~closed).nonzero().squeeze(-1)
+        ordered, ids = probs[wide].sort(-1, descending=True, stable=True)
+        picked = _invert(ordered, top_p[wide], top_k[wide], draws[wide])
+        drawn[wide] = ids.gather(-1, picked[:, None]).squeeze(-1)
+    tokens[rows] = drawn
+    return tokens
+
+
+def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Natural log of the raw softmax at `tokens` [B], and the num_top most likely: values [B, num_top], ids [B, num_top]."""
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+    top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
+    return chosen, top.values, top.indices
+
+
+def _draw_from_most_likely(
+    probs: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, draws: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [B] drawn from the most likely ones only, and whether that was enough [B] to know the nucleus exactly."""
+    vocab = probs.shape[-1]
+    guess = min(NUCLEUS_GUESS, vocab)
+    values, ids = probs.topk(min(guess + 1, vocab), dim=-1)
+    # topk orders equals as it likes: order them by id, and trust only what is strictly above the first one left out.
+    ids, by_id = ids[:, :guess].sort(-1)
+    ordered, by_value = values.gather(-1, by_id).sort(-1, descending=True, stable=True)
+    ids = ids.gather(-1, by_value)
+    if vocab > guess:
+        certain = (ordered > values[:, guess:]).sum(-1)
+    else:
+        certain = torch.full_like(top_k, vocab)
+    before = ordered.cumsum(-1) - ordered
+    ends_inside = (before > top_p[:, None]).long().argmax(-1)  # the first token outside the nucleus, 0 if none is seen
+    within_p = (ends_inside > 0) & (ends_inside <= certain)
+    within_k = (top_k > 0) & (top_k <= certain)
+    picked = _invert(ordered, top_p, top_k, draws)
+    # With top_k alone bounding the set, the nucleus is measured within those k: known as soon as they are.
+    closed = torch.where(top_k > 0, within_k, within_p) | (certain == vocab)
+    return ids.gather(-1, picked[:, None]).squeeze(-1), closed
+
+
+def _invert(ordered: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Index [B] into descending probabilities [B, N] at which the nucleus's cumulative distribution passes the draw."""
+    index = torch.arange(ordered.shape[-1], device=ordered.device)
+    limited = (top_k > 0)[:, None]
+    kept = ~limited | (index < top_k[:, None])
+    ordered = ordered * kept
+    total = torch.where(limited, ordered.sum(-1, keepdim=True), torch.ones_like(ordered[:, :1]))
+    cumulative = ordered.cumsum(-1)
+    nucleus = kept & (cumulative - ordered <= top_p[:, None] * total)
+    size = nucleus.sum(-1, keepdim=True)
+    cumulative = cumulative.double()
+    mass = cumulative.gather(-1, size - 1)
+    picked = torch.searchsorted(cumulative, draws[:, None] * mass, right=True)
+    return torch.minimum(picked, size - 1).squeeze(-1)
+
+
+def _splitmix64(z: torch.Tensor) -> torch.Tensor:
+    # int64 arithmetic wraps around, which is what is wanted; only the shifts must be made logical.
+    z = z + -0x61C8864680B583EB
+    z = (z ^ _shift_right(z, 30)) * -0x40A7B892E31B1A47
+    z = (z ^ _shift_right(z, 27)) * -0x6B2FB644ECCEEE15
+    return z ^ _shift_right(z, 31)
+
+
+def _shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
+    return (z >> bits) & ((1 << (64 - bits)) - 1)

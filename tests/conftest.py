@@ -1,0 +1,90 @@
+"""What tests of all three packages share: where the data is, and processes that form a group of ranks."""
+
+import json
+import multiprocessing
+import multiprocessing.connection
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = Path(__file__).parent / "data"
+GOLDEN = DATA / "golden"
+
+
+@pytest.fixture(scope="session")
+def golden() -> dict[str, Any]:
+    """Outputs of Meta's reference; see tests/data/golden/README.md."""
+    loaded: dict[str, Any] = json.loads((GOLDEN / "golden.json").read_text())
+    return loaded
+
+
+class RankPool:
+    """`world_size` processes joined by gloo, alive for the whole test session, because importing torch takes seconds."""
+
+    def __init__(self, world_size: int, store: Path) -> None:
+        self.world_size = world_size
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[multiprocessing.connection.Connection] = []
+        self._processes = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_rank_main, args=(rank, world_size, str(store), theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """function(parallel, *args) on every rank; their results in the order of the ranks."""
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        results = [pipe.recv() for pipe in self._pipes]
+        for rank, (ok, value) in enumerate(results):
+            if not ok:
+                raise AssertionError(f"rank {rank} failed:\n{value}")
+        return [value for _, value in results]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.kill()
+
+
+def _rank_main(rank: int, world_size: int, store: str, pipe: multiprocessing.connection.Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from llama_core.parallel import join
+
+    torch.set_num_threads(1)
+    parallel = join(rank, world_size, "cpu", dist.FileStore(store, world_size))
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, function(parallel, *args)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], RankPool]]:
+    """ranks(n): a pool of n ranks, started on first use."""
+    pools: dict[int, RankPool] = {}
+
+    def pool(world_size: int) -> RankPool:
+        if world_size not in pools:
+            pools[world_size] = RankPool(world_size, tmp_path_factory.mktemp("store") / f"ranks{world_size}")
+        return pools[world_size]
+
+    yield pool
+    for started in pools.values():
+        started.close()

@@ -1,0 +1,98 @@
+"""Functions that tests run on every rank of a group. In a module of their own, so that the ranks can import them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llama_core.batch import Row, SlotInit, StepInput
+from llama_core.blocks import BlockPool
+from llama_core.config import EngineConfig
+from llama_core.generation import Llama
+from llama_core.parallel import Parallel
+from llama_core.request import SamplingParams, Sequence
+from llama_core.runner import ModelRunner
+from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.tokenizer import Tokenizer
+
+_built: dict[tuple[Any, ...], Llama] = {}
+
+
+def build(parallel: Parallel, ckpt_dir: str, dtype: str = "float32", **overrides: Any) -> Llama:
+    """A Llama over `parallel`, kept for the next test that wants the same."""
+    key = (parallel, ckpt_dir, dtype, *sorted(overrides.items()))
+    if key not in _built:
+        tokenizer = Tokenizer(Path(ckpt_dir) / "tokenizer.model")
+        fields = {"max_seq_len": 160, "max_batch_size": 8, "max_step_tokens": 64} | overrides
+        config = EngineConfig(ckpt_dir, tokenizer.n_words, device="cpu", dtype=dtype, **fields)  # type: ignore[arg-type]
+        runner = ModelRunner.load(config, parallel)
+        runner.allocate_cache(runner.max_num_blocks())
+        runner.warm_up()
+        _built[key] = Llama(runner, tokenizer, runner.max_num_blocks(), seed=1)
+    return _built[key]
+
+
+def golden_outputs(parallel: Parallel, ckpt_dir: str, golden: dict[str, Any]) -> dict[str, Any]:
+    llama = build(parallel, ckpt_dir)
+    completions, texts, chats = [], [], []
+    for case in golden["completions"]:
+        flags = {"logprobs": case["logprobs"], "echo": case["echo"]}
+        completions.append(llama.generate(case["prompt_tokens"], case["max_gen_len"], temperature=0, **flags))
+        texts.append(llama.text_completion(case["prompts"], 0, max_gen_len=case["max_gen_len"], **flags))
+    for case in golden["chats"]:
+        chats.append(llama.chat_completion(case["dialogs"], 0, max_gen_len=case["max_gen_len"], logprobs=True))
+    return {"completions": completions, "texts": texts, "chats": chats}
+
+
+def last_logits(parallel: Parallel, ckpt_dir: str, tokens: list[int], chunks: list[int], dtype: str = "float32") -> Any:
+    """float32 [vocab] at the last of `tokens`, computed in rows of these lengths."""
+    runner = build(parallel, ckpt_dir, dtype).runner
+    seen: list[torch.Tensor] = []
+    model_logits = runner.model.logits
+    runner.model.logits = lambda states: seen.append(model_logits(states)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
+    try:
+        block_size = runner.config.block_size
+        # Blocks out of order: a cache that ignored its table would be found out.
+        blocks = list(range(-(-len(tokens) // block_size)))[::-1]
+        admit, start = [SlotInit(3, tokens, blocks, 0.0, 1.0, 0, 0)], 0
+        assert sum(chunks) == len(tokens)
+        for count in chunks:
+            last = start + count == len(tokens)
+            runner.step(StepInput(0, 0, [Row(3, start, count, last)], admit=admit))
+            admit, start = [], start + count
+    finally:
+        runner.model.logits = model_logits  # type: ignore[method-assign]
+    return seen[-1][-1].tolist()
+
+
+def serve(
+    parallel: Parallel,
+    ckpt_dir: str,
+    requests: list[tuple[list[int], SamplingParams]],
+    *,
+    dtype: str = "float32",
+    max_batch_size: int = 8,
+    max_step_tokens: int = 64,
+    num_blocks: int | None = None,
+    arrivals: list[int] | None = None,
+) -> dict[str, Any]:
+    """Run requests through scheduler and runner; request i arrives before step arrivals[i]. Outputs, logprobs, preemptions."""
+    llama = build(parallel, ckpt_dir, dtype)
+    runner = llama.runner
+    pool = BlockPool(num_blocks or runner.max_num_blocks(), runner.config.block_size)
+    scheduler = Scheduler(SchedulerConfig(max_batch_size, max_step_tokens, llama.tokenizer.eos_id), pool)
+    sequences = [Sequence(prompt, params, min(160, len(prompt) + params.max_tokens)) for prompt, params in requests]
+    waiting = sorted(zip(arrivals or [0] * len(sequences), range(len(sequences)), strict=True))
+    step = 0
+    while waiting or scheduler.has_work:
+        while waiting and waiting[0][0] <= step:
+            scheduler.add(sequences[waiting.pop(0)[1]])
+        if (batch := scheduler.schedule()) is not None:
+            scheduler.commit(runner.step(batch))
+        step += 1
+    return {
+        "outputs": [seq.output for seq in sequences],
+        "logprobs": [[p.logprob for p in seq.logprobs] for seq in sequences],
+        "preemptions": scheduler.num_preemptions,
+        "blocks_used": pool.num_used,
+    }
