@@ -18,6 +18,7 @@ import torch
 
 from llama_core.config import ModelConfig
 from llama_core.errors import CheckpointError
+from llama_core.shards import find_shards
 
 log = logging.getLogger(__name__)
 
@@ -65,58 +66,6 @@ def weight_specs(config: ModelConfig) -> dict[str, WeightSpec]:
     specs["norm.weight"] = WeightSpec((dim,), None)
     specs["output.weight"] = WeightSpec((config.vocab_size, dim), 0, (0,))
     return specs
-
-
-def find_shards(ckpt_dir: str | Path) -> list[Path]:
-    """The shard files consolidated.00.pth, .01, ... in order, each a whole archive and none twice.
-
-    Reads only the archives' directories, no weight. Raises CheckpointError that names the file.
-    """
-    directory = Path(ckpt_dir)
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory}: no such directory", param="ckpt_dir")
-    numbered: dict[int, Path] = {}
-    for path in sorted(directory.glob("consolidated.*.pth")):
-        match = re.fullmatch(r"consolidated\.(\d+)\.pth", path.name)
-        if match is None:
-            continue
-        if int(match[1]) in numbered:
-            raise CheckpointError(f"{path}: shard {int(match[1])} is there twice, {numbered[int(match[1])].name} too")
-        numbered[int(match[1])] = path
-    if not numbered:
-        raise CheckpointError(f"{directory}: no shard (consolidated.00.pth, ...) in it", param="ckpt_dir")
-    for i in range(max(numbered) + 1):
-        if i not in numbered:
-            raise CheckpointError(f"{directory / f'consolidated.{i:02d}.pth'}: this shard is missing")
-    shards = [numbered[i] for i in range(len(numbered))]
-    seen: dict[tuple[tuple[int, int], ...], Path] = {}
-    for index, path in enumerate(shards):
-        contents = _check_archive(path, index)
-        if contents in seen:
-            raise CheckpointError(f"{path}: holds the same weights as {seen[contents].name}: one shard was copied twice")
-        seen[contents] = path
-    return shards
-
-
-def _check_archive(path: Path, index: int) -> tuple[tuple[int, int], ...]:
-    """Size and CRC-32 of each stored tensor, as the archive's directory states them."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            records = archive.infolist()
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"{path}: damaged, or not a checkpoint that torch.save has written: {error}") from None
-    size = path.stat().st_size
-    if not any(record.filename.endswith("/data.pkl") for record in records):
-        raise CheckpointError(f"{path}: an archive, but not a checkpoint that torch.save has written")
-    for record in records:
-        if record.compress_type != zipfile.ZIP_STORED or record.header_offset + record.file_size > size:
-            raise CheckpointError(f"{path}: damaged: record {record.filename!r} lies outside the file")
-    # torch.save names the folder inside the archive after the file: a renamed shard still says which one it was.
-    folder = records[0].filename.split("/")[0]
-    match = re.fullmatch(r"consolidated\.(\d+)", folder)
-    if match is not None and int(match[1]) != index:
-        raise CheckpointError(f"{path}: holds shard {folder}: shards were swapped or renamed")
-    return tuple((r.file_size, r.CRC) for r in records if "/data/" in r.filename)
 
 
 class Checkpoint:
@@ -217,7 +166,9 @@ class Checkpoint:
         if count == 1 or not spec.shard_dims:
             candidates: list[tuple[int | None, tuple[int, ...]]] = [(None, spec.shape)]
         else:
-            candidates = [(dim, _cut(spec.shape, dim, count)) for dim in spec.shard_dims if spec.shape[dim] % count == 0]
+            candidates = [
+                (dim, _cut(spec.shape, dim, count)) for dim in spec.shard_dims if spec.shape[dim] % count == 0
+            ]
         for dim, expected in candidates:
             if all(shape == expected for shape in shapes):
                 return dim
@@ -229,7 +180,9 @@ class Checkpoint:
         """Norms are the same in every shard of a checkpoint; where they are not, shards of two models were mixed."""
         for path, shard in zip(self.paths[1:], self._shards[1:], strict=True):
             if not torch.equal(shard["norm.weight"], self._shards[0]["norm.weight"]):
-                raise CheckpointError(f"{path}: norm.weight differs from {self.paths[0].name}: shards of different checkpoints")
+                raise CheckpointError(
+                    f"{path}: norm.weight differs from {self.paths[0].name}: shards of different checkpoints"
+                )
 
 
 def _map_shard(path: Path) -> dict[str, torch.Tensor]:

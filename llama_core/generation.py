@@ -14,8 +14,8 @@ from llama_core import parallel as groups
 from llama_core.blocks import BlockPool
 from llama_core.chat import Dialog, encode_dialog
 from llama_core.config import Device, DType, EngineConfig
-from llama_core.errors import ConfigError, ContextLengthExceeded, InvalidParameter, SpecialTags
-from llama_core.request import SamplingParams, Sequence, mix_seed
+from llama_core.errors import ConfigError, InvalidParameter, SpecialTags
+from llama_core.request import SamplingParams, Sequence, check_prompt, mix_seed
 from llama_core.results import (
     ChatPrediction,
     CompletionPrediction,
@@ -219,13 +219,3 @@ class Llama:
         while (batch := scheduler.schedule()) is not None:
             scheduler.commit(self.runner.step(batch))
         assert not scheduler.has_work, "every sequence has ended"
-
-
-def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> None:
-    """Raise InvalidParameter or ContextLengthExceeded unless these are tokens of the vocabulary that fit the context."""
-    if not prompt:
-        raise InvalidParameter("a prompt must have at least one token", param="prompt")
-    if len(prompt) > max_seq_len:
-        raise ContextLengthExceeded(f"the prompt has {len(prompt)} tokens, the context is {max_seq_len}", param="prompt")
-    if not (0 <= min(prompt) and max(prompt) < vocab_size):
-        raise InvalidParameter(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")

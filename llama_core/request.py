@@ -1,10 +1,11 @@
 """One request as the engine sees it: token ids and numbers. Knows nothing of text, tensors, Ray or HTTP."""
 
 import math
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from llama_core.errors import InvalidParameter, LlamaError
+from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaError
 
 MAX_TOP_LOGPROBS = 20
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -49,6 +50,18 @@ class SamplingParams:
             raise InvalidParameter("max_tokens must be at least 0", param="max_tokens")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
             raise InvalidParameter(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
+
+
+def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> None:
+    """Raise InvalidParameter or ContextLengthExceeded unless these are tokens of the vocabulary that fit the context."""
+    if not prompt:
+        raise InvalidParameter("a prompt must have at least one token", param="prompt")
+    if len(prompt) > max_seq_len:
+        raise ContextLengthExceeded(
+            f"the prompt has {len(prompt)} tokens, the context is {max_seq_len}", param="prompt"
+        )
+    if not (min(prompt) >= 0 and max(prompt) < vocab_size):
+        raise InvalidParameter(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")
 
 
 def mix_seed(seed: int, index: int) -> int:

@@ -157,7 +157,9 @@ class ModelRunner:
         if len(tokens) + 1 < self.config.max_seq_len:
             outputs.append(self.step(StepInput(epoch=0, step=0, rows=[Row(0, len(tokens), 1, True)])))
         if any(output.non_finite for output in outputs):
-            raise NonFiniteLogits(f"{self.config.ckpt_dir}: the model computes values that are not finite (NaN or infinity)")
+            raise NonFiniteLogits(
+                f"{self.config.ckpt_dir}: the model computes values that are not finite (NaN or infinity)"
+            )
 
     @torch.inference_mode()
     def step(self, batch: StepInput) -> StepOutput:

@@ -41,14 +41,16 @@ def sample(
     drawn, closed = _draw_from_most_likely(probs, top_p, top_k, draws)
     if not bool(closed.all()):
         wide = (~closed).nonzero().squeeze(-1)
-        ordered, ids = probs[wide].sort(-1, descending=True, stable=True)
+        ordered, ids = probs[wide].sort(dim=-1, descending=True, stable=True)
         picked = _invert(ordered, top_p[wide], top_k[wide], draws[wide])
         drawn[wide] = ids.gather(-1, picked[:, None]).squeeze(-1)
     tokens[rows] = drawn
     return tokens
 
 
-def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def logprobs_of(
+    logits: torch.Tensor, tokens: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Natural log of the raw softmax at `tokens` [B], and the num_top most likely: values [B, num_top], ids [B, num_top]."""
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
@@ -65,7 +67,7 @@ def _draw_from_most_likely(
     values, ids = probs.topk(min(guess + 1, vocab), dim=-1)
     # topk orders equals as it likes: order them by id, and trust only what is strictly above the first one left out.
     ids, by_id = ids[:, :guess].sort(-1)
-    ordered, by_value = values.gather(-1, by_id).sort(-1, descending=True, stable=True)
+    ordered, by_value = values.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, by_value)
     if vocab > guess:
         certain = (ordered > values[:, guess:]).sum(-1)

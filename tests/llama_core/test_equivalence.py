@@ -1,6 +1,7 @@
 """The reference's own outputs, and the equalities that everything else rests on: ranks, shards, chunks, batches, the cache."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from llama_core.parallel import alone
 from llama_core.request import SamplingParams
 from tests.conftest import GOLDEN
-from tests.llama_core import on_ranks
+from tests.llama_core import checkpoints, on_ranks
 
 MP1, MP2 = str(GOLDEN / "mp1"), str(GOLDEN / "mp2")
 
@@ -53,3 +54,98 @@ def test_golden_logits_within_1e_4(ranks: Any, golden: dict[str, Any], world_siz
         logits = on(ranks, world_size, on_ranks.last_logits, ckpt, case["tokens"], [len(case["tokens"])])
         assert [logits[i] for i in case["last_top16_ids"]] == pytest.approx(case["last_top16_logits"], abs=1e-4)
         assert sum(logits) / len(logits) == pytest.approx(case["last_mean"], abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model whose 4 key/value heads 1, 2 and 4 ranks can share, as 2 shards."""
+    directory = tmp_path_factory.mktemp("wide")
+    return str(checkpoints.write(directory, checkpoints.split(checkpoints.random_weights(checkpoints.WIDE), 2)))
+
+
+def requests_of_every_kind(count: int = 12) -> list[tuple[list[int], SamplingParams]]:
+    """Greedy and seeded requests of different lengths, in which strangers differ in every parameter."""
+    draw = random.Random(7)
+    requests = []
+    for i in range(count):
+        prompt = [1] + [draw.randrange(3, 640) for _ in range(draw.randrange(1, 70))]
+        sampled = {
+            "temperature": draw.choice([0.7, 1.3]),
+            "top_p": draw.choice([0.5, 0.9, 1.0]),
+            "top_k": draw.choice([0, 5]),
+        }
+        greedy = {"temperature": 0.0}
+        params = SamplingParams(
+            **(greedy if i % 3 == 0 else sampled),  # type: ignore[arg-type]
+            seed=i,
+            max_tokens=draw.randrange(5, 40),
+            logprobs=0,
+            ignore_eos=True,
+        )
+        requests.append((prompt, params))
+    return requests
+
+
+@pytest.fixture(scope="module")
+def alone_one_by_one(wide: str) -> dict[str, Any]:
+    """The truth: each request by itself, its prompt whole, on one rank."""
+    runs = [on_ranks.serve(alone("cpu"), wide, [request], max_step_tokens=160) for request in requests_of_every_kind()]
+    return {"outputs": [run["outputs"][0] for run in runs], "logprobs": [run["logprobs"][0] for run in runs]}
+
+
+def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert got["outputs"] == expected["outputs"]
+    for mine, theirs in zip(got["logprobs"], expected["logprobs"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    assert got["blocks_used"] == 0
+
+
+def test_requests_differ_from_each_other(alone_one_by_one: dict[str, Any]) -> None:
+    outputs = [tuple(output) for output in alone_one_by_one["outputs"]]
+    assert len(set(outputs)) == len(outputs), "else the equalities below would say little"
+    assert sum(len(set(output)) > 3 for output in outputs) > 8
+
+
+@pytest.mark.parametrize("budget", [8, 17, 64], ids=lambda budget: f"{budget} tokens a step")
+def test_batched_with_strangers_and_prefilled_in_chunks_equals_alone(
+    ranks: Any, wide: str, world_size: int, budget: int, alone_one_by_one: dict[str, Any]
+) -> None:
+    requests = requests_of_every_kind()
+    arrivals = [3 * i % 11 for i in range(len(requests))]
+    if world_size == 1:
+        got = on_ranks.serve(alone("cpu"), wide, requests, max_step_tokens=budget, arrivals=arrivals)
+        assert_same(got, alone_one_by_one)
+        return
+    calls = ranks(world_size).call(serve_on_ranks, wide, requests, budget, arrivals)
+    for got in calls:  # every rank has the same tokens, not only the one that drew them
+        assert_same(got, alone_one_by_one)
+
+
+def serve_on_ranks(parallel: Any, wide: str, requests: Any, budget: int, arrivals: list[int]) -> Any:
+    return on_ranks.serve(parallel, wide, requests, max_step_tokens=budget, arrivals=arrivals)
+
+
+def test_preempted_and_computed_again_equals_undisturbed(wide: str) -> None:
+    # Short prompts that grow long: all are admitted at once, and then the blocks run out.
+    requests = [(prompt[:5], replace(params, max_tokens=60)) for prompt, params in requests_of_every_kind(6)]
+    undisturbed = on_ranks.serve(alone("cpu"), wide, requests)
+    crowded = on_ranks.serve(alone("cpu"), wide, requests, num_blocks=12)
+    assert undisturbed["preemptions"] == 0 and crowded["preemptions"] >= 3
+    assert_same(crowded, undisturbed)
+
+
+@pytest.mark.parametrize("chunks", [[1] * 45, [16, 16, 13], [44, 1], [1, 44], [7, 1, 30, 1, 6]], ids=str)
+def test_cached_and_chunked_equals_a_full_forward(ranks: Any, wide: str, world_size: int, chunks: list[int]) -> None:
+    tokens = [1] + [3 + i * 37 % 600 for i in range(44)]
+    full = on(ranks, 1, on_ranks.last_logits, wide, tokens, [len(tokens)])
+    assert on(ranks, world_size, on_ranks.last_logits, wide, tokens, chunks) == pytest.approx(full, abs=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.15), ("float16", 0.02)])
+def test_lower_precisions_stay_near_float32(wide: str, dtype: str, tolerance: float) -> None:
+    tokens = [1] + [3 + i * 37 % 600 for i in range(30)]
+    exact = on_ranks.last_logits(alone("cpu"), wide, tokens, [31])
+    rough = on_ranks.last_logits(alone("cpu"), wide, tokens, [20, 11], dtype)
+    spread = max(exact) - min(exact)
+    assert rough != exact
+    assert max(abs(a - b) for a, b in zip(rough, exact, strict=True)) < tolerance * spread

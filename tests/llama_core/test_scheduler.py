@@ -72,7 +72,9 @@ def expected_output(seq: Sequence) -> list[int]:
     return tokens[seq.prompt_len :]
 
 
-def make(num_blocks: int = 8, block_size: int = 4, slots: int = 3, budget: int = 6, max_waiting: int | None = None) -> Scheduler:
+def make(
+    num_blocks: int = 8, block_size: int = 4, slots: int = 3, budget: int = 6, max_waiting: int | None = None
+) -> Scheduler:
     return Scheduler(SchedulerConfig(slots, budget, EOS, max_waiting), BlockPool(num_blocks, block_size))
 
 
@@ -187,7 +189,9 @@ class Machine(RuleBasedStateMachine):
 
     sequences = Bundle("sequences")
 
-    @initialize(num_blocks=st.integers(7, 20), slots=st.integers(1, 4), extra=st.integers(0, 8), depth=st.integers(1, 3))
+    @initialize(
+        num_blocks=st.integers(7, 20), slots=st.integers(1, 4), extra=st.integers(0, 8), depth=st.integers(1, 3)
+    )
     def start(self, num_blocks: int, slots: int, extra: int, depth: int) -> None:
         self.block_size = 4
         self.scheduler = make(num_blocks, self.block_size, slots, slots + extra)
@@ -196,7 +200,13 @@ class Machine(RuleBasedStateMachine):
         self.depth = depth
         self.all: list[Sequence] = []
 
-    @rule(target=sequences, prompt_len=st.integers(1, 18), max_new=st.integers(0, 10), ignore=st.booleans(), lp=st.booleans())
+    @rule(
+        target=sequences,
+        prompt_len=st.integers(1, 18),
+        max_new=st.integers(0, 10),
+        ignore=st.booleans(),
+        lp=st.booleans(),
+    )
     def add(self, prompt_len: int, max_new: int, ignore: bool, lp: bool) -> Sequence:
         seq = sequence(prompt_len, max_new, ignore_eos=ignore, prompt_logprobs=lp)
         self.scheduler.add(seq)

@@ -1,0 +1,108 @@
+"""What a user may set, each by its name: in serve_config.yaml, as key=value, or as LLAMA_<NAME> in the environment."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from llama_core.config import Device, DType, EngineConfig
+from llama_core.shards import find_shards
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def _whole_number(value: object) -> object:
+    """ "8k" is 8,000 and "1Gi" is 2^30. A bool is not a number."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+)\s*([kmg]i?)b?\s*", value, re.IGNORECASE)):
+        return int(match[1]) * _UNITS[match[2].lower()]
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
+
+
+class ServerArgs(BaseModel):
+    """Arguments of `build_app`. An unknown or ill-typed one stops the start, with its name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model_id: str = Field("llama-demo", min_length=1, description="Name of the model over HTTP.")
+    ckpt_dir: str = Field("demo", description="Directory of consolidated.NN.pth and params.json, on every node.")
+    tokenizer_path: str | None = Field(None, description="SentencePiece model; tokenizer.model in ckpt_dir if absent.")
+    model_parallel_size: Count | None = Field(None, description="Ranks; as many as there are shards if absent.")
+    max_seq_len: Count = Field(512, description="Prompt and generated tokens of one sequence at most.")
+    max_batch_size: Count = Field(32, description="Sequences that run at once.")
+    max_queue: Count = Field(256, description="Sequences that may wait; more are answered 429.")
+    max_step_tokens: Count | None = Field(
+        None, description="Tokens of one step; 512, or max_batch_size if that is more."
+    )
+    device: Device = "auto"
+    dtype: DType = Field("auto", description="auto: the checkpoint's own.")
+    seed: int = Field(1, description="Requests without a seed draw from seeds derived from it.")
+    block_size: Count = Field(16, description="Tokens of one cache block.")
+    kv_cache_bytes: Count | None = Field(None, description="Cache memory of one rank.")
+    verify_checksums: bool = Field(True, description="Compare every shard with the checksums in it before serving.")
+    cpus_per_rank: Annotated[float, Field(gt=0)] = Field(1.0, description="CPU cores of one rank's bundle.")
+    placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] | None = Field(
+        None, description="Of the placement group; PACK if absent."
+    )
+    max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
+    step_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="A rank that takes longer for a step is hung."
+    )
+    start_timeout_s: Annotated[float, Field(gt=0)] = Field(1800.0, description="Limit for loading and warming up.")
+    drain_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="Live streams get so long when a replica leaves."
+    )
+    answer_while_loading: bool = Field(
+        True,
+        description="The first replica answers 503 with Retry-After while it loads; false: it appears when it is ready.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_environment(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        settings = {name: os.environ.get(f"LLAMA_{name.upper()}") for name in cls.model_fields}
+        return {name: value for name, value in settings.items() if value is not None} | given
+
+    @property
+    def checkpoint(self) -> Path:
+        return resolve(self.ckpt_dir)
+
+    @property
+    def tokenizer(self) -> Path:
+        return resolve(self.tokenizer_path) if self.tokenizer_path else self.checkpoint / "tokenizer.model"
+
+    def num_ranks(self) -> int:
+        """Raises CheckpointError where it takes the shards to tell and they are not all there."""
+        return self.model_parallel_size or len(find_shards(self.checkpoint))
+
+    def engine_config(self, vocab_size: int) -> EngineConfig:
+        """Raises ConfigError that names the field."""
+        return EngineConfig(
+            ckpt_dir=str(self.checkpoint),
+            vocab_size=vocab_size,
+            max_seq_len=self.max_seq_len,
+            max_batch_size=self.max_batch_size,
+            max_step_tokens=self.max_step_tokens or max(512, self.max_batch_size),
+            block_size=self.block_size,
+            device=self.device,
+            dtype=self.dtype,
+            kv_cache_bytes=self.kv_cache_bytes,
+            verify_checksums=self.verify_checksums,
+        )
+
+
+def resolve(path: str) -> Path:
+    """A relative path is looked for in the working directory, then in the project, so that the embedded model is found."""
+    here = Path(path).expanduser()
+    if here.is_absolute() or here.exists() or not (PROJECT_ROOT / here).exists():
+        return here.absolute()
+    return PROJECT_ROOT / here

@@ -1,0 +1,262 @@
+"""One asyncio task per replica that asks the scheduler, awaits the runner and feeds the streams.
+
+It owns every token until the client has it. Up to `pipeline_depth` steps are under way at once, so that the ranks find the
+next one waiting when they are done. Knows nothing of HTTP, and of the ranks only that they take steps.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from deployments.engine import Delta
+from llama_core.batch import StepInput, StepOutput, StepRunner
+from llama_core.detokenizer import IncrementalDetokenizer, StopChecker
+from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure, RequestCancelled
+from llama_core.request import FinishReason, SamplingParams, Sequence, TokenLogprob, check_prompt
+from llama_core.scheduler import Progress, Scheduler
+from llama_core.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One finished step, for whoever counts: times in milliseconds, `round_trip_ms` from send to answer."""
+
+    num_rows: int
+    num_tokens: int
+    num_sampled: int
+    elapsed_ms: float
+    round_trip_ms: float
+    num_non_finite: int
+    device_memory_bytes: int
+    decode_only: bool
+
+
+class TokenStream:
+    """What one sequence generates, as it comes: an async iterator of `Delta`, for one reader.
+
+    The first token can be read as soon as it is there; what comes while the reader is busy reaches it as one delta.
+    """
+
+    def __init__(
+        self, seq: Sequence, tokenizer: Tokenizer, stop: Seq[str], on_cancel: Callable[[Sequence], None]
+    ) -> None:
+        self.sequence = seq
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._stop = StopChecker(stop)
+        self._on_cancel = on_cancel
+        self._ready = asyncio.Event()
+        self._text: list[str] = []
+        self._num_read = 0  # generated tokens that the reader has
+        self._stopped = False
+        self._error: LlamaError | None = None
+        self._done = False  # the reader has had the last delta
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        return self.sequence.prompt
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        return self.sequence.prompt_logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.sequence.finish_reason
+
+    def push(self, token: int | None) -> bool:
+        """Take the sequence's next token; None when it ended without one. True if its text has reached a stop string."""
+        if token is not None:
+            self._extend(self._detokenizer.push([token]))
+        if self.sequence.finished and not self._stopped:
+            self._extend(self._detokenizer.flush())
+            if not self._stopped:
+                self._text.append(self._stop.flush())
+        self._ready.set()
+        return self._stopped
+
+    def fail(self, error: LlamaError) -> None:
+        """The reader gets `error` after what it has not read yet."""
+        if self._error is None:
+            self._error = error
+        self._ready.set()
+
+    def cancel(self) -> None:
+        """Leave the engine at once; the sequence's cache blocks are free when this returns. Harmless once it has ended."""
+        self._on_cancel(self.sequence)
+        self.fail(RequestCancelled("the request was cancelled"))
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._done:
+            raise StopAsyncIteration
+        await self._ready.wait()
+        self._ready.clear()
+        seq = self.sequence
+        begin, end = seq.prompt_len + self._num_read, seq.length
+        if self._error is not None and begin == end:
+            self._done = True
+            raise self._error
+        if self._error is not None:
+            self._ready.set()  # the error is for the next read
+        text = "".join(self._text)
+        self._text.clear()
+        finish_reason = seq.finish_reason if self._error is None else None
+        self._done = finish_reason is not None
+        logprobs = seq.logprobs[self._num_read :] if seq.params.logprobs is not None else []
+        self._num_read = end - seq.prompt_len
+        return Delta(text=text, tokens=seq.tokens[begin:end], logprobs=logprobs, finish_reason=finish_reason)
+
+    def _extend(self, text: str) -> None:
+        if text and not self._stopped:
+            emit, self._stopped = self._stop.push(text)
+            self._text.append(emit)
+
+
+class EngineLoop:
+    """Serves streams from one scheduler and one runner. `run` is awaited by whoever started the runner."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        tokenizer: Tokenizer,
+        *,
+        max_seq_len: int,
+        pipeline_depth: int = 2,
+        on_step: Callable[[StepStats], None] = lambda stats: None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.max_seq_len = max_seq_len
+        self.last_progress_s = time.monotonic()
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._depth = pipeline_depth
+        self._on_step = on_step
+        self._streams: dict[Sequence, TokenStream] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failure: EngineError | None = None
+        self._draining = False
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Why no request can be served any more; None while they can."""
+        return self._failure
+
+    def submit(self, prompt: list[int], params: SamplingParams, *, stop: Seq[str] = ()) -> TokenStream:
+        """Queue a prompt. Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure; never waits."""
+        if self._failure is not None:
+            raise self._failure
+        if self._draining:
+            raise NotReady("the server is shutting down and takes no new requests")
+        check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len)
+        self.scheduler.check_room()
+        seq = Sequence(prompt, params, min(self.max_seq_len, len(prompt) + params.max_tokens))
+        stream = TokenStream(seq, self._tokenizer, stop, self._cancel)
+        self.scheduler.add(seq)
+        if seq.finished:
+            stream.push(None)
+            return stream
+        self._streams[seq] = stream
+        self._idle.clear()
+        self._wake.set()
+        return stream
+
+    async def run(self) -> None:
+        """Step until cancelled, or until the runner fails: then every live request gets that failure, and it is raised."""
+        flights: deque[asyncio.Task[StepOutput]] = deque()
+        sent: deque[tuple[StepInput, float]] = deque()
+        try:
+            while True:
+                while len(flights) < self._depth and (batch := self.scheduler.schedule()) is not None:
+                    flights.append(asyncio.ensure_future(self._runner.step(batch)))
+                    sent.append((batch, time.monotonic()))
+                if not flights:
+                    assert not self.scheduler.has_work, (
+                        "work waits, and nothing is under way that could make room for it"
+                    )
+                    self._idle.set()
+                    self._wake.clear()
+                    await self._wake.wait()
+                    self.last_progress_s = time.monotonic()
+                    continue
+                output = await flights[0]
+                flights.popleft()
+                self._deliver(self.scheduler.commit(output))
+                self.last_progress_s = time.monotonic()
+                self._report(*sent.popleft(), output)
+        except RankFailure as error:
+            self.fail(error)
+            raise
+        finally:
+            for flight in flights:
+                flight.cancel()
+            await asyncio.gather(*flights, return_exceptions=True)
+
+    def fail(self, error: EngineError) -> None:
+        """End every live request with `error`, once, and refuse new ones with it."""
+        self._failure = self._failure or error
+        for seq, stream in list(self._streams.items()):
+            self.scheduler.finish(seq, FinishReason.ERROR)
+            stream.fail(error)
+        self._streams.clear()
+        self._idle.set()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait until the live ones have ended. False if some had not within `timeout_s`."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def stalled_s(self) -> float:
+        """Seconds since a step completed while work waited; 0 when idle."""
+        return time.monotonic() - self.last_progress_s if self._streams else 0.0
+
+    def _cancel(self, seq: Sequence) -> None:
+        if self._streams.pop(seq, None) is not None:
+            self.scheduler.finish(seq, FinishReason.ABORT)
+
+    def _deliver(self, progress: list[Progress]) -> None:
+        for update in progress:
+            seq = update.sequence
+            stream = self._streams.get(seq)
+            if stream is None:
+                continue
+            try:
+                if stream.push(update.token):
+                    self.scheduler.finish(seq, FinishReason.STOP)
+                    seq.finish_reason = FinishReason.STOP  # also where the last token allowed completed the stop string
+                if seq.error is not None:
+                    stream.fail(seq.error)
+            except Exception:  # one request's trouble must not be its neighbours'
+                log.exception("a request failed while its text was made")
+                self.scheduler.finish(seq, FinishReason.ERROR)
+                stream.fail(EngineError("the text of this request could not be made"))
+            if seq.finished:
+                self._streams.pop(seq, None)
+
+    def _report(self, batch: StepInput, sent_s: float, output: StepOutput) -> None:
+        self._on_step(
+            StepStats(
+                num_rows=len(batch.rows),
+                num_tokens=batch.num_tokens,
+                num_sampled=len(output.tokens),
+                elapsed_ms=output.elapsed_ms,
+                round_trip_ms=(time.monotonic() - sent_s) * 1e3,
+                num_non_finite=len(output.non_finite),
+                device_memory_bytes=output.device_memory_bytes,
+                decode_only=all(row.count == 1 for row in batch.rows),
+            )
+        )

@@ -1,0 +1,57 @@
+"""Small random checkpoints that tests write: any shape, any number of shards."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llama_core.checkpoint import weight_specs
+from llama_core.config import ModelConfig
+from tests.conftest import GOLDEN
+
+# 8 heads on 4 key/value heads: 1, 2 and 4 ranks can share them.
+WIDE = {"dim": 64, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}
+
+
+def random_weights(
+    params: dict[str, Any], *, vocab_size: int = 640, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    config = ModelConfig.from_params(params, vocab_size=vocab_size)
+    weights = {}
+    for name, spec in weight_specs(config).items():
+        values = torch.randn(spec.shape, generator=generator)
+        # Loud enough that the next token really depends on what came before.
+        weights[name] = (1 + 0.1 * values if len(spec.shape) == 1 else 0.25 * values).to(dtype)
+    return weights
+
+
+def split(
+    weights: dict[str, torch.Tensor], num_shards: int, *, embedding_dim: int = 1
+) -> list[dict[str, torch.Tensor]]:
+    """Cut as Meta does: by the rules of Llama 2, or with embedding_dim=0 those of Llama 3. Written apart from the loader's."""
+    shards: list[dict[str, torch.Tensor]] = [{} for _ in range(num_shards)]
+    for name, weight in weights.items():
+        if "norm" in name:
+            parts = [weight] * num_shards
+        elif "tok_embeddings" in name:
+            parts = list(weight.chunk(num_shards, dim=embedding_dim))
+        else:
+            parts = list(weight.chunk(num_shards, dim=1 if ".wo." in name or ".w2." in name else 0))
+        for shard, part in zip(shards, parts, strict=True):
+            shard[name] = part.clone()
+    return shards
+
+
+def write(
+    directory: Path, shards: list[dict[str, torch.Tensor]], params: dict[str, Any] = WIDE, tokenizer: bool = True
+) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    for i, shard in enumerate(shards):
+        torch.save(shard, directory / f"consolidated.{i:02d}.pth")
+    (directory / "params.json").write_text(json.dumps(params))
+    if tokenizer:
+        shutil.copyfile(GOLDEN / "mp1" / "tokenizer.model", directory / "tokenizer.model")
+    return directory

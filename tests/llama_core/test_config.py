@@ -1,0 +1,128 @@
+"""params.json, field by field; which worlds a model fits; what an engine may be told."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_core.config import EngineConfig, ModelConfig, read_params
+from llama_core.errors import ConfigError
+
+LLAMA2_7B = {"dim": 4096, "multiple_of": 256, "n_heads": 32, "n_layers": 32, "norm_eps": 1e-05, "vocab_size": -1}
+
+
+def config(**changes: Any) -> ModelConfig:
+    return ModelConfig.from_params(LLAMA2_7B | changes, vocab_size=32000)
+
+
+@pytest.mark.parametrize(
+    ("params", "hidden", "kv_heads"),
+    [
+        (LLAMA2_7B, 11008, 32),
+        (
+            {
+                "dim": 8192,
+                "multiple_of": 4096,
+                "ffn_dim_multiplier": 1.3,
+                "n_heads": 64,
+                "n_kv_heads": 8,
+                "n_layers": 80,
+            },
+            28672,
+            8,
+        ),
+        ({"dim": 5120, "multiple_of": 256, "n_heads": 40, "n_layers": 40, "norm_eps": 1e-05}, 13824, 40),
+    ],
+    ids=["7B", "70B", "13B"],
+)
+def test_published_models_have_their_published_widths(params: dict[str, Any], hidden: int, kv_heads: int) -> None:
+    model = ModelConfig.from_params(params, vocab_size=32000)
+    assert (model.hidden_dim, model.n_kv_heads, model.vocab_size, model.rope_theta) == (
+        hidden,
+        kv_heads,
+        32000,
+        10000.0,
+    )
+
+
+def test_code_llama_states_its_own_theta_and_null_means_absent() -> None:
+    assert config(rope_theta=1000000.0, n_kv_heads=None).rope_theta == 1e6
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dim", -4096), ("dim", 0), ("dim", "4096"), ("dim", 4096.0), ("dim", True), ("n_layers", 10**12),
+        ("norm_eps", math.nan), ("norm_eps", -1e-5), ("norm_eps", math.inf), ("rope_theta", 0), ("ffn_dim_multiplier", "1.3"),
+        ("n_kv_heads", 0), ("multiple_of", -1), ("vocab_size", 0), ("vocab_size", -2),
+    ],
+)  # fmt: skip
+def test_an_invalid_field_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=field):
+        config(**{field: value})
+
+
+def test_a_missing_and_an_unknown_field_are_named() -> None:
+    with pytest.raises(ConfigError, match="n_layers"):
+        ModelConfig.from_params({k: v for k, v in LLAMA2_7B.items() if k != "n_layers"}, vocab_size=32000)
+    with pytest.raises(ConfigError, match="n_layer'"):
+        config(n_layer=3)
+    with pytest.raises(ConfigError, match="use_scaled_rope"):
+        config(use_scaled_rope=True)
+    assert config(use_scaled_rope=False, max_seq_len=2048).dim == 4096
+
+
+def test_a_vocabulary_that_is_not_the_tokenizers_gives_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"32016.*32000"):
+        config(vocab_size=32016)
+
+
+def test_dimensions_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match="n_heads 33"):
+        config(n_heads=33)
+    with pytest.raises(ConfigError, match="n_kv_heads 5"):
+        config(n_kv_heads=5)
+    with pytest.raises(ConfigError, match="even"):
+        config(dim=32 * 3, n_heads=32)
+
+
+def test_heads_that_the_ranks_cannot_share_are_refused_before_anything_is_loaded() -> None:
+    config(n_kv_heads=8).check_world_size(8)
+    with pytest.raises(ConfigError, match=r"model_parallel_size 16 does not divide n_kv_heads \(8\)"):
+        config(n_kv_heads=8).check_world_size(16)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"dim": NaN}'])
+def test_a_params_file_that_is_no_json_object_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "params.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"params\.json"):
+        read_params(tmp_path, vocab_size=640)
+
+
+def test_a_missing_params_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"params\.json: no such file"):
+        read_params(tmp_path, vocab_size=640)
+
+
+def test_params_are_read_from_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text(json.dumps(LLAMA2_7B))
+    assert read_params(tmp_path, vocab_size=32000).n_layers == 32
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_seq_len", 0),
+        ("max_batch_size", -1),
+        ("device", "tpu"),
+        ("dtype", "int4"),
+        ("kv_cache_bytes", 0),
+        ("max_step_tokens", 3),
+    ],
+)
+def test_an_engine_config_names_the_field_at_fault(field: str, value: Any) -> None:
+    fields = {"ckpt_dir": "x", "vocab_size": 640, "max_seq_len": 64, "max_batch_size": 4} | {field: value}
+    with pytest.raises(ConfigError, match=field):
+        EngineConfig(**fields)

@@ -1,0 +1,129 @@
+"""The draw follows the reference's nucleus, in distribution and to the token."""
+
+import pytest
+import scipy.stats
+import torch
+
+from llama_core.request import mix_seed
+from llama_core.sampling import NUCLEUS_GUESS, logprobs_of, sample, uniform
+
+
+def draw(
+    logits: torch.Tensor, n: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 5
+) -> torch.Tensor:
+    """n draws from one row of logits, at positions 0 .. n."""
+    return sample(
+        logits.expand(n, -1),
+        torch.full((n,), temperature),
+        torch.full((n,), top_p),
+        torch.full((n,), top_k),
+        torch.full((n,), seed),
+        torch.arange(n),
+    )
+
+
+def reference_nucleus(probs: torch.Tensor, p: float) -> torch.Tensor:
+    """Meta's rule, from its description: sort descending, drop each token whose predecessors' mass exceeds p, renormalise."""
+    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
+    ordered[(ordered.cumsum(-1) - ordered) > p] = 0.0
+    return torch.zeros_like(probs).scatter(-1, ids, ordered / ordered.sum())
+
+
+@pytest.mark.parametrize("vocab", [12, 200, NUCLEUS_GUESS + 1, 3000])
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 0.9), (1.5, 0.95), (0.3, 0.05)])
+def test_draws_follow_the_reference_nucleus(vocab: int, temperature: float, top_p: float) -> None:
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * 2
+    expected = reference_nucleus((logits / temperature).softmax(-1), top_p)
+    n = 20_000 if vocab < 1000 else 4_000
+    counts = torch.bincount(draw(logits, n, temperature, top_p), minlength=vocab)
+    assert not counts[expected == 0].any(), "a token outside the nucleus was drawn"
+    # Pearson's chi-square over the tokens that are expected often enough, the rest in one class.
+    often = expected * n >= 5
+    observed = [*counts[often].tolist(), int(counts[~often].sum())]
+    wanted = [*(expected[often] * n).tolist(), float((expected[~often] * n).sum())]
+    if wanted[-1] == 0:
+        observed, wanted = observed[:-1], wanted[:-1]
+    if len(wanted) == 1:
+        assert observed == [n]
+        return
+    scale = n / sum(wanted)
+    assert scipy.stats.chisquare(observed, [w * scale for w in wanted]).pvalue > 1e-4
+
+
+def test_greedy_is_argmax_and_ignores_the_rest() -> None:
+    logits = torch.randn(4, 50)
+    tokens = sample(
+        logits,
+        torch.zeros(4),
+        torch.full((4,), 0.1),
+        torch.ones(4, dtype=torch.int64),
+        torch.arange(4),
+        torch.arange(4),
+    )
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("vocab", [40, 5000])
+def test_top_k_keeps_the_k_most_likely_and_top_p_counts_within_them(vocab: int) -> None:
+    logits = torch.linspace(3, 0, vocab)
+    assert set(draw(logits, 3000, top_k=3).tolist()) == {0, 1, 2}
+    assert set(draw(logits, 500, top_k=1).tolist()) == {0}
+    # The 3 kept are about equally likely: a half of their mass is reached by the second.
+    assert set(draw(logits, 3000, top_k=3, top_p=0.5).tolist()) == {0, 1}
+
+
+def test_a_row_draws_the_same_whatever_its_neighbours_are() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(64, 4000, generator=generator) * 3
+    temperature = torch.rand(64, generator=generator) * 2
+    top_p = torch.rand(64, generator=generator) * 0.99 + 0.01
+    top_k = torch.randint(0, 2, (64,), generator=generator) * 40
+    seeds, positions = torch.arange(64) * 7919, torch.arange(64)
+    together = sample(logits, temperature, top_p, top_k, seeds, positions)
+    for i in range(64):
+        row = slice(i, i + 1)
+        alone = sample(logits[row], temperature[row], top_p[row], top_k[row], seeds[row], positions[row])
+        assert alone.item() == together[i].item()
+
+
+def test_equal_probabilities_are_taken_in_the_order_of_ids() -> None:
+    # bfloat16 logits tie all the time. All 1,000 are equal: a nucleus of 0.25 is exactly the first quarter.
+    drawn = draw(torch.zeros(1000), 4000, top_p=0.2495)
+    assert drawn.max() == 249 and drawn.min() == 0
+
+
+def test_the_shortcut_for_small_nuclei_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = (torch.randn(2000, generator=torch.Generator().manual_seed(3)) * 3).to(torch.bfloat16).float()
+    quick = draw(logits, 2000, 0.8, 0.9)
+    monkeypatch.setattr("llama_core.sampling.NUCLEUS_GUESS", 2000)
+    assert draw(logits, 2000, 0.8, 0.9).tolist() == quick.tolist()
+
+
+def test_uniform_numbers_are_uniform_and_independent_of_neighbouring_seeds_and_positions() -> None:
+    for seeds, positions in (
+        (torch.zeros(50_000, dtype=torch.int64), torch.arange(50_000)),
+        (torch.arange(50_000), torch.full((50_000,), 9)),
+    ):
+        u = uniform(seeds, positions)
+        assert u.min() >= 0 and u.max() < 1 and len(u.unique()) == len(u)
+        assert scipy.stats.kstest(u.numpy(), "uniform").pvalue > 1e-3
+        assert abs(torch.corrcoef(torch.stack((u[:-1], u[1:])))[0, 1]) < 0.02
+
+
+def test_the_smallest_and_largest_seed_are_seeds() -> None:
+    u = uniform(torch.tensor([-(2**63), 2**63 - 1, -1]), torch.tensor([0, 1, 2]))
+    assert ((u >= 0) & (u < 1)).all() and len(u.unique()) == 3
+
+
+def test_choices_of_a_request_have_seeds_of_their_own() -> None:
+    seeds = [mix_seed(seed, i) for seed in (0, 1, -1, 2**63 - 1) for i in range(100)]
+    assert len(set(seeds)) == 400 and all(-(2**63) <= seed < 2**63 for seed in seeds)
+    assert mix_seed(42, 0) == 42
+
+
+def test_logprobs_are_the_raw_softmax_and_agree_with_their_own_top_list() -> None:
+    logits = torch.randn(3, 100)
+    tokens = logits.argmax(-1)
+    chosen, values, ids = logprobs_of(logits, tokens, 5)
+    assert chosen.tolist() == values[:, 0].tolist() and ids[:, 0].tolist() == tokens.tolist()
+    assert torch.allclose(chosen.exp(), logits.softmax(-1).max(-1).values)
