@@ -174,7 +174,7 @@ def test_a_tag_that_only_appears_once_encoded_is_found(content: str, tmp_path: P
     tokenizer = train_rewriting_tokenizer(tmp_path, "nmt_nfkc")
     assert not any(tag in content for tag in SPECIAL_TAGS)
     with pytest.raises(SpecialTags) as caught:
-        encode_dialog(tokenizer, dialog_of("u:fine", "a:" + content, "u:fine"))
+        encode_dialog(tokenizer, dialog_of("s:fine", "u:" + content, "a:fine", "u:fine"))
     assert caught.value.index == 1
 
 

@@ -20,12 +20,13 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     """Any ids, with what is delicate made frequent: bytes, broken characters, control tokens, leading spaces."""
     byte_ids = {piece.byte: i for i, piece in enumerate(tokenizer.pieces) if piece.byte is not None}
     spaces = [i for i, piece in enumerate(tokenizer.pieces) if piece.leads_with_space]
+    spaces.sort(key=lambda i: len(tokenizer.pieces[i].text))  # a bare space first
     any_id = st.integers(0, tokenizer.n_words - 1)
     lead_and_trail_bytes = [0x0A, 0x20, 0x41, 0x80, 0x9F, 0xA0, 0xBF, 0xC2, 0xE0, 0xED, 0xEF, 0xF0, 0xF4, 0xF5, 0xFF]
     part = st.one_of(
         any_id.map(lambda i: [i]),
         st.sampled_from([0, 1, 2]).map(lambda i: [i]),
-        st.sampled_from(spaces[:8]).map(lambda i: [i]),
+        st.sampled_from(spaces[:4]).map(lambda i: [i]),
         st.sampled_from(lead_and_trail_bytes).map(lambda b: [byte_ids[b]]),
         st.binary(max_size=5).map(lambda data: [byte_ids[b] for b in data]),
         st.text(max_size=3).map(lambda text: [byte_ids[b] for b in text.encode()]),
@@ -137,8 +138,8 @@ def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-small_text = st.text(alphabet="ab\u00e9", max_size=30)
-small_stops = st.lists(st.text(alphabet="ab\u00e9", min_size=1, max_size=5), max_size=4)
+small_text = st.text(alphabet="ab", max_size=30)
+small_stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=4)
 
 
 @given(small_text, small_stops, st.lists(st.integers(0, 99), max_size=8))
@@ -185,6 +186,15 @@ def test_text_held_back_in_vain_comes_out_in_order() -> None:
     assert [checker.push(piece).emit for piece in ("xa", "b", "a", "bd", "ab")] == ["x", "", "ab", "abd", ""]
     assert checker.flush() == "ab"
     assert checker.matched is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "before"), [("aab", "aaaab", "aa"), ("abab", "abaabab", "aba"), ("aabaaa", "aabaabaaa", "aab")]
+)
+def test_a_stop_string_that_overlaps_its_own_false_start_is_found(stop: str, text: str, before: str) -> None:
+    checker = StopChecker([stop])
+    assert "".join(checker.push(char).emit for char in text) == before
+    assert checker.matched == stop
 
 
 def test_the_stop_string_that_is_complete_first_wins() -> None:
