@@ -1,0 +1,101 @@
+"""Gives each rank CPU cores of its own. Knows nothing of Ray: whoever runs on this host under this network namespace
+competes.
+
+A core is claimed by binding an abstract unix socket named after it. The kernel lets one process have a name and frees
+it at that process's end, however it ends, so there is no registry to go stale and nothing on disk. All users of a
+host compete for the same names: two servers of two people get different cores too.
+"""
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+_CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
+
+
+class CoreClaim:
+    """`cores` are ours while this object, or the process, lives."""
+
+    def __init__(self, cores: tuple[int, ...], sockets: list[socket.socket]) -> None:
+        self.cores = cores
+        self._sockets = sockets
+
+    def release(self) -> None:
+        for claimed in self._sockets:
+            claimed.close()
+        self._sockets.clear()
+
+
+def claim_cores(count: int, allowed: Iterable[int]) -> CoreClaim | None:
+    """`count` cores out of `allowed` that no other rank on this host has, lowest first; None (and none kept) if too
+    few are free.
+    """
+    cores: list[int] = []
+    sockets: list[socket.socket] = []
+    for core in sorted(allowed):
+        if len(cores) == count:
+            break
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(f"\0llama-rank-core-{core}")
+        except OSError:
+            name.close()
+            continue
+        cores.append(core)
+        sockets.append(name)
+    claim = CoreClaim(tuple(cores), sockets)
+    if len(cores) == count:
+        return claim
+    claim.release()
+    return None
+
+
+def pin_process(count: int) -> CoreClaim | None:
+    """Pins every thread of this process to `count` claimed cores; None, and nothing changed, where that cannot be
+    done well.
+
+    Call it before torch starts its threads: they inherit the affinity. Not done (with a log line) when too few cores
+    are free, on systems without such calls, and under a CPU quota: there the core numbers are the host's and
+    shared with containers that cannot see our claims.
+    """
+    if sys.platform != "linux":
+        logger.info("cores=unpinned reason=no-affinity-call platform=%s", sys.platform)
+        return None
+    allowed = os.sched_getaffinity(0)
+    quota = cpu_quota(_CPU_MAX)
+    if quota is not None and quota < len(allowed):
+        logger.info("cores=unpinned reason=cpu-quota quota_cpus=%.2f visible_cpus=%d", quota, len(allowed))
+        return None
+    claim = claim_cores(count, allowed)
+    if claim is None:
+        logger.warning("cores=unpinned reason=too-few-free wanted=%d visible_cpus=%d", count, len(allowed))
+        return None
+    try:
+        os.sched_setaffinity(0, claim.cores)
+    except OSError as error:
+        logger.warning("cores=unpinned reason=%s", error)
+        claim.release()
+        return None
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # a thread that has ended since the listing
+            os.sched_setaffinity(int(thread), claim.cores)
+    logger.info("cores=%s", ",".join(map(str, claim.cores)))
+    return claim
+
+
+def cpu_quota(cpu_max: Path) -> float | None:
+    """CPUs that this cgroup may use, from the file's "quota period" in microseconds; None for no limit or no such
+    file.
+    """
+    try:
+        quota, period = cpu_max.read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

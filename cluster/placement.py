@@ -1,0 +1,122 @@
+"""Which resources a replica and its ranks ask for, and whether a cluster could ever give them. Pure: knows no Ray call.
+
+Bundle 0 of a placement group is the Serve replica's, bundle 1 + r is rank r's. Serve makes the group from these bundles
+(`placement_group_bundles`), so a replica's ranks come and go with it, and a group that waits is what an autoscaler
+sees.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+Bundle = dict[str, float]
+Strategy = Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"]
+Device = Literal["cpu", "cuda"]
+
+REPLICA_BUNDLE: Final = 0
+FIRST_RANK_BUNDLE: Final = 1
+REPLICA_MEMORY_BYTES: Final = 256 * 2**20
+_EPSILON: Final = 1e-4  # Ray counts resources in units of 1/10,000
+
+
+def rank_bundle_index(rank: int) -> int:
+    return FIRST_RANK_BUNDLE + rank
+
+
+def resolve_device(device: Literal["auto", "cpu", "cuda"], nodes: Sequence[Mapping[str, float]]) -> Device:
+    """`auto` is cuda where any node has a GPU. Say "cuda" for a cluster that only grows GPU nodes when they are asked
+    for.
+    """
+    if device != "auto":
+        return device
+    return "cuda" if any(node.get("GPU", 0) > 0 for node in nodes) else "cpu"
+
+
+def replica_resources(device: Device) -> Bundle:
+    """What the replica's own actor asks for (Serve: `ray_actor_options`), and so its bundle.
+
+    On CPU it is memory alone: the ranks do the arithmetic, and a laptop of two cores must hold two of them and a
+    replica.
+    """
+    return {"CPU": 1} if device == "cuda" else {"memory": REPLICA_MEMORY_BYTES}
+
+
+def rank_resources(device: Device, *, cpus_per_rank: float = 1) -> Bundle:
+    if cpus_per_rank <= 0:
+        raise ValueError("cpus_per_rank must be greater than 0")
+    return {"CPU": cpus_per_rank, "GPU": 1} if device == "cuda" else {"CPU": cpus_per_rank}
+
+
+def group_bundles(world_size: int, device: Device, *, cpus_per_rank: float = 1) -> list[Bundle]:
+    """Bundles of one replica with `world_size` ranks."""
+    if world_size < 1:
+        raise ValueError("world_size must be at least 1")
+    return [
+        replica_resources(device),
+        *(rank_resources(device, cpus_per_rank=cpus_per_rank) for _ in range(world_size)),
+    ]
+
+
+def actor_options(bundle: Mapping[str, float]) -> dict[str, object]:
+    """A bundle as the keyword arguments of an actor's `.options(...)` that take all of it."""
+    custom = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
+    options: dict[str, object] = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
+    if bundle.get("memory"):
+        options["memory"] = bundle["memory"]
+    if custom:
+        options["resources"] = custom
+    return options
+
+
+def shortage(
+    bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]], strategy: Strategy = "PACK"
+) -> str | None:
+    """Why these bundles could never be placed on nodes with these total resources; None if nothing speaks against it.
+
+    A necessary condition, not a sufficient one: sums over the cluster, the largest bundle against the largest node,
+    and for STRICT_PACK the sum against the largest node. What is taken by others at the moment is not looked at.
+    """
+    need = _sum(bundles)
+    have = _sum(nodes)
+    lacking = [name for name in sorted(need) if need[name] > have.get(name, 0) + _EPSILON]
+    if lacking:
+        wants = ", ".join(_amount(name, need[name]) for name in lacking)
+        return f"needs {wants}, the cluster has {', '.join(_amount(name, have.get(name, 0)) for name in lacking)}"
+    if strategy == "STRICT_PACK" and not any(_fits(need, node) for node in nodes):
+        return f"needs {_amounts(need)} on one node, the largest node has {_largest(need, nodes)}"
+    for bundle in bundles:
+        if not any(_fits(bundle, node) for node in nodes):
+            return f"needs {_amounts(bundle)} on one node for a rank, the largest node has {_largest(bundle, nodes)}"
+    if strategy == "STRICT_SPREAD" and len(bundles) > len(nodes):
+        return f"needs {len(bundles)} nodes, the cluster has {len(nodes)}"
+    return None
+
+
+def _sum(parts: Sequence[Mapping[str, float]]) -> Bundle:
+    total: Bundle = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0) + amount
+    return total
+
+
+def _fits(need: Mapping[str, float], node: Mapping[str, float]) -> bool:
+    return all(amount <= node.get(name, 0) + _EPSILON for name, amount in need.items())
+
+
+def _largest(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    """The most that one node has of what is needed, judged by the scarcest thing."""
+    best = max(
+        nodes, default={}, key=lambda node: min((node.get(name, 0) / n for name, n in need.items() if n), default=0)
+    )
+    return _amounts({name: best.get(name, 0) for name in need})
+
+
+def _amounts(amounts: Mapping[str, float]) -> str:
+    return " and ".join(_amount(name, amounts[name]) for name in sorted(amounts))
+
+
+def _amount(name: str, amount: float) -> str:
+    if name == "memory":
+        return f"{amount / 2**20:.0f} MiB of memory"
+    plural = "s" if name in ("CPU", "GPU") and amount != 1 else ""
+    return f"{amount:g} {name}{plural}"

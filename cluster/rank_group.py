@@ -1,0 +1,308 @@
+"""One replica's ranks, started together, stepped together, ended together. Knows no HTTP and no scheduling.
+
+Control goes by Ray calls (start, load, status), steps by sockets (`fan_out`). A rank that dies, hangs or raises ends
+the group: every step in flight fails once with `RankFailure`, and no process is left. A group is started once. To go
+on after a failure, await `stop()` and start another over the same placement group with the next epoch; every message
+carries the epoch, so nothing of the old group can be taken for an answer of the new one.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from cluster.fan_out import FanOut
+from cluster.placement import FIRST_RANK_BUNDLE, actor_options, rank_bundle_index
+from cluster.process_end import end_process
+from cluster.rank_worker import RankIdentity, RankLoad, RankStatus, RankWorker
+from cluster.ray_calls import answer_within, first_line, result_of, results_of_all
+from cluster.runner_factory import RunnerFactory, load_model_runner
+from cluster.transport import Invitation, RankConnection, RankListener
+from llama_core.batch import StepInput, StepOutput
+from llama_core.config import EngineConfig
+from llama_core.errors import RankFailure
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+_PROBE_S: Final = 0.5  # a rank that does not answer a status call for so long is the one that hangs
+_KILL_PATIENCE_S: Final = 0.1  # Ray ends a running process within milliseconds; a stopped one needs our SIGKILL
+
+_OPTIONS: Final[dict[str, Any]] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"control": 1}}
+_RankActor: Any = ray.remote(**_OPTIONS)(RankWorker)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Deadlines in seconds. A step's counts from when it is the oldest unanswered one; on GPUs a first step may
+    compile.
+    """
+
+    start_timeout_s: float = 600.0
+    step_timeout_s: float = 60.0
+    stop_timeout_s: float = 5.0
+    kill_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    identity: RankIdentity
+    load: RankLoad
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A started group. `num_blocks` is the cache's size in blocks, the same on every rank."""
+
+    epoch: int
+    num_blocks: int
+    ranks: tuple[RankReport, ...]
+
+
+class RankGroup:
+    """Implements `llama_core.batch.StepRunner`. Use it from one event loop, the one it was started in.
+
+    Bundle 1 + r of `placement_group` is rank r's, and is taken whole. `runner_factory` makes what a rank runs.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        placement_group: PlacementGroup,
+        *,
+        epoch: int = 0,
+        limits: GroupLimits | None = None,
+        runner_factory: RunnerFactory = load_model_runner,
+    ) -> None:
+        self.epoch = epoch
+        self.info: GroupInfo | None = None
+        self.failure: RankFailure | None = None
+        self._config = config
+        self._placement_group = placement_group
+        self._limits = limits or GroupLimits()
+        self._runner_factory = runner_factory
+        self._actors: list[Any] = []
+        self._identities: list[RankIdentity] = []
+        self._listener: RankListener | None = None
+        self._fan_out: FanOut | None = None
+        self._failed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: list[asyncio.Task[None]] = []
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        return self.info is not None and self.failure is None and self._ending is None
+
+    @property
+    def rank_elapsed_ms(self) -> list[float]:
+        """Each rank's latest step in milliseconds, by rank: one that is far above the others is slow."""
+        return list(self._fan_out.elapsed_ms) if self._fan_out else []
+
+    async def start(self) -> GroupInfo:
+        """Starts, joins and loads every rank. On any failure no rank is left.
+
+        Raises what a rank's factory raised if that is a LlamaError (CheckpointError, ConfigError), else RankFailure.
+        """
+        assert not self._actors, "a group is started once"
+        try:
+            async with asyncio.timeout(self._limits.start_timeout_s):
+                self.info = await self._start()
+        except TimeoutError:
+            waited = (
+                f"the ranks were not ready within {self._limits.start_timeout_s:g} s: {await self._where_ranks_are()}"
+            )
+            await self.stop()
+            raise RankFailure(waited) from None
+        except BaseException:
+            await asyncio.shield(self.stop())
+            raise
+        return self.info
+
+    async def step(self, batch: StepInput) -> StepOutput:
+        """Runs one step on every rank. Raises RankFailure, after which the group is of no more use."""
+        return await self.submit(batch)
+
+    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
+        """`step` without waiting: what is submitted runs in that order, and several steps may be on their way."""
+        if self._fan_out is None:
+            raise RankFailure("the rank group is not started")
+        return self._fan_out.submit(batch)
+
+    async def statuses(self, timeout_s: float = 1.0) -> list[RankStatus | None]:
+        """How far each rank is, by rank; None for one that does not say within `timeout_s`. For use while it loads."""
+        refs = [actor.status.remote() for actor in self._actors]
+        return list(await asyncio.gather(*(answer_within(ref, timeout_s) for ref in refs)))
+
+    async def wait_failed(self) -> RankFailure:
+        """Returns when the group has failed. `await stop()` to know that its processes are gone."""
+        await self._failed.wait()
+        assert self.failure is not None
+        return self.failure
+
+    async def stop(self) -> None:
+        """Ends every rank and waits until its process is gone. Idempotent; also after a failure or half a start."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(graceful=True))
+        await asyncio.shield(self._ending)
+
+    async def _start(self) -> GroupInfo:
+        # Reading the bundles is a blocking call to Ray's control service.
+        bundles = await asyncio.to_thread(lambda: self._placement_group.bundle_specs)
+        world_size = len(bundles) - FIRST_RANK_BUNDLE
+        if world_size < 1:
+            raise RankFailure("the placement group has no bundle for a rank")
+        for rank in range(world_size):
+            strategy = PlacementGroupSchedulingStrategy(self._placement_group, rank_bundle_index(rank))
+            options = actor_options(bundles[rank_bundle_index(rank)])
+            actor = _RankActor.options(scheduling_strategy=strategy, **options)
+            self._actors.append(actor.remote(rank, world_size, self.epoch))
+        self._identities = await results_of_all([actor.identify.remote() for actor in self._actors], "starting")
+
+        store_host = self._shared_host()
+        self._listener = RankListener(self.epoch, world_size, self._listen_host())
+        await self._connect(await self._listener.open())
+        (store_port,) = await results_of_all([self._actors[0].offer_store.remote(store_host)], "listening")
+        timeout_s = self._limits.start_timeout_s
+        seat = (self._config, store_host, store_port, timeout_s, self._runner_factory)
+        loads: list[RankLoad] = await results_of_all([actor.load.remote(*seat) for actor in self._actors], "loading")
+        num_blocks = min(load.max_num_blocks for load in loads)
+        await results_of_all([actor.prepare.remote(num_blocks) for actor in self._actors], "warming up")
+        await self._serve(await self._listener.connections())
+        reports = tuple(RankReport(identity, load) for identity, load in zip(self._identities, loads, strict=True))
+        return GroupInfo(self.epoch, num_blocks, reports)
+
+    async def _connect(self, invitation: Invitation) -> None:
+        assert self._listener is not None
+        timeout_s = self._limits.start_timeout_s
+        await results_of_all([actor.connect.remote(invitation, timeout_s) for actor in self._actors], "connecting")
+        await self._listener.connections()  # from here on nothing listens and no socket file exists
+
+    async def _serve(self, connections: Sequence[RankConnection]) -> None:
+        serving = [actor.serve.remote() for actor in self._actors]
+        self._fan_out = FanOut(
+            connections,
+            epoch=self.epoch,
+            step_timeout_s=self._limits.step_timeout_s,
+            on_failure=self._on_failure,
+            on_overdue=lambda ranks: self._spawn(self._name_hanging(ranks)),
+        )
+        self._serving = [asyncio.create_task(self._watch(rank, ref)) for rank, ref in enumerate(serving)]
+        if self.failure is not None:
+            raise self.failure
+
+    def _listen_host(self) -> str | None:
+        """None (a unix socket) if every rank is on the driver's node, else the driver's address for TLS."""
+        driver_node = ray.get_runtime_context().get_node_id()
+        if all(identity.node_id == driver_node for identity in self._identities):
+            return None
+        own = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return LOOPBACK if all(identity.node_ip == own for identity in self._identities) else own
+
+    def _shared_host(self) -> str:
+        """Where rank 0 listens for the others: loopback unless they are on another host than it is."""
+        first = self._identities[0].node_ip
+        return LOOPBACK if all(identity.node_ip == first for identity in self._identities) else first
+
+    async def _watch(self, rank: int, ref: Any) -> None:
+        """Ray tells of a process's end as soon as the connection does, and also of one whose connection stays open."""
+        assert self._fan_out is not None
+        try:
+            await result_of(ref)
+            reason = "stopped serving"
+        except ray.exceptions.RayActorError as error:
+            reason = f"died: {first_line(error)}"
+        except Exception as error:
+            reason = f"failed: {first_line(error)}"
+        if self._ending is None:
+            self._fan_out.suspect(rank, reason)
+
+    async def _name_hanging(self, ranks: list[int]) -> None:
+        """Of the ranks that owe an answer, all but one may only be waiting for that one: it is the one that is silent
+        to Ray too.
+        """
+        assert self._fan_out is not None
+        statuses = await self.statuses(_PROBE_S)
+        silent = [rank for rank in ranks if statuses[rank] is None]
+        deadline = f"no answer to a step within {self._limits.step_timeout_s:g} s"
+        if silent:
+            self._fan_out.suspect(silent[0], f"hangs: {deadline}, nor to a status call")
+        else:
+            self._fan_out.suspect(ranks[0], f"hangs: {deadline} (ranks without one: {ranks})")
+
+    def _on_failure(self, failure: RankFailure) -> None:
+        if self._ending is not None:
+            return
+        self.failure = failure
+        rank = failure.rank
+        logger.error("epoch=%d %s; %s", self.epoch, failure.message, "no rank" if rank is None else self._name(rank))
+        self._ending = asyncio.create_task(self._end(graceful=False))
+        self._failed.set()
+
+    async def _end(self, *, graceful: bool) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        if self._fan_out is not None:
+            self._fan_out.fail(RankFailure("the rank group was stopped"))
+        if graceful and self._serving:
+            # Their connections are closed: they return from `serve`.
+            await asyncio.wait(self._serving, timeout=self._limits.stop_timeout_s)
+        await asyncio.to_thread(self._kill_actors)
+        gone = await asyncio.gather(*(self._end_process(identity) for identity in self._identities))
+        for identity, is_gone in zip(self._identities, gone, strict=True):
+            if not is_gone:
+                logger.error("epoch=%d %s could not be ended", self.epoch, self._name(identity.rank))
+        for task in [*self._serving, *self._tasks]:
+            task.cancel()
+
+    def _kill_actors(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+
+    async def _end_process(self, identity: RankIdentity) -> bool:
+        """Whether the process is gone. On another node a task of Ray's does it; a node that is gone took its
+        processes along.
+        """
+        timing = (identity.process, _KILL_PATIENCE_S, self._limits.kill_timeout_s)
+        if identity.node_id == ray.get_runtime_context().get_node_id():
+            return await asyncio.to_thread(end_process, *timing)
+        there = NodeAffinitySchedulingStrategy(identity.node_id, soft=False)
+        ender = ray.remote(num_cpus=0, max_retries=0)(end_process)
+        try:
+            async with asyncio.timeout(self._limits.kill_timeout_s * 2):
+                return bool(await result_of(ender.options(scheduling_strategy=there).remote(*timing)))
+        except ray.exceptions.RayError as error:
+            logger.warning("rank %d: its node cannot be asked: %s", identity.rank, first_line(error))
+            return True
+        except TimeoutError:
+            return False
+
+    async def _where_ranks_are(self) -> str:
+        """For the message of a start that took too long."""
+        if not self._actors:
+            return "no rank was created"
+        words = []
+        for rank, status in enumerate(await self.statuses()):
+            if status is None:
+                words.append(f"rank {rank} does not answer" if self._identities else f"rank {rank} is not placed")
+            elif status.bytes_total:
+                words.append(f"rank {rank} {status.phase} ({status.bytes_loaded:,} of {status.bytes_total:,} bytes)")
+            else:
+                words.append(f"rank {rank} {status.phase}")
+        return ", ".join(words)
+
+    def _name(self, rank: int) -> str:
+        if rank >= len(self._identities):
+            return f"rank {rank}"
+        identity = self._identities[rank]
+        return f"rank {rank} (pid {identity.process.pid} on {identity.node_ip})"
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,74 @@
+"""What a rank runs: the factory it is given, and the default one, which joins torch's group and loads the model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+from llama_core.batch import StepInput, StepOutput
+from llama_core.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A rank's place in its group. Rank 0 has `listen_fd`: a socket that listens at `store_host`:`store_port`
+    already, and with it the key-value store through which the ranks find each other.
+    """
+
+    rank: int
+    world_size: int
+    store_host: str
+    store_port: int
+    listen_fd: int | None
+    num_threads: int
+    timeout_s: float
+
+
+class LoadFacts(Protocol):
+    """The part of `llama_core.runner.LoadReport` that is told to the driver."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def device(self) -> object: ...
+    @property
+    def dtype(self) -> object: ...
+
+
+class StepExecutor(Protocol):
+    """What a rank needs of `llama_core.runner.ModelRunner`."""
+
+    @property
+    def report(self) -> LoadFacts: ...
+    def max_num_blocks(self) -> int: ...
+    def allocate_cache(self, num_blocks: int) -> None: ...
+    def warm_up(self) -> None: ...
+    def step(self, batch: StepInput) -> StepOutput: ...
+
+
+# Called in the rank with (bytes loaded, bytes in all) for a callback. It travels by a Ray call: any picklable callable.
+RunnerFactory = Callable[[EngineConfig, Seat, Callable[[int, int], None]], StepExecutor]
+
+
+def load_model_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> StepExecutor:
+    """Joins torch's group of ranks, loads this rank's share. Raises CheckpointError, ConfigError, RuntimeError."""
+    import torch
+    import torch.distributed as dist
+
+    from llama_core.parallel import join
+    from llama_core.runner import ModelRunner
+
+    torch.set_num_threads(seat.num_threads)  # in this thread, which is the one that runs the steps
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        seat.store_host,
+        seat.store_port,
+        seat.world_size,
+        is_master=seat.listen_fd is not None,
+        timeout=timedelta(seconds=seat.timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=seat.listen_fd,
+    )
+    parallel = join(seat.rank, seat.world_size, config.device, store, seat.timeout_s)
+    return ModelRunner.load(config, parallel, on_progress)

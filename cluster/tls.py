@@ -1,0 +1,66 @@
+"""One key pair for one rank group: both ends show the same certificate and accept no other, so a connection is as
+private as the Ray call that carried the key. Made anew for every start, never kept, on no disk for longer than a
+library call.
+"""
+
+import datetime
+import ssl
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+_LIFETIME: Final = datetime.timedelta(days=3650)  # a group may serve for years; its key dies with it
+_CLOCK_SKEW: Final = datetime.timedelta(days=1)  # nodes' clocks may differ
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """A self-signed certificate and its private key, both PEM."""
+
+    certificate: str
+    private_key: str = field(repr=False)
+
+
+def make_group_key() -> GroupKey:
+    """An elliptic-curve key (P-256), a few milliseconds to make."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "llama rank group")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return GroupKey(certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode())
+
+
+def tls_context(key: GroupKey, side: Literal["driver", "rank"]) -> ssl.SSLContext:
+    """TLS 1.3 that shows `key`'s certificate and trusts that one alone. Names are not checked: the key is the
+    identity.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if side == "driver" else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=key.certificate)
+    with tempfile.TemporaryDirectory() as directory:  # mode 0700; ssl loads a private key only from a file
+        path = Path(directory) / "group.pem"
+        path.touch(mode=0o600)
+        path.write_text(key.private_key + key.certificate)
+        context.load_cert_chain(path)
+    return context

@@ -1,0 +1,172 @@
+"""How a step travels: what a message looks like as bytes. Knows nothing of sockets' addresses, of Ray or of who
+decides.
+
+A frame is a 4-byte big-endian length and as many bytes of MessagePack. Plain data only, checked against its type
+while it is decoded: a peer can send a wrong number, never code. The driver sends `StepInput`; a rank answers every
+step once, with `Answer` (rank 0) or `Ack` (the others), or says with `Fault` why it ends.
+"""
+
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from llama_core.batch import StepInput, StepOutput
+
+MAX_FRAME_BYTES: Final = 64 * 2**20  # 32 prompts of 4,096 tokens are 0.7 MB; a million-token admission 5 MB
+MAX_HELLO_BYTES: Final = 256  # all that a peer may send before it has shown the group's secret
+_HEADER_BYTES: Final = 4
+
+
+class WireError(Exception):
+    """A frame that is too long, cut off, or not the message it should be. The connection is of no more use."""
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """A rank's first message. `secret` is the group's: new for every start, known from a Ray call."""
+
+    epoch: int
+    rank: int
+    secret: bytes
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
+    """Rank 0's answer to a step."""
+
+    output: StepOutput
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
+    """Another rank's answer to a step: done, in `elapsed_ms` milliseconds."""
+
+    epoch: int
+    step: int
+    rank: int
+    elapsed_ms: float
+
+
+class Fault(msgspec.Struct, frozen=True, array_like=True, tag="fault"):
+    """A rank's last words. `kind` is the exception's class; `collective` says that it came out of an operation between
+    ranks, so that the cause may well be another rank's death."""
+
+    epoch: int
+    rank: int
+    kind: str
+    message: str
+    collective: bool
+
+
+Reply = Answer | Ack | Fault
+
+_encoder = msgspec.msgpack.Encoder()
+_decode_step = msgspec.msgpack.Decoder(StepInput)
+_decode_reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_decode_hello = msgspec.msgpack.Decoder(Hello)
+
+
+def frame(message: StepInput | Reply | Hello) -> bytes:
+    """`message` as one frame. Raises WireError if it is over MAX_FRAME_BYTES."""
+    buffer = bytearray(_HEADER_BYTES)
+    _encoder.encode_into(message, buffer, _HEADER_BYTES)
+    num_bytes = len(buffer) - _HEADER_BYTES
+    if num_bytes > MAX_FRAME_BYTES:
+        raise WireError(f"a message of {num_bytes} bytes is over the limit of {MAX_FRAME_BYTES}")
+    buffer[:_HEADER_BYTES] = num_bytes.to_bytes(_HEADER_BYTES, "big")
+    return bytes(buffer)
+
+
+def decode_step(payload: bytes) -> StepInput:
+    """Raises WireError if `payload` is not a step."""
+    try:
+        return _decode_step.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not a step: {error}") from error
+
+
+def decode_reply(payload: bytes) -> Reply:
+    """Raises WireError if `payload` is not an answer to a step."""
+    try:
+        return _decode_reply.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not an answer to a step: {error}") from error
+
+
+def decode_hello(payload: bytes) -> Hello:
+    """Raises WireError if `payload` is not a greeting."""
+    try:
+        return _decode_hello.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not a greeting: {error}") from error
+
+
+class Deframer:
+    """Cuts a stream of bytes into payloads, whatever the pieces in which it arrives."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self._buffer = bytearray()
+
+    @property
+    def is_between_frames(self) -> bool:
+        return not self._buffer
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Payloads completed by `data`. Raises WireError on a length over the limit, before anything that long is
+        kept.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _HEADER_BYTES:
+            num_bytes = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
+            if num_bytes > self.max_frame_bytes:
+                raise WireError(f"a message of {num_bytes} bytes is over the limit of {self.max_frame_bytes}")
+            end = _HEADER_BYTES + num_bytes
+            if len(self._buffer) < end:
+                return
+            payload = bytes(self._buffer[_HEADER_BYTES:end])
+            del self._buffer[:end]
+            yield payload
+
+
+class FrameSocket:
+    """The rank's side: a connected blocking socket (plain or TLS) that carries frames."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def send(self, message: StepInput | Reply | Hello) -> None:
+        """Raises OSError if the peer is gone, WireError if the message is too long."""
+        self._socket.sendall(frame(message))
+
+    def receive(self) -> bytes | None:
+        """The next payload, or None when the peer has closed between two frames. Raises WireError, OSError."""
+        header = self._read(_HEADER_BYTES)
+        if header is None:
+            return None
+        num_bytes = int.from_bytes(header, "big")
+        if num_bytes > MAX_FRAME_BYTES:
+            raise WireError(f"a message of {num_bytes} bytes is over the limit of {MAX_FRAME_BYTES}")
+        payload = self._read(num_bytes)
+        if payload is None:
+            raise WireError("the connection was closed inside a message")
+        return payload
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, num_bytes: int) -> bytes | None:
+        """Exactly `num_bytes`, or None if the peer closed before the first of them."""
+        if num_bytes == 0:
+            return b""
+        data = self._socket.recv(num_bytes)
+        if len(data) == num_bytes:  # nearly always: a step is one small write
+            return data
+        if not data:
+            return None
+        parts = bytearray(data)
+        while len(parts) < num_bytes:
+            data = self._socket.recv(num_bytes - len(parts))
+            if not data:
+                raise WireError("the connection was closed inside a message")
+            parts += data
+        return bytes(parts)

@@ -1,0 +1,63 @@
+"""One Ray cluster for all tests that need one, on this machine alone, ended with the session."""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import ray
+from cluster.placement import group_bundles
+from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
+from cluster.runner_factory import RunnerFactory
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from tests.cluster.fake_runner import CONFIG, FakeFactory
+
+REPOSITORY = Path(__file__).parents[2]
+LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=20)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A Ray of its own with 6 logical CPUs, whose workers can import this repository."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ray.init(
+        address="local",
+        num_cpus=6,
+        include_dashboard=False,
+        logging_level="warning",
+        log_to_driver=False,
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def two_rank_placement(ray_cluster: None) -> Iterator[PlacementGroup]:
+    """Bundles for a replica and two ranks. Tests use it one after the other, as the epochs of one replica do."""
+    group = placement_group(group_bundles(2, "cpu"), strategy="STRICT_PACK")
+    ray.get(group.ready(), timeout=30)
+    yield group
+    remove_placement_group(group)
+
+
+Start = Callable[..., Awaitable[tuple[RankGroup, GroupInfo]]]
+
+
+@pytest.fixture
+async def start(two_rank_placement: PlacementGroup) -> AsyncIterator[Start]:
+    """start(...) -> a started group of two fake ranks and its info; stopped after the test."""
+    groups: list[RankGroup] = []
+
+    async def start_group(
+        factory: RunnerFactory | None = None, *, epoch: int = 1, limits: GroupLimits = LIMITS
+    ) -> tuple[RankGroup, GroupInfo]:
+        group = RankGroup(
+            CONFIG, two_rank_placement, epoch=epoch, limits=limits, runner_factory=factory or FakeFactory()
+        )
+        groups.append(group)
+        return group, await group.start()
+
+    yield start_group
+    for group in groups:
+        await group.stop()
