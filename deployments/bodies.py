@@ -1,0 +1,131 @@
+"""Reads a request's body and makes a checked object of it, or says what is wrong without repeating any of it.
+
+Raw bytes first, with a cap and a deadline, then strict JSON, then the schema. FastAPI's own parsing is not used: it
+answers 500 to NaN, and takes bodies of any size.
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+from starlette.requests import ClientDisconnect, Request
+
+from deployments.problems import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
+from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, RequestCancelled
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+REASONS = {
+    # pydantic's error types, in words of our own: its messages may quote the input
+    "missing": "is required",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "model_type": "must be an object",
+    "finite_number": "must be finite",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} items",
+    "too_long": "must have at most {max_length} items",
+    "literal_error": "must be one of {expected}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    max_bytes: int = 16 * 2**20
+    timeout_s: float = 10.0  # from the first byte awaited to the last one received
+
+
+async def read_body(request: Request, limits: BodyLimits) -> bytes:
+    """The whole body. Raises an InvalidRequest when it is not JSON by its type, too large, too slow or cut short."""
+    _check_content_type(request.headers.get("content-type", ""))
+    declared = _declared_length(request)
+    if declared is not None and declared > limits.max_bytes:
+        raise _too_large(limits)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limits.max_bytes:
+                    raise _too_large(limits)
+    except TimeoutError:
+        if declared is not None:
+            raise IncompleteBody(_mismatch(declared, len(body), f" within {limits.timeout_s:g} s")) from None
+        raise BodyTimeout(f"The body did not arrive within {limits.timeout_s:g} s.") from None
+    except ClientDisconnect:
+        raise RequestCancelled("the client left before its request was complete") from None
+    if declared is not None and declared != len(body):
+        raise IncompleteBody(_mismatch(declared, len(body)))
+    return bytes(body)
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """The body's object. Raises InvalidJson, also for NaN, lone surrogates, deep nesting and endless integers."""
+    try:
+        value = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        at = re.search(r"at line \d+ column \d+$", str(error))  # jiter's message ends so and quotes no input
+        raise InvalidJson(f"The body is not valid JSON{' ' + at[0] if at else ''}.") from None
+    if not isinstance(value, dict):
+        raise InvalidJson("The body must be a JSON object.")
+    return value
+
+
+def validate(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
+    """`raw` as a `kind`. Raises InvalidParameter for its first bad field, InvalidDialog where that is a message's."""
+    present = {name: value for name, value in raw.items() if value is not None}
+    try:
+        return kind.model_validate(present)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)[0]
+    raise _explain(details)
+
+
+def _explain(details: ErrorDetails) -> InvalidRequest:
+    param = ""
+    for part in details["loc"]:
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
+    context = details.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, InvalidRequest):  # one of our own validators
+        reason = cause.message
+    else:
+        reason = REASONS.get(details["type"], "is not valid").format(**context)
+    message = f"{param}: {reason}"
+    if isinstance(cause, InvalidRequest) and not isinstance(cause, InvalidParameter):
+        return type(cause)(message, param=param)
+    if param.startswith("messages"):
+        index = next((part for part in details["loc"] if isinstance(part, int)), None)
+        return InvalidDialog(message, index=index, param=param)
+    return InvalidParameter(message, param=param)
+
+
+def _check_content_type(content_type: str) -> None:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise UnsupportedMediaType("The body must be JSON: send it with Content-Type: application/json.")
+
+
+def _declared_length(request: Request) -> int | None:
+    declared = request.headers.get("content-length")
+    if declared is None:
+        return None
+    if not (declared.isascii() and declared.isdigit() and len(declared) < 19):
+        raise IncompleteBody("Content-Length must be a number of bytes.")
+    return int(declared)
+
+
+def _too_large(limits: BodyLimits) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {limits.max_bytes} bytes, the most this server reads.")
+
+
+def _mismatch(declared: int, received: int, when: str = "") -> str:
+    return f"Content-Length says {declared} bytes, {received} arrived{when}."

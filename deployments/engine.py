@@ -1,0 +1,77 @@
+"""What the HTTP layer needs of whatever generates: one seam, so that it can be tested without Ray or a model.
+
+Knows nothing of HTTP, Ray or tensors. `engine_loop.py` implements it; the tests have a fake.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from llama_core.request import FinishReason, SamplingParams, TokenLogprob
+from llama_core.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a stream has to say at once: the tokens since the last one, and the text that they made certain.
+
+    text: the generated tokens decoded on their own, as the reference does, so without a leading space of the very first
+    token; may be empty while half a character or a possible stop string is held back. logprobs: one for each of
+    `tokens` if asked for. finish_reason: set in the last delta only.
+    """
+
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests are taken now. phase: loading, ready, draining or failed. detail: one sentence for people."""
+
+    ready: bool
+    phase: str
+    detail: str = ""
+    retry_after_s: float = 2.0
+
+
+class TokenStream(Protocol):
+    """One sequence being continued. Iterating raises the LlamaError that ended it, if one did.
+
+    prompt_logprobs: of prompt positions 1, 2, ..., complete once the first delta has arrived.
+    """
+
+    @property
+    def prompt_tokens(self) -> list[int]: ...
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob]: ...
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+    def cancel(self) -> None:
+        """Ends the sequence and frees its cache blocks; does nothing when it has ended already."""
+
+
+class Engine(Protocol):
+    """What a replica serves."""
+
+    @property
+    def model_id(self) -> str: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    def readiness(self) -> Readiness: ...
+    def live(self) -> bool:
+        """False when only a restart helps."""
+
+    def submit(self, prompt: list[int], params: SamplingParams, *, stop: Sequence[str] = ()) -> TokenStream:
+        """Takes one sequence. Raises QueueFull, NotReady or ContextLengthExceeded; nothing is kept then."""
+
+    def next_seed(self) -> int:
+        """An int64 for a request that names none; never the same twice in a row."""
+
+    def describe(self) -> dict[str, object]:
+        """For GET /props: the model, its ranks and devices, the limits, how full the cache and the queues are.
+
+        `Metrics.watch` reads requests_running, requests_waiting, blocks_used and blocks_total.
+        """

@@ -1,0 +1,193 @@
+"""The operators' figures, each defined once and recorded twice: for GET /metrics of this replica, and in Ray's metrics.
+
+Names are those that operators of the reference watch, and the suffixes that Ray's own dashboards for LLMs ask for. A
+"count" only ever grows but keeps its plain name (a Prometheus counter would be renamed to `..._total`).
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Literal
+
+import prometheus_client
+import ray
+from ray.serve import metrics as ray_metrics
+
+from deployments.engine import Engine
+from deployments.engine_loop import StepStats
+
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+RATE_WINDOW_S = 10.0
+REFRESH_S = 1.0
+TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
+PREFILL_MS = tuple(1000 * s for s in TTFT_S)
+STEP_MS = (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 100.0, 200.0, 400.0, 1000.0, 5000.0)
+
+Kind = Literal["gauge", "count", "histogram"]
+
+
+class Figure:
+    """One metric and both places where it is recorded. Not safe across threads: a replica has one event loop."""
+
+    def __init__(
+        self,
+        registry: prometheus_client.CollectorRegistry,
+        kind: Kind,
+        name: str,
+        help_text: str,
+        labels: tuple[str, ...] = (),
+        *,
+        buckets: tuple[float, ...] = (),
+        in_ray: bool = False,
+    ) -> None:
+        self._kind = kind
+        self._totals: dict[tuple[str, ...], float] = {}
+        self._local: prometheus_client.Gauge | prometheus_client.Histogram
+        if kind == "histogram":
+            self._local = prometheus_client.Histogram(name, help_text, labels, registry=registry, buckets=buckets)
+        else:
+            self._local = prometheus_client.Gauge(name, help_text, labels, registry=registry)
+        self._ray: ray_metrics.Gauge | ray_metrics.Histogram | None = None
+        if in_ray and kind == "histogram":
+            self._ray = ray_metrics.Histogram(name, help_text, list(buckets), labels)  # type: ignore[arg-type]
+        elif in_ray:
+            self._ray = ray_metrics.Gauge(name, help_text, labels)  # type: ignore[arg-type]
+        if kind == "count" and not labels:
+            self.add(0)  # shown as 0 from the start, so that an alert can tell it from "not there"
+
+    def set(self, value: float, **labels: str) -> None:
+        assert self._kind == "gauge"
+        self._store(value, labels)
+
+    def add(self, value: float = 1, **labels: str) -> None:
+        assert self._kind == "count"
+        key = tuple(labels.values())
+        self._totals[key] = self._totals.get(key, 0) + value
+        self._store(self._totals[key], labels)
+
+    def observe(self, value: float, **labels: str) -> None:
+        assert isinstance(self._local, prometheus_client.Histogram)
+        (self._local.labels(**labels) if labels else self._local).observe(value)
+        if isinstance(self._ray, ray_metrics.Histogram):
+            self._ray.observe(value, dict(labels))
+
+    def _store(self, value: float, labels: Mapping[str, str]) -> None:
+        assert isinstance(self._local, prometheus_client.Gauge)
+        (self._local.labels(**labels) if labels else self._local).set(value)
+        if isinstance(self._ray, ray_metrics.Gauge):
+            self._ray.set(value, dict(labels))
+
+
+class Metrics:
+    """Every figure of one replica. Each instance has a registry of its own, so tests and replicas do not meet."""
+
+    def __init__(self, *, in_ray: bool | None = None) -> None:
+        """in_ray: record in Ray's metrics too; when None, if this process is connected to Ray."""
+        self.registry = prometheus_client.CollectorRegistry()
+        self._in_ray = ray.is_initialized() if in_ray is None else in_ray
+        self._recent: deque[tuple[float, int]] = deque()  # (when, tokens) within the rate's window
+        self._recent_tokens = 0
+        self._engine: Engine | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+        self.tokens_generated_per_second = self._gauge(
+            "tokens_generated_per_second", f"New tokens a second over the last {RATE_WINDOW_S:g} s"
+        )
+        self.prefill_time_ms = self._histogram("prefill_time_ms", "From a request to its first token", PREFILL_MS)
+        self.time_to_first_token_seconds = self._histogram(
+            "time_to_first_token_seconds", "The same as prefill_time_ms, in seconds", TTFT_S
+        )
+        self.time_per_decoding_step_ms = self._histogram(
+            "time_per_decoding_step_ms", "A step in which every sequence gains one token", STEP_MS
+        )
+        self.gpu_memory_used_bytes = self._gauge("gpu_memory_used_bytes", "Device memory in use, by rank", ("rank",))
+        self.num_requests_running = self._gauge("num_requests_running", "Sequences in the batch")
+        self.num_requests_waiting = self._gauge("num_requests_waiting", "Sequences waiting for room")
+        self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Cache blocks in use, 0 to 1")
+        self.cuda_oom_errors_count = self._count("cuda_oom_errors_count", "Times a rank ran out of device memory")
+        self.invalid_dialog_assertions_count = self._count(
+            "invalid_dialog_assertions_count",
+            "Dialogs refused: roles out of order, or the template's tags in a message",
+        )
+        self.non_finite_logits_count = self._count(
+            "non_finite_logits_count", "Requests for which the model computed NaN"
+        )
+        self.rank_failures_count = self._count("rank_failures_count", "Times the rank group failed")
+        self.generated_tokens_count = self._count("generated_tokens_count", "New tokens since the start")
+        self.requests_total = self._count(
+            "requests_total", "Finished requests, by route and outcome (ok, cancelled or an error's code)",
+            ("path", "outcome"),
+        )  # fmt: skip
+
+    def first_token(self, seconds: float) -> None:
+        """A request's first token came `seconds` after the request."""
+        self.prefill_time_ms.observe(1000 * seconds)
+        self.time_to_first_token_seconds.observe(seconds)
+
+    def tokens_generated(self, num_tokens: int) -> None:
+        """So many new tokens, for the sum and the rate."""
+        self.generated_tokens_count.add(num_tokens)
+        self._recent.append((time.monotonic(), num_tokens))
+        self._recent_tokens += num_tokens
+
+    def on_step(self, stats: StepStats) -> None:
+        """One step of the engine is done."""
+        self.tokens_generated(stats.num_sampled)
+        if stats.decode_only:
+            self.time_per_decoding_step_ms.observe(stats.elapsed_ms)
+        if stats.num_non_finite:
+            self.non_finite_logits_count.add(stats.num_non_finite)
+        if stats.device_memory_bytes:
+            self.gpu_memory_used_bytes.set(stats.device_memory_bytes, rank="0")  # the rank that answers for all
+
+    def watch(self, engine: Engine) -> None:
+        """Take queue lengths and cache use from `engine` before every rendering and, where a loop runs, every second."""
+        self._engine = engine
+        try:
+            self._watching = asyncio.get_running_loop().create_task(self._keep_fresh())
+        except RuntimeError:
+            return
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Bring up to date what changes without an event: the rate when nothing is generated, and the engine's state."""
+        oldest = time.monotonic() - RATE_WINDOW_S
+        while self._recent and self._recent[0][0] < oldest:
+            self._recent_tokens -= self._recent.popleft()[1]
+        self.tokens_generated_per_second.set(self._recent_tokens / RATE_WINDOW_S)
+        if self._engine is not None:
+            state = self._engine.describe()
+            self.engine_state(
+                running=_whole(state.get("requests_running")),
+                waiting=_whole(state.get("requests_waiting")),
+                blocks_used=_whole(state.get("blocks_used")),
+                blocks_total=_whole(state.get("blocks_total")),
+            )
+
+    def engine_state(self, *, running: int, waiting: int, blocks_used: int, blocks_total: int) -> None:
+        self.num_requests_running.set(running)
+        self.num_requests_waiting.set(waiting)
+        self.kv_cache_usage_perc.set(blocks_used / blocks_total if blocks_total else 0.0)
+
+    def render(self) -> bytes:
+        """Prometheus text."""
+        self.refresh()
+        return prometheus_client.generate_latest(self.registry)
+
+    def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Figure:
+        return Figure(self.registry, "gauge", name, help_text, labels, in_ray=self._in_ray)
+
+    def _count(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Figure:
+        return Figure(self.registry, "count", name, help_text, labels, in_ray=self._in_ray)
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Figure:
+        return Figure(self.registry, "histogram", name, help_text, buckets=buckets, in_ray=self._in_ray)
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

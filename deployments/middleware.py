@@ -1,0 +1,50 @@
+"""Around every request: its id, and an answer in the usual shape whatever went wrong inside."""
+
+import logging
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.problems import INTERNAL, error_response
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_ID_CHARS = 128
+
+
+def clean_request_id(given: str | None) -> str:
+    """What a client sent as X-Request-ID, without what could confuse a log or a header; a new one if nothing is left."""
+    return re.sub(r"[^A-Za-z0-9._:-]", "", given or "")[:MAX_REQUEST_ID_CHARS] or uuid.uuid4().hex
+
+
+class RequestScope:
+    """Sets `request.state.request_id` and answers it as X-Request-ID; turns an unhandled exception into a 500.
+
+    Here rather than in an exception handler of Starlette's: those raise it again, for a server to print.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request_id = clean_request_id(Headers(scope=scope).get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            log.exception("unhandled exception, request %s", request_id)
+            if not started:
+                await error_response(INTERNAL)(scope, receive, send_with_id)

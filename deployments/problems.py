@@ -1,0 +1,109 @@
+"""Turns errors into HTTP answers in OpenAI's shape: {"error": {message, type, param, code}}.
+
+Decides status, type and Retry-After by one table. Messages come from the errors, which never repeat the caller's input.
+"""
+
+import math
+
+import msgspec
+from starlette.responses import Response
+
+from llama_core.errors import (
+    InvalidRequest,
+    LlamaError,
+    NonFiniteLogits,
+    NotReady,
+    QueueFull,
+    RankFailure,
+    RequestCancelled,
+)
+
+
+class InvalidJson(InvalidRequest):
+    code = "invalid_json"
+
+
+class IncompleteBody(InvalidRequest):
+    code = "incomplete_body"
+
+
+class BodyTooLarge(InvalidRequest):
+    code = "body_too_large"
+
+
+class BodyTimeout(InvalidRequest):
+    code = "body_timeout"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    code = "unsupported_media_type"
+
+
+class Unsupported(InvalidRequest):
+    """A known field whose value would change the answer, and that this server cannot honour."""
+
+    code = "unsupported"
+
+
+class ModelNotFound(InvalidRequest):
+    code = "model_not_found"
+
+
+class RouteNotFound(InvalidRequest):
+    code = "not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    code = "method_not_allowed"
+
+
+STATUS: dict[type[LlamaError], int] = {
+    # The nearest class in an error's ancestry counts.
+    LlamaError: 500,
+    InvalidRequest: 400,
+    BodyTooLarge: 413,
+    BodyTimeout: 408,
+    UnsupportedMediaType: 415,
+    ModelNotFound: 404,
+    RouteNotFound: 404,
+    MethodNotAllowed: 405,
+    QueueFull: 429,
+    NotReady: 503,
+    RankFailure: 503,
+    NonFiniteLogits: 500,
+    RequestCancelled: 503,
+}
+TYPES = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable_error"}  # others: the caller's fault
+RANK_FAILURE_RETRY_S = 5.0  # about the time in which a small group of ranks is back
+INTERNAL = LlamaError("The server failed to answer this request; its log says why under the request's id.")
+
+
+def status_of(error: LlamaError) -> int:
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def as_llama_error(error: BaseException) -> LlamaError:
+    """The error itself if it is one of ours, else one that says nothing of what happened inside."""
+    return error if isinstance(error, LlamaError) else INTERNAL
+
+
+def error_object(error: LlamaError) -> dict[str, dict[str, str | None]]:
+    kind = TYPES.get(status_of(error), "invalid_request_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def retry_after_s(error: LlamaError) -> int | None:
+    """Whole seconds, at least 1; None where trying again will not help."""
+    if isinstance(error, QueueFull | NotReady):
+        return max(1, math.ceil(error.retry_after_s))
+    return math.ceil(RANK_FAILURE_RETRY_S) if isinstance(error, RankFailure) else None
+
+
+def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def error_response(error: LlamaError, headers: dict[str, str] | None = None) -> Response:
+    retry = retry_after_s(error)
+    extra = {} if retry is None else {"Retry-After": str(retry)}
+    return json_response(error_object(error), status_of(error), {**(headers or {}), **extra})

@@ -1,0 +1,89 @@
+"""One line of JSON a request, and its figures. HTTP and handle calls use the same record.
+
+JSON keeps to ASCII here and escapes control characters, so nothing that a client sends can begin a line of its own.
+"""
+
+import json
+import logging
+import time
+from collections import Counter
+
+from deployments.engine import Delta
+from deployments.metrics import Metrics
+from deployments.plan import Plan
+from deployments.problems import status_of
+from llama_core.errors import InvalidDialog, LlamaError, RequestCancelled
+from llama_core.request import FinishReason
+
+log = logging.getLogger("llama.requests")
+
+
+class RequestRecord:
+    """Follows one request from its arrival to its only end."""
+
+    def __init__(self, metrics: Metrics, path: str, request_id: str) -> None:
+        self._metrics = metrics
+        self._path = path
+        self.request_id = request_id
+        self._started_s = time.monotonic()
+        self._ttft_s: float | None = None
+        self._plan: Plan | None = None
+        self._num_tokens = 0
+        self._finish_reasons: Counter[str] = Counter()
+        self._ended = False
+
+    def planned(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def delta(self, delta: Delta) -> None:
+        """More of one choice is here; the first with a token stamps the time to first token."""
+        if self._ttft_s is None and delta.tokens:
+            self._ttft_s = time.monotonic() - self._started_s
+            self._metrics.first_token(self._ttft_s)
+        self._num_tokens += len(delta.tokens)
+        if delta.finish_reason is not None:
+            self._finish_reasons[delta.finish_reason] += 1
+
+    def succeeded(self) -> None:
+        self._end("ok", logging.INFO)
+
+    def failed(self, error: BaseException) -> None:
+        """By the error's code; a task that was cancelled: the client left."""
+        if isinstance(error, InvalidDialog):
+            self._metrics.invalid_dialog_assertions_count.add()
+        if isinstance(error, RequestCancelled) or not isinstance(error, Exception):
+            self._end("cancelled", logging.INFO)
+        elif isinstance(error, LlamaError):
+            self._end(error.code, logging.INFO if status_of(error) < 500 else logging.ERROR)
+        else:
+            self._end(LlamaError.code, logging.ERROR)
+
+    def closed(self) -> None:
+        """The request is over; if nothing has said how, its client left."""
+        self._end("cancelled", logging.INFO)
+
+    def _end(self, outcome: str, level: int) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._metrics.requests_total.add(path=self._path, outcome=outcome)
+        fields: dict[str, object] = {"request_id": self.request_id, "path": self._path, "outcome": outcome}
+        if (plan := self._plan) is not None:
+            fields |= {
+                "batch_size": len(plan.prompts),
+                "n": plan.n,
+                "prompt_length": max(len(prompt) for prompt in plan.prompts),
+                "max_gen_len": max(params.max_tokens for params in plan.params),
+                "temperature": plan.params[0].temperature,
+                "top_p": plan.params[0].top_p,
+                "stream": plan.stream,
+                "generated": self._num_tokens,
+                "finish_reasons": dict(self._finish_reasons),
+            }
+        if self._ttft_s is not None:
+            fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
+        fields["total_ms"] = round(1000 * (time.monotonic() - self._started_s), 1)
+        log.log(level, "request %s", json.dumps(fields))
+        if num_cut := self._finish_reasons[FinishReason.LENGTH]:
+            text = {"request_id": self.request_id, "choices": num_cut}
+            log.warning("generation ended without EOS, at its token limit %s", json.dumps(text))
