@@ -59,9 +59,8 @@ class ServerArgs(BaseModel):
     drain_timeout_s: Annotated[float, Field(gt=0)] = Field(
         60.0, description="Live streams get so long when a replica leaves."
     )
-    answer_while_loading: bool = Field(
-        True,
-        description="The first replica answers 503 with Retry-After while it loads; false: it appears when it is ready.",
+    answer_after_s: Annotated[float, Field(ge=0)] = Field(
+        20.0, description="The first replica answers 503 with Retry-After if it loads longer than this; before, requests wait."
     )
 
     @model_validator(mode="before")

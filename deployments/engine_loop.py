@@ -257,6 +257,6 @@ class EngineLoop:
                 round_trip_ms=(time.monotonic() - sent_s) * 1e3,
                 num_non_finite=len(output.non_finite),
                 device_memory_bytes=output.device_memory_bytes,
-                decode_only=all(row.count == 1 for row in batch.rows),
+                decode_only=all(row.length == 1 for row in batch.rows),
             )
         )

@@ -32,14 +32,14 @@ class SlotInit:
 
 
 class Row(NamedTuple):
-    """Run tokens start .. start + count of a slot; if `samples`, draw the token at position start + count.
+    """Run tokens start .. start + length of a slot; if `samples`, draw the token at position start + length.
 
     Prefill is a row with many new tokens, decode a row with one.
     """
 
     slot: int
     start: int
-    count: int
+    length: int
     samples: bool
 
 
@@ -65,7 +65,7 @@ class StepInput:
 
     @property
     def num_tokens(self) -> int:
-        return sum(row.count for row in self.rows)
+        return sum(row.length for row in self.rows)
 
 
 class PromptLogprobs(NamedTuple):

@@ -23,7 +23,7 @@ from llama_core.shards import find_shards
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-_CHUNK_BYTES = 8 << 20  # what is mapped and not yet released while a weight is copied
+_CHUNK_BYTES = 2 << 20  # what is mapped and not yet released while a weight is copied
 _REPLICATED_OR_DERIVED = re.compile(r"rope\.freqs$")
 
 
@@ -121,8 +121,8 @@ class Checkpoint:
             weight = torch.empty(spec.part(rank, world_size), dtype=dtype, device=device)
             for path, source, target in self._pieces(name, spec, rank, world_size, weight):
                 for begin, end in _chunks(source):
-                    # One pass tells: a sum over values of which one is NaN or infinite is not finite either.
-                    if not math.isfinite(source[begin:end].sum(dtype=torch.float32).item()):
+                    # NaN spreads to the least and the greatest value; and this, unlike a sum, needs no memory.
+                    if not torch.stack(torch.aminmax(source[begin:end])).isfinite().all():
                         raise CheckpointError(f"{path}: {name} holds a value that is not finite (NaN or infinity)")
                     target[begin:end].copy_(source[begin:end])
                     _release(source[begin:end])

@@ -3,7 +3,7 @@
     LlamaError
     ├── InvalidRequest (ValueError)       the caller's mistake; nothing was computed
     │   ├── InvalidParameter              one field out of its range or of the wrong type
-    │   ├── InvalidDialog                 roles out of order, empty content; names the message's index
+    │   ├── InvalidDialog                 roles out of order; names the message's index
     │   │   └── SpecialTags               the chat template's own tags inside a message
     │   └── ContextLengthExceeded         prompt, or prompt + max tokens, over the context
     ├── ConfigError (ValueError)          params.json or an argument of the server

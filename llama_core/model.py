@@ -40,7 +40,7 @@ def rotary_table(head_dim: int, max_seq_len: int, theta: float, device: torch.de
 
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Turn adjacent pairs (2i, 2i + 1) of x [T, heads, head_dim] by the angles of table [T, head_dim / 2, 2]."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = x.float().view(*x.shape[:-1], -1, 2).unbind(-1)
     cos, sin = table.unsqueeze(1).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
 
@@ -61,9 +61,9 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, table: torch.Tensor, cache: KVCache, layout: StepLayout) -> torch.Tensor:
         """x [T, dim] -> [T, dim]."""
-        q = rotate(self.wq(x).unflatten(-1, (self.n_heads, self.head_dim)), table)
-        k = rotate(self.wk(x).unflatten(-1, (self.n_kv_heads, self.head_dim)), table)
-        v = self.wv(x).unflatten(-1, (self.n_kv_heads, self.head_dim))
+        q = rotate(self.wq(x).view(-1, self.n_heads, self.head_dim), table)
+        k = rotate(self.wk(x).view(-1, self.n_kv_heads, self.head_dim), table)
+        v = self.wv(x).view(-1, self.n_kv_heads, self.head_dim)
         cache.write(self.layer, layout, k, v)
         out = torch.empty_like(q)
         if layout.decode_index.numel():
@@ -77,7 +77,7 @@ class Attention(nn.Module):
     def _decode(self, q: torch.Tensor, cache: KVCache, layout: StepLayout) -> torch.Tensor:
         """One query a row: q [B, n_heads, head_dim] -> the same shape. Heads that share keys are one matrix product."""
         keys, values = cache.of_decodes(self.layer, layout)  # [B, L, n_kv_heads, head_dim]
-        grouped = q.unflatten(1, (self.n_kv_heads, -1))  # [B, n_kv_heads, group, head_dim]
+        grouped = q.view(len(q), self.n_kv_heads, -1, self.head_dim)  # [B, n_kv_heads, group, head_dim]
         scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)).float() * self.head_dim**-0.5
         beyond = torch.arange(keys.shape[1], device=q.device) >= layout.decode_lengths[:, None]  # [B, L]
         weights = scores.masked_fill(beyond[:, None, None, :], float("-inf")).softmax(-1).type_as(q)
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         if start:
             seen = torch.arange(keys.shape[0], device=q.device)
             mask = seen <= (start + torch.arange(q.shape[0], device=q.device))[:, None]
-        out = F.scaled_dot_product_attention(
+        out: torch.Tensor = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],
             values.transpose(0, 1)[None],
@@ -121,8 +121,9 @@ class TransformerBlock(nn.Module):
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x: torch.Tensor, table: torch.Tensor, cache: KVCache, layout: StepLayout) -> torch.Tensor:
-        h = x + self.attention(self.attention_norm(x), table, cache, layout)
-        return h + self.feed_forward(self.ffn_norm(h))
+        h: torch.Tensor = x + self.attention(self.attention_norm(x), table, cache, layout)
+        out: torch.Tensor = h + self.feed_forward(self.ffn_norm(h))
+        return out
 
 
 class Transformer(nn.Module):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from fairscale.nn.model_parallel import initialize as fairscale_groups
+from torch._C._distributed_c10d import HashStore, Store
 
 from llama_core.config import Device
 from llama_core.errors import ConfigError
@@ -45,7 +46,7 @@ def resolve_device(device: Device, index: int = 0) -> torch.device:
     return torch.device("cuda", index % torch.cuda.device_count())
 
 
-def join(rank: int, world_size: int, device: Device, store: dist.Store, timeout_s: float = 600.0) -> Parallel:
+def join(rank: int, world_size: int, device: Device, store: Store, timeout_s: float = 600.0) -> Parallel:
     """Become `rank` of a group that meets at `store`: NCCL on CUDA, gloo on the CPU. A process joins one group in its life.
 
     A collective that waits longer than `timeout_s` for its peers raises.
@@ -66,7 +67,7 @@ def join(rank: int, world_size: int, device: Device, store: dist.Store, timeout_
 def alone(device: Device) -> Parallel:
     """A group of one, for use in process. Calling it again gives the same group."""
     if not dist.is_initialized():
-        return join(0, 1, device, dist.HashStore())
+        return join(0, 1, device, HashStore())
     if dist.get_world_size() != 1:
         raise ConfigError("this process belongs to a group of several ranks already", param="model_parallel_size")
     return _with_fairscale_groups(resolve_device(device))

@@ -198,9 +198,9 @@ class ModelRunner:
         ends: list[int] = []
         total = 0
         for row in rows:
-            total += row.count
+            total += row.length
             ends.append(total)
-        columns = torch.tensor([[row.slot, row.start, row.count] for row in rows], device=device)
+        columns = torch.tensor([[row.slot, row.start, row.length] for row in rows], device=device)
         slot_of_row, start_of_row, count_of_row = columns.unbind(1)
         row_of_token = torch.repeat_interleave(torch.arange(len(rows), device=device), count_of_row, output_size=total)
         offset = torch.arange(total, device=device) - (count_of_row.cumsum(0) - count_of_row)[row_of_token]
@@ -208,15 +208,15 @@ class ModelRunner:
         slot_of_token = slot_of_row[row_of_token]
         blocks = slots.tables[slot_of_token, positions // block_size]
 
-        decodes = [i for i, row in enumerate(rows) if row.count == 1]
+        decodes = [i for i, row in enumerate(rows) if row.length == 1]
         longest = max((rows[i].start + 1 for i in decodes), default=0)
         decode_rows = torch.tensor(decodes, dtype=torch.int64, device=device)
         prefills = []
         for i, row in enumerate(rows):
-            if row.count > 1:
-                seen = torch.arange(row.start + row.count, device=device)
+            if row.length > 1:
+                seen = torch.arange(row.start + row.length, device=device)
                 keys = slots.tables[row.slot, seen // block_size] * block_size + seen % block_size
-                prefills.append(PrefillRow(ends[i] - row.count, ends[i], row.start, keys))
+                prefills.append(PrefillRow(ends[i] - row.length, ends[i], row.start, keys))
         layout = StepLayout(
             positions=positions,
             write=blocks * block_size + positions % block_size,
@@ -231,7 +231,7 @@ class ModelRunner:
         """Draw the next token of each row and remember it as its input. Returns tokens, and the rows that are not finite."""
         slots, device = self._slots, self.parallel.device
         index = torch.tensor([row.slot for row in rows], device=device)
-        positions = torch.tensor([row.start + row.count for row in rows], device=device)
+        positions = torch.tensor([row.start + row.length for row in rows], device=device)
         finite = logits.sum(-1).isfinite()
         if self.parallel.rank == 0:
             # A row that is not finite draws from zeros: its token means nothing, but it must be a token.
@@ -249,7 +249,7 @@ class ModelRunner:
         self.parallel.broadcast(tokens)
         slots.tokens[index, positions] = tokens
         for row in rows:
-            slots.num_known[row.slot] = row.start + row.count + 1
+            slots.num_known[row.slot] = row.start + row.length + 1
         return tokens.tolist(), [i for i, ok in enumerate(finite.tolist()) if not ok]
 
     def _logprobs(self, slots: list[int], logits: torch.Tensor, tokens: list[int]) -> list[TokenLogprob | None]:
@@ -268,11 +268,11 @@ class ModelRunner:
         """Logprobs of the known tokens that follow each position of the rows whose slots ask for them."""
         result = []
         for i, row in enumerate(rows):
-            known = min(row.start + row.count + 1, self._slots.num_known[row.slot])  # targets are start + 1 .. known
+            known = min(row.start + row.length + 1, self._slots.num_known[row.slot])  # targets are start + 1 .. known
             count = known - row.start - 1
             if not self._slots.prompt_logprobs[row.slot] or count <= 0:
                 continue
-            begin = ends[i] - row.count
+            begin = ends[i] - row.length
             logits = self.model.logits(states[begin : begin + count])
             targets = self._slots.tokens[row.slot, row.start + 1 : known].tolist()
             num_top = [max(0, self._slots.top_logprobs[row.slot])] * count

@@ -119,9 +119,9 @@ def test_a_prompt_longer_than_the_budget_is_prefilled_in_chunks_beside_a_running
     while long.scheduled < 14:
         batch = scheduler.schedule()
         assert batch is not None
-        assert batch.rows[0].slot == short.slot and batch.rows[0].count == 1, "the decode goes on, and first"
+        assert batch.rows[0].slot == short.slot and batch.rows[0].length == 1, "the decode goes on, and first"
         assert batch.num_tokens <= 5
-        chunks.append(batch.rows[1].count)
+        chunks.append(batch.rows[1].length)
         scheduler.commit(ranks.step(batch))
     assert chunks == [4, 4, 4, 2]
 

@@ -1,0 +1,63 @@
+"""The one place that wires the parts together: `build_app` for serve_config.yaml and `serve run`, `app` for `serve build`."""
+
+import logging
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import Application
+
+from cluster.placement import group_bundles, replica_resources, resolve_device, shortage
+from deployments.args import ServerArgs
+from deployments.ingress import LlamaIngress
+
+log = logging.getLogger(__name__)
+
+HEALTH_CHECK_PERIOD_S = 5.0
+HEALTH_CHECK_TIMEOUT_S = 30.0
+# Serve must hand over more than we queue, so that it is we who refuse, in OpenAI's words; health and cancels come on top.
+SPARE_ONGOING_REQUESTS = 128
+
+
+def build_app(args: ServerArgs) -> Application:
+    """A `LlamaIngress` in a placement group with one bundle for the replica and one for each rank.
+
+    Raises CheckpointError if the number of ranks is to be read off a checkpoint that is not there.
+    """
+    nodes = _node_resources()
+    device = resolve_device(args.device, nodes)
+    num_ranks = args.num_ranks()
+    bundles = group_bundles(num_ranks, device, cpus_per_rank=args.cpus_per_rank)
+    strategy = args.placement_strategy or "PACK"
+    lacking = shortage(bundles, nodes, strategy) if nodes else None
+    if lacking is not None:
+        log.warning("one replica of %s %s: it waits until there is room", args.model_id, lacking)
+    own = replica_resources(device)
+    deployment = serve.deployment(
+        LlamaIngress,
+        name="LlamaIngress",
+        ray_actor_options={"num_cpus": own.get("CPU", 0), "memory": own.get("memory", 0)},
+        placement_group_bundles=bundles,
+        placement_group_strategy=strategy,
+        max_ongoing_requests=args.max_batch_size + args.max_queue + SPARE_ONGOING_REQUESTS,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=1.0,
+        graceful_shutdown_timeout_s=args.drain_timeout_s + 10.0,
+        max_constructor_retry_count=2,
+    )
+    return deployment.bind(args.model_copy(update={"device": device, "model_parallel_size": num_ranks}))
+
+
+def _node_resources() -> list[dict[str, float]]:
+    """Total resources of each living node. Empty where no cluster is connected yet: `serve run module:build_app` builds first."""
+    if not ray.is_initialized():
+        return []
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def __getattr__(name: str) -> Any:
+    # Bound on first use: importing `build_app` should not look for the default checkpoint.
+    if name == "app":
+        return build_app(ServerArgs())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

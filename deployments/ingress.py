@@ -1,0 +1,232 @@
+"""The Serve deployment: the reference's API for handles, HTTP for everyone else, and what Serve itself asks of a replica."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import serve
+
+from cluster.rank_group import GroupLimits, RankGroup
+from deployments.args import ServerArgs
+from deployments.engine_loop import TokenStream
+from deployments.http import build_http_app
+from deployments.metrics import Metrics
+from deployments.service import LlamaService
+from llama_core.chat import Dialog, encode_dialog
+from llama_core.config import EngineConfig
+from llama_core.errors import InvalidDialog, InvalidParameter, SpecialTags
+from llama_core.request import SamplingParams
+from llama_core.results import (
+    ChatPrediction,
+    CompletionPrediction,
+    chat_prediction,
+    completion_prediction,
+    refused_prediction,
+)
+
+log = logging.getLogger(__name__)
+
+
+@serve.ingress()
+class LlamaIngress:
+    """One replica: a service over the ranks of this replica's own placement group."""
+
+    async def __init__(self, args: ServerArgs) -> None:
+        """Raises what the files can tell of a start that cannot succeed; Serve then reports the deployment as failed."""
+        self.metrics = Metrics()
+        self.service = LlamaService(args, _open_group_for(args), on_step=self.metrics.on_step)
+        self.metrics.watch(self.service)
+        self._starting = asyncio.create_task(self.service.start())
+        self._starting.add_done_callback(_log_failed_start)
+        try:
+            # Serve sends requests to a replica from here on. If others serve, nobody needs this one before it is ready.
+            limit = None if await _another_replica_runs() else args.answer_after_s
+            await asyncio.wait_for(asyncio.shield(self._starting), limit)
+        except TimeoutError:
+            log.warning("still loading after %.0f s: answering 503 until the ranks are ready", args.answer_after_s)
+        except BaseException:
+            await self.service.stop()
+            raise
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return build_http_app(self.service, self.metrics, max_body_bytes=self.service.args.max_body_bytes)
+
+    async def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if not self.service.live():
+            raise RuntimeError(self.service.readiness().detail or "no step completes")
+
+    async def __del__(self) -> None:
+        service = getattr(self, "service", None)
+        if service is not None:
+            await service.drain()
+            self._starting.cancel()
+            await service.stop()
+
+    # By handle: serve.get_app_handle("llama").text_completion.remote(...)
+
+    async def generate(
+        self,
+        prompt_tokens: Sequence[Sequence[int]],
+        max_gen_len: int,
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        logprobs: bool = False,
+        echo: bool = False,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """As `llama_core.Llama.generate`; prompts of other callers run beside these. `seed` is that of every prompt."""
+        params = SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            max_tokens=max_gen_len,
+            logprobs=0 if logprobs else None,
+            prompt_logprobs=logprobs and echo,
+        )
+        streams: list[TokenStream] = []
+        try:
+            for prompt in prompt_tokens:
+                own_seed = self.service.next_seed() if seed is None else seed
+                streams.append(self.service.submit(list(prompt), replace(params, seed=own_seed)))
+            for stream in streams:
+                async for _ in stream:
+                    pass
+        finally:
+            for stream in streams:
+                stream.cancel()
+        sequences = [stream.sequence for stream in streams]
+        tokens = [seq.tokens if echo else seq.output for seq in sequences]
+        if not logprobs:
+            return tokens, None
+        return tokens, [
+            ([0.0, *(p.logprob for p in seq.prompt_logprobs)] if echo else []) + [p.logprob for p in seq.logprobs]
+            for seq in sequences
+        ]
+
+    async def text_completion(
+        self,
+        prompts: Sequence[str],
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        max_gen_len: int | None = None,
+        logprobs: bool = False,
+        echo: bool = False,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+    ) -> list[CompletionPrediction]:
+        """As `llama_core.Llama.text_completion`."""
+        tokenizer = self.service.tokenizer
+        encoded = [tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
+        limit = self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len
+        tokens, values = await self.generate(
+            encoded, limit, temperature, top_p, logprobs, echo, top_k=top_k, seed=seed
+        )
+        return [completion_prediction(tokenizer, out, values[i] if values else None) for i, out in enumerate(tokens)]
+
+    async def chat_completion(
+        self,
+        dialogs: Sequence[Dialog],
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        max_gen_len: int | None = None,
+        logprobs: bool = False,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+    ) -> list[ChatPrediction]:
+        """As `llama_core.Llama.chat_completion`: a dialog with special tags gets the reference's refusal."""
+        encoded: dict[int, list[int]] = {}
+        for i, dialog in enumerate(dialogs):
+            try:
+                encoded[i] = self._encode(dialog)
+            except SpecialTags:
+                log.warning("dialog %d holds special tags and is refused", i)
+        limit = self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len
+        tokens, values = await self.generate(
+            list(encoded.values()), limit, temperature, top_p, logprobs, top_k=top_k, seed=seed
+        )
+        predictions: list[ChatPrediction] = [refused_prediction(logprobs) for _ in dialogs]
+        for n, i in enumerate(encoded):
+            predictions[i] = chat_prediction(self.service.tokenizer, tokens[n], values[n] if values else None)
+        return predictions
+
+    async def stream(
+        self,
+        prompt: str | Sequence[int] | Dialog,
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        max_gen_len: int | None = None,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> AsyncIterator[dict[str, Any]]:
+        """One prompt (text, token ids or a dialog), as it comes; for `handle.options(stream=True)`.
+
+        Yields {"generation": text, "tokens": ids, "finish_reason": None}; the last has "stop" or "length".
+        """
+        params = SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=self.service.next_seed() if seed is None else seed,
+            max_tokens=self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len,
+        )
+        stream = self.service.submit(self._tokens_of(prompt), params, stop=stop)
+        try:
+            async for delta in stream:
+                reason = delta.finish_reason.value if delta.finish_reason is not None else None
+                yield {"generation": delta.text, "tokens": delta.tokens, "finish_reason": reason}
+        finally:
+            stream.cancel()
+
+    def _tokens_of(self, prompt: str | Sequence[int] | Dialog) -> list[int]:
+        if isinstance(prompt, str):
+            return self.service.tokenizer.encode(prompt, bos=True, eos=False)
+        if all(isinstance(part, int) for part in prompt):
+            return list(prompt)  # type: ignore[arg-type]
+        if all(isinstance(part, dict) for part in prompt):
+            return self._encode(prompt)  # type: ignore[arg-type]
+        raise InvalidParameter("prompt must be a text, a list of token ids or a dialog", param="prompt")
+
+    def _encode(self, dialog: Dialog) -> list[int]:
+        try:
+            return encode_dialog(self.service.tokenizer, dialog)
+        except InvalidDialog:
+            self.metrics.count_invalid_dialog()
+            raise
+
+
+def _open_group_for(args: ServerArgs) -> Any:
+    limits = GroupLimits(start_timeout_s=args.start_timeout_s, step_timeout_s=args.step_timeout_s)
+
+    def open_group(config: EngineConfig, epoch: int) -> RankGroup:
+        placement_group = ray.util.get_current_placement_group()
+        assert placement_group is not None, "build_app gives every replica a placement group"
+        return RankGroup(config, placement_group, epoch=epoch, limits=limits)
+
+    return open_group
+
+
+async def _another_replica_runs() -> bool:
+    """Whether this deployment has a replica that serves already. Serve's controller knows."""
+    context = serve.get_replica_context()
+    try:
+        status = await asyncio.to_thread(serve.status)
+        states = status.applications[context.app_name].deployments[context.deployment].replica_states
+    except Exception as error:  # not worth failing a start for
+        log.warning("the other replicas' state is not known: %s", type(error).__name__)
+        return False
+    return any(state == "RUNNING" and count > 0 for state, count in states.items())
+
+
+def _log_failed_start(starting: asyncio.Task[None]) -> None:
+    if not starting.cancelled() and (error := starting.exception()) is not None:
+        log.error("the start has failed: %s", error)

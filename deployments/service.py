@@ -1,0 +1,205 @@
+"""One replica's engine from start to end: rank group, scheduler and engine loop brought up, watched, and taken down.
+
+Implements `deployments.engine.Engine` for the HTTP layer. Knows nothing of HTTP and nothing of Serve.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from cluster.rank_group import GroupInfo
+from deployments.args import ServerArgs
+from deployments.engine import Readiness
+from deployments.engine_loop import EngineLoop, StepStats, TokenStream
+from llama_core.batch import StepRunner
+from llama_core.blocks import BlockPool
+from llama_core.config import EngineConfig, read_params
+from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
+from llama_core.request import SamplingParams, mix_seed
+from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.shards import find_shards
+from llama_core.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class Group(StepRunner, Protocol):
+    """What the service needs of a rank group; `cluster.rank_group.RankGroup` is one, tests have another."""
+
+    async def start(self) -> GroupInfo: ...
+    async def wait_failed(self) -> RankFailure: ...
+    async def stop(self) -> None: ...
+
+
+class LlamaService:
+    """`check` what can be known without ranks, `start`, serve, `stop`. `open_group` makes the ranks' group of an epoch."""
+
+    def __init__(
+        self,
+        args: ServerArgs,
+        open_group: Callable[[EngineConfig, int], Group],
+        on_step: Callable[[StepStats], None] = lambda stats: None,
+    ) -> None:
+        """Raises TokenizerError, ConfigError or CheckpointError: whatever the files themselves can tell."""
+        self.args = args
+        self.tokenizer = Tokenizer(args.tokenizer)
+        self.num_ranks = args.num_ranks()
+        read_params(args.checkpoint, vocab_size=self.tokenizer.n_words).check_world_size(self.num_ranks)
+        find_shards(args.checkpoint)
+        self.config = args.engine_config(self.tokenizer.n_words)
+        self.info: GroupInfo | None = None
+        self._open_group = open_group
+        self._on_step = on_step
+        self._group: Group | None = None
+        self._loop: EngineLoop | None = None
+        self._failure: LlamaError | None = None
+        self._draining = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started_s = time.monotonic()
+        self._num_seeds = 0
+
+    # What a replica goes through.
+
+    async def start(self) -> None:
+        """Bring the ranks up and begin to serve. Raises what kept them from it."""
+        try:
+            self._group = self._open_group(self.config, 0)
+            self.info = await self._group.start()
+        except LlamaError as error:
+            self._failure = error
+            raise
+        scheduler = Scheduler(
+            SchedulerConfig(
+                max_batch_size=self.config.max_batch_size,
+                max_step_tokens=self.config.max_step_tokens,
+                eos_id=self.tokenizer.eos_id,
+                max_waiting=self.args.max_queue,
+            ),
+            BlockPool(self.info.num_blocks, self.config.block_size),
+        )
+        self._loop = EngineLoop(
+            scheduler, self._group, self.tokenizer, max_seq_len=self.config.max_seq_len, on_step=self._on_step
+        )
+        self._tasks = [asyncio.create_task(self._run(self._loop)), asyncio.create_task(self._watch(self._group))]
+        log.info(
+            "ready after %.1f s: world size %d, max_seq_len %d, max_batch_size %d, vocabulary %d, %d cache blocks of %d",
+            time.monotonic() - self._started_s,
+            self.num_ranks,
+            self.config.max_seq_len,
+            self.config.max_batch_size,
+            self.tokenizer.n_words,
+            self.info.num_blocks,
+            self.config.block_size,
+        )
+
+    async def drain(self) -> None:
+        """Take no new request, and wait for the live ones as long as `drain_timeout_s` allows."""
+        self._draining = True
+        if self._loop is not None and not await self._loop.drain(self.args.drain_timeout_s):
+            log.warning("live requests did not end within %.0f s and are cut off", self.args.drain_timeout_s)
+
+    async def stop(self) -> None:
+        """End whatever is left. No process of the group remains when this returns."""
+        self._draining = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._loop is not None:
+            self._loop.fail(NotReady("the server has shut down"))
+        if self._group is not None:
+            await self._group.stop()
+
+    # What the HTTP layer and the handle ask.
+
+    @property
+    def model_id(self) -> str:
+        return self.args.model_id
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.args.max_seq_len
+
+    def readiness(self) -> Readiness:
+        if self._failure is not None:
+            return Readiness(False, "failed", self._failure.message, retry_after_s=10.0)
+        if self._draining:
+            return Readiness(False, "draining", "shutting down", retry_after_s=5.0)
+        if self._loop is None:
+            waited = time.monotonic() - self._started_s
+            return Readiness(False, "loading", f"the ranks have been starting for {waited:.0f} s", retry_after_s=2.0)
+        return Readiness(True, "ready")
+
+    def live(self) -> bool:
+        """False once only a new replica can help: the group has failed, or work waits and no step completes."""
+        if self._failure is not None:
+            return False
+        # The group's own step deadline comes first; this catches whatever it does not see.
+        return self._loop is None or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
+
+    def submit(self, prompt: list[int], params: SamplingParams, *, stop: Sequence[str] = ()) -> TokenStream:
+        """Queue a prompt. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
+        if self._failure is not None:
+            raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
+        readiness = self.readiness()
+        if self._loop is None or not readiness.ready:
+            raise NotReady(f"the server is {readiness.phase}: {readiness.detail}", retry_after_s=readiness.retry_after_s)
+        return self._loop.submit(prompt, params, stop=stop)
+
+    def next_seed(self) -> int:
+        """A seed for a request that names none, derived from the server's and the request's number."""
+        self._num_seeds += 1
+        return mix_seed(self.args.seed, self._num_seeds)
+
+    def describe(self) -> dict[str, object]:
+        scheduler = self._loop.scheduler if self._loop is not None else None
+        ranks = self.info.ranks if self.info is not None else ()
+        return {
+            "model": self.model_id,
+            "phase": self.readiness().phase,
+            "world_size": self.num_ranks,
+            "epoch": self.info.epoch if self.info is not None else 0,
+            "ranks": [
+                {
+                    "rank": report.identity.rank,
+                    "node": report.identity.node_ip,
+                    "pid": report.identity.process.pid,
+                    "device": report.load.device,
+                    "dtype": report.load.dtype,
+                    "weight_bytes": report.load.weight_bytes,
+                    "load_seconds": round(report.load.seconds, 3),
+                }
+                for report in ranks
+            ],
+            "max_seq_len": self.config.max_seq_len,
+            "max_batch_size": self.config.max_batch_size,
+            "max_step_tokens": self.config.max_step_tokens,
+            "max_queue": self.args.max_queue,
+            "block_size": self.config.block_size,
+            "blocks_total": scheduler.pool.num_blocks if scheduler else 0,
+            "blocks_used": scheduler.pool.num_used if scheduler else 0,
+            "requests_running": scheduler.num_running if scheduler else 0,
+            "requests_waiting": scheduler.num_waiting if scheduler else 0,
+            "preemptions": scheduler.num_preemptions if scheduler else 0,
+        }
+
+    async def _run(self, loop: EngineLoop) -> None:
+        try:
+            await loop.run()
+        except LlamaError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("the engine loop failed")
+            self._fail(EngineError(f"the engine loop failed: {type(error).__name__}"))
+
+    async def _watch(self, group: Group) -> None:
+        self._fail(await group.wait_failed())
+
+    def _fail(self, error: LlamaError) -> None:
+        """Every live request gets one error. Bringing the ranks back and going on (`Scheduler.restart`) would begin here."""
+        if self._failure is None:
+            log.error("the engine has failed: %s", error.message)
+            self._failure = error
+        if self._loop is not None:
+            self._loop.fail(error if isinstance(error, EngineError) else EngineError(error.message))
