@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
 _PROBE_S: Final = 0.5  # a rank that does not answer a status call for so long is the one that hangs
-_KILL_PATIENCE_S: Final = 0.1  # Ray ends a running process within milliseconds; a stopped one needs our SIGKILL
+# Ray ends a running process within milliseconds, and takes 5 s for a stopped one: after so long it is our SIGKILL.
+_PATIENCE_AFTER_FAILURE_S: Final = 0.1
+_PATIENCE_WITH_HEALTHY_S: Final = 2.0
 
 _OPTIONS: Final[dict[str, Any]] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"control": 1}}
 _RankActor: Any = ray.remote(**_OPTIONS)(RankWorker)
@@ -98,6 +100,11 @@ class RankGroup:
     @property
     def is_serving(self) -> bool:
         return self.info is not None and self.failure is None and self._ending is None
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that some rank has not answered yet."""
+        return self._fan_out.num_in_flight if self._fan_out else 0
 
     @property
     def rank_elapsed_ms(self) -> list[float]:
@@ -249,11 +256,13 @@ class RankGroup:
             self._listener.close()
         if self._fan_out is not None:
             self._fan_out.fail(RankFailure("the rank group was stopped"))
+        patience_s = _PATIENCE_AFTER_FAILURE_S
         if graceful and self._serving:
+            patience_s = _PATIENCE_WITH_HEALTHY_S
             # Their connections are closed: they return from `serve`.
             await asyncio.wait(self._serving, timeout=self._limits.stop_timeout_s)
         await asyncio.to_thread(self._kill_actors)
-        gone = await asyncio.gather(*(self._end_process(identity) for identity in self._identities))
+        gone = await asyncio.gather(*(self._end_process(identity, patience_s) for identity in self._identities))
         for identity, is_gone in zip(self._identities, gone, strict=True):
             if not is_gone:
                 logger.error("epoch=%d %s could not be ended", self.epoch, self._name(identity.rank))
@@ -264,11 +273,11 @@ class RankGroup:
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
 
-    async def _end_process(self, identity: RankIdentity) -> bool:
+    async def _end_process(self, identity: RankIdentity, patience_s: float) -> bool:
         """Whether the process is gone. On another node a task of Ray's does it; a node that is gone took its
         processes along.
         """
-        timing = (identity.process, _KILL_PATIENCE_S, self._limits.kill_timeout_s)
+        timing = (identity.process, patience_s, self._limits.kill_timeout_s)
         if identity.node_id == ray.get_runtime_context().get_node_id():
             return await asyncio.to_thread(end_process, *timing)
         there = NodeAffinitySchedulingStrategy(identity.node_id, soft=False)

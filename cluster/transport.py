@@ -12,7 +12,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from cluster.socket_dir import SocketDir
 from cluster.tls import GroupKey, make_group_key, tls_context
@@ -89,8 +89,7 @@ class RankConnection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
         self._listener.unproven.add(self)
 
     def data_received(self, data: bytes) -> None:

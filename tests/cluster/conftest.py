@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
 from cluster.placement import group_bundles
 from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
 from cluster.runner_factory import RunnerFactory
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from tests.cluster.fake_runner import CONFIG, FakeFactory
 
 REPOSITORY = Path(__file__).parents[2]
