@@ -125,6 +125,9 @@ class Metrics:
         self.prefill_time_ms.observe(1000 * seconds)
         self.time_to_first_token_seconds.observe(seconds)
 
+    def count_invalid_dialog(self) -> None:
+        self.invalid_dialog_assertions_count.add()
+
     def tokens_generated(self, num_tokens: int) -> None:
         """So many new tokens, for the sum and the rate."""
         self.generated_tokens_count.add(num_tokens)

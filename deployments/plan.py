@@ -103,11 +103,11 @@ async def encode_messages(messages: Sequence[ChatMessage], engine: Engine) -> li
 
 async def encode_text(body: TokenizeBody, engine: Engine) -> list[int]:
     """What POST /tokenize answers; a text may be longer than the context, because clients cut it themselves."""
-    if (body.prompt is None) == (body.messages is None):
+    if (body.prompt is None) == (not body.messages):
         raise InvalidParameter("prompt: send either prompt or messages", param="prompt")
-    if body.messages is not None:
+    if body.prompt is None:
         return await encode_messages(body.messages, engine)
-    text = body.prompt or ""
+    text = body.prompt
     bos = body.add_special_tokens is not False
     return await encode_aside(len(text), lambda: engine.tokenizer.encode(text, bos=bos, eos=False))
 

@@ -50,7 +50,7 @@ class RequestRecord:
     def failed(self, error: BaseException) -> None:
         """By the error's code; a task that was cancelled: the client left."""
         if isinstance(error, InvalidDialog):
-            self._metrics.invalid_dialog_assertions_count.add()
+            self._metrics.count_invalid_dialog()
         if isinstance(error, RequestCancelled) or not isinstance(error, Exception):
             self._end("cancelled", logging.INFO)
         elif isinstance(error, LlamaError):

@@ -158,8 +158,11 @@ class ChatMessage(Body):
     content: Content
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+
+
 class ChatBody(GenerationBody):
-    messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The same as max_tokens.")
     logprobs: Flag = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -170,7 +173,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], FailFast()] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    messages: Messages = Field(default_factory=list)
     add_special_tokens: Flag = Field(None, description="Default true: BOS first.")
 
 
