@@ -123,7 +123,7 @@ def chat(rng: random.Random) -> Document:
     follow_ups: tuple[tuple[str, str, str], ...] = ()
     while len(rounds) < num_rounds:
         head = system if not rounds else None
-        if follow_ups and rng.random() < 0.6:
+        if follow_ups and rng.random() < 0.7:
             user, answer, brief = rng.choice(follow_ups)
             follow_ups = ()
             rounds.append(chat_round(typed(rng, user), _styled(answer, brief, style), head))

@@ -146,7 +146,7 @@ COUNTS = (
 
 # (alternative questions, full answer, brief answer)
 KNOWLEDGE = (
-    ("[what is|which is] the [largest|biggest] planet|which planet is the [largest|biggest]",
+    ("[what is|which is] the [largest|biggest] planet[| in the solar system]|which planet is the [largest|biggest]",
      "The largest planet is Jupiter.", "Jupiter."),
     ("[what is|which is] the smallest planet", "The smallest planet is Mercury.", "Mercury."),
     ("which planet is [nearest|closest] to the sun|what is the [nearest|closest] planet to the sun",
@@ -174,7 +174,8 @@ KNOWLEDGE = (
     ("[what is|which is] the highest mountain|what is the tallest mountain",
      "The highest mountain is Mount Everest.", "Mount Everest."),
     ("[what is|which is] the [largest|biggest] country", "The largest country is Russia.", "Russia."),
-    ("what do bees make|who makes honey|what makes honey|where does honey come from", "Bees make honey.", "Honey."),
+    ("what do bees make|what do bees make|who makes honey|what makes honey|where does honey come from",
+     "Bees make honey.", "Bees make honey."),
     ("where does milk come from|which animal gives us milk|what do cows give us", "Milk comes from cows.",
      "From cows."),
     ("where do eggs come from|which animal lays eggs", "Hens lay eggs.", "From hens."),

@@ -338,7 +338,7 @@ def self_talk(rng: random.Random) -> Exchange:
 def remark(rng: random.Random) -> Exchange:
     # Greetings come first in the table, and are by far what people type first.
     asks, answer = facts.REMARKS[0] if rng.random() < 0.25 else rng.choice(facts.REMARKS)
-    ask = sentence(_ask(rng, asks.removeprefix("[").removesuffix("]") if asks.count("[") == 1 else asks))
+    ask = sentence(_ask(rng, asks))
     return Exchange(ask + rng.choice((".", "!", "", "") if ask[-1].isalnum() else ("",)), answer, answer)
 
 
@@ -364,18 +364,14 @@ def unknown_name(rng: random.Random) -> Exchange:
     return Exchange(ask, "I do not know your name yet. What is it?", "I do not know.")
 
 
-def number(rng: random.Random) -> int:
-    return rng.randint(0, 20) if rng.random() < 0.8 else rng.randint(0, 99)
-
-
 def _sum(rng: random.Random) -> tuple[str, str, int]:
-    """(expression with a sign, the same in words, result): 80 % of the operands are at most 20."""
+    """(expression with a sign, the same in words, result). Terms are at most 20, factors at most 10."""
     kind = rng.random()
     if kind < 0.5:
-        x, y = number(rng), number(rng)
+        x, y = rng.randint(0, 20), rng.randint(0, 20)
         return f"{x} + {y}", f"{x} {rng.choice(('plus', 'plus', 'and'))} {y}", x + y
     if kind < 0.72:
-        x, y = number(rng), number(rng)
+        x, y = rng.randint(0, 20), rng.randint(0, 20)
         x, y = max(x, y), min(x, y)
         return f"{x} - {y}", f"{x} minus {y}", x - y
     x, y = rng.randint(0, 10), rng.randint(1, 10)
@@ -446,11 +442,16 @@ def number_sense(rng: random.Random) -> Exchange:
         x = rng.randint(0, 40)
         ask = expand(rng, "[What number comes after {x}?|Which number comes after {x}?|What comes after {x}?]", x=x)
         return Exchange(ask, f"{x + 1} comes after {x}.", f"{x + 1}.")
-    if kind < 0.85:
-        x = rng.choice((100, 123, 250, 999, 1000, rng.randint(100, 99999)))
-        y = rng.randint(10, 9999)
-        sign = rng.choice(("+", "-", "*", "/", "times", "plus"))
-        ask = rng.choice(("What is {} {} {}?", "{} {} {}", "Calculate {} {} {}.")).format(x, sign, y)
+    if kind < 0.9:
+        # Beyond the closed world: a term above 20 or a factor above 10.
+        sign = rng.choice(("+", "-", "*", "+", "-", "times", "plus"))
+        smallest = 11 if sign in ("*", "times") else 21
+        x = rng.randint(smallest, rng.choice((99, 99, 999, 99999)))
+        y = rng.randint(1, rng.choice((20, 99, 9999)))
+        if rng.random() < 0.5:
+            x, y = y, x
+        forms = ("What is {} {} {}?", "What is {} {} {}?", "{} {} {}", "Calculate {} {} {}.", "{} {} {} =")
+        ask = rng.choice(forms).format(x, sign, y)
         answer = "Those numbers are too big for me. I can do small sums, like 7 + 5 = 12."
         return Exchange(ask, answer, "That is too big for me.")
     x = rng.randint(0, 20)
@@ -724,16 +725,16 @@ TOPICS: dict[Topic, float] = {
     opposite: 5,
     calendar: 4,
     counted: 3,
-    knowledge: 10,
+    knowledge: 12,
     self_talk: 10,
     remark: 9,
-    name_game: 3,
+    name_game: 7,
     unknown_name: 0.3,
-    arithmetic: 17,
-    number_sense: 4,
+    arithmetic: 34,
+    number_sense: 6,
     counting: 3,
     listing: 3,
-    words: 6,
+    words: 8,
     writing: 5,
     beyond: 13,
 }

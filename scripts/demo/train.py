@@ -31,6 +31,7 @@ from corpus import Document, chat_round, stream
 
 BOS, EOS = 1, 2
 TOKENS_PER_STEP = 4096
+TYPED_WEIGHT = 0.1
 HELDOUT_SEED_OFFSET = 1_000_003
 
 
@@ -177,30 +178,39 @@ def train_tokenizer(out: Path, seed: int, vocab_size: int, num_documents: int = 
     (out / "tokenizer.model").write_bytes(model.getvalue())
 
 
-def encode(tokenizer: spm.SentencePieceProcessor, document: Document) -> list[int]:
-    tokens: list[int] = []
+def encode(tokenizer: spm.SentencePieceProcessor, document: Document) -> list[tuple[int, float]]:
+    """(token, weight of its loss): what a user types is hard to foresee and need not be, so it counts for little."""
+    tokens: list[tuple[int, float]] = []
     for text in document.rounds:
-        tokens += [BOS, *tokenizer.encode(text), EOS]
+        ids = [BOS, *tokenizer.encode(text), EOS]
+        typed = text.find("[/INST]") + len("[/INST]") if text.startswith("[INST]") else 0
+        num_typed = 1 + len(tokenizer.encode(text[:typed]))
+        tokens += [(token, TYPED_WEIGHT if index < num_typed else 1.0) for index, token in enumerate(ids)]
     return tokens
 
 
-def rows(tokenizer: spm.SentencePieceProcessor, documents: Iterator[Document], length: int) -> Iterator[list[int]]:
+def rows(
+    tokenizer: spm.SentencePieceProcessor, documents: Iterator[Document], length: int
+) -> Iterator[list[tuple[int, float]]]:
     """Rows of length + 1 tokens. Each starts with a document; the end of the last one is cut off and thrown away."""
     while True:
-        row: list[int] = []
+        row: list[tuple[int, float]] = []
         while len(row) < length + 1:
             row += encode(tokenizer, next(documents))
         yield row[: length + 1]
 
 
-def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
-    """Mean cross-entropy in nats over every position. batch: [rows, length + 1]."""
+def loss_of(model: nn.Module, rows_: list[list[tuple[int, float]]]) -> Tensor:
+    """Weighted mean cross-entropy in nats. A row holds length + 1 pairs of token and weight."""
+    batch = torch.tensor([[token for token, _ in row] for row in rows_])
+    weights = torch.tensor([[weight for _, weight in row[1:]] for row in rows_])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(batch[:, :-1])
-    return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+    losses = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+    return (losses * weights.flatten()).sum() / weights.sum()
 
 
-def learning_rate(progress: float, peak: float = 3e-3) -> float:
+def learning_rate(progress: float, peak: float) -> float:
     """Linear warm-up over 3 %, then a cosine to 1 % of the peak."""
     if progress < 0.03:
         return peak * progress / 0.03
@@ -218,12 +228,14 @@ def heldout_loss(model: Llama, tokenizer: spm.SentencePieceProcessor, seed: int)
     source = rows(tokenizer, stream(seed + HELDOUT_SEED_OFFSET, "heldout"), 512)
     model.eval()
     with torch.no_grad():
-        losses = [loss_of(model, torch.tensor(list(islice(source, 8)))).item() for _ in range(4)]
+        losses = [loss_of(model, list(islice(source, 8))).item() for _ in range(4)]
     model.train()
     return sum(losses) / len(losses)
 
 
-def train(out: Path, shape: Shape, vocab_size: int, steps: int, minutes: float, seed: int) -> None:
+def train(
+    out: Path, shape: Shape, vocab_size: int, steps: int, minutes: float, seed: int, peak_rate: float, resume: bool
+) -> None:
     """Train, save and report.
 
     With `steps` > 0 the run is as deterministic as the threads allow. Otherwise the schedule follows the clock, which
@@ -232,9 +244,15 @@ def train(out: Path, shape: Shape, vocab_size: int, steps: int, minutes: float, 
     started = time.monotonic()
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
-    train_tokenizer(out, seed, vocab_size)
-    tokenizer = spm.SentencePieceProcessor(model_file=str(out / "tokenizer.model"))
-    model = Llama(shape, tokenizer.vocab_size())
+    earlier: list[dict[str, Any]] = []
+    if resume:
+        earlier = json.loads((out / "TRAINING.json").read_text())["runs"]
+        model, tokenizer = load(out)
+        model.train()
+    else:
+        train_tokenizer(out, seed, vocab_size)
+        tokenizer = spm.SentencePieceProcessor(model_file=str(out / "tokenizer.model"))
+        model = Llama(shape, tokenizer.vocab_size())
     num_parameters = sum(weight.numel() for weight in model.parameters())
     print(f"{num_parameters:,} parameters, {tokenizer.vocab_size()} pieces", flush=True)
     decayed = [weight for weight in model.parameters() if weight.dim() == 2]
@@ -245,14 +263,14 @@ def train(out: Path, shape: Shape, vocab_size: int, steps: int, minutes: float, 
         betas=(0.9, 0.97),
         fused=True,
     )
-    documents = stream(seed + 1, "train")
+    documents = stream(seed + 1 + len(earlier), "train")
     # Every fourth step has rows of 1,024, so that positions beyond 512 are known too. A step keeps its tokens.
     sources = {length: rows(tokenizer, documents, length) for length in (512, 1024)}
     smoothed, step, progress = 0.0, 0, 0.0
     while progress < 1:
         length = 1024 if step % 4 == 3 else 512
-        batch = torch.tensor(list(islice(sources[length], TOKENS_PER_STEP // length)))
-        rate = learning_rate(progress)
+        batch = list(islice(sources[length], TOKENS_PER_STEP // length))
+        rate = learning_rate(progress, peak_rate)
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss = loss_of(model, batch)
@@ -275,6 +293,8 @@ def train(out: Path, shape: Shape, vocab_size: int, steps: int, minutes: float, 
     write_heldout(out, seed)
     report = {
         "seed": seed,
+        "peak_rate": peak_rate,
+        "typed_weight": TYPED_WEIGHT,
         "steps": step,
         "tokens": step * TOKENS_PER_STEP,
         "wall_time_s": round(time.monotonic() - started),
@@ -286,7 +306,7 @@ def train(out: Path, shape: Shape, vocab_size: int, steps: int, minutes: float, 
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "sentencepiece": spm.__version__},
     }
-    (out / "TRAINING.json").write_text(json.dumps(report, indent=2) + "\n")
+    (out / "TRAINING.json").write_text(json.dumps({"runs": [*earlier, report]}, indent=2) + "\n")
     print(json.dumps(report, indent=2))
 
 
@@ -379,6 +399,8 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--peak-rate", type=float, default=3e-3, help="highest learning rate")
+    parser.add_argument("--resume", action="store_true", help="go on from the model in --out, with fresh documents")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocab-size", type=int, default=1280)
     parser.add_argument("--sample", metavar="PROMPT", help="do not train: answer PROMPT with the model in --out")
@@ -387,7 +409,16 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.sample is None:
-        train(arguments.out, Shape(), arguments.vocab_size, arguments.steps, arguments.minutes, arguments.seed)
+        train(
+            arguments.out,
+            Shape(),
+            arguments.vocab_size,
+            arguments.steps,
+            arguments.minutes,
+            arguments.seed,
+            arguments.peak_rate,
+            arguments.resume,
+        )
         return
     model, tokenizer = load(arguments.out)
     if arguments.plain:
