@@ -258,9 +258,10 @@ class RankGroup:
             self._fan_out.fail(RankFailure("the rank group was stopped"))
         patience_s = _PATIENCE_AFTER_FAILURE_S
         if graceful and self._serving:
-            patience_s = _PATIENCE_WITH_HEALTHY_S
-            # Their connections are closed: they return from `serve`.
+            # Their connections are closed: healthy ranks leave `serve` and end by themselves, in an order that Ray
+            # knows.
             await asyncio.wait(self._serving, timeout=self._limits.stop_timeout_s)
+            patience_s = _PATIENCE_WITH_HEALTHY_S
         await asyncio.to_thread(self._kill_actors)
         gone = await asyncio.gather(*(self._end_process(identity, patience_s) for identity in self._identities))
         for identity, is_gone in zip(self._identities, gone, strict=True):
@@ -285,10 +286,10 @@ class RankGroup:
         try:
             async with asyncio.timeout(self._limits.kill_timeout_s * 2):
                 return bool(await result_of(ender.options(scheduling_strategy=there).remote(*timing)))
-        except ray.exceptions.RayError as error:
-            logger.warning("rank %d: its node cannot be asked: %s", identity.rank, first_line(error))
+        except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
             return True
-        except TimeoutError:
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            logger.warning("rank %d: its node could not be asked to end it: %s", identity.rank, first_line(error))
             return False
 
     async def _where_ranks_are(self) -> str:

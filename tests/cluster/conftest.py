@@ -1,11 +1,13 @@
 """One Ray cluster for all tests that need one, on this machine alone, ended with the session."""
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import ray
+import uvloop
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from cluster.placement import group_bundles
@@ -61,3 +63,10 @@ async def start(two_rank_placement: PlacementGroup) -> AsyncIterator[Start]:
     yield start_group
     for group in groups:
         await group.stop()
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """uvloop, as in a Serve replica."""
+    return {"uvloop": uvloop.new_event_loop}

@@ -1,0 +1,185 @@
+"""Steps to ranks played by the test itself over real sockets: order, epochs, deadlines, and who is blamed. No Ray."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from cluster.fan_out import FanOut
+from cluster.transport import RankListener, connect
+from cluster.wire import Ack, Answer, Fault, FrameSocket, decode_step
+from llama_core.batch import Row, StepInput, StepOutput
+from llama_core.errors import RankFailure
+
+EPOCH = 3
+
+
+def step_input(step: int, epoch: int = EPOCH) -> StepInput:
+    return StepInput(epoch, step, [Row(0, step, 1, True)])
+
+
+def answer(step: int, epoch: int = EPOCH) -> Answer:
+    return Answer(StepOutput(epoch, step, [step]))
+
+
+@dataclass
+class Bench:
+    """A fan-out to two ranks, and the ranks' ends of its connections."""
+
+    fan_out: FanOut
+    ranks: list[FrameSocket]
+    failures: list[RankFailure]
+    failed: asyncio.Event
+    overdue: list[list[int]]
+
+    def reply(self, rank: int, message: Answer | Ack | Fault) -> None:
+        self.ranks[rank].send(message)
+
+    async def receive(self, rank: int) -> StepInput:
+        payload = await asyncio.to_thread(self.ranks[rank].receive)
+        assert payload is not None
+        return decode_step(payload)
+
+    async def failure(self) -> RankFailure:
+        await asyncio.wait_for(self.failed.wait(), 2)
+        return self.failures[0]
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    listener = RankListener(EPOCH, 2, None)
+    invitation = await listener.open()
+    ranks = [await asyncio.to_thread(connect, invitation, rank, 5) for rank in range(2)]
+    failures: list[RankFailure] = []
+    failed = asyncio.Event()
+    overdue: list[list[int]] = []
+
+    def on_failure(failure: RankFailure) -> None:
+        failures.append(failure)
+        failed.set()
+
+    connections = await listener.connections()
+    fan_out = FanOut(connections, epoch=EPOCH, step_timeout_s=0.3, on_failure=on_failure, on_overdue=overdue.append)
+    yield Bench(fan_out, ranks, failures, failed, overdue)
+    fan_out.fail(RankFailure("end of the test"))
+    for rank in ranks:
+        rank.close()
+
+
+async def test_every_rank_gets_the_same_steps_in_order(bench: Bench) -> None:
+    results = [bench.fan_out.submit(step_input(step)) for step in range(3)]
+    for rank in range(2):
+        assert [await bench.receive(rank) for _ in range(3)] == [step_input(step) for step in range(3)]
+    for step in range(3):
+        bench.reply(0, answer(step))
+        bench.reply(1, Ack(EPOCH, step, 1, 1.5))
+    assert [(await result).tokens for result in results] == [[0], [1], [2]]
+    await asyncio.sleep(0.02)
+    assert bench.fan_out.num_in_flight == 0
+    assert bench.fan_out.elapsed_ms == [0.0, 1.5]
+
+
+async def test_the_result_does_not_wait_for_the_other_ranks_answers(bench: Bench) -> None:
+    result = bench.fan_out.submit(step_input(0))
+    bench.reply(0, answer(0))
+    assert (await asyncio.wait_for(result, 1)).tokens == [0]
+    assert bench.fan_out.num_in_flight == 1
+
+
+async def test_a_result_that_nobody_waits_for_any_more_disturbs_nothing(bench: Bench) -> None:
+    first, second = bench.fan_out.submit(step_input(0)), bench.fan_out.submit(step_input(1))
+    first.cancel()
+    for step in range(2):
+        bench.reply(0, answer(step))
+        bench.reply(1, Ack(EPOCH, step, 1, 0))
+    assert (await second).tokens == [1]
+    assert not bench.failures
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (0, answer(0, epoch=EPOCH - 1)),
+        (1, Ack(EPOCH - 1, 0, 1, 0.0)),
+        (0, answer(1)),
+        (1, Ack(EPOCH, 5, 1, 0.0)),
+        (1, Ack(EPOCH, 0, 0, 0.0)),
+        (0, Ack(EPOCH, 0, 0, 0.0)),
+        (1, answer(0)),
+    ],
+    ids=["old answer", "old ack", "later step", "later ack", "as rank 0", "rank 0 without result", "rank 1 with one"],
+)
+async def test_an_answer_that_is_not_due_is_refused(bench: Bench, rank: int, message: Answer | Ack) -> None:
+    result = bench.fan_out.submit(step_input(0))
+    bench.reply(rank, message)
+    with pytest.raises(RankFailure, match="was due"):
+        await asyncio.wait_for(result, 1)
+    assert (await bench.failure()).rank == rank
+
+
+async def test_an_answer_without_a_step_is_refused(bench: Bench) -> None:
+    bench.reply(0, answer(0))
+    assert "nothing of epoch 3 was due" in (await bench.failure()).message
+
+
+async def test_bytes_that_are_no_answer_fail_the_rank(bench: Bench) -> None:
+    bench.ranks[1]._socket.sendall(b"\0\0\0\x02\xc1\xc1")
+    failure = await bench.failure()
+    assert failure.rank == 1
+    assert "no answer" in failure.message
+
+
+async def test_a_closed_connection_fails_every_step_in_flight_once(bench: Bench) -> None:
+    results = [bench.fan_out.submit(step_input(step)) for step in range(3)]
+    bench.ranks[1].close()
+    failed = await asyncio.gather(*results, return_exceptions=True)
+    assert [type(error) for error in failed] == [RankFailure] * 3
+    assert len({id(error) for error in failed}) == 3
+    assert len(bench.failures) == 1
+    assert bench.failures[0].rank == 1
+    with pytest.raises(RankFailure, match="rank 1 died"):
+        bench.fan_out.submit(step_input(3))
+
+
+async def test_a_ranks_own_error_is_told_at_once(bench: Bench) -> None:
+    result = bench.fan_out.submit(step_input(0))
+    bench.reply(1, Fault(EPOCH, 1, "ValueError", "no such slot", collective=False))
+    with pytest.raises(RankFailure, match="rank 1 failed: ValueError: no such slot"):
+        await asyncio.wait_for(result, 0.15)
+
+
+async def test_a_death_is_blamed_before_the_collective_error_that_it_causes(bench: Bench) -> None:
+    bench.reply(0, Fault(EPOCH, 0, "RuntimeError", "gloo: connection closed by peer", collective=True))
+    bench.ranks[0].close()
+    await asyncio.sleep(0.02)
+    bench.ranks[1].close()
+    failure = await bench.failure()
+    assert failure.rank == 1
+    assert "died" in failure.message
+
+
+async def test_a_collective_error_alone_is_told_after_a_moment(bench: Bench) -> None:
+    bench.reply(0, Fault(EPOCH, 0, "RuntimeError", "gloo: timeout", collective=True))
+    assert (await asyncio.wait_for(bench.failure(), 1)).message == "rank 0 failed: RuntimeError: gloo: timeout"
+
+
+async def test_ranks_without_an_answer_are_overdue_after_the_deadline(bench: Bench) -> None:
+    bench.fan_out.submit(step_input(0))
+    bench.reply(0, answer(0))
+    await asyncio.sleep(0.2)
+    assert not bench.overdue
+    await asyncio.sleep(0.2)
+    assert bench.overdue == [[1]]
+
+
+async def test_a_steps_deadline_begins_with_its_turn(bench: Bench) -> None:
+    for step in range(3):
+        bench.fan_out.submit(step_input(step))
+    for step in range(3):
+        await asyncio.sleep(0.2)  # 0.6 s in all, each within the 0.3 s of its turn
+        bench.reply(0, answer(step))
+        bench.reply(1, Ack(EPOCH, step, 1, 0))
+    await asyncio.sleep(0.4)
+    assert not bench.overdue
+    assert not bench.failures

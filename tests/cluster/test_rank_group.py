@@ -1,0 +1,235 @@
+"""Two rank actors without a model: started, stepped, ended; killed, stopped, broken in every phase. Real Ray and sockets."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from cluster.cores import claim_cores
+from cluster.process_end import ProcessIdentity, is_running
+from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
+from cluster.rank_worker import Phase
+from cluster.socket_dir import PREFIX, parent_dir
+from llama_core.batch import Row, SlotInit, StepInput
+from llama_core.errors import CheckpointError, RankFailure
+from tests.cluster.conftest import LIMITS, Start
+from tests.cluster.fake_runner import CONFIG, FakeFactory
+
+
+def step_input(step: int, epoch: int = 1, num_rows: int = 2) -> StepInput:
+    return StepInput(epoch, step, [Row(slot, step, 1, True) for slot in range(num_rows)])
+
+
+def processes(info: GroupInfo) -> list[ProcessIdentity]:
+    return [report.identity.process for report in info.ranks]
+
+
+def socket_directories() -> set[Path]:
+    return set(parent_dir().glob(PREFIX + "*"))
+
+
+async def assert_gone(group: RankGroup, running: list[ProcessIdentity]) -> None:
+    await asyncio.wait_for(group.stop(), 15)
+    assert not any(is_running(process) for process in running)
+    assert not socket_directories()
+
+
+async def test_steps_reach_every_rank_in_order_and_come_back(start: Start) -> None:
+    group, info = await start()
+    assert info.num_blocks == 49  # the smaller of the two ranks'
+    assert [report.identity.rank for report in info.ranks] == [0, 1]
+    assert [report.load.weight_bytes for report in info.ranks] == [1000, 1000]
+    for step in range(20):
+        output = await group.step(step_input(step))
+        assert (output.epoch, output.step, output.tokens) == (1, step, [1000 * step, 1000 * step + 1])
+    assert [status and status.phase for status in await group.statuses()] == [Phase.SERVING] * 2
+    assert group.is_serving
+    assert all(elapsed < 1000 for elapsed in group.rank_elapsed_ms)
+
+
+async def test_several_steps_may_be_in_flight(start: Start) -> None:
+    group, _ = await start()
+    outputs = await asyncio.gather(*(group.step(step_input(step)) for step in range(100)))
+    assert [output.step for output in outputs] == list(range(100))
+
+
+async def test_a_step_of_megabytes_passes(start: Start) -> None:
+    group, _ = await start()
+    admit = [SlotInit(slot, [31_999] * 4096, list(range(256)), 0.6, 0.9, 0, 1) for slot in range(64)]
+    outputs = await asyncio.gather(*(group.step(StepInput(1, step, [], admit=admit)) for step in range(3)))
+    assert [output.step for output in outputs] == [0, 1, 2]
+
+
+async def test_stop_leaves_no_process_and_no_socket(start: Start) -> None:
+    group, info = await start()
+    pending = group.submit(step_input(0))
+    await pending
+    assert not socket_directories()  # nothing to connect to while serving
+    await assert_gone(group, processes(info))
+    with pytest.raises(RankFailure, match="stopped"):
+        await group.step(step_input(1))
+    assert group.failure is None
+    await group.stop()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_killed_rank_fails_the_steps_in_flight_within_a_second(start: Start, rank: int) -> None:
+    group, info = await start(FakeFactory(step_seconds=0.2))
+    pending = [group.submit(step_input(step)) for step in range(3)]
+    await asyncio.sleep(0.05)
+    killed = time.monotonic()
+    os.kill(processes(info)[rank].pid, signal.SIGKILL)
+    failure = await asyncio.wait_for(group.wait_failed(), 1)
+    assert time.monotonic() - killed < 1
+    assert failure.rank == rank
+    assert "died" in failure.message
+    errors = await asyncio.gather(*pending, return_exceptions=True)
+    assert [type(error) for error in errors] == [RankFailure] * 3
+    assert not group.is_serving
+    await assert_gone(group, processes(info))
+    with pytest.raises(RankFailure, match=f"rank {rank} died"):
+        await group.step(step_input(9))
+
+
+async def test_an_idle_groups_dead_rank_is_noticed(start: Start) -> None:
+    group, info = await start()
+    os.kill(processes(info)[1].pid, signal.SIGKILL)
+    assert (await asyncio.wait_for(group.wait_failed(), 1)).rank == 1
+    await assert_gone(group, processes(info))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: Start, rank: int) -> None:
+    group, info = await start(limits=GroupLimits(start_timeout_s=60, step_timeout_s=0.5))
+    await group.step(step_input(0))
+    os.kill(processes(info)[rank].pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    pending = group.submit(step_input(1))
+    failure = await asyncio.wait_for(group.wait_failed(), 3)
+    assert 0.5 <= time.monotonic() - stopped < 1.5
+    assert failure.rank == rank
+    assert "hangs" in failure.message
+    if rank == 0:
+        with pytest.raises(RankFailure):
+            await pending
+    ended = time.monotonic()
+    await assert_gone(group, processes(info))
+    assert time.monotonic() - ended < 2
+
+
+async def test_an_exception_in_a_step_is_told_with_its_text(start: Start) -> None:
+    group, info = await start(FakeFactory(on_rank=1, raise_at_step=2))
+    await group.step(step_input(0))
+    for step in (1, 2, 3):  # rank 0 may well answer them: it waits for nobody
+        group.submit(step_input(step)).add_done_callback(lambda step: step.exception())
+    failure = await asyncio.wait_for(group.wait_failed(), 1)
+    assert (failure.rank, failure.message) == (1, "rank 1 failed: ValueError: injected fault")
+    await assert_gone(group, processes(info))
+
+
+async def test_the_rank_that_raised_is_blamed_not_the_one_whose_collective_failed(start: Start) -> None:
+    group, info = await start(FakeFactory(on_rank=1, raise_at_step=0, collective_error_elsewhere=True))
+    with pytest.raises(RankFailure, match="rank 1 failed: ValueError"):
+        await group.step(step_input(0))
+    await assert_gone(group, processes(info))
+
+
+async def test_an_error_of_ours_in_load_is_the_very_error(start: Start) -> None:
+    with pytest.raises(CheckpointError, match=r"^shard 1 is damaged$") as caught:
+        await start(FakeFactory(on_rank=1, raise_in_load="checkpoint"))
+    assert type(caught.value) is CheckpointError
+    assert caught.value.param == "ckpt_dir"
+
+
+async def test_another_exception_in_load_names_rank_phase_and_text(start: Start) -> None:
+    with pytest.raises(RankFailure, match=r"rank 1 failed \(ValueError\) while loading: no memory") as caught:
+        await start(FakeFactory(on_rank=1, raise_in_load="no memory"))
+    assert caught.value.rank == 1
+
+
+async def test_an_exception_while_warming_up_names_rank_and_phase(start: Start) -> None:
+    with pytest.raises(RankFailure, match=r"rank 0 .* while warming up: bad kernel"):
+        await start(FakeFactory(on_rank=0, raise_in_warm_up="bad kernel"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_death_in_load_is_told_within_a_second_and_ends_all(
+    two_rank_placement: PlacementGroup, rank: int
+) -> None:
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory(rank, die_in_load=True))
+    with pytest.raises(RankFailure, match=f"rank {rank} died while loading"):
+        await group.start()
+    assert len(group._identities) == 2
+    assert not any(is_running(identity.process) for identity in group._identities)
+    assert not socket_directories()
+
+
+async def test_a_start_that_hangs_ends_at_its_deadline_and_says_where(two_rank_placement: PlacementGroup) -> None:
+    limits = GroupLimits(start_timeout_s=4)
+    group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
+    with pytest.raises(RankFailure, match=r"within 4 s: .*rank 1 loading \(0 of 1,000 bytes\)"):
+        await group.start()
+    assert not any(is_running(identity.process) for identity in group._identities)
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(two_rank_placement: PlacementGroup) -> None:
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory(1, hang_in_load=True))
+    starting = asyncio.create_task(group.start())
+    while not any(s and s.phase == Phase.LOADING for s in await group.statuses()):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not any(is_running(identity.process) for identity in group._identities)
+
+
+async def test_the_next_epoch_starts_in_the_same_placement_group(start: Start) -> None:
+    first, before = await start(epoch=1)
+    os.kill(processes(before)[0].pid, signal.SIGKILL)
+    await first.wait_failed()
+    await first.stop()
+    second, after = await start(epoch=2)
+    assert (await second.step(step_input(0, epoch=2))).epoch == 2
+    assert not {process.pid for process in processes(before)} & {process.pid for process in processes(after)}
+
+
+async def test_ranks_have_cores_of_their_own_while_they_live(start: Start) -> None:
+    probe = claim_cores(2, os.sched_getaffinity(0))
+    if probe is None:
+        pytest.skip("another server's ranks on this host have its cores")
+    probe.release()
+    for epoch in (1, 2):
+        group, info = await start(epoch=epoch)
+        cores = [report.load.cores for report in info.ranks]
+        assert all(len(owned) == 1 for owned in cores)
+        assert cores[0] != cores[1]
+        for report in info.ranks:
+            assert os.sched_getaffinity(report.identity.process.pid) == set(report.load.cores)
+        await group.stop()
+
+
+@ray.remote(num_cpus=0)
+class Driver:
+    """Owns a group, as a Serve replica does."""
+
+    async def start(self, placement: PlacementGroup) -> tuple[int, GroupInfo]:
+        self.group = RankGroup(CONFIG, placement, limits=LIMITS, runner_factory=FakeFactory(step_seconds=0.1))
+        info = await self.group.start()
+        self.pending = [self.group.submit(step_input(step, epoch=0)) for step in range(50)]
+        return os.getpid(), info
+
+
+async def test_a_killed_driver_takes_its_ranks_along(two_rank_placement: PlacementGroup) -> None:
+    driver = Driver.remote()  # type: ignore[attr-defined]
+    pid, info = await driver.start.remote(two_rank_placement)
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(is_running(process) for process in processes(info)):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    assert not socket_directories()

@@ -1,0 +1,90 @@
+"""Run by test_two_nodes.py as a program of its own: a cluster of two nodes, one rank on each, since ray.init is one a process.
+
+Prints one JSON line of what it saw.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import ray
+import uvloop
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group
+
+from cluster.placement import shortage
+from cluster.process_end import is_running
+from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
+from llama_core.batch import Row, SlotInit, StepInput
+from llama_core.errors import RankFailure
+from tests.cluster.fake_runner import CONFIG, FakeFactory
+
+LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=1)
+BUNDLES = [{"memory": 2**20}, {"CPU": 1.0}, {"CPU": 1.0}]
+
+
+def step_input(step: int, epoch: int) -> StepInput:
+    admit = (
+        [SlotInit(slot, [31_999] * 4096, list(range(256)), 0.6, 0.9, 0, 1) for slot in range(32)] if step == 1 else []
+    )
+    return StepInput(epoch, step, [Row(3, step, 1, True)], admit=admit)
+
+
+def gone(info: GroupInfo) -> bool:
+    return not any(is_running(report.identity.process) for report in info.ranks)
+
+
+async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
+    seen: dict[str, object] = {}
+    seen["shortage"] = shortage([{"CPU": 3.0}] * 2, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    placement = placement_group(BUNDLES, strategy="PACK")
+    await asyncio.wait_for(placement.ready(), 30)
+
+    group = RankGroup(CONFIG, placement, epoch=1, limits=LIMITS, runner_factory=FakeFactory())
+    info = await group.start()
+    seen["nodes"] = len({report.identity.node_id for report in info.ranks})
+    assert group._listener is not None
+    seen["host"] = group._listener._host
+    outputs = await asyncio.gather(*(group.step(step_input(step, 1)) for step in range(50)))
+    seen["tokens"] = [output.tokens for output in outputs] == [[1000 * step + 3] for step in range(50)]
+    began = time.perf_counter()
+    for step in range(50, 250):
+        await group.step(step_input(step, 1))
+    seen["tls_ms_per_step"] = (time.perf_counter() - began) * 1e3 / 200
+
+    driver_node = ray.get_runtime_context().get_node_id()
+    (far,) = (report.identity for report in info.ranks if report.identity.node_id != driver_node)
+    os.kill(far.process.pid, signal.SIGSTOP)
+    group.submit(step_input(250, 1)).add_done_callback(lambda result: result.exception())
+    failure = await group.wait_failed()
+    await group.stop()
+    seen["stopped"] = (failure.rank == far.rank, "hangs" in failure.message, gone(info))
+
+    group = RankGroup(CONFIG, placement, epoch=2, limits=LIMITS, runner_factory=FakeFactory())
+    info = await group.start()
+    await group.step(step_input(0, 2))
+    (far,) = (report.identity for report in info.ranks if report.identity.node_id != driver_node)
+    began = time.monotonic()
+    removing = asyncio.get_running_loop().run_in_executor(
+        None, lambda: cluster.remove_node(second_node, allow_graceful=False)
+    )
+    failure = await group.wait_failed()
+    seen["node_loss_s"] = time.monotonic() - began
+    await asyncio.wait_for(group.stop(), 60)
+    await removing
+    seen["node_lost"] = (isinstance(failure, RankFailure), failure.rank == far.rank, gone(info))
+    return seen
+
+
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, logging_level="warning", log_to_driver=False)
+    try:
+        print("SEEN " + json.dumps(uvloop.run(main(cluster, second))))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
