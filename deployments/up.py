@@ -6,14 +6,18 @@
 thread, and a second one follows the deployment. HAProxy in front of the replicas is on unless RAY_SERVE_ENABLE_HA_PROXY=0.
 """
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +27,7 @@ import yaml
 from deployments.banner import banner, base_url
 
 PENDING_NOTICE_S = 10.0
+MARK = "LLAMA_UP_MARK"
 
 
 class Watch(threading.Thread):
@@ -36,20 +41,39 @@ class Watch(threading.Thread):
     def run(self) -> None:
         begin, noticed = time.monotonic(), False
         while self.failure is None:
-            time.sleep(0.25)
-            phase, detail = self._readiness()
-            if phase == "ready":
-                print(banner(self._get("/props"), self.host, self.port), flush=True)
-                return
-            if phase == "failed":
-                self.failure = detail
-            elif phase is None:
-                self.failure = self._deploy_failure()
-                if not noticed and time.monotonic() - begin > PENDING_NOTICE_S and (reason := _pending()):
-                    noticed = True
-                    print(f"Waiting for room: {reason}", file=sys.stderr, flush=True)
+            time.sleep(0.2)
+            status, message = self._status()
+            if status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                self.failure = message
+            elif status == "RUNNING":
+                phase, detail = self._readiness()
+                if phase == "ready":
+                    print(banner(self._get("/props"), self.host, self.port), flush=True)
+                    return
+                if phase == "failed":
+                    self.failure = detail
+            elif not noticed and time.monotonic() - begin > PENDING_NOTICE_S and (reason := _pending()):
+                noticed = True
+                print(f"Waiting for room: one replica {reason}", file=sys.stderr, flush=True)
         print(f"\nThe server cannot start: {self.failure}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGINT)  # `serve run` shuts everything down on Ctrl-C
+
+    def _status(self) -> tuple[str | None, str]:
+        """The application's status in Serve, None while there is none, and the cause if it is a bad one."""
+        import ray
+        from ray import serve
+
+        if not ray.is_initialized():
+            return None, ""
+        try:
+            application = serve.status().applications.get(self.app_name)
+        except Exception:  # Serve is only coming up
+            return None, ""
+        if application is None:
+            return None, ""
+        texts = [application.message, *(deployment.message for deployment in application.deployments.values())]
+        lines = [line.strip() for text in texts for line in text.splitlines()]
+        return application.status.value, next((line for line in reversed(lines) if "Error" in line), texts[0])
 
     def _readiness(self) -> tuple[str | None, str]:
         """(phase, detail) as /ready says; phase None while nothing answers there."""
@@ -70,21 +94,6 @@ class Watch(threading.Thread):
             raise ValueError(path)
         return answer
 
-    def _deploy_failure(self) -> str | None:
-        import ray
-        from ray import serve
-
-        if not ray.is_initialized():
-            return None
-        try:
-            application = serve.status().applications.get(self.app_name)
-        except Exception:  # Serve is only coming up
-            return None
-        if application is None or application.status not in ("DEPLOY_FAILED", "UNHEALTHY"):
-            return None
-        messages = [application.message, *(d.message for d in application.deployments.values())]
-        return next((line for text in messages for line in reversed(text.splitlines()) if "Error" in line), messages[0])
-
 
 def _pending() -> str | None:
     """What the placement groups that wait ask for, and what the cluster has."""
@@ -103,25 +112,69 @@ def _pending() -> str | None:
 def main() -> None:
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
         sys.exit("usage: python -m deployments.up CONFIG.yaml")
-    os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    os.environ["LLAMA_BANNER"] = "0"  # printed here, without a log line's prefix
     config = yaml.safe_load(Path(sys.argv[1]).read_text())
     http = config.get("http_options", {})
+    mark = uuid.uuid4().hex
+    proxy_dir = tempfile.mkdtemp(prefix="llama-haproxy-")
+    os.environ[MARK] = mark  # every process started from here inherits it
+    os.environ["LLAMA_BANNER"] = "0"  # printed here, without a log line's prefix
+    os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    os.environ.setdefault("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", f"{proxy_dir}/haproxy.cfg")
+    os.environ.setdefault("RAY_SERVE_HAPROXY_SOCKET_PATH", f"{proxy_dir}/admin.sock")
+    os.environ.setdefault("RAY_SERVE_HAPROXY_SERVER_STATE_BASE", proxy_dir)
+    os.environ.setdefault("RAY_SERVE_HAPROXY_SERVER_STATE_FILE", f"{proxy_dir}/server-state")
+    os.environ.setdefault("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0")  # would listen on every interface
+    # For load balancers that learn late that a replica is leaving; the HAProxy here is told at once.
+    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1")
 
+    import ray
     from ray.serve.scripts import cli
 
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
     watch = Watch(config["applications"][0]["name"], http.get("host", "0.0.0.0"), http.get("port", 8000))
-    watch.start()
     try:
+        # As `serve run` would. Before it, because connecting replaces the handler of SIGTERM by one that skips the shutdown.
+        ray.init(namespace="serve")
+        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGINT, _interrupt)  # a shell that starts us in the background has it ignored
+        watch.start()
         cli(["run", sys.argv[1]], standalone_mode=False)
     except (SystemExit, KeyboardInterrupt):
         pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ray.shutdown()
+        end_marked(mark)
+        shutil.rmtree(proxy_dir, ignore_errors=True)
     sys.exit(1 if watch.failure else 0)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def end_marked(mark: str, patience_s: float = 5.0) -> list[int]:
+    """End every process that was started from this one and outlived Ray: its HAProxy does, when Ray is cut short."""
+    ended: list[int] = []
+    deadline = time.monotonic() + patience_s
+    while (left := _marked(mark)) and time.monotonic() < deadline + patience_s:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+        ended += [pid for pid in left if pid not in ended]
+        time.sleep(0.1)
+    return ended
+
+
+def _marked(mark: str) -> list[int]:
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:  # it has just ended, or is somebody else's
+            continue
+    return found
 
 
 if __name__ == "__main__":

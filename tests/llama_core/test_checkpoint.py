@@ -281,7 +281,7 @@ import os, sys, torch
 from llama_core.checkpoint import Checkpoint
 from llama_core.config import read_params
 torch.set_num_threads(1)
-torch.zeros(1000, dtype=torch.bfloat16).sum(dtype=torch.float32).item()
+torch.stack(torch.aminmax(torch.zeros(9, 9, dtype=torch.bfloat16)[:, :5])).isfinite().all()
 config = read_params(sys.argv[1], vocab_size=640)
 rank, world_size = int(sys.argv[2]), int(sys.argv[3])
 checkpoint = Checkpoint(sys.argv[1], config)
@@ -297,7 +297,7 @@ print((peak("VmHWM") - before) / sum(w.nbytes for w in weights.values()))
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc to measure the peak")
 @pytest.mark.parametrize(("num_shards", "world_size"), [(1, 1), (1, 2), (2, 1)])
 def test_peak_memory_of_a_rank_is_its_share(tmp_path: Path, num_shards: int, world_size: int) -> None:
-    params = WIDE | {"dim": 1024, "n_layers": 6, "multiple_of": 256}
+    params = WIDE | {"dim": 1024, "n_layers": 10, "multiple_of": 256}
     zeros = {
         name: torch.zeros(spec.shape, dtype=torch.bfloat16)
         for name, spec in weight_specs(ModelConfig.from_params(params, vocab_size=640)).items()

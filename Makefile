@@ -1,0 +1,33 @@
+# make serve: set everything up and serve the demo model.   make test: set everything up and run all tests.
+# CONFIG=other.yaml serves something else. PYTHON=python3.12 makes the environment with another interpreter.
+
+PYTHON ?= python3
+CONFIG ?= serve_config.yaml
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup serve test lint clean
+
+help:
+	@sed -n '1,2p' Makefile
+	@echo "targets: setup serve test lint clean"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt scripts/setup.sh
+	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV)
+	@touch $@
+
+serve: setup
+	exec $(BIN)/python -m deployments.up $(CONFIG)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
