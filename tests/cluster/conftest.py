@@ -1,6 +1,7 @@
 """One Ray cluster for all tests that need one, on this machine alone, ended with the session."""
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ def ray_cluster() -> Iterator[None]:
         address="local",
         num_cpus=6,
         include_dashboard=False,
-        logging_level="warning",
+        logging_level=logging.WARNING,
         log_to_driver=False,
     )
     yield

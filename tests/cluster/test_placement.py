@@ -20,7 +20,7 @@ def test_a_cuda_rank_has_a_gpu_and_a_core() -> None:
 
 def test_the_replicas_bundle_covers_the_replica() -> None:
     for device in ("cpu", "cuda"):
-        assert group_bundles(1, device)[0] == replica_resources(device)  # type: ignore[arg-type]
+        assert group_bundles(1, device)[0] == replica_resources(device)
 
 
 def test_cores_of_a_rank_can_be_chosen() -> None:

@@ -164,5 +164,5 @@ def test_directories_of_the_dead_are_swept_and_those_of_the_living_kept(
 
 
 def test_a_long_temporary_directory_gives_way_to_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_dir.tempfile, "gettempdir", lambda: "/tmp/" + "x" * 80)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/tmp/" + "x" * 80)
     assert parent_dir() == Path("/tmp")

@@ -5,6 +5,7 @@ Prints one JSON line of what it saw.
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import time
@@ -82,7 +83,7 @@ async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
 if __name__ == "__main__":
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second = cluster.add_node(num_cpus=1)
-    ray.init(address=cluster.address, logging_level="warning", log_to_driver=False)
+    ray.init(address=cluster.address, logging_level=logging.WARNING, log_to_driver=False)
     try:
         print("SEEN " + json.dumps(uvloop.run(main(cluster, second))))
     finally:
