@@ -63,14 +63,22 @@ CHAT = Route("/v1/chat/completions", ChatBody, plan_chat, ChatReply)
 
 
 def build_http_app(
-    engine: Engine, metrics: Metrics, limits: HttpLimits | None = None, *, max_body_bytes: int | None = None
+    engine: Engine,
+    metrics: Metrics,
+    limits: HttpLimits | None = None,
+    *,
+    max_body_bytes: int | None = None,
+    sends_request_id: bool = True,
 ) -> FastAPI:
-    """An ASGI application that serves `engine`, which may still be loading: then requests are answered 503."""
+    """An ASGI application that serves `engine`, which may still be loading: then requests are answered 503.
+
+    sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself.
+    """
     limits = limits or HttpLimits()
     if max_body_bytes is not None:
         limits = replace(limits, body=replace(limits.body, max_bytes=max_body_bytes))
     app = FastAPI(title="Llama on Ray", description="OpenAI's completions and chat completions.", version="1")
-    app.add_middleware(RequestScope)
+    app.add_middleware(RequestScope, sends_id=sends_request_id)
     app.add_exception_handler(LlamaError, _on_llama_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     _add_generation_routes(app, Generator(engine, metrics, limits))

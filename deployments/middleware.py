@@ -20,13 +20,16 @@ def clean_request_id(given: str | None) -> str:
 
 
 class RequestScope:
-    """Sets `request.state.request_id` and answers it as X-Request-ID; turns an unhandled exception into a 500.
+    """Sets `request.state.request_id`, answers it as X-Request-ID, and turns an unhandled exception into a 500.
+
+    `sends_id` is False behind a server that adds the header itself, as Ray Serve does: two would read as "abc, abc".
 
     Here rather than in an exception handler of Starlette's: those raise it again, for a server to print.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, sends_id: bool = True) -> None:
         self._app = app
+        self._sends_id = sends_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,7 +42,8 @@ class RequestScope:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+                if self._sends_id:
+                    MutableHeaders(scope=message)["X-Request-ID"] = request_id
             await send(message)
 
         try:

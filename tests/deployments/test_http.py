@@ -9,6 +9,8 @@ import openai
 import pytest
 
 from deployments.engine import Readiness
+from deployments.http import build_http_app
+from deployments.metrics import Metrics
 from llama_core.errors import NonFiniteLogits, RankFailure
 from llama_core.request import mix_seed
 from tests.deployments.fakes import (
@@ -269,3 +271,9 @@ def test_each_request_is_one_line_of_the_log(served: Served, caplog: pytest.LogC
     assert fields["prompt_length"] == max(len(stream.prompt) for stream in served.engine.streams)
     assert "without EOS" in warning
     assert json.loads(second.removeprefix("request "))["outcome"] == "invalid_parameter"
+
+
+async def test_behind_a_server_that_sends_the_request_id_it_is_not_sent_twice() -> None:
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False), sends_request_id=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        assert "x-request-id" not in (await client.get("/health", headers={"x-request-id": "abc"})).headers
