@@ -41,6 +41,7 @@ class LlamaService:
         args: ServerArgs,
         open_group: Callable[[EngineConfig, int], Group],
         on_step: Callable[[StepStats], None] = lambda stats: None,
+        on_failure: Callable[[LlamaError], None] = lambda error: None,
     ) -> None:
         """Raises TokenizerError, ConfigError or CheckpointError: whatever the files themselves can tell."""
         self.args = args
@@ -52,6 +53,7 @@ class LlamaService:
         self.info: GroupInfo | None = None
         self._open_group = open_group
         self._on_step = on_step
+        self._on_failure = on_failure
         self._group: Group | None = None
         self._loop: EngineLoop | None = None
         self._failure: LlamaError | None = None
@@ -69,6 +71,7 @@ class LlamaService:
             self.info = await self._group.start()
         except LlamaError as error:
             self._failure = error
+            self._on_failure(error)
             raise
         scheduler = Scheduler(
             SchedulerConfig(
@@ -201,5 +204,6 @@ class LlamaService:
         if self._failure is None:
             log.error("the engine has failed: %s", error.message)
             self._failure = error
+            self._on_failure(error)
         if self._loop is not None:
             self._loop.fail(error if isinstance(error, EngineError) else EngineError(error.message))

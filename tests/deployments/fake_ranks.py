@@ -1,0 +1,93 @@
+"""A rank group without ranks: the next token depends on every token before it, and failures come when a test says so."""
+
+import asyncio
+from collections.abc import Callable
+
+from cluster.rank_group import GroupInfo
+from llama_core.batch import StepInput, StepOutput
+from llama_core.errors import LlamaError, RankFailure
+
+EOS = 2
+
+
+def next_token(prefix: list[int]) -> int:
+    value = hash(tuple(prefix)) % 1009
+    return EOS if value % 40 == 0 else 3 + value % 600
+
+
+def continuation(prompt: list[int], max_tokens: int) -> list[int]:
+    """What the fake model generates, by itself."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + max_tokens and (token := next_token(tokens)) != EOS:
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+class FakeGroup:
+    """Implements `deployments.service.Group`. `step_s` is a step's time; `token` may replace the model."""
+
+    def __init__(
+        self, *, num_blocks: int = 64, step_s: float = 0.0, token: Callable[[list[int]], int] = next_token
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.step_s = step_s
+        self.token = token
+        self.steps: list[StepInput] = []
+        self.in_flight = 0
+        self.max_in_flight = 0
+        self.stopped = False
+        self.start_error: LlamaError | None = None
+        self.non_finite_at: tuple[int, int] | None = None  # (slot, position)
+        self._tokens: dict[int, list[int]] = {}
+        self._failed: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()
+        self._turn = asyncio.Lock()
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def start(self) -> GroupInfo:
+        await self.go.wait()
+        if self.start_error is not None:
+            raise self.start_error
+        return GroupInfo(epoch=0, num_blocks=self.num_blocks, ranks=())
+
+    async def step(self, batch: StepInput) -> StepOutput:
+        if self._failed.done():
+            raise self._failed.result()
+        self.steps.append(batch)
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
+        try:
+            async with self._turn:
+                computing = asyncio.ensure_future(self._compute(batch))
+                await asyncio.wait([computing, self._failed], return_when=asyncio.FIRST_COMPLETED)
+                if self._failed.done():
+                    computing.cancel()
+                    raise self._failed.result()
+                return computing.result()
+        finally:
+            self.in_flight -= 1
+
+    async def _compute(self, batch: StepInput) -> StepOutput:
+        await asyncio.sleep(self.step_s)
+        await self.go.wait()
+        for init in batch.admit:
+            self._tokens[init.slot] = list(init.tokens)
+        drawn, non_finite = [], []
+        for slot, start, length, samples in batch.rows:
+            if samples:
+                tokens = self._tokens[slot]
+                assert start + length == len(tokens)
+                if self.non_finite_at == (slot, len(tokens)):
+                    non_finite.append(len(drawn))
+                tokens.append(self.token(tokens))
+                drawn.append(tokens[-1])
+        return StepOutput(batch.epoch, batch.step, drawn, non_finite=non_finite)
+
+    def fail(self, message: str = "rank 1 died") -> None:
+        self._failed.set_result(RankFailure(message, rank=1))
+
+    async def wait_failed(self) -> RankFailure:
+        return await asyncio.shield(self._failed)
+
+    async def stop(self) -> None:
+        self.stopped = True

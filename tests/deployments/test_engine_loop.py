@@ -1,0 +1,244 @@
+"""The loop between scheduler, ranks and readers: every stream gets its own text, and ends exactly once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from deployments.engine_loop import EngineLoop, StepStats, TokenStream
+from llama_core.blocks import BlockPool
+from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
+from llama_core.request import FinishReason, SamplingParams
+from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.tokenizer import Tokenizer
+from tests.conftest import GOLDEN
+from tests.deployments.fake_ranks import EOS, FakeGroup, continuation
+
+TOKENIZER = Tokenizer(GOLDEN / "mp1" / "tokenizer.model")
+
+
+@asynccontextmanager
+async def running(
+    group: FakeGroup,
+    *,
+    slots: int = 4,
+    max_waiting: int | None = None,
+    depth: int = 2,
+    stats: list[StepStats] | None = None,
+) -> AsyncIterator[EngineLoop]:
+    scheduler = Scheduler(SchedulerConfig(slots, 16, EOS, max_waiting), BlockPool(group.num_blocks, 4))
+    on_step = stats.append if stats is not None else lambda step: None
+    loop = EngineLoop(scheduler, group, TOKENIZER, max_seq_len=100, pipeline_depth=depth, on_step=on_step)
+    task = asyncio.create_task(loop.run())
+    try:
+        yield loop
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def read(stream: TokenStream) -> tuple[str, list[int], FinishReason | None]:
+    text, tokens, reason = "", [], None
+    async for delta in stream:
+        assert reason is None, "nothing comes after the end"
+        text += delta.text
+        tokens += delta.tokens
+        reason = delta.finish_reason
+    return text, tokens, reason
+
+
+def greedy(max_tokens: int = 20, **changes: object) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_many_streams_at_once_each_get_their_own_text(depth: int) -> None:
+    group = FakeGroup()
+    async with running(group, depth=depth) as loop:
+        prompts = [[1, *range(3, 4 + n)] for n in range(20)]
+        streams = [loop.submit(prompt, greedy()) for prompt in prompts]
+        results = await asyncio.gather(*(read(stream) for stream in streams))
+        assert loop.scheduler.pool.num_used == 0
+    assert group.max_in_flight <= depth
+    for prompt, (text, tokens, reason) in zip(prompts, results, strict=True):
+        expected = continuation(prompt, 20)
+        assert tokens == expected and text == TOKENIZER.decode(expected)
+        assert reason is (FinishReason.LENGTH if len(expected) == 20 else FinishReason.STOP)
+
+
+async def test_the_next_step_is_sent_before_the_last_is_answered() -> None:
+    group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
+    async with running(group) as loop:
+        await read(loop.submit([1, 3], greedy(30)))
+    assert group.max_in_flight == 2
+
+
+async def test_the_first_token_leaves_at_once_and_a_slow_reader_gets_the_others_together() -> None:
+    group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
+    async with running(group) as loop:
+        stream = loop.submit([1, 3], greedy(40))
+        first = await anext(stream)
+        assert len(first.tokens) == 1
+        await asyncio.sleep(0.05)
+        second = await anext(stream)
+        assert len(second.tokens) > 5
+
+
+@pytest.mark.parametrize("when", ["queued", "in prefill", "in decode"])
+async def test_a_cancelled_request_frees_its_blocks_at_once_and_is_never_scheduled_again(when: str) -> None:
+    group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
+    async with running(group, slots=1) as loop:
+        other = loop.submit([1, 4], greedy(30)) if when == "queued" else None
+        stream = loop.submit(list(range(1, 60)) if when == "in prefill" else [1, 3], greedy(35))
+        await asyncio.sleep(0.005)
+        if when == "in decode":
+            await anext(stream)
+        used = loop.scheduler.pool.num_used
+        stream.cancel()
+        stream.cancel()
+        if other is None:
+            assert used > 0
+            assert loop.scheduler.pool.num_used == 0
+        with pytest.raises(RequestCancelled):
+            await read(stream)
+        steps = len(group.steps)
+        if other is None:
+            await asyncio.sleep(0.01)
+            assert len(group.steps) == steps, "the ranks work for nobody"
+        else:
+            assert (await read(other))[2] is FinishReason.LENGTH
+
+
+async def test_a_stop_string_across_tokens_ends_the_stream_and_is_not_part_of_it() -> None:
+    words = TOKENIZER.encode("one two three four", bos=False, eos=False)
+    group = FakeGroup(token=lambda tokens: words[(len(tokens) - 2) % len(words)])
+    async with running(group) as loop:
+        text, _, reason = await read(loop.submit([1, 3], greedy(40), stop=["o thr"]))
+        assert text == "one tw" and reason is FinishReason.STOP
+        assert loop.scheduler.pool.num_used == 0
+        text, _, reason = await read(loop.submit([1, 3], greedy(len(words)), stop=["four"]))
+        assert text == "one two three " and reason is FinishReason.STOP, "also when the limit is reached with it"
+
+
+async def test_a_full_queue_refuses_and_those_inside_are_served() -> None:
+    group = FakeGroup(token=lambda tokens: 5)
+    async with running(group, slots=2, max_waiting=3) as loop:
+        streams = [loop.submit([1, 3], greedy(4)) for _ in range(5)]
+        with pytest.raises(QueueFull):
+            loop.submit([1, 3], greedy(4))
+        for stream in streams:
+            assert len((await read(stream))[1]) == 4
+        assert len((await read(loop.submit([1, 3], greedy(4))))[1]) == 4
+
+
+async def test_a_dead_rank_ends_every_stream_once_with_one_clear_error() -> None:
+    group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
+    async with running(group, slots=2) as loop:
+        streams = [loop.submit([1, 3 + i], greedy(60)) for i in range(5)]
+        before = await anext(streams[0])
+        group.fail("rank 1 (pid 7) died")
+        for stream in streams:
+            with pytest.raises(RankFailure, match=r"rank 1 \(pid 7\) died"):
+                await read(stream)
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        assert before.tokens and loop.scheduler.pool.num_used == 0 and not loop.scheduler.num_waiting
+        with pytest.raises(RankFailure):
+            loop.submit([1, 3], greedy())
+
+
+async def test_what_a_stream_had_before_the_failure_is_still_read() -> None:
+    group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
+    async with running(group) as loop:
+        stream = loop.submit([1, 3], greedy(90))
+        await asyncio.sleep(0.03)
+        group.fail()
+        await asyncio.sleep(0.01)
+        assert len((await anext(stream)).tokens) == len(stream.sequence.output) > 1
+        with pytest.raises(RankFailure):
+            await anext(stream)
+
+
+async def test_values_that_are_not_finite_end_one_request_and_no_other() -> None:
+    group = FakeGroup(token=lambda tokens: 5)
+    group.non_finite_at = (1, 6)
+    stats: list[StepStats] = []
+    async with running(group, stats=stats) as loop:
+        streams = [loop.submit([1, 3], greedy(10)) for _ in range(3)]
+        results = await asyncio.gather(*(read(stream) for stream in streams), return_exceptions=True)
+        assert isinstance(results[1], NonFiniteLogits)
+        assert [result[1] for result in (results[0], results[2])] == [[5] * 10] * 2  # type: ignore[index]
+        assert sum(step.num_non_finite for step in stats) == 1
+        assert loop.scheduler.pool.num_used == 0
+
+
+async def test_an_exception_in_one_requests_text_leaves_its_neighbours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = FakeGroup(token=lambda tokens: 5)
+    async with running(group, slots=8) as loop:
+        streams = [loop.submit([1, 3], greedy(10)) for _ in range(8)]
+
+        def broken(ids: list[int]) -> str:
+            raise RuntimeError("injected")
+
+        monkeypatch.setattr(streams[3]._detokenizer, "push", broken)
+        results = await asyncio.gather(*(read(stream) for stream in streams), return_exceptions=True)
+        assert isinstance(results[3], EngineError)
+        assert all(result[1] == [5] * 10 for i, result in enumerate(results) if i != 3)  # type: ignore[index]
+        assert loop.scheduler.pool.num_used == 0
+
+
+async def test_draining_refuses_new_requests_and_lets_the_live_ones_end() -> None:
+    group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
+    async with running(group) as loop:
+        stream = loop.submit([1, 3], greedy(20))
+        draining = asyncio.create_task(loop.drain(5.0))
+        await asyncio.sleep(0.005)
+        with pytest.raises(NotReady):
+            loop.submit([1, 3], greedy())
+        assert len((await read(stream))[1]) == 20
+        assert await draining
+        assert await loop.drain(0.01), "nothing is left"
+
+
+async def test_draining_gives_up_after_its_limit() -> None:
+    group = FakeGroup()
+    group.go.clear()
+    async with running(group) as loop:
+        loop.submit([1, 3], greedy(20))
+        assert not await loop.drain(0.02)
+
+
+async def test_a_stall_is_seen_and_idleness_is_none() -> None:
+    group = FakeGroup()
+    async with running(group) as loop:
+        await asyncio.sleep(0.03)
+        assert loop.stalled_s() == 0.0
+        group.go.clear()
+        loop.submit([1, 3], greedy(20))
+        await asyncio.sleep(0.03)
+        assert loop.stalled_s() > 0.02
+        group.go.set()
+        await asyncio.sleep(0.02)
+        assert loop.stalled_s() == 0.0
+
+
+async def test_a_restart_over_new_ranks_loses_and_doubles_nothing() -> None:
+    """The seam for recovery: the scheduler starts every live sequence over from its tokens, under the next epoch."""
+    first = FakeGroup(step_s=0.001)
+    scheduler = Scheduler(SchedulerConfig(4, 16, EOS), BlockPool(64, 4))
+    loop = EngineLoop(scheduler, first, TOKENIZER, max_seq_len=100)
+    prompts = [[1, *range(3, 4 + n)] for n in range(9)]
+    streams = [loop.submit(prompt, greedy(30)) for prompt in prompts]
+    task = asyncio.create_task(loop.run())
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    scheduler.restart(epoch=1)
+    second = EngineLoop(scheduler, FakeGroup(), TOKENIZER, max_seq_len=100)
+    second._streams = loop._streams
+    task = asyncio.create_task(second.run())
+    results = await asyncio.gather(*(read(stream) for stream in streams))
+    task.cancel()
+    assert [tokens for _, tokens, _ in results] == [continuation(prompt, 30) for prompt in prompts]
+    assert any(len(stream.sequence.output) > 0 for stream in streams)
