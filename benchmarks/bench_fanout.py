@@ -3,7 +3,7 @@
 Real actors, real sockets, the event loop of a Serve replica (uvloop), a decode step of 32 rows; the ranks' runner does
 nothing. Prints a table for people and one JSON line for machines. Run it on an idle machine:
 
-    python -m benchmarks.bench_fanout
+    .venv/bin/python benchmarks/bench_fanout.py
 """
 
 import argparse
