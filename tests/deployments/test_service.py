@@ -114,7 +114,7 @@ def test_a_start_that_cannot_succeed_is_refused_before_any_rank_exists(tmp_path:
         raise AssertionError("a rank was started")
 
     for name, error in (
-        ("tokenizer.model", TokenizerError), ("params.json", ConfigError), ("consolidated.01.pth", CheckpointError),
+        ("tokenizer.model", TokenizerError), ("params.json", ConfigError), ("consolidated.00.pth", CheckpointError),
     ):  # fmt: skip
         broken = tmp_path / name
         shutil.copytree(GOLDEN / "mp2", broken)
@@ -122,7 +122,7 @@ def test_a_start_that_cannot_succeed_is_refused_before_any_rank_exists(tmp_path:
         with pytest.raises(error, match=name):
             service(no_group, ckpt_dir=str(broken))
         (broken / name).unlink()
-        with pytest.raises(LlamaError, match=name if name != "consolidated.01.pth" else "consolidated"):
+        with pytest.raises(LlamaError, match=name):
             service(no_group, ckpt_dir=str(broken), model_parallel_size=1)
     with pytest.raises(ConfigError, match="model_parallel_size 4 does not divide n_kv_heads"):
         service(no_group, model_parallel_size=4)
