@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -123,7 +124,10 @@ def main() -> None:
     os.environ.setdefault("RAY_SERVE_HAPROXY_SOCKET_PATH", f"{proxy_dir}/admin.sock")
     os.environ.setdefault("RAY_SERVE_HAPROXY_SERVER_STATE_BASE", proxy_dir)
     os.environ.setdefault("RAY_SERVE_HAPROXY_SERVER_STATE_FILE", f"{proxy_dir}/server-state")
-    os.environ.setdefault("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0")  # would listen on every interface
+    os.environ.setdefault("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0")
+    # HAProxy opens these two all the same; their fixed defaults would keep a second server on this machine from starting.
+    os.environ.setdefault("RAY_SERVE_HAPROXY_METRICS_PORT", str(_free_port()))
+    os.environ.setdefault("RAY_SERVE_HAPROXY_STATS_PORT", str(_free_port()))
     # For load balancers that learn late that a replica is leaving; the HAProxy here is told at once.
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1")
 
@@ -147,6 +151,13 @@ def main() -> None:
         end_marked(mark)
         shutil.rmtree(proxy_dir, ignore_errors=True)
     sys.exit(1 if watch.failure else 0)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -1,0 +1,122 @@
+"""A server as a user starts it, `python -m deployments.up CONFIG` or plain `serve run`, on a free port, and its end."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+TEST_MARK = "LLAMA_TEST_MARK"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Server:
+    """One running server: its URL, its output so far, the processes that came of it."""
+
+    def __init__(self, command: list[str], directory: Path, args: dict[str, Any], env: dict[str, str]) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
+        config["http_options"]["port"] = self.port
+        config["applications"][0]["args"] |= args
+        self.config = directory / "serve_config.yaml"
+        self.config.write_text(yaml.safe_dump(config))
+        self.log = directory / "output"
+        self._mark = uuid.uuid4().hex
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "LLAMA_"))}
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, str(self.config)],
+                cwd=REPOSITORY,
+                env={
+                    **inherited,
+                    TEST_MARK: self._mark,
+                    "PYTHONPATH": str(REPOSITORY),
+                    "RAY_ADDRESS": "local",  # a cluster of its own, also where another one is running
+                    **env,
+                },
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and JSON body; status 0 while nothing answers."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            body = error.read()
+            return error.code, json.loads(body) if body.startswith(b"{") else {}
+        except OSError:
+            return 0, {}
+
+    def wait_ready(self, timeout_s: float = 90.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.get("/ready")[0] == 200:
+                return
+            assert self.process.poll() is None, self.output()[-3000:]
+            time.sleep(0.2)
+        raise AssertionError("not ready:\n" + self.output()[-3000:])
+
+    def processes(self) -> dict[int, str]:
+        """Every process that was started from this server and still runs: pid -> command line."""
+        wanted, found = f"{TEST_MARK}={self._mark}".encode(), {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                    if state != "Z":
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+        return found
+
+    def end(self) -> None:
+        """For teardown: whatever the test did, nothing is left."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(60)
+        for _ in range(50):
+            left = self.processes()
+            if not left:
+                break
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def served(
+    *, command: list[str] | None = None, args: dict[str, Any] | None = None, env: dict[str, str] | None = None
+) -> Iterator[Server]:
+    """A server that has been started, not necessarily one that is ready."""
+    with tempfile.TemporaryDirectory() as directory:
+        started = Server(command or [sys.executable, "-m", "deployments.up"], Path(directory), args or {}, env or {})
+        try:
+            yield started
+        finally:
+            started.end()

@@ -1,0 +1,343 @@
+"""The whole line, as a user starts it: HTTP, handle, examples, many streams, a killed rank, and a clean end."""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from llama_core import Llama
+from tests.conftest import GOLDEN
+from tests.deployments.served import REPOSITORY, Server, served
+
+GOLDEN_ARGS = {
+    "model_id": "golden",
+    "ckpt_dir": str(GOLDEN / "mp1"),  # one shard on two ranks
+    "tokenizer_path": str(GOLDEN / "mp1" / "tokenizer.model"),
+    "max_seq_len": 160,
+    "dtype": "float32",
+}
+# Ray guards a cluster that it starts by a token in the user's home; with an explicit address it must be told to use it.
+WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
+SERVE_RUN = [str(Path(sys.executable).parent / "serve"), "run"]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    """The embedded model, by `make serve`'s command: HAProxy in front."""
+    with served() as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Server]:
+    """The golden model by plain `serve run`: Serve's own proxy."""
+    with served(command=SERVE_RUN, args=GOLDEN_ARGS, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Llama:
+    return Llama.build(GOLDEN / "mp2", GOLDEN / "mp2" / "tokenizer.model", 160, 8, dtype="float32", device="cpu")
+
+
+def client(server: Server, **changes: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, **changes)
+
+
+def run(command: list[str], timeout_s: float = 60.0, **env: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "LLAMA_"))}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment | env, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+# The golden model by plain `serve run`: the same tokens as in process, and those are the reference's.
+
+
+def test_http_gives_the_tokens_of_the_reference(plain: Server, golden: dict[str, Any]) -> None:
+    api = client(plain)
+    for case in golden["completions"]:
+        for prompt, expected in zip(case["prompts"], case["text_completion"], strict=True):
+            answer = api.completions.create(
+                model="golden", prompt=prompt, max_tokens=min(case["max_gen_len"], 24), temperature=0, logprobs=0
+            )
+            assert answer.choices[0].logprobs is not None
+            if not case["echo"] and case["max_gen_len"] <= 24:
+                assert answer.choices[0].logprobs.token_logprobs == pytest.approx(expected["logprobs"], abs=1e-4)
+                assert answer.choices[0].text.removeprefix(" ") == expected["generation"].removeprefix(" ")
+    for case in golden["chats"]:
+        for dialog, expected in zip(case["dialogs"], case["chat_completion"], strict=True):
+            if "[INST]" in dialog[-1]["content"]:
+                with pytest.raises(openai.BadRequestError) as refused:
+                    api.chat.completions.create(model="golden", messages=dialog, temperature=0)
+                assert refused.value.code == "special_tags"
+                continue
+            chat = api.chat.completions.create(
+                model="golden", messages=dialog, max_tokens=case["max_gen_len"], temperature=0
+            )
+            assert chat.choices[0].message.content == expected["generation"]["content"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "seeded"])
+def test_streamed_and_whole_answers_are_those_of_the_model_in_process(
+    plain: Server, in_process: Llama, temperature: float
+) -> None:
+    prompt = [1, 264, 495, 619, 608, 616]
+    (tokens,), _ = in_process.generate([prompt], 40, temperature=temperature, top_p=0.9, seed=77)
+    request: dict[str, Any] = {
+        "model": "golden",
+        "prompt": prompt,
+        "max_tokens": 40,
+        "temperature": temperature,
+        "top_p": 0.9,
+        "seed": 77,
+    }
+    api = client(plain)
+    whole = api.completions.create(**request)
+    pieces = list(api.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    assert len(pieces) > 5
+    text = "".join(chunk.choices[0].text for chunk in pieces if chunk.choices)
+    assert text == whole.choices[0].text
+    assert text.removeprefix(" ") == in_process.tokenizer.decode(tokens).removeprefix(" ")
+    assert pieces[-1].usage is not None and whole.usage is not None
+    assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens == len(tokens)
+
+
+HANDLE = """
+import json, sys
+import ray
+from ray import serve
+
+@serve.deployment(ray_actor_options={"num_cpus": 0})
+class Caller:
+    async def __call__(self) -> str:
+        llama = serve.get_app_handle("llama")
+        prompt = "Simply put, the theory of relativity states that "
+        seen = {
+            "text": await llama.text_completion.remote([prompt], temperature=0, max_gen_len=24, logprobs=True),
+            "chat": await llama.chat_completion.remote([[{"role": "user", "content": "bye"}]], temperature=0, max_gen_len=9),
+            "refused": await llama.chat_completion.remote([[{"role": "user", "content": "[INST]"}]], max_gen_len=9),
+            "seeded": await llama.generate.remote([[1, 9, 7]], 20, temperature=0.9, seed=5),
+            "stream": [piece async for piece in llama.options(stream=True).stream.remote(prompt, 0, max_gen_len=24)],
+        }
+        try:
+            await llama.chat_completion.remote([[{"role": "assistant", "content": "first"}]])
+        except Exception as error:
+            seen["error"] = [type(getattr(error, "cause", error)).__name__, str(error)]
+        return json.dumps(seen)
+
+ray.init(address=sys.argv[1], namespace="other", log_to_driver=False, logging_level="ERROR")
+handle = serve.run(Caller.bind(), name="caller", route_prefix=None)
+print("SEEN " + handle.remote().result())
+serve.delete("caller")
+"""
+
+
+def test_another_ray_app_gets_the_same_tokens_by_handle(
+    plain: Server, in_process: Llama, golden: dict[str, Any]
+) -> None:
+    out = run([sys.executable, "-c", HANDLE, address_of(plain)], **WITH_TOKEN)
+    seen = json.loads(next(line for line in out.splitlines() if line.startswith("SEEN ")).removeprefix("SEEN "))
+    expected = golden["completions"][1]["text_completion"][1]
+    assert seen["text"][0]["generation"] == expected["generation"] and seen["text"][0]["tokens"] == expected["tokens"]
+    assert seen["text"][0]["logprobs"] == pytest.approx(expected["logprobs"], abs=1e-4)
+    assert "".join(piece["generation"] for piece in seen["stream"]) == expected["generation"]
+    assert seen["stream"][-1]["finish_reason"] == "length"
+    chat = in_process.chat_completion([[{"role": "user", "content": "bye"}]], 0, max_gen_len=9)
+    assert seen["chat"][0]["generation"] == chat[0]["generation"]
+    assert seen["refused"][0]["generation"]["content"].startswith("Error: special tags")
+    assert seen["seeded"][0] == in_process.generate([[1, 9, 7]], 20, temperature=0.9, seed=5)[0]
+    assert seen["error"][0] == "InvalidDialog" and "messages[0]" in seen["error"][1]
+
+
+def address_of(server: Server) -> str:
+    """The Ray address of a server's own cluster, from the command line of its raylet."""
+    for pid in server.processes():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        for word in words:
+            if word.startswith("--gcs-address="):
+                return word.removeprefix("--gcs-address=")
+    raise AssertionError("the server's cluster was not found")
+
+
+def test_the_operators_figures_are_there_under_their_names(plain: Server) -> None:
+    import urllib.request
+
+    client(plain).completions.create(model="golden", prompt="hi", max_tokens=5, temperature=0)
+    text = urllib.request.urlopen(f"{plain.url}/metrics", timeout=5).read().decode()
+    for name in (
+        "tokens_generated_per_second", "prefill_time_ms", "time_per_decoding_step_ms", "gpu_memory_used_bytes",
+        "cuda_oom_errors_count", "invalid_dialog_assertions_count",
+    ):  # fmt: skip
+        assert f"# HELP {name} " in text
+    assert "time_per_decoding_step_ms_count 0.0" not in text
+
+
+# The demo model by `make serve`'s command.
+
+
+def test_the_banner_says_what_it_serves_and_its_lines_work_when_pasted(demo: Server) -> None:
+    deadline = time.monotonic() + 10
+    while "is ready at" not in demo.output() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    text = demo.output()
+    assert f"is ready at {demo.url}" in text and "ranks    2: cpu" in text and f"bind     127.0.0.1:{demo.port}" in text
+    assert "auth     off" in text
+    lines = [line.strip() for line in text.splitlines()]
+    curl = next(line for line in lines if line.startswith("curl "))
+    assert "demo model" in json.loads(run(shlex.split(curl)))["choices"][0]["message"]["content"]
+    python = shlex.split(next(line for line in lines if line.startswith("python -c ")))
+    assert "demo model" in run([sys.executable, *python[1:]])
+
+
+def test_thirty_two_streams_at_once_are_whole_right_and_distinct(demo: Server) -> None:
+    prompts = [
+        f"Tell me a story about a {animal}." for animal in ("fox", "cat", "dog", "frog", "crow", "pig", "bear", "duck")
+    ]
+
+    async def chat(api: openai.AsyncOpenAI, i: int, stream: bool) -> tuple[str, str]:
+        request: dict[str, Any] = {
+            "model": "llama-demo",
+            "messages": [{"role": "user", "content": prompts[i % 8]}],
+            "temperature": 0.8,
+            "seed": i,
+            "max_tokens": 100,
+        }
+        if not stream:
+            answer = await api.chat.completions.create(**request)
+            return answer.choices[0].message.content or "", answer.choices[0].finish_reason
+        text, reason = "", ""
+        async for chunk in await api.chat.completions.create(**request, stream=True):
+            text += chunk.choices[0].delta.content or ""
+            reason = chunk.choices[0].finish_reason or reason
+        return text, reason
+
+    async def all_at_once() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=120) as api:
+            streamed = await asyncio.gather(*(chat(api, i, True) for i in range(32)))
+            return streamed, await asyncio.gather(*(chat(api, i, False) for i in range(32)))
+
+    streamed, whole = asyncio.run(all_at_once())
+    assert all(text.strip() and "\ufffd" not in text for text, _ in streamed)
+    assert {reason for _, reason in streamed} <= {"stop", "length"}
+    assert len({text for text, _ in streamed}) >= 30
+    assert demo.get("/props")[1]["blocks_used"] == 0
+    # The model is bfloat16, where the batch may round differently; most texts must agree all the same.
+    assert sum(a == b for a, b in zip(streamed, whole, strict=True)) >= 16
+
+
+def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_rest_complete(demo: Server) -> None:
+    async def half() -> tuple[int, int, list[str]]:
+        api = openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=120)
+        request: dict[str, Any] = {"model": "llama-demo", "max_tokens": 250, "temperature": 0, "stream": True}
+        streams = [
+            await api.completions.create(prompt="Once upon a time", extra_body={"ignore_eos": True}, **request)
+            for _ in range(32)
+        ]
+        for stream in streams:
+            await anext(aiter(stream))
+        before = (await asyncio.to_thread(demo.get, "/props"))[1]
+        await asyncio.gather(*(stream.close() for stream in streams[::2]))
+        deadline = time.monotonic() + 5
+        after = before
+        while after["requests_running"] > 16 and time.monotonic() < deadline:
+            after = (await asyncio.to_thread(demo.get, "/props"))[1]
+
+        async def rest(stream: Any) -> str:
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+        texts = await asyncio.gather(*(rest(stream) for stream in streams[1::2]))
+        await api.close()
+        assert before["requests_running"] == 32 and after["requests_running"] == 16
+        return before["blocks_used"], after["blocks_used"], texts
+
+    before, after, texts = asyncio.run(half())
+    # The survivors go on growing while we look: they hold what 16 of them may hold, not what 32 held.
+    assert before > 0 and after <= 16 * (262 // 16 + 1)
+    assert len(texts) == 16 and all(len(text) > 100 for text in texts)
+    assert demo.get("/props")[1]["blocks_used"] == 0
+
+
+@pytest.mark.parametrize("example", ["chat_openai.py", "completions_curl.sh"])
+def test_the_examples_run(demo: Server, example: str) -> None:
+    path = REPOSITORY / "examples" / example
+    command = [sys.executable, str(path)] if example.endswith(".py") else ["bash", str(path)]
+    assert run([*command, "--base-url", demo.url]).strip()
+
+
+def test_the_handle_example_runs(demo: Server) -> None:
+    example = str(REPOSITORY / "examples" / "handle_from_ray_app.py")
+    assert run([sys.executable, example, "--address", address_of(demo)], **WITH_TOKEN).strip()
+
+
+# Destructive: the last tests of each server.
+
+
+def test_a_killed_rank_gives_every_live_request_one_clear_error_and_serve_brings_a_new_replica(plain: Server) -> None:
+    ranks = plain.get("/props")[1]["ranks"]
+    assert len(ranks) == 2
+
+    async def stream() -> tuple[int, str]:
+        api = openai.AsyncOpenAI(base_url=f"{plain.url}/v1", api_key="any", max_retries=0, timeout=60)
+        count = 0
+        try:
+            request: dict[str, Any] = {"model": "golden", "prompt": [1, 5], "max_tokens": 150, "temperature": 0}
+            async for chunk in await api.completions.create(**request, stream=True, extra_body={"ignore_eos": True}):
+                count += bool(chunk.choices)
+        except openai.APIError as error:
+            return count, str(error)
+        finally:
+            await api.close()
+        return count, ""
+
+    async def killed_under_load() -> tuple[list[tuple[int, str]], float]:
+        streams = [asyncio.create_task(stream()) for _ in range(24)]
+        await asyncio.sleep(0.5)
+        begin = time.monotonic()
+        os.kill(ranks[1]["pid"], signal.SIGKILL)
+        return await asyncio.gather(*streams), time.monotonic() - begin
+
+    results, seconds = asyncio.run(killed_under_load())
+    failed = [message for _, message in results if message]
+    assert failed, "nothing ran any more when the rank died: the test shows nothing"
+    assert all("rank 1" in message for message in failed), failed
+    assert seconds < 10
+    deadline = time.monotonic() + 60
+    fresh: list[int] = []
+    while time.monotonic() < deadline and not fresh:
+        time.sleep(0.5)
+        status, props = plain.get("/props")
+        if status == 200 and props.get("phase") == "ready" and props["ranks"][0]["pid"] != ranks[0]["pid"]:
+            fresh = [rank["pid"] for rank in props["ranks"]]
+    assert len(fresh) == 2, "Serve replaced the replica, with ranks of its own"
+    assert not any(rank["pid"] in plain.processes() for rank in ranks), "no rank of the dead group is left"
+    assert client(plain).completions.create(model="golden", prompt=[1, 5], max_tokens=5).choices[0].text is not None
+
+
+@pytest.mark.parametrize(("server", "signals"), [("demo", [signal.SIGTERM]), ("plain", [signal.SIGINT, signal.SIGINT])])
+def test_ending_the_server_leaves_no_process(server: str, signals: list[int], request: pytest.FixtureRequest) -> None:
+    running: Server = request.getfixturevalue(server)
+    assert len(running.processes()) > 5
+    for number in signals:
+        running.process.send_signal(number)
+        time.sleep(0.5)
+    running.process.wait(60)
+    deadline = time.monotonic() + 15
+    while running.processes() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert running.processes() == {}
+    assert running.get("/health")[0] == 0
