@@ -34,7 +34,6 @@ def build_app(args: ServerArgs) -> Application:
         log.warning("one replica of %s %s: it waits until there is room", args.model_id, lacking)
     own = replica_resources(device)
     deployment = serve.deployment(
-        LlamaIngress,
         name="LlamaIngress",
         ray_actor_options={"num_cpus": own.get("CPU", 0), "memory": own.get("memory", 0)},
         placement_group_bundles=bundles,
@@ -46,15 +45,15 @@ def build_app(args: ServerArgs) -> Application:
         graceful_shutdown_timeout_s=args.drain_timeout_s + 10.0,
         max_constructor_retry_count=2,
         logging_config={"enable_access_log": False},  # the request log says more, and not for every probe of /ready
-    )
+    )(LlamaIngress)
     return deployment.bind(args.model_copy(update={"device": device, "model_parallel_size": num_ranks}))
 
 
 def _node_resources() -> list[dict[str, float]]:
-    """Total resources of each living node. Empty where no cluster is connected yet: `serve run module:build_app` builds first."""
+    """Total resources of each living node; empty before a cluster is connected, as when `serve run module:build_app` builds."""
     if not ray.is_initialized():
         return []
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def __getattr__(name: str) -> Any:

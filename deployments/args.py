@@ -60,7 +60,8 @@ class ServerArgs(BaseModel):
         60.0, description="Live streams get so long when a replica leaves."
     )
     answer_after_s: Annotated[float, Field(ge=0)] = Field(
-        20.0, description="The first replica answers 503 with Retry-After if it loads longer than this; before, requests wait."
+        20.0,
+        description="The first replica answers 503 with Retry-After if it loads longer than this; before, requests wait.",
     )
 
     @model_validator(mode="before")

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from ray import serve
 
 from cluster.rank_group import GroupLimits, RankGroup
 from deployments.args import ServerArgs
+from deployments.banner import banner
 from deployments.engine_loop import TokenStream
 from deployments.http import build_http_app
 from deployments.metrics import Metrics
@@ -34,13 +36,15 @@ log = logging.getLogger(__name__)
 class LlamaIngress:
     """One replica: a service over the ranks of this replica's own placement group."""
 
-    async def __init__(self, args: ServerArgs) -> None:
+    async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it
         """Raises what the files can tell of a start that cannot succeed; Serve then reports the deployment as failed."""
         self.metrics = Metrics()
-        self.service = LlamaService(args, _open_group_for(args), on_step=self.metrics.on_step)
+        self.service = LlamaService(
+            args, _open_group_for(args), on_step=self.metrics.on_step, on_failure=self.metrics.on_failure
+        )
         self.metrics.watch(self.service)
         self._starting = asyncio.create_task(self.service.start())
-        self._starting.add_done_callback(_log_failed_start)
+        self._starting.add_done_callback(self._started)
         try:
             # Serve sends requests to a replica from here on. If others serve, nobody needs this one before it is ready.
             limit = None if await _another_replica_runs() else args.answer_after_s
@@ -50,6 +54,14 @@ class LlamaIngress:
         except BaseException:
             await self.service.stop()
             raise
+
+    def _started(self, starting: asyncio.Task[None]) -> None:
+        if starting.cancelled():
+            return
+        if (error := starting.exception()) is not None:
+            log.error("the start has failed: %s", error)
+        elif os.environ.get("LLAMA_BANNER", "1") != "0":
+            print(banner(self.service.describe(), *_http_address()), flush=True)
 
     def __serve_build_asgi_app__(self) -> Any:
         return build_http_app(self.service, self.metrics, max_body_bytes=self.service.args.max_body_bytes)
@@ -125,9 +137,7 @@ class LlamaIngress:
         tokenizer = self.service.tokenizer
         encoded = [tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
         limit = self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len
-        tokens, values = await self.generate(
-            encoded, limit, temperature, top_p, logprobs, echo, top_k=top_k, seed=seed
-        )
+        tokens, values = await self.generate(encoded, limit, temperature, top_p, logprobs, echo, top_k=top_k, seed=seed)
         return [completion_prediction(tokenizer, out, values[i] if values else None) for i, out in enumerate(tokens)]
 
     async def chat_completion(
@@ -227,6 +237,11 @@ async def _another_replica_runs() -> bool:
     return any(state == "RUNNING" and count > 0 for state, count in states.items())
 
 
-def _log_failed_start(starting: asyncio.Task[None]) -> None:
-    if not starting.cancelled() and (error := starting.exception()) is not None:
-        log.error("the start has failed: %s", error)
+def _http_address() -> tuple[str, int]:
+    """Host and port of Serve's HTTP proxies. Serve keeps them to itself; without an answer, its defaults."""
+    try:
+        controller = serve.context._get_global_client()
+        assert controller is not None
+        return controller.http_config.host or "127.0.0.1", controller.http_config.port
+    except Exception:
+        return "127.0.0.1", 8000

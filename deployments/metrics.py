@@ -16,6 +16,7 @@ from ray.serve import metrics as ray_metrics
 
 from deployments.engine import Engine
 from deployments.engine_loop import StepStats
+from llama_core.errors import LlamaError, RankFailure
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 RATE_WINDOW_S = 10.0
@@ -127,6 +128,13 @@ class Metrics:
 
     def count_invalid_dialog(self) -> None:
         self.invalid_dialog_assertions_count.add()
+
+    def on_failure(self, error: LlamaError) -> None:
+        """The ranks have failed, or did not come up."""
+        if isinstance(error, RankFailure):
+            self.rank_failures_count.add()
+        if "OutOfMemoryError" in error.message:
+            self.cuda_oom_errors_count.add()
 
     def tokens_generated(self, num_tokens: int) -> None:
         """So many new tokens, for the sum and the rate."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cluster.rank_group import GroupInfo
+from cluster.rank_worker import RankStatus
 from deployments.args import ServerArgs
 from deployments.engine import Readiness
 from deployments.engine_loop import EngineLoop, StepStats, TokenStream
@@ -24,11 +25,14 @@ from llama_core.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+LOADING_PERIOD_S = 1.0
+
 
 class Group(StepRunner, Protocol):
     """What the service needs of a rank group; `cluster.rank_group.RankGroup` is one, tests have another."""
 
     async def start(self) -> GroupInfo: ...
+    async def statuses(self) -> Sequence[RankStatus | None]: ...
     async def wait_failed(self) -> RankFailure: ...
     async def stop(self) -> None: ...
 
@@ -61,6 +65,7 @@ class LlamaService:
         self._tasks: list[asyncio.Task[None]] = []
         self._started_s = time.monotonic()
         self._num_seeds = 0
+        self._loading = "the ranks are being placed"
 
     # What a replica goes through.
 
@@ -68,7 +73,11 @@ class LlamaService:
         """Bring the ranks up and begin to serve. Raises what kept them from it."""
         try:
             self._group = self._open_group(self.config, 0)
-            self.info = await self._group.start()
+            following = asyncio.create_task(self._follow_loading(self._group))
+            try:
+                self.info = await self._group.start()
+            finally:
+                following.cancel()
         except LlamaError as error:
             self._failure = error
             self._on_failure(error)
@@ -130,8 +139,7 @@ class LlamaService:
         if self._draining:
             return Readiness(False, "draining", "shutting down", retry_after_s=5.0)
         if self._loop is None:
-            waited = time.monotonic() - self._started_s
-            return Readiness(False, "loading", f"the ranks have been starting for {waited:.0f} s", retry_after_s=2.0)
+            return Readiness(False, "loading", self._loading, retry_after_s=2.0)
         return Readiness(True, "ready")
 
     def live(self) -> bool:
@@ -147,7 +155,9 @@ class LlamaService:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
         readiness = self.readiness()
         if self._loop is None or not readiness.ready:
-            raise NotReady(f"the server is {readiness.phase}: {readiness.detail}", retry_after_s=readiness.retry_after_s)
+            raise NotReady(
+                f"the server is {readiness.phase}: {readiness.detail}", retry_after_s=readiness.retry_after_s
+            )
         return self._loop.submit(prompt, params, stop=stop)
 
     def next_seed(self) -> int:
@@ -187,6 +197,14 @@ class LlamaService:
             "preemptions": scheduler.num_preemptions if scheduler else 0,
         }
 
+    async def _follow_loading(self, group: Group) -> None:
+        """Keep a sentence on how far each rank is, for whoever asks /ready."""
+        while True:
+            await asyncio.sleep(LOADING_PERIOD_S)
+            statuses = await group.statuses()
+            words = [f"rank {rank} {_progress(status)}" for rank, status in enumerate(statuses)]
+            self._loading = ", ".join(words) or self._loading
+
     async def _run(self, loop: EngineLoop) -> None:
         try:
             await loop.run()
@@ -207,3 +225,11 @@ class LlamaService:
             self._on_failure(error)
         if self._loop is not None:
             self._loop.fail(error if isinstance(error, EngineError) else EngineError(error.message))
+
+
+def _progress(status: RankStatus | None) -> str:
+    if status is None:
+        return "does not answer yet"
+    if not status.bytes_total:
+        return status.phase
+    return f"{status.phase} ({100 * status.bytes_loaded // status.bytes_total} % of {status.bytes_total / 1e6:.0f} MB)"

@@ -103,7 +103,7 @@ def _pending() -> str | None:
 
     from cluster.placement import shortage
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     for group in placement_group_table().values():
         if group["state"] == "PENDING":
             return shortage(list(group["bundles"].values()), nodes, group["strategy"]) or "all that it needs is in use"

@@ -69,10 +69,7 @@ def _draw_from_most_likely(
     ids, by_id = ids[:, :guess].sort(-1)
     ordered, by_value = values.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, by_value)
-    if vocab > guess:
-        certain = (ordered > values[:, guess:]).sum(-1)
-    else:
-        certain = torch.full_like(top_k, vocab)
+    certain = (ordered > values[:, guess:]).sum(-1) if vocab > guess else torch.full_like(top_k, vocab)
     before = ordered.cumsum(-1) - ordered
     ends_inside = (before > top_p[:, None]).long().argmax(-1)  # the first token outside the nucleus, 0 if none is seen
     within_p = (ends_inside > 0) & (ends_inside <= certain)

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: whether every shard is there, once, whole and in its place. Reads archive directories, no weight."""
+"""The files of a checkpoint: whether every shard is there, once, whole and in its place. Reads no weight."""
 
 import re
 import zipfile

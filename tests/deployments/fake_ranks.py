@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from cluster.rank_group import GroupInfo
+from cluster.rank_worker import RankStatus
 from llama_core.batch import StepInput, StepOutput
 from llama_core.errors import LlamaError, RankFailure
 
@@ -49,6 +50,9 @@ class FakeGroup:
         if self.start_error is not None:
             raise self.start_error
         return GroupInfo(epoch=0, num_blocks=self.num_blocks, ranks=())
+
+    async def statuses(self) -> list[RankStatus | None]:
+        return [None]
 
     async def step(self, batch: StepInput) -> StepOutput:
         if self._failed.done():
