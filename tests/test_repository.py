@@ -1,0 +1,154 @@
+"""What the repository promises about itself: who imports whom, and that its documents name what the code has."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.args import ServerArgs
+from deployments.engine import Engine
+from deployments.http import build_http_app
+from deployments.metrics import Figure, Metrics
+from llama_core.generation import Llama
+from tests.deployments.fakes import FakeEngine
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Lowest first: a package may import itself and those before it.
+LAYERS = ("llama_core", "cluster", "deployments")
+# What the replica's process needs, and what generation.py shares with it.
+WITHOUT_TORCH = (
+    *("batch", "blocks", "chat", "config", "detokenizer", "errors"),
+    *("request", "results", "scheduler", "shards", "tokenizer"),
+)
+
+
+def modules(package: str) -> list[str]:
+    return [f"{package}.{path.stem}" for path in sorted((ROOT / package).glob("*.py")) if path.stem != "__init__"]
+
+
+def loaded_by(names: list[str], unwanted: list[str]) -> str:
+    """Import `names` one after another in a fresh process; says which of them was the first to bring something unwanted."""
+    code = (
+        f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
+        f"    found = [other for other in {unwanted!r} if other in sys.modules]\n"
+        "    if found:\n        sys.exit(f'{name} loads {found}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return done.stderr.strip()
+
+
+def imported_by(path: Path) -> set[str]:
+    """Top-level packages that a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            names.add(node.module or "")
+    return {name.split(".")[0] for name in names}
+
+
+def test_llama_core_never_loads_ray_fastapi_or_pydantic() -> None:
+    assert loaded_by(modules("llama_core"), ["ray", "fastapi", "starlette", "pydantic", "msgspec"]) == ""
+
+
+def test_what_decides_and_what_handles_text_loads_no_torch() -> None:
+    assert loaded_by([f"llama_core.{name}" for name in WITHOUT_TORCH], ["torch", "fairscale"]) == ""
+
+
+def test_a_replica_and_its_cluster_side_load_no_torch() -> None:
+    assert loaded_by([*modules("cluster"), *modules("deployments")], ["torch", "fairscale"]) == ""
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_never_go_upward(package: str) -> None:
+    above = set(LAYERS[LAYERS.index(package) + 1 :])
+    if package == "llama_core":
+        above |= {"ray", "fastapi", "starlette", "pydantic"}
+    if package == "cluster":
+        above |= {"fastapi", "starlette", "pydantic"}
+    upward = {path.name: imported_by(path) & above for path in (ROOT / package).rglob("*.py")}
+    assert not {name: found for name, found in upward.items() if found}
+
+
+def written(default: object) -> str:
+    """A default as YAML has it; nothing for None."""
+    return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def test_the_configuration_page_names_every_argument_with_its_default() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    named = dict(re.findall(r"^\| `(\w+)` \| (?:`([^`]+)`|none) \|", page, re.MULTILINE))
+    expected = {name: written(field.default) for name, field in ServerArgs.model_fields.items()}
+    assert named == expected
+
+
+def test_every_argument_of_build_and_every_metric_is_documented() -> None:
+    differences = (ROOT / "docs" / "differences.md").read_text()
+    keyword_only = [p.name for p in inspect.signature(Llama.build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    assert [name for name in keyword_only if f"`{name}`" not in differences] == []
+
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    figures = [name for name, value in vars(Metrics(in_ray=False)).items() if isinstance(value, Figure)]
+    assert figures
+    assert [name for name in figures if f"| `{name}` |" not in operations] == []
+
+
+def test_the_readme_names_every_route() -> None:
+    engine: Engine = FakeEngine()
+    routes = build_http_app(engine, Metrics(in_ray=False)).openapi()["paths"]
+    readme = (ROOT / "README.md").read_text()
+    assert [path for path in routes if f"`{path.split('/{')[0]}`" not in readme] == []
+
+
+def test_the_readmes_layout_names_every_directory() -> None:
+    built = {"build", "dist", "node_modules"}
+    found = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in built]
+    wanted = [name for name in found if name[0] not in "._" and not name.endswith(".egg-info")]
+    layout = (ROOT / "README.md").read_text().split("## Layout")[1].split("\n## ")[0]
+    assert [name for name in wanted if f"{name}/" not in layout] == []
+
+
+def test_documents_refer_to_files_and_targets_that_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in DOCUMENTS:
+        text = document.read_text()
+        links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+        assert [link for link in links if not (document.parent / link).exists()] == [], document.name
+        assert set(re.findall(r"`make (\w+)|^ *make (\w+)", text)) <= {(target, "") for target in targets} | {
+            ("", target) for target in targets
+        }, document.name
+        paths = re.findall(r"\b((?:llama_core|cluster|deployments|examples|benchmarks|scripts|docs)/[\w./]*\w)", text)
+        assert [path for path in paths if not (ROOT / path).exists()] == [], document.name
+
+
+def test_serve_config_is_one_that_serve_and_the_server_accept() -> None:
+    config = ServeDeploySchema(**yaml.safe_load((ROOT / "serve_config.yaml").read_text()))
+    (application,) = config.applications
+    assert (application.name, application.import_path) == ("llama", "deployments.app:build_app")
+    assert config.http_options.host == "127.0.0.1"
+    args = ServerArgs(**application.args)
+    assert args.checkpoint.is_dir()
+    assert args.tokenizer.is_file()
+
+
+def test_the_licence_is_the_one_that_the_package_states() -> None:
+    licence = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in licence
+    assert "The llama-on-ray authors" in licence
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_in_process_example_runs() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "in_process.py"), "--device", "cpu"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "assistant: " in done.stdout
