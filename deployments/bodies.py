@@ -16,6 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from deployments.problems import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
 from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, RequestCancelled
 
+MAX_BRACKETS = 200_000  # 16 MiB of "[],[]," would hold the event loop for a second; those inside strings count too
+
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 REASONS = {
@@ -69,6 +71,8 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
 
 def parse_json(raw: bytes) -> dict[str, Any]:
     """The body's object. Raises InvalidJson, also for NaN, lone surrogates, deep nesting and endless integers."""
+    if raw.count(b"[") + raw.count(b"{") > MAX_BRACKETS:
+        raise InvalidJson(f"The body has more than {MAX_BRACKETS} opening brackets, the most this server reads.")
     try:
         value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:

@@ -42,6 +42,7 @@ class FakeStream:
     answer: list[int]
     cancelled: bool = False
     ended: bool = False
+    num_asked: int = 0  # deltas that its reader has begun to wait for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
@@ -135,6 +136,7 @@ class FakeEngine:
         return TokenLogprob(value, [(other, value - i) for i, other in enumerate(others)])
 
     async def pace(self, stream: FakeStream, index: int) -> None:
+        stream.num_asked += 1
         if index == 0 and self.hold is not None:
             await self.hold.wait()
         if self.fail_at is not None and self.fail_at[0] == index and self.fail_prompt(stream):

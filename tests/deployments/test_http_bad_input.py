@@ -134,7 +134,7 @@ def test_a_huge_prompt_is_refused_fast_and_health_stays_fast(served: Served, bod
 
     def ask() -> None:
         with httpx.Client() as client:
-            while not done.is_set():
+            while not (waits and done.is_set()):
                 start = time.monotonic()
                 assert client.get(served.url + "/health").status_code == 200
                 waits.append(time.monotonic() - start)
@@ -148,7 +148,7 @@ def test_a_huge_prompt_is_refused_fast_and_health_stays_fast(served: Served, bod
     asking.join()
     assert answer.status_code == 400, answer.text
     assert took < 2
-    assert max(waits) < 0.2  # 0.1 on an idle machine; this one is shared
+    assert max(waits) < 1  # room for a machine that other tests share; work on the event loop itself would take seconds
 
 
 @pytest.mark.parametrize(

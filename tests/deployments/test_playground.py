@@ -109,7 +109,7 @@ def test_escape_and_the_stop_button_stop_the_answer_and_its_sequence(page: Any, 
         until(page, "document.querySelector('.busy .text')?.textContent.length > 2")
         stop()
         page.wait_for_selector("text=stopped")
-        eventually(lambda: served.engine.num_open == 0, timeout_s=1)
+        eventually(lambda: served.engine.num_open == 0)
         assert served.engine.streams[-1].cancelled
         page.click("#clear")
 

@@ -35,6 +35,13 @@ def test_what_is_not_a_json_object_is_invalid_json(raw: bytes) -> None:
     assert len(caught.value.message) < 100
 
 
+def test_millions_of_empty_lists_are_refused_before_they_are_made() -> None:
+    start = time.monotonic()
+    with pytest.raises(InvalidJson):
+        parse_json(b'{"prompt": [' + b"[]," * 5_000_000 + b"[]]}")
+    assert time.monotonic() - start < 0.2
+
+
 def test_null_means_absent_in_every_field() -> None:
     absent = completion(**{name: None for name in CompletionBody.model_fields if name != "prompt"})
     assert absent == completion()
