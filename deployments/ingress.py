@@ -20,7 +20,7 @@ from deployments.service import LlamaService
 from llama_core.chat import Dialog, encode_dialog
 from llama_core.config import EngineConfig
 from llama_core.errors import InvalidDialog, InvalidParameter, SpecialTags
-from llama_core.request import SamplingParams
+from llama_core.request import SamplingParams, describe_request, warn_of_unfinished
 from llama_core.results import (
     ChatPrediction,
     CompletionPrediction,
@@ -64,7 +64,9 @@ class LlamaIngress:
             print(banner(self.service.describe(), *_http_address()), flush=True)
 
     def __serve_build_asgi_app__(self) -> Any:
-        return build_http_app(self.service, self.metrics, max_body_bytes=self.service.args.max_body_bytes)
+        return build_http_app(
+            self.service, self.metrics, max_body_bytes=self.service.args.max_body_bytes, sends_request_id=False
+        )
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
@@ -101,6 +103,7 @@ class LlamaIngress:
             logprobs=0 if logprobs else None,
             prompt_logprobs=logprobs and echo,
         )
+        log.info("generate: %s", describe_request(prompt_tokens, max_gen_len, temperature, top_p))
         streams: list[TokenStream] = []
         try:
             for prompt in prompt_tokens:
@@ -113,6 +116,7 @@ class LlamaIngress:
             for stream in streams:
                 stream.cancel()
         sequences = [stream.sequence for stream in streams]
+        warn_of_unfinished(sequences)
         tokens = [seq.tokens if echo else seq.output for seq in sequences]
         if not logprobs:
             return tokens, None

@@ -52,7 +52,9 @@ class ModelConfig:
         for key in given:
             if key == "use_scaled_rope":
                 if given[key]:
-                    raise ConfigError(f"{source}: use_scaled_rope (Llama 3.1's scaled rotary embedding) is not supported")
+                    raise ConfigError(
+                        f"{source}: use_scaled_rope (Llama 3.1's scaled rotary embedding) is not supported"
+                    )
             elif key not in known:
                 raise ConfigError(f"{source}: unknown field {key!r}")
         given.pop("use_scaled_rope", None)
@@ -69,7 +71,11 @@ class ModelConfig:
             value = given.get(name, default)
             if value is None:
                 return None
-            if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+            if (
+                not isinstance(value, int | float)
+                or isinstance(value, bool)
+                or not (math.isfinite(value) and value > 0)
+            ):
                 raise ConfigError(f"{source}: field {name!r} must be a positive finite number, is {value!r}")
             return float(value)
 

@@ -6,16 +6,19 @@ same program: each schedules the same requests alike, and rank 0 draws the token
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
+
+from tqdm import tqdm
 
 from llama_core import parallel as groups
 from llama_core.blocks import BlockPool
 from llama_core.chat import Dialog, encode_dialog
 from llama_core.config import Device, DType, EngineConfig
 from llama_core.errors import ConfigError, InvalidParameter, SpecialTags
-from llama_core.request import SamplingParams, Sequence, check_prompt, mix_seed
+from llama_core.request import SamplingParams, Sequence, check_prompt, describe_request, mix_seed, warn_of_unfinished
 from llama_core.results import (
     ChatPrediction,
     CompletionPrediction,
@@ -82,7 +85,19 @@ class Llama:
             kv_cache_bytes=kv_cache_bytes,
             verify_checksums=verify_checksums,
         )
-        runner = ModelRunner.load(config, parallel)
+        with tqdm(
+            desc=f"rank {parallel.rank} weights",
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            disable=not sys.stderr.isatty(),
+        ) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            runner = ModelRunner.load(config, parallel, show)
         num_blocks = groups.smallest(parallel, runner.max_num_blocks())
         runner.allocate_cache(num_blocks)
         runner.warm_up()
@@ -115,10 +130,12 @@ class Llama:
             self._sequence(list(prompt), max_gen_len, temperature, top_p, top_k, logprobs, echo, seed)
             for prompt in prompt_tokens
         ]
+        log.info("generate: %s", describe_request(prompt_tokens, max_gen_len, temperature, top_p))
         self._run(sequences)
         for seq in sequences:
             if seq.error is not None:
                 raise seq.error
+        warn_of_unfinished(sequences)
         tokens = [seq.tokens if echo else seq.output for seq in sequences]
         if not logprobs:
             return tokens, None

@@ -1,11 +1,14 @@
 """One request as the engine sees it: token ids and numbers. Knows nothing of text, tensors, Ray or HTTP."""
 
+import logging
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaError
+
+log = logging.getLogger(__name__)
 
 MAX_TOP_LOGPROBS = 20
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -139,3 +142,19 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.params.prompt_logprobs and len(self.prompt_logprobs) < self.prompt_len - 1
+
+
+def describe_request(prompts: Seq[Seq[int]], max_gen_len: int, temperature: float, top_p: float) -> str:
+    """What operators of the reference see of a request in its log."""
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    return (
+        f"batch size {len(prompts)}, prompt length {longest}, max_gen_len {max_gen_len}, "
+        f"temperature {temperature:g}, top_p {top_p:g}"
+    )
+
+
+def warn_of_unfinished(sequences: Seq[Sequence]) -> None:
+    """Log a warning if a sequence reached its limit before the model ended it."""
+    unfinished = sum(seq.finish_reason is FinishReason.LENGTH for seq in sequences)
+    if unfinished:
+        log.warning("%d of %d generations ended without EOS, at their limit", unfinished, len(sequences))

@@ -1,0 +1,191 @@
+"""The reference's API in process: limits, defaults, echoes, seeds; alone and under torchrun."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llama_core import Llama
+from llama_core.batch import Row, SlotInit, StepInput
+from llama_core.chat import SAFE_RESPONSE
+from llama_core.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    InvalidDialog,
+    InvalidParameter,
+    InvalidRequest,
+    NonFiniteLogits,
+)
+from tests.conftest import GOLDEN
+
+
+@pytest.fixture(scope="module")
+def llama() -> Llama:
+    return Llama.build(GOLDEN / "mp2", GOLDEN / "mp2" / "tokenizer.model", 160, 4, dtype="float32", device="cpu")
+
+
+PROMPT = [1, 598, 76, 404, 306]
+
+
+def test_more_prompts_than_slots_wait_their_turn(llama: Llama) -> None:
+    prompts = [[*PROMPT, 3 + i] for i in range(11)]
+    together, _ = llama.generate(prompts, 12, temperature=0)
+    assert together == [llama.generate([prompt], 12, temperature=0)[0][0] for prompt in prompts]
+
+
+def test_each_prompt_has_a_window_of_its_own(llama: Llama) -> None:
+    """In the reference a short prompt's window depends on the longest beside it."""
+    long = [1] + [5 + i % 90 for i in range(150)]
+    (short_out, long_out), _ = llama.generate([PROMPT, long], 100, temperature=0)
+    assert long_out == llama.generate([long], 100, temperature=0)[0][0] and len(long_out) <= 9
+    assert short_out == llama.generate([PROMPT], 100, temperature=0)[0][0]
+
+
+def test_a_prompt_that_fills_the_window_generates_nothing_and_has_shifted_logprobs(llama: Llama) -> None:
+    full = [1] + [5 + i % 90 for i in range(159)]
+    (out,), logprobs = llama.generate([full], 10, temperature=0, logprobs=True, echo=True)
+    assert out == full and logprobs is not None and len(logprobs[0]) == 160 and logprobs[0][0] == 0.0
+    shorter = llama.generate([full[:100]], 1, temperature=0, logprobs=True, echo=True)[1]
+    assert shorter is not None and logprobs[0][:100] == pytest.approx(shorter[0][:100], abs=1e-4)
+    assert llama.generate([full], 10)[0] == [[]]
+
+
+def test_an_echoed_prompt_comes_back_whole_even_with_an_end_of_sequence_inside(llama: Llama) -> None:
+    prompt = [1, 598, 76, 2, 1, 404]
+    (out,), _ = llama.generate([prompt], 5, temperature=0, echo=True)
+    assert out[: len(prompt)] == prompt and 2 not in out[len(prompt) :]
+
+
+def test_logprobs_are_natural_logs_of_the_raw_softmax_whatever_the_temperature(llama: Llama) -> None:
+    (tokens,), cold = llama.generate([PROMPT], 1, temperature=0, logprobs=True)
+    assert cold is not None and cold[0][0] < 0
+    for seed in range(40):
+        (hot_tokens,), hot = llama.generate([PROMPT], 1, temperature=1.5, top_p=1.0, logprobs=True, seed=seed)
+        if hot_tokens == tokens:
+            assert hot == cold
+            return
+    raise AssertionError("the likeliest token was never drawn")
+
+
+def test_a_seeded_request_is_repeatable_and_seeds_differ(llama: Llama) -> None:
+    def draw(**changes: Any) -> list[int]:
+        return llama.generate([PROMPT], 20, temperature=1.0, top_p=1.0, **changes)[0][0]
+
+    assert draw(seed=5) == draw(seed=5) != draw(seed=6)
+    assert draw() != draw(), "requests without a seed draw from seeds of their own"
+    beside = llama.generate([[1, 9, 9, 9], PROMPT, [1]], 20, temperature=1.0, top_p=1.0, seed=5)[0]
+    assert beside[1] == draw(seed=5)
+
+
+def test_the_build_seed_makes_a_program_repeatable() -> None:
+    def program(seed: int) -> list[list[int]]:
+        model = Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 2, None, seed, dtype="float32")
+        return [model.generate([PROMPT], 10, 1.0, 1.0)[0][0] for _ in range(3)]
+
+    assert program(1) == program(1) != program(2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")), ("top_p", 0), ("top_p", 1.01),
+     ("top_p", float("nan")), ("top_k", -1), ("seed", 2**63), ("max_gen_len", -1)],
+)  # fmt: skip
+def test_a_parameter_out_of_range_is_named(llama: Llama, field: str, value: Any) -> None:
+    arguments: dict[str, Any] = {"max_gen_len": 4} | {field: value}
+    with pytest.raises(InvalidParameter, match=field) as caught:
+        llama.generate([PROMPT], **arguments)
+    assert caught.value.param == field and isinstance(caught.value, ValueError)
+
+
+def test_prompts_that_are_none_are_refused_with_the_limit(llama: Llama) -> None:
+    with pytest.raises(ContextLengthExceeded, match=r"161.*160"):
+        llama.generate([[1] * 161], 4)
+    for prompt in ([], [-1], [640], [1, 10**9]):
+        with pytest.raises(InvalidParameter):
+            llama.generate([prompt], 4)
+
+
+def test_one_bad_request_of_a_batch_computes_nothing_and_breaks_nothing(llama: Llama) -> None:
+    before = llama.generate([PROMPT], 8, temperature=0)
+    with pytest.raises(InvalidRequest):
+        llama.generate([PROMPT, [640]], 8)
+    assert llama.generate([PROMPT], 8, temperature=0) == before
+
+
+def test_completion_tokens_are_decoded_alone_and_the_default_length_is_the_context(llama: Llama) -> None:
+    (result,) = llama.text_completion(["The capital of France is"], temperature=0, logprobs=True)
+    assert len(result["tokens"]) == len(result["logprobs"]) <= 160
+    assert "tokens" not in llama.text_completion(["x"], temperature=0, max_gen_len=3)[0]
+
+
+def test_a_dialog_with_tags_gets_the_safe_answer_and_its_neighbours_a_real_one(llama: Llama) -> None:
+    dialogs = [[{"role": "user", "content": "say [INST]"}], [{"role": "user", "content": "bye"}]]
+    refused, answered = llama.chat_completion(dialogs, 0, max_gen_len=6, logprobs=True)  # type: ignore[arg-type]
+    assert refused == {"generation": {"role": "assistant", "content": SAFE_RESPONSE}, "tokens": [], "logprobs": []}
+    assert len(answered["tokens"]) == 6
+    with pytest.raises(InvalidDialog, match=r"messages\[0\]"):
+        llama.chat_completion([[{"role": "assistant", "content": "x"}]])
+
+
+def test_a_request_is_logged_and_an_unfinished_one_is_warned_of(llama: Llama, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="llama_core"):
+        llama.generate([PROMPT, PROMPT[:3]], 2, temperature=0.5, top_p=0.8)
+    assert "batch size 2, prompt length 5, max_gen_len 2, temperature 0.5, top_p 0.8" in caplog.text
+    assert "ended without EOS" in caplog.text
+
+
+def test_a_token_whose_embedding_is_not_finite_fails_its_own_request_only() -> None:
+    model = Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 4, dtype="float32")
+    good = model.generate([PROMPT], 6, temperature=0)
+    with torch.inference_mode():
+        model.runner.model.tok_embeddings.weight[333] = float("nan")
+    admit = [SlotInit(0, PROMPT, [0], 0.0, 1.0, 0, 0), SlotInit(1, [1, 333], [1], 0.7, 0.9, 0, 0)]
+    output = model.runner.step(StepInput(0, 0, rows=[Row(0, 0, 5, True), Row(1, 0, 2, True)], admit=admit))
+    assert output.non_finite == [1] and output.tokens[0] == good[0][0][0]
+    with pytest.raises(NonFiniteLogits):
+        model.generate([[1, 333], PROMPT], 6, temperature=0.7)
+    assert model.generate([PROMPT], 6, temperature=0) == good, "what the NaN left in the cache does no harm"
+
+
+def test_several_ranks_without_torchrun_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match="torchrun"):
+        Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 2, model_parallel_size=2)
+
+
+TORCHRUN = """
+import json, os, sys
+from llama_core import Llama
+ckpt, out = sys.argv[1:]
+llama = Llama.build(ckpt, ckpt + "/tokenizer.model", 160, 4, model_parallel_size=2, dtype="float32", device="cpu")
+result = llama.generate([[1, 598, 76, 404, 306], [1, 9]], 12, temperature=0.8, logprobs=True, echo=True, seed=3)
+json.dump(result, open(f"{out}/{os.environ['RANK']}.json", "w"))
+"""
+
+
+def test_under_torchrun_every_rank_returns_what_one_rank_returns(llama: Llama, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(TORCHRUN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    subprocess.run([*command, str(GOLDEN / "mp1"), str(tmp_path)], check=True, capture_output=True, timeout=120)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    tokens, logprobs = llama.generate([PROMPT, [1, 9]], 12, temperature=0.8, logprobs=True, echo=True, seed=3)
+    assert first[0] == second[0] == tokens
+    assert logprobs is not None
+    for mine, theirs, others in zip(logprobs, first[1], second[1], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4) and others == pytest.approx(theirs, abs=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_cuda_gives_the_reference_tokens(golden: dict[str, Any]) -> None:
+    pytest.skip(
+        "needs a process without a gloo group: run with -m cuda alone"
+    ) if torch.distributed.is_initialized() else None
+    model = Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 160, 8, dtype="float32", device="cuda")
+    for case in golden["completions"]:
+        assert model.generate(case["prompt_tokens"], case["max_gen_len"], 0, echo=case["echo"])[0] == case["out_tokens"]
