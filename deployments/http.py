@@ -24,7 +24,6 @@ from deployments.openapi import body_docs, document
 from deployments.plan import Plan, check_model, encode_aside, encode_text, plan_chat, plan_completion
 from deployments.playground import playground_response
 from deployments.problems import (
-    INTERNAL,
     InvalidJson,
     MethodNotAllowed,
     RouteNotFound,
@@ -36,7 +35,7 @@ from deployments.problems import (
 from deployments.request_log import RequestRecord
 from deployments.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from deployments.streaming import EventStream, events
-from llama_core.errors import LlamaError, NotReady
+from llama_core.errors import EngineError, LlamaError, NotReady
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
@@ -202,7 +201,8 @@ def _add_operator_routes(app: FastAPI, engine: Engine, metrics: Metrics) -> None
         """Liveness: 503 when only a restart helps. Loading counts as alive; see /ready."""
         if engine.live():
             return json_response({"status": "ok"})
-        return json_response({"status": "dead", **error_object(INTERNAL)}, 503)
+        cause = EngineError(engine.readiness().detail or "No step completes.")
+        return json_response({"status": "dead", **error_object(cause)}, 503)
 
     @app.get("/ready", tags=["operation"])
     async def ready() -> Response:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from deployments.metrics import Metrics
 from deployments.service import LlamaService
 from llama_core.chat import Dialog, encode_dialog
 from llama_core.config import EngineConfig
-from llama_core.errors import InvalidDialog, InvalidParameter, SpecialTags
+from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, SpecialTags
 from llama_core.request import SamplingParams, describe_request, warn_of_unfinished
 from llama_core.results import (
     ChatPrediction,
@@ -38,6 +39,7 @@ class LlamaIngress:
 
     async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it
         """Raises what the files can tell of a start that cannot succeed; Serve then reports the deployment as failed."""
+        _log_like_serve()
         self.metrics = Metrics()
         self.service = LlamaService(
             args, _open_group_for(args), on_step=self.metrics.on_step, on_failure=self.metrics.on_failure
@@ -103,16 +105,24 @@ class LlamaIngress:
             logprobs=0 if logprobs else None,
             prompt_logprobs=logprobs and echo,
         )
-        log.info("generate: %s", describe_request(prompt_tokens, max_gen_len, temperature, top_p))
+        log.info("by handle: %s", describe_request(prompt_tokens, max_gen_len, temperature, top_p))
         streams: list[TokenStream] = []
+        outcome, begin = "cancelled", time.monotonic()
         try:
             for prompt in prompt_tokens:
                 own_seed = self.service.next_seed() if seed is None else seed
                 streams.append(self.service.submit(list(prompt), replace(params, seed=own_seed)))
             for stream in streams:
                 async for _ in stream:
-                    pass
+                    if begin:
+                        self.metrics.first_token(time.monotonic() - begin)
+                        begin = 0.0
+            outcome = "ok"
+        except LlamaError as error:
+            outcome = error.code
+            raise
         finally:
+            self.metrics.requests_total.add(path="handle", outcome=outcome)
             for stream in streams:
                 stream.cancel()
         sequences = [stream.sequence for stream in streams]
@@ -239,6 +249,16 @@ async def _another_replica_runs() -> bool:
         log.warning("the other replicas' state is not known: %s", type(error).__name__)
         return False
     return any(state == "RUNNING" and count > 0 for state, count in states.items())
+
+
+def _log_like_serve() -> None:
+    """Our log lines, from INFO up, go where Serve's own go: the replica's log file and its standard error."""
+    serve_log = logging.getLogger("ray.serve")
+    for name in ("llama", "llama_core", "cluster", "deployments"):
+        ours = logging.getLogger(name)
+        ours.setLevel(logging.INFO)
+        ours.handlers = serve_log.handlers
+        ours.propagate = False
 
 
 def _http_address() -> tuple[str, int]:

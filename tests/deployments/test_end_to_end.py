@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -270,6 +271,32 @@ def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_rest_complete
     assert before > 0 and after <= 16 * (262 // 16 + 1)
     assert len(texts) == 16 and all(len(text) > 100 for text in texts)
     assert demo.get("/props")[1]["blocks_used"] == 0
+
+
+@pytest.mark.parametrize("server", ["demo", "plain"], ids=["through HAProxy", "through Serve's proxy"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_client_that_leaves_stops_costing_anything(server: str, stream: bool, request: pytest.FixtureRequest) -> None:
+    running: Server = request.getfixturevalue(server)
+    limit = running.get("/v1/models")[1]["data"][0]["max_model_len"] - 20
+    body = {"prompt": "Once upon a time", "max_tokens": limit, "ignore_eos": True, "temperature": 0, "stream": stream}
+    begin = time.monotonic()
+    with httpx.Client() as leaving:
+        if stream:
+            with leaving.stream("POST", f"{running.url}/v1/completions", json=body) as answer:
+                next(answer.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                leaving.post(f"{running.url}/v1/completions", json=body, timeout=0.1)
+    left_s = time.monotonic() - begin
+    while running.get("/props")[1]["requests_running"] and time.monotonic() - begin < 10:
+        time.sleep(0.02)
+    freed_s = time.monotonic() - begin - left_s
+    whole_s = time.monotonic()
+    with httpx.Client() as staying:
+        staying.post(f"{running.url}/v1/completions", json=body | {"stream": False}, timeout=60).raise_for_status()
+    whole_s = time.monotonic() - whole_s
+    assert running.get("/props")[1]["blocks_used"] == 0
+    assert freed_s < max(0.3, whole_s / 2), "it ran on although nobody was there"
 
 
 @pytest.mark.parametrize("example", ["chat_openai.py", "completions_curl.sh"])
