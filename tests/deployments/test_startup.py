@@ -1,0 +1,120 @@
+"""Checkpoints that cannot be served: every start ends soon, names the file, is never ready, and leaves no rank."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deployments.served import REPOSITORY, served
+from tests.deployments.startup import BATCHES, flip_a_bit
+from tests.llama_core.checkpoints import WIDE, random_weights, split, write
+
+LIMIT_S = 30
+NAMED = {
+    "missing": ["missing/consolidated.00.pth: this shard is missing"],
+    "params": ["params/params.json", "'dim'", "-64"],
+    "tokenizer": ["tokenizer/params.json", "700", "640"],
+    "truncated": ["truncated/consolidated.01.pth"],
+    "flipped": ["flipped/consolidated.01.pth", "checksum"],
+    "pickle": ["pickle/consolidated.00.pth", "not a checkpoint that can be loaded safely"],
+    "names": ["layers.0.attention.wq.weight is missing from consolidated.00.pth", "layers.9.attention.wq.weight"],
+    "nan": ["nan/consolidated.00.pth: layers.1.feed_forward.w2.weight", "not finite"],
+}
+BATCH_OF = {name: batch for batch, cases in BATCHES.items() for name in cases}
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "LLAMA_"))}
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.deployments.startup"],
+        cwd=REPOSITORY,
+        env=environment | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    lines = [line for line in finished.stdout.splitlines() if line.startswith("SEEN ")]
+    assert lines, finished.stdout[-2000:] + finished.stderr[-4000:]
+    result: dict[str, Any] = json.loads(lines[0].removeprefix("SEEN "))
+    return result
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_deploying_fails_within_30_s_with_the_file_named_in_the_applications_status(
+    seen: dict[str, Any], case: str
+) -> None:
+    batch = seen["batches"][BATCH_OF[case]]
+    assert case in batch["cases"], f"still {batch['states'][case]}"
+    failed = batch["cases"][case]
+    assert failed["seconds"] < LIMIT_S
+    cause = failed["message"].strip().splitlines()[-1]
+    assert all(words in cause for words in NAMED[case]), cause
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_start_that_fails_is_never_ready_stays_failed_and_leaves_no_rank(seen: dict[str, Any], batch: str) -> None:
+    followed = seen["batches"][batch]
+    assert 200 not in followed["ready"] and 503 in followed["ready"]
+    assert set(followed["states"].values()) == {"DEPLOY_FAILED"}
+    assert followed["ranks_left"] == []
+
+
+def test_what_the_files_tell_by_themselves_stops_a_start_before_any_rank_exists(seen: dict[str, Any]) -> None:
+    most_ranks = {batch: followed["most_ranks"] for batch, followed in seen["batches"].items()}
+    assert most_ranks.pop("before any rank exists") == 0
+    assert all(most_ranks.values()), "the other faults are found by ranks"
+
+
+def test_a_malicious_pickle_never_runs(seen: dict[str, Any]) -> None:
+    assert "UnpicklingError" in seen["batches"][BATCH_OF["pickle"]]["cases"]["pickle"]["message"]
+    assert seen["sprung"] is False
+
+
+@pytest.fixture
+def ray_directory() -> Iterator[str]:
+    """Where a server's Ray keeps its files and its address: a short path of its own, so that it joins no other cluster."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        yield directory
+
+
+@pytest.mark.parametrize("answer_after_s", [20, 0], ids=["while requests wait", "while requests are answered 503"])
+def test_the_server_says_which_file_is_damaged_and_ends_with_an_error_and_no_process(
+    tmp_path: Path, ray_directory: str, answer_after_s: int
+) -> None:
+    checkpoint = write(tmp_path / "damaged", split(random_weights(WIDE), 2))
+    flip_a_bit(checkpoint / "consolidated.01.pth")
+    args = {
+        "ckpt_dir": str(checkpoint),
+        "tokenizer_path": str(checkpoint / "tokenizer.model"),
+        "max_seq_len": 64,
+        "answer_after_s": answer_after_s,
+    }
+    with served(args=args, env={"RAY_TMPDIR": ray_directory}) as server:
+        known = None
+        most = 0
+        deadline = time.monotonic() + 90
+        while server.process.poll() is None and time.monotonic() < deadline:
+            assert server.get("/ready")[0] != 200
+            most = max(most, len(server.processes()))
+            if known is None and "consolidated.01.pth: damaged" in server.output():
+                known = time.monotonic()
+            time.sleep(0.1)
+        ended = time.monotonic()
+        output = server.output()
+        assert server.process.poll() == 1, output[-3000:]
+        line = next(line for line in output.splitlines() if "The server cannot start: " in line)
+        assert "damaged/consolidated.01.pth" in line and "checksum" in line
+        assert known is not None and ended - known < LIMIT_S
+        assert most > 5
+        while server.processes() and time.monotonic() < ended + 5:
+            time.sleep(0.1)
+        assert server.processes() == {}
