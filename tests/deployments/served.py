@@ -94,19 +94,26 @@ class Server:
         return found
 
     def end(self) -> None:
-        """For teardown: whatever the test did, nothing is left."""
+        """For teardown: SIGTERM must end everything; if it does not, the test fails, and nothing is left all the same."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(60)
-        for _ in range(50):
-            left = self.processes()
-            if not left:
-                break
+        left = outlived = self.wait_gone()
+        while left:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
+            left = self.processes()
+        assert not outlived, outlived
+
+    def wait_gone(self, timeout_s: float = 15.0) -> dict[int, str]:
+        """What is left of its processes after so long at most."""
+        deadline = time.monotonic() + timeout_s
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
 
 
 @contextlib.contextmanager
