@@ -27,6 +27,7 @@ from llama_core.results import (
     CompletionPrediction,
     chat_prediction,
     completion_prediction,
+    generation_result,
     refused_prediction,
 )
 
@@ -127,13 +128,7 @@ class LlamaIngress:
                 stream.cancel()
         sequences = [stream.sequence for stream in streams]
         warn_of_unfinished(sequences)
-        tokens = [seq.tokens if echo else seq.output for seq in sequences]
-        if not logprobs:
-            return tokens, None
-        return tokens, [
-            ([0.0, *(p.logprob for p in seq.prompt_logprobs)] if echo else []) + [p.logprob for p in seq.logprobs]
-            for seq in sequences
-        ]
+        return generation_result(sequences, logprobs, echo)
 
     async def text_completion(
         self,

@@ -19,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -140,8 +141,9 @@ def main() -> None:
     try:
         # As `serve run` would. Before it, because connecting replaces the handler of SIGTERM by one that skips the shutdown.
         ray.init(namespace="serve")
-        signal.signal(signal.SIGTERM, _interrupt)
-        signal.signal(signal.SIGINT, _interrupt)  # a shell that starts us in the background has it ignored
+        interrupt = partial(_interrupt, watch.app_name)
+        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGINT, interrupt)  # a shell that starts us in the background has it ignored
         watch.start()
         cli(["run", sys.argv[1]], standalone_mode=False)
     except (SystemExit, KeyboardInterrupt):
@@ -181,8 +183,22 @@ def _free_port() -> int:
         return port
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
+def _interrupt(app_name: str, signum: int, frame: FrameType | None) -> None:
+    threading.Thread(target=_withdraw, args=(app_name,), daemon=True).start()
     raise KeyboardInterrupt
+
+
+def _withdraw(app_name: str) -> None:
+    """Give up what still waits for room: Serve would ask such a replica to drain, and wait for its answer in vain."""
+    import ray
+    from ray.util import PlacementGroup, placement_group_table, remove_placement_group
+
+    with contextlib.suppress(Exception):  # the connection may end at any moment now
+        while ray.is_initialized():
+            for key, group in placement_group_table().items():
+                if group["state"] == "PENDING" and group["name"].startswith(f"SERVE_REPLICA::{app_name}#"):
+                    remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
+            time.sleep(0.2)
 
 
 def end_marked(mark: str, patience_s: float = 5.0) -> list[int]:

@@ -24,6 +24,7 @@ from llama_core.results import (
     CompletionPrediction,
     chat_prediction,
     completion_prediction,
+    generation_result,
     refused_prediction,
 )
 from llama_core.runner import ModelRunner
@@ -136,13 +137,7 @@ class Llama:
             if seq.error is not None:
                 raise seq.error
         warn_of_unfinished(sequences)
-        tokens = [seq.tokens if echo else seq.output for seq in sequences]
-        if not logprobs:
-            return tokens, None
-        return tokens, [
-            ([0.0, *(p.logprob for p in seq.prompt_logprobs)] if echo else []) + [p.logprob for p in seq.logprobs]
-            for seq in sequences
-        ]
+        return generation_result(sequences, logprobs, echo)
 
     def text_completion(
         self,

@@ -1,9 +1,10 @@
 """The reference's result dictionaries, made from tokens. One place for the in-process API and the Ray handle."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from typing import TypedDict
 
 from llama_core.chat import SAFE_RESPONSE, Message
+from llama_core.request import Sequence
 from llama_core.tokenizer import Tokenizer
 
 
@@ -19,9 +20,20 @@ class ChatPrediction(TypedDict, total=False):
     logprobs: list[float]
 
 
-def completion_prediction(
-    tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[float] | None
-) -> CompletionPrediction:
+def generation_result(
+    sequences: Seq[Sequence], logprobs: bool, echo: bool
+) -> tuple[list[list[int]], list[list[float]] | None]:
+    """What `generate` returns for ended sequences: tokens, and their logprobs if asked for (0.0 for an echoed first one)."""
+    tokens = [seq.tokens if echo else seq.output for seq in sequences]
+    if not logprobs:
+        return tokens, None
+    return tokens, [
+        ([0.0, *(p.logprob for p in seq.prompt_logprobs)] if echo else []) + [p.logprob for p in seq.logprobs]
+        for seq in sequences
+    ]
+
+
+def completion_prediction(tokenizer: Tokenizer, tokens: Seq[int], logprobs: Seq[float] | None) -> CompletionPrediction:
     prediction = CompletionPrediction(generation=tokenizer.decode(tokens))
     if logprobs is not None:
         prediction["tokens"] = [tokenizer.token_text(token) for token in tokens]
@@ -29,7 +41,7 @@ def completion_prediction(
     return prediction
 
 
-def chat_prediction(tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[float] | None) -> ChatPrediction:
+def chat_prediction(tokenizer: Tokenizer, tokens: Seq[int], logprobs: Seq[float] | None) -> ChatPrediction:
     prediction = ChatPrediction(generation=Message(role="assistant", content=tokenizer.decode(tokens)))
     if logprobs is not None:
         prediction["tokens"] = [tokenizer.token_text(token) for token in tokens]
