@@ -191,13 +191,14 @@ def _interrupt(app_name: str, signum: int, frame: FrameType | None) -> None:
 def _withdraw(app_name: str) -> None:
     """Give up what still waits for room: Serve would ask such a replica to drain, and wait for its answer in vain."""
     import ray
-    from ray.util import PlacementGroup, placement_group_table, remove_placement_group
+    from ray.util import placement_group_table
 
     with contextlib.suppress(Exception):  # the connection may end at any moment now
         while ray.is_initialized():
-            for key, group in placement_group_table().items():
+            for group in placement_group_table().values():
                 if group["state"] == "PENDING" and group["name"].startswith(f"SERVE_REPLICA::{app_name}#"):
-                    remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
+                    with contextlib.suppress(ValueError):  # Serve removes the group once its replica is gone
+                        ray.kill(ray.get_actor(group["name"], namespace="serve"))
             time.sleep(0.2)
 
 

@@ -1,7 +1,8 @@
-"""Checkpoints that cannot be served: every start ends soon, names the file, is never ready, and leaves no rank."""
+"""Starts that cannot succeed: each ends soon, names the file at fault, is never ready, and leaves no rank."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -117,4 +118,18 @@ def test_the_server_says_which_file_is_damaged_and_ends_with_an_error_and_no_pro
         assert most > 5
         while server.processes() and time.monotonic() < ended + 5:
             time.sleep(0.1)
+        assert server.processes() == {}
+
+
+def test_a_server_that_waits_for_room_ends_at_once_when_told_to(ray_directory: str) -> None:
+    """Serve alone waits 30 s and more for a replica that was never placed."""
+    with served(args={"cpus_per_rank": 1000}, env={"RAY_TMPDIR": ray_directory}) as server:
+        deadline = time.monotonic() + 60
+        while "Adding 1 replica" not in server.output() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert "needs 2000 CPUs, the cluster has" in server.output()
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        assert time.monotonic() - began < 20
         assert server.processes() == {}
