@@ -80,7 +80,7 @@ def decode_step(payload: bytes) -> StepInput:
     """Raises WireError if `payload` is not a step."""
     try:
         return _decode_step.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # a text that is not UTF-8 raises the latter
         raise WireError(f"not a step: {error}") from error
 
 
@@ -88,7 +88,7 @@ def decode_reply(payload: bytes) -> Reply:
     """Raises WireError if `payload` is not an answer to a step."""
     try:
         return _decode_reply.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # a text that is not UTF-8 raises the latter
         raise WireError(f"not an answer to a step: {error}") from error
 
 
@@ -96,7 +96,7 @@ def decode_hello(payload: bytes) -> Hello:
     """Raises WireError if `payload` is not a greeting."""
     try:
         return _decode_hello.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # a text that is not UTF-8 raises the latter
         raise WireError(f"not a greeting: {error}") from error
 
 

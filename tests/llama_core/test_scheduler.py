@@ -31,6 +31,7 @@ class FakeRanks:
         self.blocks: dict[int, list[int]] = {}
         self.cache: dict[int, tuple[int, int]] = {}  # physical position -> (slot's admission, token)
         self.admission: dict[int, int] = {}
+        self.prompt_logprobs: dict[int, bool] = {}
         self.count = 0
 
     def step(self, batch: StepInput) -> StepOutput:
@@ -39,6 +40,7 @@ class FakeRanks:
             self.tokens[init.slot] = list(init.tokens)
             self.blocks[init.slot] = list(init.blocks)
             self.admission[init.slot] = self.count
+            self.prompt_logprobs[init.slot] = init.prompt_logprobs
         for slot, block in batch.grow:
             self.blocks[slot].append(block)
         sampled: list[int] = []
@@ -51,7 +53,8 @@ class FakeRanks:
             for position in range(start + count):
                 assert self.cache[self.physical(slot, position)] == (self.admission[slot], tokens[position])
             values = [TokenLogprob(float(p), []) for p in range(start + 1, min(start + count + 1, len(tokens)))]
-            prompt_logprobs.append(PromptLogprobs(index, start, values))
+            if self.prompt_logprobs[slot] and values:
+                prompt_logprobs.append(PromptLogprobs(index, start, values))
             if samples:
                 assert start + count == len(tokens)
                 tokens.append(next_token(tokens))
