@@ -158,7 +158,7 @@ class EngineLoop:
             raise self._failure
         if self._draining:
             raise NotReady("the server is shutting down and takes no new requests")
-        check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len)
+        prompt = check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len)
         self.scheduler.check_room()
         seq = Sequence(prompt, params, min(self.max_seq_len, len(prompt) + params.max_tokens))
         stream = TokenStream(seq, self._tokenizer, stop, self._cancel)

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 _CHUNK_BYTES = 2 << 20  # what is mapped and not yet released while a weight is copied
-_REPLICATED_OR_DERIVED = re.compile(r"rope\.freqs$")
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DERIVED = re.compile(r"rope\.freqs$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Checkpoint:
         self._shard_dims = {name: self._check_weight(name, spec) for name, spec in self.specs.items()}
         faults = [fault for fault in self._shard_dims.values() if isinstance(fault, str)]
         for path, shard in zip(self.paths, self._shards, strict=True):
-            unexpected = [name for name in shard if name not in self.specs and not _REPLICATED_OR_DERIVED.search(name)]
+            unexpected = [name for name in shard if name not in self.specs and not _DERIVED.search(name)]
             faults += [f"{name} is unexpected in {path.name}" for name in unexpected]
         if faults:
             more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
@@ -89,7 +90,7 @@ class Checkpoint:
     @property
     def dtype(self) -> torch.dtype:
         """That of the weights as stored."""
-        return self._shards[0]["norm.weight"].dtype
+        return self._shards[0]["output.weight"].dtype
 
     def verify_checksums(self, rank: int, world_size: int) -> None:
         """Compare bytes with the CRC-32 stated for them. Ranks share the shards out, so each is read once by the group."""
@@ -121,10 +122,13 @@ class Checkpoint:
             weight = torch.empty(spec.part(rank, world_size), dtype=dtype, device=device)
             for path, source, target in self._pieces(name, spec, rank, world_size, weight):
                 for begin, end in _chunks(source):
-                    # NaN spreads to the least and the greatest value; and this, unlike a sum, needs no memory.
-                    if not torch.stack(torch.aminmax(source[begin:end])).isfinite().all():
-                        raise CheckpointError(f"{path}: {name} holds a value that is not finite (NaN or infinity)")
                     target[begin:end].copy_(source[begin:end])
+                    # Of the copy: float16 may not hold what the file does. NaN spreads to the least and the greatest value,
+                    # and this, unlike a sum, needs no memory.
+                    if not torch.stack(torch.aminmax(target[begin:end])).isfinite().all():
+                        raise CheckpointError(
+                            f"{path}: {name} holds a value that is not finite as {dtype} (NaN or infinity)"
+                        )
                     _release(source[begin:end])
                     done += target[begin:end].numel() * dtype.itemsize
                     on_progress(done, total)
@@ -160,7 +164,7 @@ class Checkpoint:
         """The dimension that the shards cut this weight along, None if they do not; or a fault, as text."""
         count = len(self._shards)
         for path, shard in zip(self.paths, self._shards, strict=True):
-            if not isinstance(shard.get(name), torch.Tensor):
+            if name not in shard:
                 return f"{name} is missing from {path.name}"
         shapes = [tuple(shard[name].shape) for shard in self._shards]
         if count == 1 or not spec.shard_dims:
@@ -192,6 +196,14 @@ def _map_shard(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{path}: not a checkpoint that can be loaded safely: {type(error).__name__}") from None
     if not isinstance(shard, dict):
         raise CheckpointError(f"{path}: holds a {type(shard).__name__}, expected a dict of weights")
+    for name, weight in shard.items():
+        if not isinstance(name, str):
+            raise CheckpointError(f"{path}: a name of a weight is a {type(name).__name__}, expected a string")
+        if not isinstance(weight, torch.Tensor):
+            raise CheckpointError(f"{path}: {name} is a {type(weight).__name__}, expected a weight")
+        plain = weight.layout is torch.strided and weight.device.type == "cpu" and not weight.is_quantized
+        if not plain or weight.dtype not in _DTYPES:
+            raise CheckpointError(f"{path}: {name} is not a plain bfloat16, float16 or float32 tensor ({weight.dtype})")
     return shard
 
 

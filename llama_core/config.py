@@ -166,6 +166,10 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} must be a positive integer, is {value!r}", param=name)
+        if self.max_seq_len < 2:
+            raise ConfigError(
+                "max_seq_len must be at least 2: a token of prompt and one that is generated", param="max_seq_len"
+            )
         if self.max_step_tokens < self.max_batch_size:
             raise ConfigError(
                 f"max_step_tokens ({self.max_step_tokens}) must be at least max_batch_size ({self.max_batch_size}): "

@@ -18,7 +18,15 @@ from llama_core.blocks import BlockPool
 from llama_core.chat import Dialog, encode_dialog
 from llama_core.config import Device, DType, EngineConfig
 from llama_core.errors import ConfigError, InvalidParameter, SpecialTags
-from llama_core.request import SamplingParams, Sequence, check_prompt, describe_request, mix_seed, warn_of_unfinished
+from llama_core.request import (
+    SamplingParams,
+    Sequence,
+    check_prompt,
+    describe_request,
+    mix_seed,
+    warn_of_unfinished,
+    whole_number,
+)
 from llama_core.results import (
     ChatPrediction,
     CompletionPrediction,
@@ -67,7 +75,7 @@ class Llama:
         Raises ConfigError, CheckpointError, TokenizerError.
         """
         begin = time.perf_counter()
-        parallel = groups.from_torchrun(device) if "RANK" in os.environ else groups.alone(device)
+        parallel = groups.from_torchrun(device) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else groups.alone(device)
         if model_parallel_size not in (None, parallel.world_size):
             raise ConfigError(
                 f"model_parallel_size is {model_parallel_size}, but this process group has {parallel.world_size} ranks: "
@@ -204,9 +212,10 @@ class Llama:
         echo: bool,
         seed: int | None,
     ) -> Sequence:
+        max_gen_len = whole_number("max_gen_len", max_gen_len)
         if max_gen_len < 0:
             raise InvalidParameter("max_gen_len must be at least 0", param="max_gen_len")
-        check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
+        prompt = check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
         self._num_requests += 1
         params = SamplingParams(
             temperature=temperature,

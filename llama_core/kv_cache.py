@@ -56,7 +56,6 @@ class KVCache:
         shape = (n_layers, num_blocks, block_size, n_kv_heads, head_dim)
         self.block_size = block_size
         self.num_blocks = num_blocks
-        # Zeros, not empty: masked positions are multiplied by zero, and zero times a leftover NaN would be NaN.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 

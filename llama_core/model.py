@@ -81,6 +81,8 @@ class Attention(nn.Module):
         scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)).float() * self.head_dim**-0.5
         beyond = torch.arange(keys.shape[1], device=q.device) >= layout.decode_lengths[:, None]  # [B, L]
         weights = scores.masked_fill(beyond[:, None, None, :], float("-inf")).softmax(-1).type_as(q)
+        # A weight of zero is not enough: what lies beyond belongs to others, and zero times their NaN would be NaN.
+        values = values.masked_fill(beyond[:, :, None, None], 0)
         return torch.matmul(weights, values.transpose(1, 2)).flatten(1, 2)
 
     def _prefill(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:

@@ -1,7 +1,9 @@
 """One request as the engine sees it: token ids and numbers. Knows nothing of text, tensors, Ray or HTTP."""
 
+import contextlib
 import logging
 import math
+import operator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,6 +13,8 @@ from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaErro
 log = logging.getLogger(__name__)
 
 MAX_TOP_LOGPROBS = 20
+MAX_TOP_K = 2**31 - 1
+MAX_TEMPERATURE = 1e4  # beyond it every token is as likely as any other
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -41,30 +45,59 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InvalidParameter("temperature must be finite and at least 0", param="temperature")
+        """Checks types too, and keeps plain numbers: these travel to the ranks, where a wrong one would fail for everybody."""
+        object.__setattr__(self, "temperature", _number("temperature", self.temperature))
+        object.__setattr__(self, "top_p", _number("top_p", self.top_p))
+        for name in ("top_k", "seed", "max_tokens"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
+            raise InvalidParameter(f"temperature must be from 0 to {MAX_TEMPERATURE:g}", param="temperature")
         if not 0 < self.top_p <= 1:
             raise InvalidParameter("top_p must be greater than 0 and at most 1", param="top_p")
-        if self.top_k < 0:
-            raise InvalidParameter("top_k must be at least 0 (0: no limit)", param="top_k")
+        if not 0 <= self.top_k <= MAX_TOP_K:
+            raise InvalidParameter(f"top_k must be from 0 (no limit) to {MAX_TOP_K}", param="top_k")
         if not INT64_MIN <= self.seed <= INT64_MAX:
             raise InvalidParameter("seed must fit a signed 64-bit integer", param="seed")
         if self.max_tokens < 0:
             raise InvalidParameter("max_tokens must be at least 0", param="max_tokens")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise InvalidParameter(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
+        if self.logprobs is not None:
+            object.__setattr__(self, "logprobs", whole_number("logprobs", self.logprobs))
+            if not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+                raise InvalidParameter(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
 
 
-def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> None:
-    """Raise InvalidParameter or ContextLengthExceeded unless these are tokens of the vocabulary that fit the context."""
-    if not prompt:
+def whole_number(name: str, value: object) -> int:
+    """`value` as a plain int: ints of any library, no bool, no float. Raises InvalidParameter."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)  # type: ignore[arg-type]
+    raise InvalidParameter(f"{name} must be a whole number", param=name)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool | str | bytes):
+        raise InvalidParameter(f"{name} must be a number", param=name)
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidParameter(f"{name} must be a number", param=name) from None
+    if not math.isfinite(number):
+        raise InvalidParameter(f"{name} must be finite", param=name)
+    return number
+
+
+def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[int]:
+    """The prompt as plain ints. Raises InvalidParameter or ContextLengthExceeded unless they are tokens that fit the context."""
+    if not len(prompt):
         raise InvalidParameter("a prompt must have at least one token", param="prompt")
     if len(prompt) > max_seq_len:
         raise ContextLengthExceeded(
             f"the prompt has {len(prompt)} tokens, the context is {max_seq_len}", param="prompt"
         )
-    if not (min(prompt) >= 0 and max(prompt) < vocab_size):
+    tokens = [token if type(token) is int else whole_number("prompt", token) for token in prompt]
+    if not (min(tokens) >= 0 and max(tokens) < vocab_size):
         raise InvalidParameter(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")
+    return tokens
 
 
 def mix_seed(seed: int, index: int) -> int:
@@ -112,7 +145,6 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     scheduled: int = 0
     inflight: int = 0
-    admissions: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
     finish_reason: FinishReason | None = None

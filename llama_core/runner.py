@@ -1,9 +1,11 @@
 """One rank's engine: remembers slots, runs a step's rows through the model, draws tokens. Decides nothing."""
 
+import contextlib
 import logging
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -20,6 +22,10 @@ from llama_core.sampling import logprobs_of, sample
 log = logging.getLogger(__name__)
 
 CACHE_SHARE_OF_FREE = 0.5  # of the host memory that is free after load; the rest is for activations and everyone else
+_CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 GPU_HEADROOM = 0.1  # of the device's memory, left free for activations and the allocator
 
 
@@ -131,7 +137,7 @@ class ModelRunner:
         """
         enough_for_one = self.config.blocks_per_sequence
         block_bytes = KVCache.bytes_per_block(*self._cache_shape())
-        budget = self.config.kv_cache_bytes or _free_cache_bytes(self.parallel)
+        budget = self.config.kv_cache_bytes or max(0, _free_cache_bytes(self.parallel) - self._activation_bytes())
         num_blocks = min(enough_for_one * self.config.max_batch_size, budget // block_bytes)
         if num_blocks < enough_for_one:
             raise ConfigError(
@@ -279,6 +285,16 @@ class ModelRunner:
             result.append(PromptLogprobs(i, row.start, _token_logprobs(logits, targets, num_top)))
         return result
 
+    def _activation_bytes(self) -> int:
+        """The largest step's temporary memory: what decoding gathers (keys twice, once to transpose them, and values), scores
+        and weights in float32, and logits three times (as computed, in float32, sorted)."""
+        n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
+        rows, config = self.config.max_batch_size, self.model_config
+        keys = rows * self.config.max_seq_len
+        gathered = 3 * keys * n_kv_heads * head_dim * dtype.itemsize
+        scores = 2 * keys * config.n_heads // self.parallel.world_size * 4
+        return gathered + scores + rows * config.vocab_size * (dtype.itemsize + 8)
+
     def _cache_shape(self) -> tuple[int, int, int, int, torch.dtype]:
         """n_layers, block_size, key/value heads of this rank, head_dim, dtype."""
         config = self.model_config
@@ -303,9 +319,19 @@ def _free_cache_bytes(parallel: Parallel) -> int:
     if parallel.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(parallel.device)
         return int(free - total * GPU_HEADROOM)
+    return int(_available_host_bytes() * CACHE_SHARE_OF_FREE) // parallel.world_size
+
+
+def _available_host_bytes() -> int:
+    """Memory that this process could still get: the machine's, or what its container's limit leaves (cgroup v2, v1)."""
     try:
-        with open("/proc/meminfo") as meminfo:
-            available = next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable:"))
+        meminfo = Path("/proc/meminfo").read_text()
+        available = next(
+            int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable:")
+        )
     except (OSError, StopIteration):
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return int(available * CACHE_SHARE_OF_FREE) // parallel.world_size
+    for limit, used in _CGROUP_FILES:
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(available, 0)

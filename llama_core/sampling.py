@@ -6,6 +6,7 @@ Tokens are ordered by probability, then by id, so equal probabilities leave no f
 
 import torch
 
+GREEDY_BELOW = 1e-5  # a lower temperature would divide logits out of float32's range, and has no other token to draw
 NUCLEUS_GUESS = 256  # most nuclei close within so many tokens; the vocabulary is sorted only for those that do not
 
 
@@ -32,7 +33,7 @@ def sample(
     With top_k, the mass is that of the k most likely.
     """
     tokens = logits.argmax(-1)
-    rows = (temperature > 0).nonzero().squeeze(-1)
+    rows = (temperature >= GREEDY_BELOW).nonzero().squeeze(-1)
     if not rows.numel():
         return tokens
     probs = (logits[rows] / temperature[rows, None]).softmax(-1)
@@ -89,7 +90,7 @@ def _invert(ordered: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, dra
     total = torch.where(limited, ordered.sum(-1, keepdim=True), torch.ones_like(ordered[:, :1]))
     cumulative = ordered.cumsum(-1)
     nucleus = kept & (cumulative - ordered <= top_p[:, None] * total)
-    size = nucleus.sum(-1, keepdim=True)
+    size = nucleus.sum(-1, keepdim=True).clamp(min=1)
     cumulative = cumulative.double()
     mass = cumulative.gather(-1, size - 1)
     picked = torch.searchsorted(cumulative, draws[:, None] * mass, right=True)

@@ -146,6 +146,7 @@ class Scheduler:
         progress: list[Progress] = []
         for row, start, values in output.prompt_logprobs:
             seq = flight.sequences[row]
+            assert start <= len(seq.prompt_logprobs), "a position was left out"
             # Another admission may have reported some of these positions already.
             seq.prompt_logprobs += values[max(0, len(seq.prompt_logprobs) - start) :]
             if not seq.finished and seq.prompt_len == seq.max_length and not seq.wants_prompt_logprobs:
@@ -214,7 +215,6 @@ class Scheduler:
             del self._waiting[seq]
             seq.blocks = blocks
             seq.slot = self._free_slots.pop()
-            seq.admissions += 1
             self._running[seq] = None
             admitted.append(seq)
         return admitted

@@ -263,6 +263,44 @@ def test_a_cache_too_small_for_one_sequence_says_need_and_have(tmp_path: Path) -
         runner.max_num_blocks()
 
 
+@pytest.mark.parametrize(
+    "weight",
+    [
+        torch.eye(64).to_sparse(), torch.zeros(64, device="meta"), torch.zeros(64, dtype=torch.complex64),
+        torch.ones(64, dtype=torch.int8), torch.ones(64, dtype=torch.bool), torch.ones(64).to(torch.float8_e4m3fn), 5,
+    ],
+    ids=["sparse", "meta", "complex", "int8", "bool", "float8", "number"],
+)  # fmt: skip
+def test_a_weight_of_an_odd_kind_is_refused_by_name(tmp_path: Path, weight: Any) -> None:
+    (shard,) = split(random_weights(WIDE), 1)
+    shard["norm.weight"] = weight
+    write(tmp_path, [shard])
+    with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth.*norm\.weight"):
+        load(tmp_path)
+
+
+def test_a_name_that_is_no_string_is_refused(tmp_path: Path) -> None:
+    (shard,) = split(random_weights(WIDE), 1)
+    write(tmp_path, [shard | {7: torch.zeros(3)}])  # type: ignore[dict-item]
+    with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth.*int"):
+        load(tmp_path)
+
+
+def test_a_value_that_float16_cannot_hold_is_named(tmp_path: Path) -> None:
+    weights = random_weights(WIDE)
+    weights["layers.0.feed_forward.w1.weight"][1, 2] = 1e6
+    write(tmp_path, split(weights, 1))
+    load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.feed_forward\.w1\.weight.*float16"):
+        load(tmp_path, dtype=torch.float16)
+
+
+def test_the_dtype_is_that_of_the_matrices_not_of_the_norms(tmp_path: Path) -> None:
+    weights = random_weights(WIDE, dtype=torch.bfloat16)
+    write(tmp_path, split({n: w.float() if "norm" in n else w for n, w in weights.items()}, 1))
+    assert Checkpoint(tmp_path, CONFIG).dtype is torch.bfloat16
+
+
 def test_every_start_up_error_is_one_of_ours(tmp_path: Path) -> None:
     """Whatever single file of a checkpoint is replaced by rubbish, the error says which."""
     whole = write(tmp_path / "whole", split(random_weights(WIDE), 2))

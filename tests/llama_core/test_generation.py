@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -141,15 +142,61 @@ def test_a_request_is_logged_and_an_unfinished_one_is_warned_of(llama: Llama, ca
 
 def test_a_token_whose_embedding_is_not_finite_fails_its_own_request_only() -> None:
     model = Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 4, dtype="float32")
-    good = model.generate([PROMPT], 6, temperature=0)
+    long = [1] + [5 + i % 90 for i in range(40)]
+    good, _ = model.generate([PROMPT, long], 16, temperature=0)
     with torch.inference_mode():
         model.runner.model.tok_embeddings.weight[333] = float("nan")
-    admit = [SlotInit(0, PROMPT, [0], 0.0, 1.0, 0, 0), SlotInit(1, [1, 333], [1], 0.7, 0.9, 0, 0)]
-    output = model.runner.step(StepInput(0, 0, rows=[Row(0, 0, 5, True), Row(1, 0, 2, True)], admit=admit))
-    assert output.non_finite == [1] and output.tokens[0] == good[0][0][0]
+    bad = [1] + [333] * 21
+    # Beside it: a shorter row, whose table is padded, and a longer one. Slot and blocks 0 are the bad one's.
+    admit = [
+        SlotInit(0, bad, [0, 1], 0.7, 0.9, 0, 0),
+        SlotInit(1, PROMPT, [2, 3], 0.0, 1.0, 0, 0),
+        SlotInit(2, long, [4, 5, 6, 7], 0.0, 1.0, 0, 0),
+    ]
+    rows = [Row(0, 0, 22, True), Row(1, 0, 5, True), Row(2, 0, 41, True)]
+    output = model.runner.step(StepInput(0, 0, rows, admit=admit))
+    drawn = [output.tokens[1:]]
+    assert output.non_finite == [0]
+    for i in range(1, 8):
+        rows = [Row(0, 21 + i, 1, True), Row(1, 4 + i, 1, True), Row(2, 40 + i, 1, True)]
+        output = model.runner.step(StepInput(0, i, rows))
+        assert output.non_finite == [0]
+        drawn.append(output.tokens[1:])
+    assert [list(tokens) for tokens in zip(*drawn, strict=True)] == [tokens[:8] for tokens in good]
     with pytest.raises(NonFiniteLogits):
-        model.generate([[1, 333], PROMPT], 6, temperature=0.7)
-    assert model.generate([PROMPT], 6, temperature=0) == good, "what the NaN left in the cache does no harm"
+        model.generate([bad, PROMPT, long], 6, temperature=0.7)
+    assert model.generate([PROMPT, long], 16, temperature=0)[0] == good, "what the NaN left in the cache does no harm"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", "warm"), ("temperature", True), ("temperature", None), ("temperature", 1e300), ("top_p", "0.5"),
+     ("top_k", 2.7), ("top_k", 2**70), ("seed", "a"), ("seed", 1.5), ("max_gen_len", 2.5), ("max_gen_len", True)],
+)  # fmt: skip
+def test_a_parameter_of_the_wrong_type_is_named(llama: Llama, field: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter, match=field):
+        llama.generate([PROMPT], **({"max_gen_len": 4} | {field: value}))
+
+
+@pytest.mark.parametrize("token", [1.0, True, "1", None, 2.5])
+def test_a_prompt_of_anything_but_whole_numbers_is_refused(llama: Llama, token: Any) -> None:
+    with pytest.raises(InvalidParameter):
+        llama.generate([[1, token]], 4)
+
+
+def test_numbers_of_other_libraries_are_numbers(llama: Llama) -> None:
+    plain = llama.generate([PROMPT], 8, temperature=0.5, top_p=0.75, top_k=7, seed=3)
+    mine = np.array(PROMPT, dtype=np.int32)
+    theirs = llama.generate([mine], np.int64(8), np.float32(0.5), np.float64(0.75), top_k=np.int8(7), seed=np.int64(3))
+    assert theirs == plain and all(type(token) is int for token in theirs[0][0])
+
+
+def test_a_temperature_near_zero_is_greedy(llama: Llama) -> None:
+    greedy = llama.generate([PROMPT], 12, temperature=0)
+    for temperature in (1e-320, 1e-38, 1e-9, 1e-6):
+        assert llama.generate([PROMPT], 12, temperature=temperature, seed=1) == greedy
+    assert len(llama.generate([PROMPT], 12, temperature=1e-5, top_p=1e-9, seed=1)[0][0]) > 0
+    assert len(llama.generate([PROMPT], 12, temperature=1e4, top_p=1.0, seed=1)[0][0]) > 0
 
 
 def test_several_ranks_without_torchrun_are_refused_with_the_remedy() -> None:
