@@ -3,7 +3,8 @@ competes.
 
 A core is claimed by binding an abstract unix socket named after it. The kernel lets one process have a name and frees
 it at that process's end, however it ends, so there is no registry to go stale and nothing on disk. All users of a
-host compete for the same names: two servers of two people get different cores too.
+host compete for the same names: two servers of two people get different cores too. Containers do not see each other's
+names, so in one nothing is pinned unless it was given CPUs of its own.
 """
 
 import logging
@@ -18,6 +19,8 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
+_CPUS: Final = Path("/sys/devices/system/cpu")
+_CONTAINER_MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))  # Docker's and Podman's
 
 
 class CoreClaim:
@@ -33,13 +36,11 @@ class CoreClaim:
         self._sockets.clear()
 
 
-def claim_cores(count: int, allowed: Iterable[int]) -> CoreClaim | None:
-    """`count` cores out of `allowed` that no other rank on this host has, lowest first; None (and none kept) if too
-    few are free.
-    """
+def claim_cores(count: int, candidates: Iterable[int]) -> CoreClaim | None:
+    """The first `count` of `candidates` that no other rank on this host has; None (and none kept) if too few are free."""
     cores: list[int] = []
     sockets: list[socket.socket] = []
-    for core in sorted(allowed):
+    for core in candidates:
         if len(cores) == count:
             break
         name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -62,8 +63,8 @@ def pin_process(count: int) -> CoreClaim | None:
     done well.
 
     Call it before torch starts its threads: they inherit the affinity. Not done (with a log line) when too few cores
-    are free, on systems without such calls, and under a CPU quota: there the core numbers are the host's and
-    shared with containers that cannot see our claims.
+    are free, on systems without such calls, and where the core numbers are the host's and shared with containers
+    that cannot see our claims: under a CPU quota, and in a container that may use every CPU of the machine.
     """
     if sys.platform != "linux":
         logger.info("cores=unpinned reason=no-affinity-call platform=%s", sys.platform)
@@ -73,7 +74,10 @@ def pin_process(count: int) -> CoreClaim | None:
     if quota is not None and quota < len(allowed):
         logger.info("cores=unpinned reason=cpu-quota quota_cpus=%.2f visible_cpus=%d", quota, len(allowed))
         return None
-    claim = claim_cores(count, allowed)
+    if in_container() and len(allowed) >= (os.cpu_count() or 1):
+        logger.info("cores=unpinned reason=container-without-cpuset visible_cpus=%d", len(allowed))
+        return None
+    claim = claim_cores(count, physical_cores_first(allowed))
     if claim is None:
         logger.warning("cores=unpinned reason=too-few-free wanted=%d visible_cpus=%d", count, len(allowed))
         return None
@@ -88,6 +92,27 @@ def pin_process(count: int) -> CoreClaim | None:
             os.sched_setaffinity(int(thread), claim.cores)
     logger.info("cores=%s", ",".join(map(str, claim.cores)))
     return claim
+
+
+def in_container() -> bool:
+    """By the marks that Kubernetes, Docker and Podman leave."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(mark.exists() for mark in _CONTAINER_MARKS)
+
+
+def physical_cores_first(allowed: Iterable[int], cpus: Path = _CPUS) -> list[int]:
+    """`allowed`, lowest first, but no core's second hyperthread before every core's first."""
+    usable = set(allowed)
+    return sorted(usable, key=lambda cpu: (sum(other < cpu for other in _siblings(cpu, cpus) & usable), cpu))
+
+
+def _siblings(cpu: int, cpus: Path) -> set[int]:
+    """CPUs of the same core, from the kernel's list ("0,64" or "0-1"); `cpu` alone where it does not tell."""
+    siblings = {cpu}
+    with suppress(OSError, ValueError):
+        for part in (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().split(","):
+            first, _, last = part.partition("-")
+            siblings.update(range(int(first), int(last or first) + 1))
+    return siblings
 
 
 def cpu_quota(cpu_max: Path) -> float | None:

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from cluster.transport import RankConnection
@@ -23,15 +24,17 @@ logger = logging.getLogger(__name__)
 # An operation between ranks fails on the survivors a few milliseconds after a rank died, and their reports may
 # overtake the sign of the death itself. So long is the better explanation waited for.
 _SECOND_SIGN_S: Final = 0.2
+_samples = attrgetter("samples")
 
 
 class _Flight:
-    """A step that was sent and that `num_missing` ranks have not answered."""
+    """A step that was sent, that draws `num_samples` tokens, and that `num_missing` ranks have not answered."""
 
-    __slots__ = ("num_missing", "result", "step")
+    __slots__ = ("num_missing", "num_samples", "result", "step")
 
-    def __init__(self, step: int, num_missing: int, result: asyncio.Future[StepOutput]) -> None:
+    def __init__(self, step: int, num_samples: int, num_missing: int, result: asyncio.Future[StepOutput]) -> None:
         self.step = step
+        self.num_samples = num_samples
         self.num_missing = num_missing
         self.result = result
 
@@ -83,7 +86,8 @@ class FanOut:
         result: asyncio.Future[StepOutput] = self._loop.create_future()
         if not self._flights:
             self._oldest_since = self._loop.time()
-        self._flights.append(_Flight(batch.step, len(self._connections), result))
+        num_samples = sum(map(_samples, batch.rows))
+        self._flights.append(_Flight(batch.step, num_samples, len(self._connections), result))
         for connection in self._connections:
             connection.write(data)
         if self._watch is None:
@@ -146,9 +150,13 @@ class FanOut:
                 f"where {due} of epoch {self._epoch} was due",
             )
             return
+        flight = self._flights[index]
+        if isinstance(reply, Answer) and len(reply.output.tokens) != flight.num_samples:
+            num_tokens = len(reply.output.tokens)
+            self.suspect(rank, f"answered step {step} with {num_tokens} tokens, where {flight.num_samples} were due")
+            return
         self._num_answered[rank] += 1
         self.elapsed_ms[rank] = reply.output.elapsed_ms if isinstance(reply, Answer) else reply.elapsed_ms
-        flight = self._flights[index]
         flight.num_missing -= 1
         if isinstance(reply, Answer) and not flight.result.done():
             flight.result.set_result(reply.output)

@@ -23,13 +23,15 @@ from cluster.rank_worker import RankIdentity, RankLoad, RankStatus, RankWorker
 from cluster.ray_calls import answer_within, first_line, result_of, results_of_all
 from cluster.runner_factory import RunnerFactory, load_model_runner
 from cluster.transport import Invitation, RankConnection, RankListener
+from cluster.wire import MAX_FRAME_BYTES, largest_step_bytes
 from llama_core.batch import StepInput, StepOutput
 from llama_core.config import EngineConfig
-from llama_core.errors import RankFailure
+from llama_core.errors import ConfigError, RankFailure
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
+_CONNECT_TIMEOUT_S: Final = 60.0  # the ranks run by then, and it is one small message from each
 _PROBE_S: Final = 0.5  # a rank that does not answer a status call for so long is the one that hangs
 # Ray ends a running process within milliseconds, and takes 5 s for a stopped one: after so long it is our SIGKILL.
 _PATIENCE_AFTER_FAILURE_S: Final = 0.1
@@ -70,6 +72,8 @@ class RankGroup:
     """Implements `llama_core.batch.StepRunner`. Use it from one event loop, the one it was started in.
 
     Bundle 1 + r of `placement_group` is rank r's, and is taken whole. `runner_factory` makes what a rank runs.
+    `num_blocks` is how many cache blocks to allocate, for a group that must fit a pool which exists already; None
+    takes as many as every rank can hold.
     """
 
     def __init__(
@@ -78,18 +82,21 @@ class RankGroup:
         placement_group: PlacementGroup,
         *,
         epoch: int = 0,
+        num_blocks: int | None = None,
         limits: GroupLimits | None = None,
         runner_factory: RunnerFactory = load_model_runner,
     ) -> None:
+        assert num_blocks is None or num_blocks > 0
         self.epoch = epoch
         self.info: GroupInfo | None = None
         self.failure: RankFailure | None = None
         self._config = config
         self._placement_group = placement_group
+        self._num_blocks = num_blocks
         self._limits = limits or GroupLimits()
         self._runner_factory = runner_factory
         self._actors: list[Any] = []
-        self._identities: list[RankIdentity] = []
+        self._identities: dict[int, RankIdentity] = {}  # by rank, as they become known
         self._listener: RankListener | None = None
         self._fan_out: FanOut | None = None
         self._failed = asyncio.Event()
@@ -114,18 +121,20 @@ class RankGroup:
     async def start(self) -> GroupInfo:
         """Starts, joins and loads every rank. On any failure no rank is left.
 
-        Raises what a rank's factory raised if that is a LlamaError (CheckpointError, ConfigError), else RankFailure.
+        Raises what a rank's factory raised if that is a LlamaError (CheckpointError, ConfigError), else RankFailure;
+        ConfigError, before any rank is created, if a step of this configuration may be too long to send.
         """
         assert not self._actors, "a group is started once"
+        self._check_step_size()
         try:
             async with asyncio.timeout(self._limits.start_timeout_s):
                 self.info = await self._start()
         except TimeoutError:
-            waited = (
-                f"the ranks were not ready within {self._limits.start_timeout_s:g} s: {await self._where_ranks_are()}"
-            )
-            await self.stop()
-            raise RankFailure(waited) from None
+            try:
+                where = await self._where_ranks_are()
+            finally:  # also when it is cancelled while it asks
+                await self.stop()
+            raise RankFailure(f"the ranks were not ready within {self._limits.start_timeout_s:g} s: {where}") from None
         except BaseException:
             await asyncio.shield(self.stop())
             raise
@@ -169,7 +178,7 @@ class RankGroup:
             options = actor_options(bundles[rank_bundle_index(rank)])
             actor = _RankActor.options(scheduling_strategy=strategy, **options)
             self._actors.append(actor.remote(rank, world_size, self.epoch))
-        self._identities = await results_of_all([actor.identify.remote() for actor in self._actors], "starting")
+        await results_of_all([self._identify(rank) for rank in range(world_size)], "starting")
 
         store_host = self._shared_host()
         self._listener = RankListener(self.epoch, world_size, self._listen_host())
@@ -178,17 +187,49 @@ class RankGroup:
         timeout_s = self._limits.start_timeout_s
         seat = (self._config, store_host, store_port, timeout_s, self._runner_factory)
         loads: list[RankLoad] = await results_of_all([actor.load.remote(*seat) for actor in self._actors], "loading")
-        num_blocks = min(load.max_num_blocks for load in loads)
+        num_blocks = self._common_num_blocks(loads)
         await results_of_all([actor.prepare.remote(num_blocks) for actor in self._actors], "warming up")
         await self._serve(await self._listener.connections())
-        reports = tuple(RankReport(identity, load) for identity, load in zip(self._identities, loads, strict=True))
+        reports = tuple(RankReport(self._identities[rank], load) for rank, load in enumerate(loads))
         return GroupInfo(self.epoch, num_blocks, reports)
+
+    def _check_step_size(self) -> None:
+        config = self._config
+        need = largest_step_bytes(config.max_batch_size, config.max_seq_len, config.blocks_per_sequence)
+        if need > MAX_FRAME_BYTES:
+            raise ConfigError(
+                f"max_batch_size {config.max_batch_size} with max_seq_len {config.max_seq_len} makes steps of up to "
+                f"{need:,} bytes, the limit is {MAX_FRAME_BYTES:,}: lower one of them",
+                param="max_batch_size",
+            )
+
+    async def _identify(self, rank: int) -> None:
+        """Each rank is known as soon as it answers, so that it is ended for certain even if another never does."""
+        self._identities[rank] = await result_of(self._actors[rank].identify.remote())
+
+    def _common_num_blocks(self, loads: Sequence[RankLoad]) -> int:
+        """How many cache blocks every rank allocates. Raises RankFailure if one cannot hold what is asked for."""
+        scarcest = min(range(len(loads)), key=lambda rank: loads[rank].max_num_blocks)
+        have = loads[scarcest].max_num_blocks
+        if self._num_blocks is None:
+            return have
+        if have < self._num_blocks:
+            text = f"rank {scarcest} has room for {have} cache blocks, {self._num_blocks} are needed"
+            raise RankFailure(text, rank=scarcest)
+        return self._num_blocks
 
     async def _connect(self, invitation: Invitation) -> None:
         assert self._listener is not None
-        timeout_s = self._limits.start_timeout_s
-        await results_of_all([actor.connect.remote(invitation, timeout_s) for actor in self._actors], "connecting")
-        await self._listener.connections()  # from here on nothing listens and no socket file exists
+        timeout_s = min(self._limits.start_timeout_s, _CONNECT_TIMEOUT_S)
+        try:
+            async with asyncio.timeout(timeout_s):
+                connecting = [actor.connect.remote(invitation, timeout_s) for actor in self._actors]
+                await results_of_all(connecting, "connecting")
+                await self._listener.connections()  # from here on nothing listens and no socket file exists
+        except TimeoutError:
+            missing = self._listener.missing_ranks
+            text = f"no valid connection from ranks {missing} within {timeout_s:g} s"
+            raise RankFailure(text, rank=missing[0] if missing else None) from None
 
     async def _serve(self, connections: Sequence[RankConnection]) -> None:
         serving = [actor.serve.remote() for actor in self._actors]
@@ -206,15 +247,15 @@ class RankGroup:
     def _listen_host(self) -> str | None:
         """None (a unix socket) if every rank is on the driver's node, else the driver's address for TLS."""
         driver_node = ray.get_runtime_context().get_node_id()
-        if all(identity.node_id == driver_node for identity in self._identities):
+        if all(identity.node_id == driver_node for identity in self._identities.values()):
             return None
         own = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return LOOPBACK if all(identity.node_ip == own for identity in self._identities) else own
+        return LOOPBACK if all(identity.node_ip == own for identity in self._identities.values()) else own
 
     def _shared_host(self) -> str:
         """Where rank 0 listens for the others: loopback unless they are on another host than it is."""
         first = self._identities[0].node_ip
-        return LOOPBACK if all(identity.node_ip == first for identity in self._identities) else first
+        return LOOPBACK if all(identity.node_ip == first for identity in self._identities.values()) else first
 
     async def _watch(self, rank: int, ref: Any) -> None:
         """Ray tells of a process's end as soon as the connection does, and also of one whose connection stays open."""
@@ -234,8 +275,12 @@ class RankGroup:
         to Ray too.
         """
         assert self._fan_out is not None
-        statuses = await self.statuses(_PROBE_S)
-        silent = [rank for rank in ranks if statuses[rank] is None]
+        try:
+            statuses = await self.statuses(_PROBE_S)
+            silent = [rank for rank in ranks if statuses[rank] is None]
+        except Exception as error:  # the step is overdue whether or not Ray can say why
+            logger.warning("epoch=%d the ranks' state is not known: %s", self.epoch, first_line(error))
+            silent = []
         deadline = f"no answer to a step within {self._limits.step_timeout_s:g} s"
         if silent:
             self._fan_out.suspect(silent[0], f"hangs: {deadline}, nor to a status call")
@@ -263,8 +308,9 @@ class RankGroup:
             await asyncio.wait(self._serving, timeout=self._limits.stop_timeout_s)
             patience_s = _PATIENCE_WITH_HEALTHY_S
         await asyncio.to_thread(self._kill_actors)
-        gone = await asyncio.gather(*(self._end_process(identity, patience_s) for identity in self._identities))
-        for identity, is_gone in zip(self._identities, gone, strict=True):
+        known = list(self._identities.values())
+        gone = await asyncio.gather(*(self._end_process(identity, patience_s) for identity in known))
+        for identity, is_gone in zip(known, gone, strict=True):
             if not is_gone:
                 logger.error("epoch=%d %s could not be ended", self.epoch, self._name(identity.rank))
         for task in [*self._serving, *self._tasks]:
@@ -299,7 +345,9 @@ class RankGroup:
         words = []
         for rank, status in enumerate(await self.statuses()):
             if status is None:
-                words.append(f"rank {rank} does not answer" if self._identities else f"rank {rank} is not placed")
+                words.append(
+                    f"rank {rank} does not answer" if rank in self._identities else f"rank {rank} is not placed"
+                )
             elif status.bytes_total:
                 words.append(f"rank {rank} {status.phase} ({status.bytes_loaded:,} of {status.bytes_total:,} bytes)")
             else:
@@ -307,9 +355,9 @@ class RankGroup:
         return ", ".join(words)
 
     def _name(self, rank: int) -> str:
-        if rank >= len(self._identities):
+        identity = self._identities.get(rank)
+        if identity is None:
             return f"rank {rank}"
-        identity = self._identities[rank]
         return f"rank {rank} (pid {identity.process.pid} on {identity.node_ip})"
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

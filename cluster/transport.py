@@ -164,6 +164,11 @@ class RankListener:
             self._complete.set_result(None)
         return hello.rank
 
+    @property
+    def missing_ranks(self) -> list[int]:
+        """Those that have not said a proper hello."""
+        return [rank for rank, connection in enumerate(self._connections) if connection is None]
+
     async def connections(self) -> list[RankConnection]:
         """One for each rank, in their order, once all are there; nothing listens any more and no file is left."""
         await self._complete

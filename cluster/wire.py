@@ -14,9 +14,11 @@ import msgspec
 
 from llama_core.batch import StepInput, StepOutput
 
-MAX_FRAME_BYTES: Final = 64 * 2**20  # 32 prompts of 4,096 tokens are 0.7 MB; a million-token admission 5 MB
+MAX_FRAME_BYTES: Final = 64 * 2**20  # 256 sequences of 32,768 tokens, admitted at once, are up to 45 MB
 MAX_HELLO_BYTES: Final = 256  # all that a peer may send before it has shown the group's secret
 _HEADER_BYTES: Final = 4
+_MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
+_MAX_REST_BYTES: Final = 200  # a slot's names, numbers, row and new block; also a step's own fields
 
 
 class WireError(Exception):
@@ -74,6 +76,12 @@ def frame(message: StepInput | Reply | Hello) -> bytes:
         raise WireError(f"a message of {num_bytes} bytes is over the limit of {MAX_FRAME_BYTES}")
     buffer[:_HEADER_BYTES] = num_bytes.to_bytes(_HEADER_BYTES, "big")
     return bytes(buffer)
+
+
+def largest_step_bytes(max_batch_size: int, max_seq_len: int, blocks_per_sequence: int) -> int:
+    """Upper bound of a step's payload: every slot is admitted at full length."""
+    sequence = (max_seq_len + blocks_per_sequence) * _MAX_INT_BYTES + _MAX_REST_BYTES
+    return max_batch_size * sequence + _MAX_REST_BYTES
 
 
 def decode_step(payload: bytes) -> StepInput:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cluster.rank_worker import RankIdentity, RankWorker
 from cluster.runner_factory import Seat
 from llama_core.batch import StepInput, StepOutput
 from llama_core.config import EngineConfig
@@ -29,10 +30,12 @@ class FakeFactory:
     raise_in_load: str | None = None
     raise_in_warm_up: str | None = None
     die_in_load: bool = False
+    die_in_warm_up: bool = False
     hang_in_load: bool = False
     raise_at_step: int = -1
     collective_error_elsewhere: bool = False
     step_seconds: float = 0.0
+    expect_num_blocks: int | None = None
 
     def __call__(self, config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> "FakeRunner":
         on_progress(0, 1000)
@@ -62,11 +65,14 @@ class FakeRunner:
         return 50 - self._seat.rank  # ranks differ, so that the smallest must be taken
 
     def allocate_cache(self, num_blocks: int) -> None:
-        assert num_blocks == 50 - (self._seat.world_size - 1)
+        smallest = 50 - (self._seat.world_size - 1)
+        assert num_blocks == (self._faults.expect_num_blocks or smallest)
 
     def warm_up(self) -> None:
         if self._seat.rank == self._faults.on_rank and self._faults.raise_in_warm_up:
             raise RuntimeError(self._faults.raise_in_warm_up)
+        if self._seat.rank == self._faults.on_rank and self._faults.die_in_warm_up:
+            os.kill(os.getpid(), 9)
 
     def step(self, batch: StepInput) -> StepOutput:
         self._steps.append(batch.step)
@@ -79,4 +85,13 @@ class FakeRunner:
                 raise RuntimeError("[gloo] Connection closed by peer")
         if self._faults.step_seconds:
             time.sleep(self._faults.step_seconds)
-        return StepOutput(batch.epoch, batch.step, [1000 * batch.step + row.slot for row in batch.rows])
+        return StepOutput(batch.epoch, batch.step, [1000 * batch.step + row.slot for row in batch.rows if row.samples])
+
+
+class SilentRankOne(RankWorker):
+    """Never says who it is if it is rank 1."""
+
+    def identify(self) -> RankIdentity:
+        if self.rank == 1:
+            time.sleep(1000)
+        return super().identify()

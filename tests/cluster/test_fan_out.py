@@ -118,6 +118,16 @@ async def test_an_answer_that_is_not_due_is_refused(bench: Bench, rank: int, mes
     assert (await bench.failure()).rank == rank
 
 
+@pytest.mark.parametrize("tokens", [[], [1, 2]], ids=["too few", "too many"])
+async def test_an_answer_with_a_token_too_few_or_too_many_fails_the_rank(bench: Bench, tokens: list[int]) -> None:
+    rows = [Row(0, 0, 5, False), Row(1, 0, 1, True)]
+    result = bench.fan_out.submit(StepInput(EPOCH, 0, rows))
+    bench.reply(0, Answer(StepOutput(EPOCH, 0, tokens)))
+    with pytest.raises(RankFailure, match=f"rank 0 answered step 0 with {len(tokens)} tokens, where 1 were due"):
+        await asyncio.wait_for(result, 1)
+    assert (await bench.failure()).rank == 0
+
+
 async def test_an_answer_without_a_step_is_refused(bench: Bench) -> None:
     bench.reply(0, answer(0))
     assert "nothing of epoch 3 was due" in (await bench.failure()).message

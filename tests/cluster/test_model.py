@@ -84,8 +84,8 @@ async def test_two_ranks_give_the_references_tokens_also_after_a_death_midway(
     assert caught.value.rank == 1
     await group.stop()
     assert any(sequence.output for sequence in disturbed.sequences)
-    group = RankGroup(config, two_rank_placement, epoch=1, limits=LIMITS)
-    await group.start()
+    group = RankGroup(config, two_rank_placement, epoch=1, num_blocks=info.num_blocks, limits=LIMITS)
+    assert (await group.start()).num_blocks == info.num_blocks
     disturbed.scheduler.restart(epoch=1)
     await disturbed.steps(group)
     await group.stop()

@@ -1,6 +1,7 @@
 """Two rank actors without a model: started, stepped, ended; killed, stopped, broken in every phase. Real Ray and sockets."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import time
@@ -10,15 +11,17 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from cluster.cores import claim_cores
+from cluster.cores import claim_cores, in_container
 from cluster.process_end import ProcessIdentity, is_running
-from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
+from cluster.rank_group import _OPTIONS, GroupInfo, GroupLimits, RankGroup
 from cluster.rank_worker import Phase
 from cluster.socket_dir import PREFIX, parent_dir
+from cluster.transport import Invitation, RankConnection, RankListener
+from cluster.wire import Hello, WireError
 from llama_core.batch import Row, SlotInit, StepInput
-from llama_core.errors import CheckpointError, RankFailure
+from llama_core.errors import CheckpointError, ConfigError, RankFailure
 from tests.cluster.conftest import LIMITS, Start
-from tests.cluster.fake_runner import CONFIG, FakeFactory
+from tests.cluster.fake_runner import CONFIG, FakeFactory, SilentRankOne
 
 
 def step_input(step: int, epoch: int = 1, num_rows: int = 2) -> StepInput:
@@ -165,8 +168,124 @@ async def test_a_death_in_load_is_told_within_a_second_and_ends_all(
     with pytest.raises(RankFailure, match=f"rank {rank} died while loading"):
         await group.start()
     assert len(group._identities) == 2
-    assert not any(is_running(identity.process) for identity in group._identities)
+    assert not any(is_running(identity.process) for identity in group._identities.values())
     assert not socket_directories()
+
+
+async def test_a_death_in_warm_up_names_rank_and_phase(two_rank_placement: PlacementGroup) -> None:
+    factory = FakeFactory(1, die_in_warm_up=True)
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=factory)
+    with pytest.raises(RankFailure, match="rank 1 died while warming up"):
+        await group.start()
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+
+
+async def test_a_death_right_after_identify_ends_all(
+    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
+    open_listener = RankListener.open
+
+    async def open_after_a_death(listener: RankListener) -> Invitation:
+        os.kill(group._identities[1].process.pid, signal.SIGKILL)
+        return await open_listener(listener)
+
+    monkeypatch.setattr(RankListener, "open", open_after_a_death)
+    with pytest.raises(RankFailure, match="rank 1 died while connecting"):
+        await group.start()
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not socket_directories()
+
+
+async def test_a_death_before_identify_ends_the_ranks_that_are_known(
+    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.rank_group._RankActor", ray.remote(**_OPTIONS)(SilentRankOne))
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
+    starting = asyncio.create_task(group.start())
+    while 0 not in group._identities or (silent := (await group.statuses())[1]) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    os.kill(silent.pid, signal.SIGKILL)
+    with pytest.raises(RankFailure, match="rank 1 died while starting"):
+        await asyncio.wait_for(starting, 10)
+    assert list(group._identities) == [0]
+    assert not is_running(group._identities[0].process)
+
+
+async def test_a_refused_hello_ends_the_start_long_before_its_deadline(
+    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit = RankListener.admit
+
+    def refuse_rank_one(listener: RankListener, connection: RankConnection, hello: Hello) -> int:
+        if hello.rank == 1:
+            raise WireError("refused by the test")
+        return admit(listener, connection, hello)
+
+    monkeypatch.setattr(RankListener, "admit", refuse_rank_one)
+    monkeypatch.setattr("cluster.rank_group._CONNECT_TIMEOUT_S", 1.0)
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
+    with pytest.raises(RankFailure, match=r"no valid connection from ranks \[1\] within 1 s") as caught:
+        await group.start()
+    assert caught.value.rank == 1
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not socket_directories()
+
+
+async def test_a_start_that_is_cancelled_while_it_asks_where_ranks_are_leaves_nothing(
+    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = GroupLimits(start_timeout_s=4)
+    group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
+    asked = asyncio.Event()
+
+    async def ask_for_ever() -> str:
+        asked.set()
+        return await asyncio.Future()
+
+    monkeypatch.setattr(group, "_where_ranks_are", ask_for_ever)
+    starting = asyncio.create_task(group.start())
+    await asyncio.wait_for(asked.wait(), 10)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert len(group._identities) == 2
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+
+
+async def test_a_configuration_whose_steps_cannot_be_sent_is_refused_before_any_rank(
+    two_rank_placement: PlacementGroup,
+) -> None:
+    config = dataclasses.replace(CONFIG, max_batch_size=256, max_step_tokens=512, max_seq_len=131_072)
+    group = RankGroup(config, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
+    with pytest.raises(ConfigError, match="max_batch_size 256 with max_seq_len 131072"):
+        await group.start()
+    assert not group._actors
+
+
+async def test_an_overdue_step_fails_also_when_ray_cannot_say_who_hangs(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, info = await start(FakeFactory(step_seconds=30), limits=GroupLimits(start_timeout_s=60, step_timeout_s=0.3))
+
+    async def broken(timeout_s: float = 1.0) -> list[None]:
+        raise RuntimeError("Ray is shut down")
+
+    monkeypatch.setattr(group, "statuses", broken)
+    with pytest.raises(RankFailure, match="rank 0 hangs"):
+        await asyncio.wait_for(group.step(step_input(0)), 3)
+    await assert_gone(group, processes(info))
+
+
+async def test_a_group_has_exactly_the_blocks_asked_for(two_rank_placement: PlacementGroup) -> None:
+    factory = FakeFactory(expect_num_blocks=20)
+    group = RankGroup(CONFIG, two_rank_placement, num_blocks=20, limits=LIMITS, runner_factory=factory)
+    assert (await group.start()).num_blocks == 20
+    await group.stop()
+    group = RankGroup(CONFIG, two_rank_placement, num_blocks=50, limits=LIMITS, runner_factory=FakeFactory())
+    with pytest.raises(RankFailure, match="rank 1 has room for 49 cache blocks, 50 are needed") as caught:
+        await group.start()
+    assert caught.value.rank == 1
 
 
 async def test_a_start_that_hangs_ends_at_its_deadline_and_says_where(two_rank_placement: PlacementGroup) -> None:
@@ -174,7 +293,7 @@ async def test_a_start_that_hangs_ends_at_its_deadline_and_says_where(two_rank_p
     group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
     with pytest.raises(RankFailure, match=r"within 4 s: .*rank 1 loading \(0 of 1,000 bytes\)"):
         await group.start()
-    assert not any(is_running(identity.process) for identity in group._identities)
+    assert not any(is_running(identity.process) for identity in group._identities.values())
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing(two_rank_placement: PlacementGroup) -> None:
@@ -185,7 +304,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(two_rank_placement: Plac
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert not any(is_running(identity.process) for identity in group._identities)
+    assert not any(is_running(identity.process) for identity in group._identities.values())
 
 
 async def test_the_next_epoch_starts_in_the_same_placement_group(start: Start) -> None:
@@ -199,6 +318,8 @@ async def test_the_next_epoch_starts_in_the_same_placement_group(start: Start) -
 
 
 async def test_ranks_have_cores_of_their_own_while_they_live(start: Start) -> None:
+    if in_container() and len(os.sched_getaffinity(0)) == os.cpu_count():
+        pytest.skip("ranks in a container are pinned only if it has CPUs of its own")
     probe = claim_cores(2, os.sched_getaffinity(0))
     if probe is None:
         pytest.skip("another server's ranks on this host have its cores")

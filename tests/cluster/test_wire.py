@@ -103,6 +103,14 @@ def test_thirty_two_prompts_of_the_whole_context_fit_one_frame() -> None:
     assert wire.decode_step(payload_of(step)) == step
 
 
+def test_the_largest_step_is_within_its_bound_and_the_bound_is_close() -> None:
+    big = 2**31 - 1  # five bytes, like every token and block may need
+    admit = [SlotInit(big, [big] * 4096, [big] * 256, 0.61, 0.91, big, 2**63, 20, True) for _ in range(32)]
+    step = StepInput(big, big, [Row(big, big, big, True)] * 32, admit=admit, grow=[Grow(big, big)] * 32)
+    bound = wire.largest_step_bytes(32, 4096, 256)
+    assert 0.98 * bound < len(payload_of(step)) <= bound
+
+
 def test_a_message_of_another_kind_is_refused() -> None:
     with pytest.raises(WireError):
         wire.decode_reply(payload_of(Hello(0, 0, b"secret")))
