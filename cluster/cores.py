@@ -3,8 +3,8 @@ competes.
 
 A core is claimed by binding an abstract unix socket named after it. The kernel lets one process have a name and frees
 it at that process's end, however it ends, so there is no registry to go stale and nothing on disk. All users of a
-host compete for the same names: two servers of two people get different cores too. Containers do not see each other's
-names, so in one nothing is pinned unless it was given CPUs of its own.
+host compete for the same names: two servers of two people get different cores too. Pods do not see each other's names,
+so in one nothing is pinned unless it was given CPUs of its own.
 """
 
 import logging
@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 _CPUS: Final = Path("/sys/devices/system/cpu")
-_CONTAINER_MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))  # Docker's and Podman's
 
 
 class CoreClaim:
@@ -63,8 +62,8 @@ def pin_process(count: int) -> CoreClaim | None:
     done well.
 
     Call it before torch starts its threads: they inherit the affinity. Not done (with a log line) when too few cores
-    are free, on systems without such calls, and where the core numbers are the host's and shared with containers
-    that cannot see our claims: under a CPU quota, and in a container that may use every CPU of the machine.
+    are free, on systems without such calls, and where the core numbers are the host's and shared with others that
+    cannot see our claims: under a CPU quota, and in a Kubernetes pod that may use every CPU of its node.
     """
     if sys.platform != "linux":
         logger.info("cores=unpinned reason=no-affinity-call platform=%s", sys.platform)
@@ -74,8 +73,8 @@ def pin_process(count: int) -> CoreClaim | None:
     if quota is not None and quota < len(allowed):
         logger.info("cores=unpinned reason=cpu-quota quota_cpus=%.2f visible_cpus=%d", quota, len(allowed))
         return None
-    if in_container() and len(allowed) >= (os.cpu_count() or 1):
-        logger.info("cores=unpinned reason=container-without-cpuset visible_cpus=%d", len(allowed))
+    if in_pod() and len(allowed) >= (os.cpu_count() or 1):
+        logger.info("cores=unpinned reason=pod-without-cpuset visible_cpus=%d", len(allowed))
         return None
     claim = claim_cores(count, physical_cores_first(allowed))
     if claim is None:
@@ -94,9 +93,9 @@ def pin_process(count: int) -> CoreClaim | None:
     return claim
 
 
-def in_container() -> bool:
-    """By the marks that Kubernetes, Docker and Podman leave."""
-    return "KUBERNETES_SERVICE_HOST" in os.environ or any(mark.exists() for mark in _CONTAINER_MARKS)
+def in_pod() -> bool:
+    """Whether this is one of Kubernetes' pods, of which a node usually has several. A lone container is like a host."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def physical_cores_first(allowed: Iterable[int], cpus: Path = _CPUS) -> list[int]:

@@ -1,5 +1,6 @@
 """The one place that wires the parts together: `build_app` for serve_config.yaml and `serve run`, `app` for `serve build`."""
 
+import glob
 import logging
 from typing import Any
 
@@ -29,7 +30,7 @@ def build_app(args: ServerArgs) -> Application:
     num_ranks = args.num_ranks()
     bundles = group_bundles(num_ranks, device, cpus_per_rank=args.cpus_per_rank)
     strategy = args.placement_strategy or "PACK"
-    lacking = shortage(bundles, nodes, strategy) if nodes else None
+    lacking = shortage(bundles, nodes, strategy) if ray.is_initialized() else None
     if lacking is not None:
         log.warning("one replica of %s %s: it waits until there is room", args.model_id, lacking)
     own = replica_resources(device)
@@ -50,9 +51,10 @@ def build_app(args: ServerArgs) -> Application:
 
 
 def _node_resources() -> list[dict[str, float]]:
-    """Total resources of each living node; empty before a cluster is connected, as when `serve run module:build_app` builds."""
+    """Total resources of each living node. Before a cluster is connected, as when `serve run module:build_app` builds: this
+    machine's GPUs, which is what "auto" asks about; nothing else is known then."""
     if not ray.is_initialized():
-        return []
+        return [{"GPU": float(gpus)}] if (gpus := len(glob.glob("/dev/nvidia[0-9]*"))) else []
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 

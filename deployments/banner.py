@@ -1,5 +1,6 @@
 """What a user sees when the server is ready: where it listens, what it serves, and two lines to paste."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ def banner(props: Mapping[str, Any], host: str, port: int) -> str:
             "  Try:",
             f"    curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
             f'-d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Who are you?"}}]}}\'',
-            f'    python -c \'import openai; print(openai.OpenAI(base_url="{url}/v1", api_key="none")'
+            f'    {sys.executable} -c \'import openai; print(openai.OpenAI(base_url="{url}/v1", api_key="none")'
             f'.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Who are you?"}}])'
             ".choices[0].message.content)'",
             "",

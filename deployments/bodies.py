@@ -17,6 +17,7 @@ from deployments.problems import BodyTimeout, BodyTooLarge, IncompleteBody, Inva
 from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, RequestCancelled
 
 MAX_BRACKETS = 200_000  # 16 MiB of "[],[]," would hold the event loop for a second; those inside strings count too
+MAX_COMMAS = 1_000_000  # likewise: so many numbers keep the event loop for some 50 ms
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -73,6 +74,8 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     """The body's object. Raises InvalidJson, also for NaN, lone surrogates, deep nesting and endless integers."""
     if raw.count(b"[") + raw.count(b"{") > MAX_BRACKETS:
         raise InvalidJson(f"The body has more than {MAX_BRACKETS} opening brackets, the most this server reads.")
+    if raw.count(b",") > MAX_COMMAS:
+        raise InvalidJson(f"The body has more than {MAX_COMMAS} commas, the most this server reads.")
     try:
         value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:

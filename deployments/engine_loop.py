@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from deployments.engine import Delta
 from llama_core.batch import StepInput, StepOutput, StepRunner
 from llama_core.detokenizer import IncrementalDetokenizer, StopChecker
-from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure, RequestCancelled
+from llama_core.errors import EngineError, LlamaError, NotReady, RequestCancelled
 from llama_core.request import FinishReason, SamplingParams, Sequence, TokenLogprob, check_prompt
 from llama_core.scheduler import Progress, Scheduler
 from llama_core.tokenizer import Tokenizer
@@ -121,12 +121,11 @@ class TokenStream:
 
 
 class EngineLoop:
-    """Serves streams from one scheduler and one runner. `run` is awaited by whoever started the runner."""
+    """Serves streams from one scheduler, over the runner that `run` is given by whoever started it."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: StepRunner,
         tokenizer: Tokenizer,
         *,
         max_seq_len: int,
@@ -136,7 +135,6 @@ class EngineLoop:
         self.scheduler = scheduler
         self.max_seq_len = max_seq_len
         self.last_progress_s = time.monotonic()
-        self._runner = runner
         self._tokenizer = tokenizer
         self._depth = pipeline_depth
         self._on_step = on_step
@@ -171,14 +169,18 @@ class EngineLoop:
         self._wake.set()
         return stream
 
-    async def run(self) -> None:
-        """Step until cancelled, or until the runner fails: then every live request gets that failure, and it is raised."""
+    async def run(self, runner: StepRunner) -> None:
+        """Step until cancelled, or until the runner raises, which this passes on; the streams are left as they are.
+
+        What follows is for the caller to decide: `fail` ends them, or, once other ranks are there, `scheduler.restart` and
+        `run` with their runner go on with every stream where it was.
+        """
         flights: deque[asyncio.Task[StepOutput]] = deque()
         sent: deque[tuple[StepInput, float]] = deque()
         try:
             while True:
                 while len(flights) < self._depth and (batch := self.scheduler.schedule()) is not None:
-                    flights.append(asyncio.ensure_future(self._runner.step(batch)))
+                    flights.append(asyncio.ensure_future(runner.step(batch)))
                     sent.append((batch, time.monotonic()))
                 if not flights:
                     assert not self.scheduler.has_work, (
@@ -194,9 +196,6 @@ class EngineLoop:
                 self._deliver(self.scheduler.commit(output))
                 self.last_progress_s = time.monotonic()
                 self._report(*sent.popleft(), output)
-        except RankFailure as error:
-            self.fail(error)
-            raise
         finally:
             for flight in flights:
                 flight.cancel()

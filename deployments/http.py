@@ -96,18 +96,21 @@ class Generator:
 
     async def answer(self, request: Request, route: Route[BodyT]) -> Response:
         record = RequestRecord(self._metrics, route.path, request.state.request_id)
+        choices: Choices | None = None
         try:
             check_ready(self._engine)
             raw = parse_json(await read_body(request, self._limits.body))
             plan = await route.plan(validate(route.body, raw), raw, self._engine)
             record.planned(plan)
-            return await unless_disconnected(request.receive, self._generate(plan, route.reply, record))
+            choices = Choices(self._engine, plan)
+            return await unless_disconnected(request.receive, self._generate(choices, plan, route.reply, record))
         except BaseException as error:
+            if choices is not None:  # also where a response was made that nobody will send
+                choices.cancel()
             record.failed(error)
             raise
 
-    async def _generate(self, plan: Plan, kind: type[Reply], record: RequestRecord) -> Response:
-        choices = Choices(self._engine, plan)
+    async def _generate(self, choices: Choices, plan: Plan, kind: type[Reply], record: RequestRecord) -> Response:
         handed_over = False
 
         def close() -> None:

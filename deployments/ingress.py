@@ -1,10 +1,11 @@
 """The Serve deployment: the reference's API for handles, HTTP for everyone else, and what Serve itself asks of a replica."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from deployments.metrics import Metrics
 from deployments.service import LlamaService
 from llama_core.chat import Dialog, encode_dialog
 from llama_core.config import EngineConfig
-from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, SpecialTags
+from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull, SpecialTags
 from llama_core.request import SamplingParams, describe_request, warn_of_unfinished
 from llama_core.results import (
     ChatPrediction,
@@ -55,6 +56,7 @@ class LlamaIngress:
         except TimeoutError:
             log.warning("still loading after %.0f s: answering 503 until the ranks are ready", args.answer_after_s)
         except BaseException:
+            self._starting.cancel()
             await self.service.stop()
             raise
 
@@ -108,24 +110,21 @@ class LlamaIngress:
         )
         log.info("by handle: %s", describe_request(prompt_tokens, max_gen_len, temperature, top_p))
         streams: list[TokenStream] = []
-        outcome, begin = "cancelled", time.monotonic()
-        try:
-            for prompt in prompt_tokens:
-                own_seed = self.service.next_seed() if seed is None else seed
-                streams.append(self.service.submit(list(prompt), replace(params, seed=own_seed)))
-            for stream in streams:
-                async for _ in stream:
-                    if begin:
-                        self.metrics.first_token(time.monotonic() - begin)
-                        begin = 0.0
-            outcome = "ok"
-        except LlamaError as error:
-            outcome = error.code
-            raise
-        finally:
-            self.metrics.requests_total.add(path="handle", outcome=outcome)
-            for stream in streams:
-                stream.cancel()
+        num_read = 0
+        with self._counted() as on_delta:
+            try:
+                for prompt in prompt_tokens:
+                    own = replace(params, seed=self.service.next_seed() if seed is None else seed)
+                    # More prompts than the queue holds wait here, until some of this call's own have ended.
+                    while (stream := self._try_submit(list(prompt), own, can_wait=num_read < len(streams))) is None:
+                        await _read_to_end(streams[num_read], on_delta)
+                        num_read += 1
+                    streams.append(stream)
+                for stream in streams[num_read:]:
+                    await _read_to_end(stream, on_delta)
+            finally:
+                for stream in streams:
+                    stream.cancel()
         sequences = [stream.sequence for stream in streams]
         warn_of_unfinished(sequences)
         return generation_result(sequences, logprobs, echo)
@@ -198,13 +197,55 @@ class LlamaIngress:
             seed=self.service.next_seed() if seed is None else seed,
             max_tokens=self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len,
         )
-        stream = self.service.submit(self._tokens_of(prompt), params, stop=stop)
+        tokens = self._tokens_of(prompt)
+        log.info("by handle, streamed: %s", describe_request([tokens], params.max_tokens, temperature, top_p))
+        with self._counted() as on_delta:
+            stream = self.service.submit(tokens, params, stop=stop)
+            try:
+                async for delta in stream:
+                    on_delta()
+                    reason = delta.finish_reason.value if delta.finish_reason is not None else None
+                    yield {"generation": delta.text, "tokens": delta.tokens, "finish_reason": reason}
+            finally:
+                stream.cancel()
+            warn_of_unfinished([stream.sequence])
+
+    async def drain(self) -> None:
+        """Take no new request from now on (503, `/ready` says draining), and return when the live ones have ended."""
+        await self.service.drain()
+
+    def _try_submit(self, prompt: list[int], params: SamplingParams, *, can_wait: bool) -> TokenStream | None:
+        """None if the queue is full and the caller can wait for something of its own to end."""
         try:
-            async for delta in stream:
-                reason = delta.finish_reason.value if delta.finish_reason is not None else None
-                yield {"generation": delta.text, "tokens": delta.tokens, "finish_reason": reason}
+            return self.service.submit(prompt, params)
+        except QueueFull:
+            if can_wait:
+                return None
+            raise
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[Callable[[], None]]:
+        """Counts one call by handle; what it gives is to be called for each delta, the first of which stamps the time."""
+        begin, seen = time.monotonic(), False
+
+        def on_delta() -> None:
+            nonlocal seen
+            if not seen:
+                seen = True
+                self.metrics.first_token(time.monotonic() - begin)
+
+        outcome = "cancelled"
+        try:
+            yield on_delta
+            outcome = "ok"
+        except LlamaError as error:
+            outcome = error.code
+            raise
+        except Exception:
+            outcome = LlamaError.code
+            raise
         finally:
-            stream.cancel()
+            self.metrics.requests_total.add(path="handle", outcome=outcome)
 
     def _tokens_of(self, prompt: str | Sequence[int] | Dialog) -> list[int]:
         if isinstance(prompt, str):
@@ -221,6 +262,11 @@ class LlamaIngress:
         except InvalidDialog:
             self.metrics.count_invalid_dialog()
             raise
+
+
+async def _read_to_end(stream: TokenStream, on_delta: Callable[[], None]) -> None:
+    async for _ in stream:
+        on_delta()
 
 
 def _open_group_for(args: ServerArgs) -> Any:

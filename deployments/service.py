@@ -78,10 +78,14 @@ class LlamaService:
                 self.info = await self._group.start()
             finally:
                 following.cancel()
-        except LlamaError as error:
-            self._failure = error
-            self._on_failure(error)
+            self._begin(self.info, self._group)
+        except Exception as error:
+            log.exception("the start has failed")
+            self._failure = error if isinstance(error, LlamaError) else EngineError(f"{type(error).__name__}: {error}")
+            self._on_failure(self._failure)
             raise
+
+    def _begin(self, info: GroupInfo, group: Group) -> None:
         scheduler = Scheduler(
             SchedulerConfig(
                 max_batch_size=self.config.max_batch_size,
@@ -89,12 +93,10 @@ class LlamaService:
                 eos_id=self.tokenizer.eos_id,
                 max_waiting=self.args.max_queue,
             ),
-            BlockPool(self.info.num_blocks, self.config.block_size),
+            BlockPool(info.num_blocks, self.config.block_size),
         )
-        self._loop = EngineLoop(
-            scheduler, self._group, self.tokenizer, max_seq_len=self.config.max_seq_len, on_step=self._on_step
-        )
-        self._tasks = [asyncio.create_task(self._run(self._loop)), asyncio.create_task(self._watch(self._group))]
+        self._loop = EngineLoop(scheduler, self.tokenizer, max_seq_len=self.config.max_seq_len, on_step=self._on_step)
+        self._tasks = [asyncio.create_task(self._run(self._loop, group)), asyncio.create_task(self._watch(group))]
         log.info(
             "ready after %.1f s: world size %d, max_seq_len %d, max_batch_size %d, vocabulary %d, %d cache blocks of %d",
             time.monotonic() - self._started_s,
@@ -102,7 +104,7 @@ class LlamaService:
             self.config.max_seq_len,
             self.config.max_batch_size,
             self.tokenizer.n_words,
-            self.info.num_blocks,
+            info.num_blocks,
             self.config.block_size,
         )
 
@@ -205,9 +207,9 @@ class LlamaService:
             words = [f"rank {rank} {_progress(status)}" for rank, status in enumerate(statuses)]
             self._loading = ", ".join(words) or self._loading
 
-    async def _run(self, loop: EngineLoop) -> None:
+    async def _run(self, loop: EngineLoop, group: Group) -> None:
         try:
-            await loop.run()
+            await loop.run(group)
         except LlamaError as error:
             self._fail(error)
         except Exception as error:

