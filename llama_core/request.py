@@ -87,7 +87,7 @@ def _number(name: str, value: object) -> float:
 
 
 def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[int]:
-    """The prompt as plain ints. Raises InvalidParameter or ContextLengthExceeded unless they are tokens that fit the context."""
+    """The prompt as plain ints. Raises InvalidParameter or ContextLengthExceeded unless they are tokens that fit."""
     if not len(prompt):
         raise InvalidParameter("a prompt must have at least one token", param="prompt")
     if len(prompt) > max_seq_len:

@@ -288,7 +288,7 @@ class ModelRunner:
     def _activation_bytes(self) -> int:
         """The largest step's temporary memory: what decoding gathers (keys twice, once to transpose them, and values), scores
         and weights in float32, and logits three times (as computed, in float32, sorted)."""
-        n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
+        _, _, n_kv_heads, head_dim, dtype = self._cache_shape()
         rows, config = self.config.max_batch_size, self.model_config
         keys = rows * self.config.max_seq_len
         gathered = 3 * keys * n_kv_heads * head_dim * dtype.itemsize

@@ -8,7 +8,7 @@ python=${PYTHON:-python3}
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip="$venv/bin/python -m pip --disable-pip-version-check --quiet"
 
-$pip install --upgrade pip setuptools wheel
+$pip install --constraint constraints.txt --upgrade pip setuptools wheel
 # torch first and by its exact version: where pip finds a CPU build of it first, that is what is installed, and nothing
 # that comes after asks for another one, with gigabytes of CUDA libraries.
 $pip install "$(grep '^torch==' constraints.txt)"

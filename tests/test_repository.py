@@ -123,9 +123,9 @@ def test_documents_refer_to_files_and_targets_that_exist() -> None:
         text = document.read_text()
         links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
         assert [link for link in links if not (document.parent / link).exists()] == [], document.name
-        assert set(re.findall(r"`make (\w+)|^ *make (\w+)", text, re.MULTILINE)) <= {(target, "") for target in targets} | {
-            ("", target) for target in targets
-        }, document.name
+        assert set(re.findall(r"`make (\w+)|^ *make (\w+)", text, re.MULTILINE)) <= {
+            (target, "") for target in targets
+        } | {("", target) for target in targets}, document.name
         paths = re.findall(r"\b((?:llama_core|cluster|deployments|examples|benchmarks|scripts|docs)/[\w./]*\w)", text)
         assert [path for path in paths if not (ROOT / path).exists()] == [], document.name
 
