@@ -30,6 +30,11 @@ def seen() -> dict[str, object]:
     return result
 
 
+def test_the_model_over_two_nodes_gives_the_references_tokens(seen: dict[str, object]) -> None:
+    assert seen["golden_nodes"] == 2
+    assert seen["golden"] is True
+
+
 def test_steps_reach_ranks_on_two_nodes_over_tls(seen: dict[str, object]) -> None:
     assert seen["nodes"] == 2
     assert seen["host"] == "127.0.0.1"  # both nodes have one address, so nothing listens beyond this machine

@@ -22,6 +22,8 @@ from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
 from llama_core.batch import Row, SlotInit, StepInput
 from llama_core.errors import RankFailure
 from tests.cluster.fake_runner import CONFIG, FakeFactory
+from tests.cluster.test_model import Run, engine_config
+from tests.conftest import GOLDEN
 
 LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=1)
 BUNDLES = [{"memory": 2**20}, {"CPU": 1.0}, {"CPU": 1.0}]
@@ -43,6 +45,16 @@ async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
     seen["shortage"] = shortage([{"CPU": 3.0}] * 2, [node["Resources"] for node in ray.nodes() if node["Alive"]])
     placement = placement_group(BUNDLES, strategy="PACK")
     await asyncio.wait_for(placement.ready(), 30)
+
+    golden = json.loads((GOLDEN / "golden.json").read_text())
+    config = engine_config(golden)
+    group = RankGroup(config, placement, limits=GroupLimits(start_timeout_s=60))
+    info = await group.start()
+    run = Run(golden, info.num_blocks, config)
+    await run.steps(group)
+    seen["golden"] = [sequence.output for sequence in run.sequences] == run.expected
+    seen["golden_nodes"] = len({report.identity.node_id for report in info.ranks})
+    await group.stop()
 
     group = RankGroup(CONFIG, placement, epoch=1, limits=LIMITS, runner_factory=FakeFactory())
     info = await group.start()
