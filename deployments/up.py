@@ -255,14 +255,13 @@ def _free_port() -> int:
 
 
 def _withdraw(app_name: str) -> None:
-    """Give up the placement groups of this application that wait for room."""
+    """End this application's replicas that still wait for room; Serve removes their placement groups when they are gone."""
     import ray
     from ray.util import placement_group_table
-    from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-    for key, group in placement_group_table().items():
+    for group in placement_group_table().values():
         if group["state"] == "PENDING" and group["name"].startswith(f"SERVE_REPLICA::{app_name}#"):
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
+            ray.kill(ray.get_actor(group["name"], namespace="serve"))
 
 
 def end_marked(mark: str, patience_s: float = 5.0) -> list[int]:
