@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -132,7 +131,8 @@ def main() -> None:
     host, port = http.get("host", "0.0.0.0"), http.get("port", 8000)
     _refuse_port_in_use(host, port)
     mark = uuid.uuid4().hex
-    proxy_dir = Path(tempfile.mkdtemp(prefix="llama-haproxy-"))
+    directory = tempfile.TemporaryDirectory(prefix="llama-haproxy-", ignore_cleanup_errors=True)
+    proxy_dir = Path(directory.name)
     os.environ[MARK] = mark  # every process started from here inherits it
     # A cluster of its own. Without this Ray would join one that runs here, and Ctrl-C would end all that is served there.
     os.environ.setdefault("RAY_ADDRESS", "local")
@@ -173,7 +173,7 @@ def main() -> None:
         ending.finish()
         ray.shutdown()
         end_marked(mark)
-        shutil.rmtree(proxy_dir, ignore_errors=True)
+        directory.cleanup()
     # `serve run` ends itself with status 0 on whatever went wrong: only being told to end is a success.
     sys.exit(0 if ending.was_told and watch.failure is None else 1)
 
