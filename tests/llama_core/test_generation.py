@@ -218,7 +218,8 @@ def test_under_torchrun_every_rank_returns_what_one_rank_returns(llama: Llama, t
     script = tmp_path / "program.py"
     script.write_text(TORCHRUN)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    subprocess.run([*command, str(GOLDEN / "mp1"), str(tmp_path)], check=True, capture_output=True, timeout=120)
+    ran = subprocess.run([*command, str(GOLDEN / "mp1"), str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     tokens, logprobs = llama.generate([PROMPT, [1, 9]], 12, temperature=0.8, logprobs=True, echo=True, seed=3)
     assert first[0] == second[0] == tokens
