@@ -4,6 +4,7 @@ fairscale keeps its groups in module globals, which its layers read; this file i
 else is handed a `Parallel`.
 """
 
+import atexit
 import contextlib
 import datetime
 import io
@@ -80,6 +81,7 @@ def from_torchrun(device: Device) -> Parallel:
         if resolved.type == "cuda":
             torch.cuda.set_device(resolved)
         dist.init_process_group("nccl" if resolved.type == "cuda" else "gloo")
+        atexit.register(leave)  # a group that outlives the interpreter aborts the process, and torchrun fails the whole run
     return _with_fairscale_groups(resolved)
 
 
