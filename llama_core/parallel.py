@@ -81,7 +81,8 @@ def from_torchrun(device: Device) -> Parallel:
         if resolved.type == "cuda":
             torch.cuda.set_device(resolved)
         dist.init_process_group("nccl" if resolved.type == "cuda" else "gloo")
-        atexit.register(leave)  # a group that outlives the interpreter aborts the process, and torchrun fails the whole run
+        # A group that outlives the interpreter now and then aborts the process, and torchrun calls the run failed.
+        atexit.register(leave)
     return _with_fairscale_groups(resolved)
 
 
