@@ -21,8 +21,9 @@ class ProcessIdentity:
     started: int
 
     @classmethod
-    def of_this_process(cls) -> "ProcessIdentity":
-        return cls(os.getpid(), _stat(os.getpid())[1])
+    def of(cls, pid: int) -> "ProcessIdentity":
+        """That of the process that has this pid now, on this host."""
+        return cls(pid, _stat(pid)[1])
 
 
 def is_running(process: ProcessIdentity) -> bool:

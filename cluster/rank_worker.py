@@ -106,7 +106,7 @@ class RankWorker:
         log_with_rank(rank, epoch)
 
     def identify(self) -> RankIdentity:
-        return RankIdentity(self._rank, ProcessIdentity.of_this_process(), self._node_id, self._node_ip)
+        return RankIdentity(self._rank, ProcessIdentity.of(os.getpid()), self._node_id, self._node_ip)
 
     def connect(self, invitation: Invitation, timeout_s: float) -> None:
         """Connects to the driver. Raises OSError."""

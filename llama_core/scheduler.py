@@ -179,9 +179,8 @@ class Scheduler:
 
     def _grow_decodes(self) -> list[Grow]:
         grow: list[Grow] = []
-        for seq in list(
-            self._running
-        ):  # oldest first: a preempted one is never older than the one that needs its blocks
+        # Oldest first: a preempted one is never older than the one that needs its blocks.
+        for seq in list(self._running):
             if seq not in self._running or not _runnable(seq) or _pending(seq) != 1:
                 continue
             needed = self.pool.blocks_for(seq.scheduled + 1) - len(seq.blocks)

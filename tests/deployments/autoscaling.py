@@ -26,9 +26,10 @@ from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
-from cluster.process_end import ProcessIdentity, _stat, is_running
+from cluster.process_end import ProcessIdentity, is_running
 from tests.conftest import GOLDEN
-from tests.deployments.served import REPOSITORY, free_port
+from tests.deployments.served import free_port
+from tests.programs import REPOSITORY
 
 PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
 T = TypeVar("T")
@@ -98,9 +99,7 @@ class Client:
         self.http = http
         self.endings: Counter[str] = Counter()
         self.streams_wanted = 0
-        self.ranks: dict[
-            tuple[int, ...], int
-        ] = {}  # pids of the ranks that were asked how they are -> most rows they ran
+        self.ranks: dict[tuple[int, ...], int] = {}  # pids of a replica's ranks -> most rows they were seen to run
 
     async def look(self, method: str, path: str, **body: Any) -> httpx.Response | None:
         """None where nothing answers within a second."""
@@ -232,7 +231,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         await until("the second replica has rows to run", both_work, 60)
         stamp("second_replica")
         seen["groups_under_load"] = sorted(groups().values())
-        processes = {pid: ProcessIdentity(pid, _stat(pid)[1]) for pids in client.ranks for pid in pids}
+        processes = {pid: ProcessIdentity.of(pid) for pids in client.ranks for pid in pids}
         seen["rows_of_replicas"] = list(client.ranks.values())
         seen["ranks_under_load"] = sum(is_running(process) for process in processes.values())
 

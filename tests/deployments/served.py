@@ -18,7 +18,8 @@ from typing import Any
 
 import yaml
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.programs import REPOSITORY, environment
+
 TEST_MARK = "LLAMA_TEST_MARK"
 
 
@@ -42,18 +43,12 @@ class Server:
         self.config.write_text(yaml.safe_dump(config))
         self.log = directory / "output"
         self._mark = uuid.uuid4().hex
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "LLAMA_"))}
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, str(self.config)],
                 cwd=REPOSITORY,
-                env={
-                    **inherited,
-                    TEST_MARK: self._mark,
-                    "PYTHONPATH": str(REPOSITORY),
-                    "RAY_ADDRESS": "local",  # a cluster of its own, also where another one is running
-                    **env,
-                },
+                # A cluster of its own, also where another one is running.
+                env=environment(**{TEST_MARK: self._mark, "RAY_ADDRESS": "local"} | env),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

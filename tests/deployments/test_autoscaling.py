@@ -1,32 +1,15 @@
 """A cluster that grows: a replica waits for room, loads, serves; a second comes with load and goes with all its ranks."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.deployments.served import REPOSITORY
+from tests.programs import seen_by
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "LLAMA_"))}
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.deployments.autoscaling"],
-        cwd=REPOSITORY,
-        env=environment | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    lines = [line for line in finished.stdout.splitlines() if line.startswith("SEEN ")]
-    assert lines, finished.stdout[-2000:] + finished.stderr[-8000:]
-    result: dict[str, Any] = json.loads(lines[0].removeprefix("SEEN "))
-    return result
+    return seen_by("tests.deployments.autoscaling")
 
 
 def test_a_cluster_without_room_is_told_what_is_needed_and_what_there_is(seen: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ import pytest
 
 from llama_core import Llama
 from tests.conftest import GOLDEN
-from tests.deployments.served import REPOSITORY, Server, served
+from tests.deployments.served import Server, served
+from tests.programs import REPOSITORY, environment
 
 GOLDEN_ARGS = {
     "model_id": "golden",
@@ -59,9 +60,8 @@ def client(server: Server, **changes: Any) -> openai.OpenAI:
 
 
 def run(command: list[str], timeout_s: float = 60.0, **env: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "LLAMA_"))}
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment | env, capture_output=True, text=True, timeout=timeout_s, check=False
+        command, cwd=REPOSITORY, env=environment(**env), capture_output=True, text=True, timeout=timeout_s, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
@@ -73,14 +73,19 @@ def run(command: list[str], timeout_s: float = 60.0, **env: str) -> str:
 def test_http_gives_the_tokens_of_the_reference(plain: Server, golden: dict[str, Any]) -> None:
     api = client(plain)
     for case in golden["completions"]:
-        for prompt, expected in zip(case["prompts"], case["text_completion"], strict=True):
+        given = zip(case["prompts"], case["prompt_tokens"], case["out_tokens"], case["text_completion"], strict=True)
+        for prompt, prompt_tokens, out_tokens, expected in given:
+            new = len(out_tokens) - (len(prompt_tokens) if case["echo"] else 0)
             answer = api.completions.create(
-                model="golden", prompt=prompt, max_tokens=min(case["max_gen_len"], 24), temperature=0, logprobs=0
+                model="golden", prompt=prompt, max_tokens=new, temperature=0, logprobs=0, echo=case["echo"]
             )
-            assert answer.choices[0].logprobs is not None
-            if not case["echo"] and case["max_gen_len"] <= 24:
-                assert answer.choices[0].logprobs.token_logprobs == pytest.approx(expected["logprobs"], abs=1e-4)
-                assert answer.choices[0].text.removeprefix(" ") == expected["generation"].removeprefix(" ")
+            assert answer.choices[0].text.removeprefix(" ") == expected["generation"].removeprefix(" ")
+            logprobs = answer.choices[0].logprobs
+            assert logprobs is not None and logprobs.token_logprobs is not None
+            assert len(logprobs.token_logprobs) == len(out_tokens)
+            if case["logprobs"]:
+                # Of an echoed first token the reference says 0.0, OpenAI's API null.
+                assert [p or 0.0 for p in logprobs.token_logprobs] == pytest.approx(expected["logprobs"], abs=1e-4)
     for case in golden["chats"]:
         for dialog, expected in zip(case["dialogs"], case["chat_completion"], strict=True):
             if "[INST]" in dialog[-1]["content"]:
@@ -177,10 +182,8 @@ def address_of(server: Server) -> str:
 
 
 def test_the_operators_figures_are_there_under_their_names(plain: Server) -> None:
-    import urllib.request
-
     client(plain).completions.create(model="golden", prompt="hi", max_tokens=5, temperature=0)
-    text = urllib.request.urlopen(f"{plain.url}/metrics", timeout=5).read().decode()
+    text = httpx.get(f"{plain.url}/metrics", timeout=5).text
     for name in (
         "tokens_generated_per_second", "prefill_time_ms", "time_per_decoding_step_ms", "gpu_memory_used_bytes",
         "cuda_oom_errors_count", "invalid_dialog_assertions_count",
@@ -245,13 +248,14 @@ def test_thirty_two_streams_at_once_are_whole_right_and_distinct(demo: Server) -
 def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_rest_complete(demo: Server) -> None:
     async def half() -> tuple[int, int, list[str]]:
         api = openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=120)
-        request: dict[str, Any] = {"model": "llama-demo", "max_tokens": 250, "temperature": 0, "stream": True}
+        request: dict[str, Any] = {"model": "llama-demo", "max_tokens": 400, "temperature": 0, "stream": True}
         streams = [
             await api.completions.create(prompt="Once upon a time", extra_body={"ignore_eos": True}, **request)
             for _ in range(32)
         ]
         for stream in streams:
-            await anext(aiter(stream))
+            for _ in range(40):
+                await anext(stream)
         before = (await asyncio.to_thread(demo.get, "/props"))[1]
         await asyncio.gather(*(stream.close() for stream in streams[::2]))
         deadline = time.monotonic() + 5
@@ -268,8 +272,8 @@ def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_rest_complete
         return before["blocks_used"], after["blocks_used"], texts
 
     before, after, texts = asyncio.run(half())
-    # The survivors go on growing while we look: they hold what 16 of them may hold, not what 32 held.
-    assert before > 0 and after <= 16 * (262 // 16 + 1)
+    # The survivors go on growing while we look, but by less than the others held.
+    assert 0 < after < before
     assert len(texts) == 16 and all(len(text) > 100 for text in texts)
     assert demo.get("/props")[1]["blocks_used"] == 0
 
@@ -426,7 +430,7 @@ def test_a_second_ctrl_c_ends_everything_at_once_and_a_second_server_on_the_port
         second = subprocess.run(
             [sys.executable, "-m", "deployments.up", str(running.config)],
             cwd=REPOSITORY,
-            env=os.environ | {"RAY_ADDRESS": "local"},
+            env=environment(RAY_ADDRESS="local"),
             capture_output=True,
             text=True,
             timeout=60,

@@ -1,10 +1,6 @@
 """Starts that cannot succeed: each ends soon, names the file at fault, is never ready, and leaves no rank."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.deployments.served import REPOSITORY, served
+from tests.deployments.served import served
 from tests.deployments.startup import BATCHES, flip_a_bit
 from tests.llama_core.checkpoints import WIDE, random_weights, split, write
+from tests.programs import seen_by
 
 LIMIT_S = 30
 NAMED = {
@@ -33,20 +30,7 @@ BATCH_OF = {name: batch for batch, cases in BATCHES.items() for name in cases}
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "LLAMA_"))}
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.deployments.startup"],
-        cwd=REPOSITORY,
-        env=environment | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    lines = [line for line in finished.stdout.splitlines() if line.startswith("SEEN ")]
-    assert lines, finished.stdout[-2000:] + finished.stderr[-4000:]
-    result: dict[str, Any] = json.loads(lines[0].removeprefix("SEEN "))
-    return result
+    return seen_by("tests.deployments.startup")
 
 
 @pytest.mark.parametrize("case", NAMED)
