@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Final
 
 from cluster.transport import RankConnection
@@ -24,17 +23,16 @@ logger = logging.getLogger(__name__)
 # An operation between ranks fails on the survivors a few milliseconds after a rank died, and their reports may
 # overtake the sign of the death itself. So long is the better explanation waited for.
 _SECOND_SIGN_S: Final = 0.2
-_samples = attrgetter("samples")
 
 
 class _Flight:
-    """A step that was sent, that draws `num_samples` tokens, and that `num_missing` ranks have not answered."""
+    """A step that was sent, that draws `num_draws` tokens, and that `num_missing` ranks have not answered."""
 
-    __slots__ = ("num_missing", "num_samples", "result", "step")
+    __slots__ = ("num_draws", "num_missing", "result", "step")
 
-    def __init__(self, step: int, num_samples: int, num_missing: int, result: asyncio.Future[StepOutput]) -> None:
+    def __init__(self, step: int, num_draws: int, num_missing: int, result: asyncio.Future[StepOutput]) -> None:
         self.step = step
-        self.num_samples = num_samples
+        self.num_draws = num_draws
         self.num_missing = num_missing
         self.result = result
 
@@ -86,8 +84,7 @@ class FanOut:
         result: asyncio.Future[StepOutput] = self._loop.create_future()
         if not self._flights:
             self._oldest_since = self._loop.time()
-        num_samples = sum(map(_samples, batch.rows))
-        self._flights.append(_Flight(batch.step, num_samples, len(self._connections), result))
+        self._flights.append(_Flight(batch.step, batch.num_draws, len(self._connections), result))
         for connection in self._connections:
             connection.write(data)
         if self._watch is None:
@@ -151,9 +148,9 @@ class FanOut:
             )
             return
         flight = self._flights[index]
-        if isinstance(reply, Answer) and len(reply.output.tokens) != flight.num_samples:
+        if isinstance(reply, Answer) and len(reply.output.tokens) != flight.num_draws:
             num_tokens = len(reply.output.tokens)
-            self.suspect(rank, f"answered step {step} with {num_tokens} tokens, where {flight.num_samples} were due")
+            self.suspect(rank, f"answered step {step} with {num_tokens} tokens, where {flight.num_draws} were due")
             return
         self._num_answered[rank] += 1
         self.elapsed_ms[rank] = reply.output.elapsed_ms if isinstance(reply, Answer) else reply.elapsed_ms

@@ -19,7 +19,7 @@ MAX_HELLO_BYTES: Final = 256  # all that a peer may send before it has shown the
 _HEADER_BYTES: Final = 4
 _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)  # the latter for a text that is not UTF-8
-_MAX_REST_BYTES: Final = 200  # a slot's names, numbers, row and new block; also a step's own fields
+_MAX_REST_BYTES: Final = 260  # a slot's names, numbers, row, new block and a few drafts; also a step's own fields
 
 
 class WireError(Exception):

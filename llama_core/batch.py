@@ -34,13 +34,16 @@ class SlotInit:
 class Row(NamedTuple):
     """Run tokens start .. start + length of a slot; if `samples`, draw the token at position start + length.
 
-    Prefill is a row with many new tokens, decode a row with one.
+    Prefill is a row with many new tokens, decode a row with one. A row with num_drafts = k > 0 samples and has length
+    1 + k: a token that is known and k that are only proposed (`StepInput.drafts`). It draws at each of the 1 + k positions
+    start + 1 .. start + 1 + length, each from what is before it.
     """
 
     slot: int
     start: int
     length: int
     samples: bool
+    num_drafts: int = 0
 
 
 class Grow(NamedTuple):
@@ -50,11 +53,25 @@ class Grow(NamedTuple):
     block: int
 
 
+class Draft(NamedTuple):
+    """Tokens proposed for positions start .. start + len(tokens) of a slot, whose row in this step begins at start - 1.
+
+    The draw at each of these positions replaces the draft there, so that a draft lives for one step. Draws behind one
+    that differs from its draft were made from a wrong prefix: a later row begins before them and computes them again.
+    """
+
+    slot: int
+    start: int
+    tokens: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One step, the same for every rank. Applied in order: admit, grow, rows.
+    """One step, the same for every rank. Applied in order: admit, grow, drafts, rows.
 
-    A slot that is admitted again is overwritten, so nothing needs to say that it was left.
+    A slot that is admitted again is overwritten, so nothing needs to say that it was left. Rows of one step may share
+    blocks: a row may attend to keys and values that another row of the same step writes, so in every layer all are
+    written before any is read.
     """
 
     epoch: int
@@ -62,10 +79,16 @@ class StepInput:
     rows: list[Row]
     admit: list[SlotInit] = field(default_factory=list)
     grow: list[Grow] = field(default_factory=list)
+    drafts: list[Draft] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         return sum(row.length for row in self.rows)
+
+    @property
+    def num_draws(self) -> int:
+        """Tokens that this step's answer has."""
+        return sum(row.samples + row.num_drafts for row in self.rows)
 
 
 class PromptLogprobs(NamedTuple):
@@ -78,10 +101,10 @@ class PromptLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What the sampling rows drew, in the order of `StepInput.rows` without those that do not sample.
+    """What the sampling rows drew: 1 + num_drafts tokens each, in the order of their positions and of `StepInput.rows`.
 
-    tokens[i] belongs to the i-th sampling row. logprobs is empty when no row asked for them, else one entry a sampling
-    row (None where that row did not ask). non_finite lists the i whose logits held NaN or infinity: their token means nothing.
+    logprobs is empty when no row asked for them, else one entry a draw (None where its row did not ask). non_finite lists
+    the i for which the logits behind tokens[i] held NaN or infinity: that token means nothing.
     """
 
     epoch: int

@@ -8,6 +8,10 @@ from typing import Any, Literal, get_args
 
 from llama_core.errors import ConfigError
 
+MAX_DRAFTS = (
+    8  # proposed tokens of one step at most: on a CPU so many more rows still cost less than a step of their own
+)
+
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 
@@ -148,6 +152,8 @@ class EngineConfig:
     prefilled in chunks of what the running decodes leave of it. block_size: tokens in one block of the cache.
     kv_cache_bytes: cache memory of one rank; None takes what a full batch of full-length sequences needs, bounded by a
     share of what is free. verify_checksums: compare every shard's bytes with the CRC-32 that its archive states.
+    speculation: let a step check tokens that repeat earlier ones. prefix_caching: compute a shared beginning once. Neither
+    changes a request's tokens.
     """
 
     ckpt_dir: str
@@ -160,6 +166,8 @@ class EngineConfig:
     dtype: DType = "auto"
     kv_cache_bytes: int | None = None
     verify_checksums: bool = True
+    speculation: bool = True
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_seq_len", "max_batch_size", "max_step_tokens", "block_size"):
@@ -186,3 +194,13 @@ class EngineConfig:
     @property
     def blocks_per_sequence(self) -> int:
         return math.ceil(self.max_seq_len / self.block_size)
+
+    @property
+    def max_drafts(self) -> int:
+        """Tokens that the rows of one step may propose, all together."""
+        return MAX_DRAFTS if self.speculation else 0
+
+    @property
+    def max_step_draws(self) -> int:
+        """Tokens that one step draws at most: one a row, and one more for each draft."""
+        return self.max_batch_size + self.max_drafts

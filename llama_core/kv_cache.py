@@ -1,7 +1,8 @@
 """Keys and values of every running sequence, in blocks; and how one step's tokens find theirs.
 
-A sequence's position p lives in block `table[p // block_size]` at offset `p % block_size`. Sequences share no block, so
-a step may write all its keys and values before it reads any.
+A sequence's position p lives in block `table[p // block_size]` at offset `p % block_size`. Sequences may share blocks of
+a common beginning: one row writes such a block, once, and others read it, perhaps in the same step. So in each layer a
+step writes all its keys and values before it reads any; the scheduler relies on this.
 """
 
 from dataclasses import dataclass

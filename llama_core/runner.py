@@ -55,7 +55,7 @@ class SlotTable:
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
         # Read by Python only.
         self.num_blocks = [0] * slots
-        self.num_known = [0] * slots
+        self.num_known = [0] * slots  # tokens that the driver sent; it asks for no logprobs of drawn ones as a prompt's
         self.top_logprobs = [-1] * slots
         self.prompt_logprobs = [False] * slots
 
@@ -176,17 +176,25 @@ class ModelRunner:
             self._slots.admit(init)
         for slot, block in batch.grow:
             self._slots.grow(slot, block)
+        for slot, start, drafts in batch.drafts:
+            self._slots.tokens[slot, start : start + len(drafts)] = torch.tensor(drafts)
         rows = batch.rows
         tokens, layout, ends = self._lay_out(rows)
         states = self.model(tokens, self._cache, layout)
         prompt_logprobs = self._prompt_logprobs(rows, states, ends)
-        sampling = [i for i, row in enumerate(rows) if row.samples]
+        # A row draws from its last 1 + num_drafts states; it nearly always has one.
+        draws = [
+            (end - back, row.slot, row.start + row.length + 1 - back)
+            for row, end in zip(rows, ends, strict=True)
+            if row.samples
+            for back in range(row.num_drafts + 1, 0, -1)
+        ]
         drawn, logprobs, non_finite = list[int](), list[TokenLogprob | None](), list[int]()
-        if sampling:
-            last = torch.tensor([ends[i] - 1 for i in sampling], device=self.parallel.device)
+        if draws:
+            last, index, positions = torch.tensor(draws, device=self.parallel.device).unbind(1)
             logits = self.model.logits(states[last])
-            drawn, non_finite = self._draw([rows[i] for i in sampling], logits)
-            logprobs = self._logprobs([rows[i].slot for i in sampling], logits, drawn)
+            drawn, non_finite = self._draw(index, positions, logits)
+            logprobs = self._logprobs([slot for _, slot, _ in draws], logits, drawn)
         return StepOutput(
             epoch=batch.epoch,
             step=batch.step,
@@ -233,11 +241,10 @@ class ModelRunner:
         )
         return slots.tokens[slot_of_token, positions], layout, ends
 
-    def _draw(self, rows: list[Row], logits: torch.Tensor) -> tuple[list[int], list[int]]:
-        """Draw the next token of each row and remember it as its input. Returns tokens, and the rows that are not finite."""
-        slots, device = self._slots, self.parallel.device
-        index = torch.tensor([row.slot for row in rows], device=device)
-        positions = torch.tensor([row.start + row.length for row in rows], device=device)
+    def _draw(self, index: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor) -> tuple[list[int], list[int]]:
+        """Draw the tokens at `positions` of the slots `index`, both int64 [D], from logits [D, vocab], and remember them as
+        input. Returns tokens, and the draws whose logits are not finite."""
+        slots = self._slots
         finite = logits.sum(-1).isfinite()
         if self.parallel.rank == 0:
             # A row that is not finite draws from zeros: its token means nothing, but it must be a token.
@@ -254,12 +261,10 @@ class ModelRunner:
         # Ranks may differ in the last bit of a logit (other CPUs, other libraries): one draws for all.
         self.parallel.broadcast(tokens)
         slots.tokens[index, positions] = tokens
-        for row in rows:
-            slots.num_known[row.slot] = row.start + row.length + 1
         return tokens.tolist(), [i for i, ok in enumerate(finite.tolist()) if not ok]
 
     def _logprobs(self, slots: list[int], logits: torch.Tensor, tokens: list[int]) -> list[TokenLogprob | None]:
-        """One entry a row, None where the slot did not ask; nothing at all where no slot did."""
+        """One entry a draw, None where its slot did not ask; nothing at all where no slot did."""
         wanted = [i for i, slot in enumerate(slots) if self._slots.top_logprobs[slot] >= 0]
         if not wanted:
             return []
@@ -293,7 +298,7 @@ class ModelRunner:
         keys = rows * self.config.max_seq_len
         gathered = 3 * keys * n_kv_heads * head_dim * dtype.itemsize
         scores = 2 * keys * config.n_heads // self.parallel.world_size * 4
-        return gathered + scores + rows * config.vocab_size * (dtype.itemsize + 8)
+        return gathered + scores + self.config.max_step_draws * config.vocab_size * (dtype.itemsize + 8)
 
     def _cache_shape(self) -> tuple[int, int, int, int, torch.dtype]:
         """n_layers, block_size, key/value heads of this rank, head_dim, dtype."""

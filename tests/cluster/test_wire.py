@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from cluster import wire
 from cluster.wire import Ack, Answer, Deframer, Fault, FrameSocket, Hello, WireError
-from llama_core.batch import Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
+from llama_core.batch import Draft, Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
 from llama_core.request import INT64_MAX, INT64_MIN, TokenLogprob
 
 ids = st.integers(0, 2**31)
 numbers = st.floats(allow_nan=False)
-rows = st.builds(Row, ids, ids, ids, st.booleans())
+rows = st.builds(Row, ids, ids, ids, st.booleans(), ids)
 slot_inits = st.builds(
     SlotInit,
     slot=ids,
@@ -28,7 +28,13 @@ slot_inits = st.builds(
     prompt_logprobs=st.booleans(),
 )
 steps = st.builds(
-    StepInput, ids, ids, st.lists(rows), admit=st.lists(slot_inits), grow=st.lists(st.builds(Grow, ids, ids))
+    StepInput,
+    ids,
+    ids,
+    st.lists(rows),
+    admit=st.lists(slot_inits),
+    grow=st.lists(st.builds(Grow, ids, ids)),
+    drafts=st.lists(st.builds(Draft, ids, ids, st.lists(ids))),
 )
 logprobs = st.builds(TokenLogprob, numbers, st.lists(st.tuples(ids, numbers)))
 outputs = st.builds(
@@ -106,7 +112,8 @@ def test_thirty_two_prompts_of_the_whole_context_fit_one_frame() -> None:
 def test_the_largest_step_is_within_its_bound_and_the_bound_is_close() -> None:
     big = 2**31 - 1  # five bytes, like every token and block may need
     admit = [SlotInit(big, [big] * 4096, [big] * 256, 0.61, 0.91, big, 2**63, 20, True) for _ in range(32)]
-    step = StepInput(big, big, [Row(big, big, big, True)] * 32, admit=admit, grow=[Grow(big, big)] * 32)
+    rows, grow = [Row(big, big, big, True, big)] * 32, [Grow(big, big)] * 32
+    step = StepInput(big, big, rows, admit=admit, grow=grow, drafts=[Draft(big, big, [big] * 8)] * 32)
     bound = wire.largest_step_bytes(32, 4096, 256)
     assert 0.98 * bound < len(payload_of(step)) <= bound
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from llama_core.batch import Row, SlotInit, StepInput
+from llama_core.batch import Draft, Row, SlotInit, StepInput
 from llama_core.blocks import BlockPool
 from llama_core.config import EngineConfig
 from llama_core.generation import Llama
@@ -63,6 +63,48 @@ def last_logits(parallel: Parallel, ckpt_dir: str, tokens: list[int], chunks: li
     finally:
         runner.model.logits = model_logits  # type: ignore[method-assign]
     return seen[-1][-1].tolist()
+
+
+def continue_with_drafts(
+    parallel: Parallel,
+    ckpt_dir: str,
+    requests: list[tuple[list[int], SamplingParams]],
+    num_right: list[list[int]],
+    truth: list[list[int]],
+) -> dict[str, Any]:
+    """Continue request i, whose continuation is truth[i], in slot i. Turn n of it proposes num_right[i][n] right tokens and
+    two wrong ones; a negative number proposes nothing. What each slot's accepted draws are, with their logprobs."""
+    runner = build(parallel, ckpt_dir).runner
+    num_blocks = runner.config.blocks_per_sequence
+    admit, rows = [], []
+    for slot, (prompt, params) in enumerate(requests):
+        blocks = list(range(slot * num_blocks, (slot + 1) * num_blocks))
+        sampling = (params.temperature, params.top_p, params.top_k, params.seed)
+        admit.append(SlotInit(slot, prompt, blocks, *sampling, top_logprobs=0))
+        rows.append(Row(slot, 0, len(prompt), True))
+    output = runner.step(StepInput(0, 0, rows, admit=admit))
+    tokens = [[token] for token in output.tokens]
+    logprobs = [[p.logprob] for p in output.logprobs if p is not None]
+    for turn in range(len(num_right[0])):
+        rows, drafts = [], []
+        for slot, (prompt, _) in enumerate(requests):
+            start, right = len(prompt) + len(tokens[slot]) - 1, num_right[slot][turn]
+            proposed: list[int] = []
+            if right >= 0:
+                following = truth[slot][len(tokens[slot]) :]
+                proposed = [*following[:right], following[right] ^ 1, 7]
+                drafts.append(Draft(slot, start + 1, proposed))
+            rows.append(Row(slot, start, 1 + len(proposed), True, len(proposed)))
+        batch = StepInput(0, 0, rows, drafts=drafts)
+        output = runner.step(batch)
+        assert len(output.tokens) == len(output.logprobs) == batch.num_draws
+        first = 0
+        for slot, row in enumerate(rows):
+            count = 1 + max(0, num_right[slot][turn])
+            tokens[slot] += output.tokens[first : first + count]
+            logprobs[slot] += [p.logprob for p in output.logprobs[first : first + count] if p is not None]
+            first += 1 + row.num_drafts
+    return {"outputs": tokens, "logprobs": logprobs}
 
 
 def serve(

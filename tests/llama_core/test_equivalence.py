@@ -133,6 +133,20 @@ def test_preempted_and_computed_again_equals_undisturbed(wide: str) -> None:
     assert_same(crowded, undisturbed)
 
 
+def test_draws_with_drafts_are_those_of_one_token_at_a_time_whatever_was_proposed(
+    ranks: Any, wide: str, world_size: int
+) -> None:
+    draw = random.Random(3)
+    requests = [(prompt, replace(params, max_tokens=60)) for prompt, params in requests_of_every_kind(8)]
+    truth = on(ranks, world_size, on_ranks.serve, wide, requests)
+    num_right = [[draw.randrange(-1, 6) for _ in range(8)] for _ in requests]
+    got = on(ranks, world_size, on_ranks.continue_with_drafts, wide, requests, num_right, truth["outputs"])
+    for mine, expected in zip(got["outputs"], truth["outputs"], strict=True):
+        assert len(mine) > 10 and mine == expected[: len(mine)]
+    for mine, expected in zip(got["logprobs"], truth["logprobs"], strict=True):
+        assert mine == pytest.approx(expected[: len(mine)], abs=1e-4)
+
+
 @pytest.mark.parametrize("chunks", [[1] * 45, [16, 16, 13], [44, 1], [1, 44], [7, 1, 30, 1, 6]], ids=str)
 def test_cached_and_chunked_equals_a_full_forward(ranks: Any, wide: str, world_size: int, chunks: list[int]) -> None:
     tokens = [1] + [3 + i * 37 % 600 for i in range(44)]
