@@ -105,7 +105,7 @@ def add_output_option(parser: argparse.ArgumentParser) -> None:
 def emit(benchmark: str, figures: dict[str, Any], options: argparse.Namespace | None = None) -> dict[str, Any]:
     """Print the result as the last line, one JSON object, and write it to --json. Spreads become objects."""
     result = {"benchmark": benchmark, "command": command_line(), "date": today(), "machine": machine(), **figures}
-    result = dict(json.loads(json.dumps(result, default=_plain)))
+    result = dict(json.loads(json.dumps(result, default=_plain), parse_float=_six_digits))
     target: Path | None = getattr(options, "json", None)
     if target is not None:
         target.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
@@ -249,6 +249,11 @@ def _relative(path: str) -> str:
     if Path(path).is_relative_to(REPOSITORY):
         return str(Path(path).relative_to(REPOSITORY))
     return "/".join(["...", *Path(path).parts[-2:]]) if len(Path(path).parts) > 3 else path
+
+
+def _six_digits(text: str) -> float:
+    """More digits than any clock here has."""
+    return float(f"{float(text):.6g}")
 
 
 def _plain(value: object) -> object:

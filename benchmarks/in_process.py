@@ -1,0 +1,241 @@
+"""Drives `Llama` in this process as its own `generate` does, and says when each step began and ended.
+
+The one file of the benchmarks that knows how the model is built and where its steps can be watched.
+"""
+
+import argparse
+import gc
+import inspect
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from benchmarks.common import REPOSITORY
+from benchmarks.workload import Request
+from llama_core import Llama
+from llama_core.batch import StepInput, StepOutput
+from llama_core.config import DType, ModelConfig
+from llama_core.request import SamplingParams
+from llama_core.request import Sequence as LlamaSequence
+
+# What would change how much is computed: off, unless the command line says otherwise. Peers run without them too.
+_OFF_BY_DEFAULT = ("speculation", "prefix_caching")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `build_llama` reads."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--ckpt", type=Path, default=REPOSITORY / "demo", help="directory in Meta's format")
+    group.add_argument("--tokenizer", type=Path, help="tokenizer.model in the checkpoint's directory if absent")
+    group.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
+    group.add_argument("--threads", type=int, help="torch's threads; as many as it takes by itself if absent")
+    group.add_argument("--quantization", help="int8, ...; passed on to Llama.build if given")
+    group.add_argument(
+        "--build",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="other arguments of Llama.build, such as speculation=true; that and prefix_caching are false if absent",
+    )
+
+
+def build_llama(
+    options: argparse.Namespace, *, dtype: str, max_seq_len: int, max_batch_size: int, **arguments: Any
+) -> Llama:
+    """`arguments` go to Llama.build, above what the command line says."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    known = inspect.signature(Llama.build).parameters
+    given: dict[str, Any] = {name: False for name in _OFF_BY_DEFAULT if name in known}
+    if options.quantization is not None:
+        given["quantization"] = options.quantization
+    for pair in options.build:
+        name, _, value = pair.partition("=")
+        given[name] = _plain_value(value)
+    given |= arguments
+    return Llama.build(
+        options.ckpt,
+        options.tokenizer or options.ckpt / "tokenizer.model",
+        max_seq_len,
+        max_batch_size,
+        device=options.device,
+        dtype=cast(DType, dtype),  # Llama.build refuses what is none
+        **given,
+    )
+
+
+@contextmanager
+def built_llama(
+    options: argparse.Namespace, *, dtype: str, max_seq_len: int, max_batch_size: int, **arguments: Any
+) -> Iterator[Llama]:
+    """The same for a while: its memory is free again before another one is built."""
+    llama = build_llama(options, dtype=dtype, max_seq_len=max_seq_len, max_batch_size=max_batch_size, **arguments)
+    try:
+        yield llama
+    finally:
+        del llama
+        gc.collect()
+
+
+def takes(name: str) -> bool:
+    """Whether Llama.build has an argument of this name."""
+    return name in inspect.signature(Llama.build).parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: when, in seconds of time.perf_counter, and how much. `is_decode`: no row reads a prompt."""
+
+    begin_s: float
+    end_s: float
+    num_rows: int
+    num_tokens: int
+    num_draws: int
+    is_decode: bool
+
+    @property
+    def ms(self) -> float:
+        return (self.end_s - self.begin_s) * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of a batch of requests: the tokens generated for each, every step, and when it began and ended."""
+
+    outputs: list[list[int]]
+    steps: list[Step]
+    begin_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
+
+    @property
+    def num_output(self) -> int:
+        return sum(len(output) for output in self.outputs)
+
+    @property
+    def prefill_steps(self) -> list[Step]:
+        return [step for step in self.steps if not step.is_decode]
+
+    @property
+    def decode_steps(self) -> list[Step]:
+        return [step for step in self.steps if step.is_decode]
+
+    @property
+    def num_prefilled(self) -> int:
+        """Tokens that went through the model in rows that read a prompt, and beside them."""
+        return sum(step.num_tokens for step in self.prefill_steps)
+
+    def decode_tok_s(self) -> float:
+        """Tokens a second from the end of the last step that read a prompt to the end of all.
+
+        Everything between steps counts: scheduling, and making the next step. For one sequence, or several of one length.
+        """
+        decodes = self.decode_steps
+        begin = max((step.end_s for step in self.prefill_steps), default=decodes[0].begin_s)
+        return sum(step.num_draws for step in decodes) / (decodes[-1].end_s - begin)
+
+
+def run(llama: Llama, requests: Iterable[Request], temperature: float = 0.0) -> Run:
+    """Generate for all requests as one batch, exactly as many tokens as each asks for."""
+    sequences = []
+    for i, request in enumerate(requests):
+        params = SamplingParams(
+            temperature=temperature, top_p=0.9, seed=i, max_tokens=request.num_output, ignore_eos=True
+        )
+        sequences.append(LlamaSequence(request.prompt, params, len(request.prompt) + request.num_output))
+    with watched(llama.runner) as steps:
+        begin = time.perf_counter()
+        llama._run(sequences)  # what `generate` calls; that has one number of tokens for all, and may end before it
+        end = time.perf_counter()
+    for seq in sequences:
+        if seq.error is not None:
+            raise seq.error
+    return Run([seq.output for seq in sequences], steps, begin, end)
+
+
+@contextmanager
+def watched(runner: Any) -> Iterator[list[Step]]:
+    """Every step that `runner` takes meanwhile, in order."""
+    steps: list[Step] = []
+    step = runner.step
+
+    def watch(batch: StepInput) -> StepOutput:
+        begin = time.perf_counter()
+        output: StepOutput = step(batch)
+        end = time.perf_counter()
+        # A row with drafts has several tokens and reads no prompt.
+        is_decode = all(row.length == 1 + getattr(row, "num_drafts", 0) for row in batch.rows)
+        steps.append(Step(begin, end, len(batch.rows), batch.num_tokens, len(output.tokens), is_decode))
+        return output
+
+    runner.step = watch
+    try:
+        yield steps
+    finally:
+        del runner.step
+    assert steps, "nothing went through runner.step: the place where steps can be watched has moved"
+
+
+# What a token costs at least.
+
+
+def bytes_per_token(llama: Llama, context: float) -> int:
+    """Bytes that decoding one token of one sequence reads: every weight but the embedding's, of which it needs one row,
+    and the keys and values of `context` tokens."""
+    config, report = llama.runner.model_config, llama.runner.report
+    itemsize: int = getattr(torch, report.dtype).itemsize
+    embedding = config.vocab_size * config.dim * itemsize
+    cached = 2 * config.n_layers * config.n_kv_heads * config.head_dim * itemsize
+    return report.weight_bytes - embedding + int(cached * context)
+
+
+def prefill_operations(config: ModelConfig, length: int) -> int:
+    """Multiplications and additions that reading a prompt of `length` tokens takes: projections of every token, attention
+    to all before it, and logits of the last."""
+    kv_dim = config.n_kv_heads * config.head_dim
+    layer = config.dim * (2 * config.dim + 2 * kv_dim) + 3 * config.dim * config.hidden_dim
+    attention = 2 * config.dim * length * (length + 1) // 2
+    return 2 * (config.n_layers * (layer * length + attention) + config.dim * config.vocab_size)
+
+
+def model_name(options: argparse.Namespace) -> str:
+    """For tables: llama-110m/meta and the like are their directory's name, or its parent's."""
+    path: Path = Path(os.path.abspath(options.ckpt))
+    return path.parent.name if path.name in ("meta", "hf") else path.name
+
+
+def case_name(llama: Llama, options: argparse.Namespace) -> str:
+    """The key of a case in a result: "bfloat16", or "bfloat16+int8" with weights quantized."""
+    dtype = llama.runner.report.dtype
+    return dtype if options.quantization is None else f"{dtype}+{options.quantization}"
+
+
+def vocabulary(llama: Llama) -> int:
+    return llama.tokenizer.n_words
+
+
+def repeat_runs(llama: Llama, requests: Sequence[Request], repeats: int) -> list[Run]:
+    """`repeats` runs after one that is not counted: kernels are built and pages touched by then."""
+    return [run(llama, requests) for _ in range(repeats + 1)][1:]
+
+
+def _plain_value(text: str) -> bool | int | float | str | None:
+    """A command line's word as what it says: true, false, none, a number, or itself."""
+    named = {"true": True, "false": False, "none": None}
+    if text.lower() in named:
+        return named[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
