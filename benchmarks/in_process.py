@@ -4,11 +4,12 @@ The one file of the benchmarks that knows how the model is built and where its s
 """
 
 import argparse
+import functools
 import gc
 import inspect
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from llama_core.request import Sequence as LlamaSequence
 
 # What would change how much is computed: off, unless the command line says otherwise. Peers run without them too.
 _OFF_BY_DEFAULT = ("speculation", "prefix_caching")
+StepFunction = Callable[[StepInput], StepOutput]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -166,23 +168,32 @@ def run(llama: Llama, requests: Iterable[Request], temperature: float = 0.0) -> 
 def watched(runner: Any) -> Iterator[list[Step]]:
     """Every step that `runner` takes meanwhile, in order."""
     steps: list[Step] = []
-    step = runner.step
 
-    def watch(batch: StepInput) -> StepOutput:
+    def watch(step: StepFunction, batch: StepInput) -> StepOutput:
         begin = time.perf_counter()
-        output: StepOutput = step(batch)
+        output = step(batch)
         end = time.perf_counter()
         # A row with drafts has several tokens and reads no prompt.
         is_decode = all(row.length == 1 + getattr(row, "num_drafts", 0) for row in batch.rows)
         steps.append(Step(begin, end, len(batch.rows), batch.num_tokens, len(output.tokens), is_decode))
         return output
 
-    runner.step = watch
-    try:
+    with around_steps(runner, watch):
         yield steps
+    assert steps, "nothing went through runner.step: the place where steps can be watched has moved"
+
+
+@contextmanager
+def around_steps(runner: Any, around: Callable[[StepFunction, StepInput], StepOutput]) -> Iterator[None]:
+    """Meanwhile a step of `runner` is around(step, batch), with the step as it was. Contexts may be nested."""
+    before = vars(runner).get("step")
+    runner.step = functools.partial(around, runner.step)
+    try:
+        yield
     finally:
         del runner.step
-    assert steps, "nothing went through runner.step: the place where steps can be watched has moved"
+        if before is not None:
+            runner.step = before
 
 
 # What a token costs at least.
