@@ -111,13 +111,23 @@ class Checkpoint:
         device: torch.device,
         on_progress: Progress = lambda done, total: None,
     ) -> dict[str, torch.Tensor]:
-        """Part `rank` of `world_size` of every weight, on its device. `on_progress(done, total)` counts bytes.
+        """Part `rank` of `world_size` of every weight, on its device. See `weights`."""
+        return dict(self.weights(rank, world_size, dtype, device, on_progress))
 
-        Peak memory is the part itself and one chunk. Raises CheckpointError for a value that is not finite.
+    def weights(
+        self,
+        rank: int,
+        world_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_progress: Progress = lambda done, total: None,
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Part `rank` of `world_size` of every weight, one after the other. `on_progress(done, total)` counts bytes.
+
+        Peak memory is what the caller keeps, one weight and one chunk. Raises CheckpointError for a value that is not finite.
         """
         total = sum(math.prod(spec.part(rank, world_size)) for spec in self.specs.values()) * dtype.itemsize
         done = 0
-        weights: dict[str, torch.Tensor] = {}
         for name, spec in self.specs.items():
             weight = torch.empty(spec.part(rank, world_size), dtype=dtype, device=device)
             for path, source, target in self._pieces(name, spec, rank, world_size, weight):
@@ -132,8 +142,7 @@ class Checkpoint:
                     _release(source[begin:end])
                     done += target[begin:end].numel() * dtype.itemsize
                     on_progress(done, total)
-            weights[name] = weight
-        return weights
+            yield name, weight
 
     def _pieces(
         self, name: str, spec: WeightSpec, rank: int, world_size: int, weight: torch.Tensor

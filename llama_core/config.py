@@ -8,12 +8,13 @@ from typing import Any, Literal, get_args
 
 from llama_core.errors import ConfigError
 
-MAX_DRAFTS = (
-    8  # proposed tokens of one step at most: on a CPU so many more rows still cost less than a step of their own
-)
+# Proposed tokens of one step at most: so many more rows still cost a CPU less than a step of their own.
+MAX_DRAFTS = 8
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+BackendName = Literal["auto", "native", "torch"]
+Quantization = Literal["none", "int8"]
 
 # Written by some releases of Meta's checkpoints; they do not change the model.
 _IGNORED_FIELDS = frozenset({"max_batch_size", "max_seq_len", "model_parallel_size", "dtype"})
@@ -153,7 +154,8 @@ class EngineConfig:
     kv_cache_bytes: cache memory of one rank; None takes what a full batch of full-length sequences needs, bounded by a
     share of what is free. verify_checksums: compare every shard's bytes with the CRC-32 that its archive states.
     speculation: let a step check tokens that repeat earlier ones. prefix_caching: compute a shared beginning once. Neither
-    changes a request's tokens.
+    changes a request's tokens. backend: what computes on a CPU, "native" (C++) or "torch"; "auto" is native where it can be
+    built. quantization: "int8" keeps the weights of linear layers as 8-bit integers, one scale an output.
     """
 
     ckpt_dir: str
@@ -168,6 +170,8 @@ class EngineConfig:
     verify_checksums: bool = True
     speculation: bool = True
     prefix_caching: bool = True
+    backend: BackendName = "auto"
+    quantization: Quantization = "none"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_seq_len", "max_batch_size", "max_step_tokens", "block_size"):
@@ -188,6 +192,10 @@ class EngineConfig:
             raise ConfigError("kv_cache_bytes must be positive", param="kv_cache_bytes")
         if self.device not in get_args(Device):
             raise ConfigError(f"device must be one of {', '.join(get_args(Device))}", param="device")
+        if self.backend not in get_args(BackendName):
+            raise ConfigError(f"backend must be one of {', '.join(get_args(BackendName))}", param="backend")
+        if self.quantization not in get_args(Quantization):
+            raise ConfigError(f"quantization must be one of {', '.join(get_args(Quantization))}", param="quantization")
         if self.dtype not in get_args(DType):
             raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}", param="dtype")
 

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from llama_core.batch import Draft, Row, SlotInit, StepInput
 from llama_core.blocks import BlockPool
 from llama_core.config import EngineConfig
@@ -44,25 +42,21 @@ def golden_outputs(parallel: Parallel, ckpt_dir: str, golden: dict[str, Any]) ->
     return {"completions": completions, "texts": texts, "chats": chats}
 
 
-def last_logits(parallel: Parallel, ckpt_dir: str, tokens: list[int], chunks: list[int], dtype: str = "float32") -> Any:
+def last_logits(
+    parallel: Parallel, ckpt_dir: str, tokens: list[int], chunks: list[int], dtype: str = "float32", **overrides: Any
+) -> Any:
     """float32 [vocab] at the last of `tokens`, computed in rows of these lengths."""
-    runner = build(parallel, ckpt_dir, dtype).runner
-    seen: list[torch.Tensor] = []
-    model_logits = runner.model.logits
-    runner.model.logits = lambda states: seen.append(model_logits(states)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
-    try:
-        block_size = runner.config.block_size
-        # Blocks out of order: a cache that ignored its table would be found out.
-        blocks = list(range(-(-len(tokens) // block_size)))[::-1]
-        admit, start = [SlotInit(3, tokens, blocks, 0.0, 1.0, 0, 0)], 0
-        assert sum(chunks) == len(tokens)
-        for count in chunks:
-            last = start + count == len(tokens)
-            runner.step(StepInput(0, 0, [Row(3, start, count, last)], admit=admit))
-            admit, start = [], start + count
-    finally:
-        runner.model.logits = model_logits  # type: ignore[method-assign]
-    return seen[-1][-1].tolist()
+    runner = build(parallel, ckpt_dir, dtype, **overrides).runner
+    block_size = runner.config.block_size
+    # Blocks out of order: a cache that ignored its table would be found out.
+    blocks = list(range(-(-len(tokens) // block_size)))[::-1]
+    admit, start = [SlotInit(3, tokens, blocks, 0.0, 1.0, 0, 0, top_logprobs=0)], 0
+    assert sum(chunks) == len(tokens)
+    for count in chunks:
+        last = start + count == len(tokens)
+        runner.step(StepInput(0, 0, [Row(3, start, count, last)], admit=admit))
+        admit, start = [], start + count
+    return runner.backend.logits_of_draws([0])[0].tolist()
 
 
 def continue_with_drafts(
@@ -74,7 +68,7 @@ def continue_with_drafts(
 ) -> dict[str, Any]:
     """Continue request i, whose continuation is truth[i], in slot i. Turn n of it proposes num_right[i][n] right tokens and
     two wrong ones; a negative number proposes nothing. What each slot's accepted draws are, with their logprobs."""
-    runner = build(parallel, ckpt_dir).runner
+    runner = build(parallel, ckpt_dir, max_batch_size=64, max_step_tokens=600).runner
     num_blocks = runner.config.blocks_per_sequence
     admit, rows = [], []
     for slot, (prompt, params) in enumerate(requests):

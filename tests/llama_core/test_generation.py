@@ -22,6 +22,8 @@ from llama_core.errors import (
     InvalidRequest,
     NonFiniteLogits,
 )
+from llama_core.native.backend import NativeBackend
+from llama_core.torch_backend import TorchBackend
 from tests.conftest import GOLDEN
 
 
@@ -144,8 +146,13 @@ def test_a_token_whose_embedding_is_not_finite_fails_its_own_request_only() -> N
     model = Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 4, dtype="float32")
     long = [1] + [5 + i % 90 for i in range(40)]
     good, _ = model.generate([PROMPT, long], 16, temperature=0)
-    with torch.inference_mode():
-        model.runner.model.tok_embeddings.weight[333] = float("nan")
+    backend = model.runner.backend
+    if isinstance(backend, NativeBackend):
+        backend.poke_embedding(333, float("nan"))
+    else:
+        assert isinstance(backend, TorchBackend)
+        with torch.inference_mode():
+            backend.model.tok_embeddings.weight[333] = float("nan")
     bad = [1] + [333] * 21
     # Beside it: a shorter row, whose table is padded, and a longer one. Slot and blocks 0 are the bad one's.
     admit = [

@@ -1,0 +1,415 @@
+// Linear layers y = x W^T on packed weights, for one row as for hundreds.
+//
+// W [n, k] is cut into groups of 32 outputs. Within a group, weights lie in the order in which they are used, so one row reads
+// memory as one stream. Every result is summed over k in one fixed order, whatever else is computed beside it: a row's
+// values do not depend on the number of rows. Which instructions do it is decided when this is compiled: AMX, AVX-512 or
+// plain vectors.
+//
+//   float32    [group][k][32]
+//   bfloat16   [group][k / 32][2 tiles][16 pairs of k][16 outputs][2]
+//   int8       [group][k / 64][2 tiles][16 fours of k][16 outputs][4]
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include "simd.hpp"
+
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && !defined(LLAMA_NO_AMX)
+#define LLAMA_AMX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace llama {
+
+constexpr int kTiles = 2;             // of a group
+constexpr int kGroup = kTiles * 16;   // outputs of a group
+constexpr int kMaxRows = 32;          // that `block` computes at once
+constexpr size_t kTileBytes = 1024;   // bfloat16 and int8: what one tile register holds
+
+inline size_t round_up(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
+
+// Zeroed memory that lives as long as the process's engine, in huge pages where the kernel grants them.
+class Memory {
+  public:
+    Memory() = default;
+    explicit Memory(size_t bytes) : bytes_(round_up(std::max<size_t>(bytes, 1), 4096)) {
+        void* p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED) throw std::bad_alloc();
+        data_ = static_cast<char*>(p);
+        if (bytes_ >= size_t(4) << 20) madvise(p, bytes_, MADV_HUGEPAGE);
+    }
+    Memory(Memory&& other) noexcept { swap(other); }
+    Memory& operator=(Memory&& other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~Memory() {
+        if (data_) munmap(data_, bytes_);
+    }
+    template <class T>
+    T* as() const {
+        return reinterpret_cast<T*>(data_);
+    }
+    size_t bytes() const { return bytes_; }
+
+  private:
+    void swap(Memory& other) {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+    }
+    char* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+// Activations, row after row. `stride` counts elements; columns beyond the width are zero and stay zero.
+template <class T>
+struct Rows {
+    T* data = nullptr;
+    size_t stride = 0;
+    T* operator[](size_t row) const { return data + row * stride; }
+};
+
+template <class T>
+class Activations : public Rows<T> {
+  public:
+    Activations() = default;
+    Activations(size_t rows, size_t width) {
+        // Rounded to whole tiles; the odd cache line keeps 16 rows of a tile from falling into the same sets.
+        this->stride = round_up(width, 64) + 64 / sizeof(T);
+        memory_ = Memory(round_up(rows, kMaxRows) * this->stride * sizeof(T));
+        this->data = memory_.as<T>();
+    }
+    size_t bytes() const { return memory_.bytes(); }
+
+  private:
+    Memory memory_;
+};
+
+typedef uint8_t BVec __attribute__((vector_size(16)));
+
+// Activations as 16-bit integers in two bytes, for int8 weights: x = scale * (256 * (high - 128) + low).
+struct Quantized {
+    Activations<uint8_t> high, low;
+    Memory scales;  // float [rows]
+    Quantized() = default;
+    Quantized(size_t rows, size_t width) : high(rows, width), low(rows, width), scales(round_up(rows, kMaxRows) * 4) {}
+    float* scale() const { return scales.as<float>(); }
+    size_t bytes() const { return high.bytes() + low.bytes() + scales.bytes(); }
+
+    template <class T>
+    void quantize(const T* x, size_t row, int width) {
+        Vec most = Vec{};
+        for (int i = 0; i < width; i += kLanes) {
+            Vec v = load(x + i);
+            most = max(most, v < Vec{} ? -v : v);
+        }
+        float limit = max(most);
+        float inverse = limit > 0 ? 32767.0f / limit : 0.0f;
+        scale()[row] = limit / 32767.0f;
+        const Vec magic = splat(12582912.0f);
+        for (int i = 0; i < width; i += kLanes) {
+            IVec q = (IVec)(fma(load(x + i), splat(inverse), magic)) - (IVec)magic + 32768;
+            BVec h = __builtin_convertvector(q >> 8, BVec), l = __builtin_convertvector(q, BVec);
+            std::memcpy(high[row] + i, &h, sizeof h);
+            std::memcpy(low[row] + i, &l, sizeof l);
+        }
+    }
+};
+
+enum class Format { kFloat32, kBFloat16, kInt8 };
+
+#if defined(LLAMA_AMX)
+// Asks the kernel for the tile registers (once a process) and shapes this thread's: eight of 16 rows of 64 bytes.
+inline void use_tiles() {
+    struct __attribute__((packed)) {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t column_bytes[16];
+        uint8_t rows[16];
+    } config{};
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) config.column_bytes[i] = 64, config.rows[i] = 16;
+    asm volatile("" ::"r"(&config) : "memory");  // GCC's intrinsic says that it reads 8 bytes of the 64
+    _tile_loadconfig(&config);
+}
+inline void release_tiles() { _tile_release(); }
+inline bool allow_tiles() {
+    constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+#else
+inline void use_tiles() {}
+inline void release_tiles() {}
+inline bool allow_tiles() { return true; }
+#endif
+
+class Linear {
+  public:
+    Linear() = default;
+    Linear(Format format, int outputs, int inputs)
+        : format_(format), outputs_(outputs), inputs_(inputs), groups_(int(round_up(outputs, kGroup) / kGroup)) {
+        size_t unit = format == Format::kFloat32 ? 1 : format == Format::kBFloat16 ? 32 : 64;
+        padded_ = round_up(inputs, unit);
+        size_t element = format == Format::kFloat32 ? 4 : format == Format::kBFloat16 ? 2 : 1;
+        group_bytes_ = padded_ * kGroup * element;
+        memory_ = Memory(group_bytes_ * groups_);
+        if (format == Format::kInt8) extra_ = Memory(size_t(groups_) * kGroup * 8);
+    }
+
+    Format format() const { return format_; }
+    int outputs() const { return outputs_; }
+    int inputs() const { return inputs_; }
+    int groups() const { return groups_; }
+    size_t group_bytes() const { return group_bytes_; }
+    size_t bytes() const { return memory_.bytes() + extra_.bytes(); }
+    char* group(int g) const { return memory_.as<char>() + g * group_bytes_; }
+    float* scales() const { return extra_.as<float>(); }                             // int8: float [outputs]
+    int32_t* sums() const { return extra_.as<int32_t>() + size_t(groups_) * kGroup; }  // int8: of each output's weights
+
+    // Packs one row of W, `source` [inputs], as output `output`.
+    template <class T>
+    void pack(const T* source, int output) {
+        char* base = group(output / kGroup);
+        const int place = output % kGroup, tile = place / 16, lane = place % 16;
+        if (format_ == Format::kFloat32) {
+            float* out = reinterpret_cast<float*>(base) + place;
+            for (int k = 0; k < inputs_; k++) out[size_t(k) * kGroup] = widen(source[k]);
+        } else if (format_ == Format::kBFloat16) {
+            for (int k = 0; k < inputs_; k++) {
+                bf16* line = reinterpret_cast<bf16*>(base + (k / 32 * kTiles + tile) * kTileBytes + k % 32 / 2 * 64);
+                line[lane * 2 + k % 2] = narrow(widen(source[k]));
+            }
+        } else {
+            float most = 0;
+            for (int k = 0; k < inputs_; k++) most = std::max(most, std::fabs(widen(source[k])));
+            const float inverse = most > 0 ? 127.0f / most : 0.0f;
+            int32_t total = 0;
+            for (int k = 0; k < inputs_; k++) {
+                const int q = int(std::lrint(widen(source[k]) * inverse));
+                int8_t* line = reinterpret_cast<int8_t*>(base + (k / 64 * kTiles + tile) * kTileBytes + k % 64 / 4 * 64);
+                line[lane * 4 + k % 4] = int8_t(q);
+                total += q;
+            }
+            scales()[output] = most / 127.0f;
+            sums()[output] = total;
+        }
+    }
+
+    // y of one group for rows <= kMaxRows of x; into `out` [kMaxRows][kGroup].
+    template <class T>
+    void block(const Rows<T>& x, size_t row, int rows, int g, float* out) const;
+    void block(const Quantized& x, size_t row, int rows, int g, float* out) const;
+
+    size_t padded() const { return padded_; }
+
+  private:
+    Format format_ = Format::kFloat32;
+    int outputs_ = 0, inputs_ = 0, groups_ = 0;
+    size_t padded_ = 0, group_bytes_ = 0;
+    Memory memory_, extra_;
+};
+
+namespace kernels {
+
+// How far ahead of its use a stream of weights is asked for. Hardware prefetchers stop at every 4 KiB page.
+constexpr size_t kAhead = 4096;
+inline void prefetch(const char* p) { __builtin_prefetch(p + kAhead); }
+
+template <int N>
+void float32(const float* x, size_t stride, const char* weights, size_t inputs, float* out) {
+    Vec acc[N][kTiles] = {};
+    for (size_t k = 0; k < inputs; k++, weights += kGroup * 4) {
+        if (N == 1)
+            for (int t = 0; t < kTiles; t++) prefetch(weights + t * 64);
+        Vec column[kTiles];
+        for (int t = 0; t < kTiles; t++) column[t] = load_as<Vec>(weights + t * 64);
+        for (int r = 0; r < N; r++) {
+            Vec value = splat(x[r * stride + k]);
+            for (int t = 0; t < kTiles; t++) acc[r][t] = fma(column[t], value, acc[r][t]);
+        }
+    }
+    for (int r = 0; r < N; r++)
+        for (int t = 0; t < kTiles; t++) store(out + r * kGroup + t * kLanes, acc[r][t]);
+}
+
+template <int N>
+void bfloat16(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
+    Vec acc[N][kTiles] = {};
+    for (size_t step = 0; step < padded / 32; step++, weights += kTiles * kTileBytes)
+        for (int pair = 0; pair < 16; pair++) {
+            if (N == 1)
+                for (int t = 0; t < kTiles; t++) prefetch(weights + t * kTileBytes + pair * 64);
+            for (int r = 0; r < N; r++) {
+                auto value = Dot<bf16>::broadcast(x + r * stride + step * 32 + pair * 2);
+                for (int t = 0; t < kTiles; t++) {
+                    auto column = reinterpret_cast<const bf16*>(weights + t * kTileBytes + pair * 64);
+                    acc[r][t] = Dot<bf16>::add(acc[r][t], column, value);
+                }
+            }
+        }
+    for (int r = 0; r < N; r++)
+        for (int t = 0; t < kTiles; t++) store(out + r * kGroup + t * kLanes, acc[r][t]);
+}
+
+// Lane i of the result: acc + the products of four bytes of x and the four weights of output i. Integers: exact in any order.
+inline IVec add_fours(IVec acc, const int8_t* weights, const uint8_t* x) {
+#if defined(__AVX512VNNI__)
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    return (IVec)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32(four), _mm512_loadu_si512(weights));
+#else
+    UVec four = load_as<UVec>(weights);
+    for (int i = 0; i < 4; i++) acc += ((IVec)(four << (24 - 8 * i)) >> 24) * int32_t(x[i]);
+    return acc;
+#endif
+}
+
+inline Vec to_float(IVec v) { return __builtin_convertvector(v, Vec); }
+
+// Puts the two halves of the quantized sums together: sum(w * x) = scales * (256 * (high - 128 * sum(w)) + low).
+inline Vec dequantize(IVec high, IVec low, const Linear& w, int output, float x_scale) {
+    IVec sums = load_as<IVec>(w.sums() + output);
+    Vec exact = fma(to_float(high - sums * 128), splat(256.0f), to_float(low));
+    return exact * load(w.scales() + output) * splat(x_scale);
+}
+
+template <int N>
+void int8(const uint8_t* high, const uint8_t* low, size_t stride, const float* scale, const Linear& w, int g, float* out) {
+    IVec acc_high[N][kTiles] = {}, acc_low[N][kTiles] = {};
+    for (size_t step = 0; step < w.padded() / 64; step++) {
+        const char* tiles = w.group(g) + step * kTiles * kTileBytes;
+        for (int four = 0; four < 16; four++) {
+            if (N == 1)
+                for (int t = 0; t < kTiles; t++) prefetch(tiles + t * kTileBytes + four * 64);
+            for (int r = 0; r < N; r++)
+                for (int t = 0; t < kTiles; t++) {
+                    auto weights = reinterpret_cast<const int8_t*>(tiles + t * kTileBytes + four * 64);
+                    size_t at = r * stride + step * 64 + four * 4;
+                    acc_high[r][t] = add_fours(acc_high[r][t], weights, high + at);
+                    acc_low[r][t] = add_fours(acc_low[r][t], weights, low + at);
+                }
+        }
+    }
+    for (int r = 0; r < N; r++)
+        for (int t = 0; t < kTiles; t++)
+            store(out + r * kGroup + t * kLanes, dequantize(acc_high[r][t], acc_low[r][t], w, g * kGroup + t * kLanes, scale[r]));
+}
+
+#if defined(LLAMA_AMX)
+constexpr int kOutBytes = kGroup * 4;  // a row of `out`
+
+// 16 rows: one tile of x by the group's two.
+inline void amx_bfloat16_16(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
+    _tile_zero(0); _tile_zero(1);
+    for (size_t step = 0; step < padded / 32; step++, weights += kTiles * kTileBytes) {
+        for (size_t line = 0; line < kTiles * kTileBytes; line += 64) prefetch(weights + line);
+        _tile_loadd(4, x + step * 32, stride * 2);
+        _tile_loadd(6, weights, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, weights + kTileBytes, 64);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, out, kOutBytes); _tile_stored(1, out + 16, kOutBytes);
+}
+
+// 32 rows: two tiles of x by the group's two.
+inline void amx_bfloat16_32(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (size_t step = 0; step < padded / 32; step++, weights += kTiles * kTileBytes) {
+        _tile_loadd(4, x + step * 32, stride * 2);
+        _tile_loadd(6, weights, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, x + 16 * stride + step * 32, stride * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(7, weights + kTileBytes, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, out, kOutBytes); _tile_stored(1, out + 16, kOutBytes);
+    _tile_stored(2, out + 16 * kGroup, kOutBytes); _tile_stored(3, out + 16 * kGroup + 16, kOutBytes);
+}
+
+// 16 rows: the group's two tiles against the high and the low bytes.
+inline void amx_int8(const uint8_t* high, const uint8_t* low, size_t stride, const float* scale, const Linear& w, int g, int rows, float* out) {
+    alignas(64) int32_t sums[2 * kTiles][16][16];
+    const char* weights = w.group(g);
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (size_t step = 0; step < w.padded() / 64; step++, weights += kTiles * kTileBytes) {
+        for (size_t line = 0; line < kTiles * kTileBytes; line += 64) prefetch(weights + line);
+        _tile_loadd(4, high + step * 64, stride);
+        _tile_loadd(5, low + step * 64, stride);
+        _tile_loadd(6, weights, 64);
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 5, 6);
+        _tile_loadd(7, weights + kTileBytes, 64);
+        _tile_dpbusd(2, 4, 7);
+        _tile_dpbusd(3, 5, 7);
+    }
+    _tile_stored(0, sums[0], 64); _tile_stored(1, sums[1], 64); _tile_stored(2, sums[2], 64); _tile_stored(3, sums[3], 64);
+    for (int r = 0; r < rows; r++)
+        for (int t = 0; t < kTiles; t++) {
+            IVec h = load_as<IVec>(sums[2 * t][r]), l = load_as<IVec>(sums[2 * t + 1][r]);
+            store(out + r * kGroup + t * 16, dequantize(h, l, w, g * kGroup + t * 16, scale[r]));
+        }
+}
+#endif
+
+// Calls kernel<N> for N rows at a time, N <= Most, until all are done.
+template <int Most, class Kernel>
+void by_rows(int rows, Kernel&& kernel) {
+    int r = 0;
+    for (; r + Most <= rows; r += Most) kernel(std::integral_constant<int, Most>(), r);
+    if constexpr (Most > 1)
+        if (r < rows) by_rows<Most - 1>(rows - r, [&](auto n, int at) { kernel(n, r + at); });
+}
+
+// Sums fill most of the registers: 24 of AVX-512's 32, 12 of AVX2's 16 (two of which hold a Vec).
+#if defined(__AVX512F__)
+constexpr int kFloatRows = 12, kIntRows = 6;
+#else
+constexpr int kFloatRows = 3, kIntRows = 1;
+#endif
+
+}  // namespace kernels
+
+template <>
+inline void Linear::block<float>(const Rows<float>& x, size_t row, int rows, int g, float* out) const {
+    kernels::by_rows<kernels::kFloatRows>(rows, [&](auto n, int r) {
+        kernels::float32<n>(x[row + r], x.stride, group(g), inputs_, out + r * kGroup);
+    });
+}
+
+template <>
+inline void Linear::block<bf16>(const Rows<bf16>& x, size_t row, int rows, int g, float* out) const {
+#if defined(LLAMA_AMX)
+    // Whole tiles: rows beyond are computed from whatever lies there, and not read.
+    if (rows > 16)
+        kernels::amx_bfloat16_32(x[row], x.stride, group(g), padded_, out);
+    else
+        kernels::amx_bfloat16_16(x[row], x.stride, group(g), padded_, out);
+#else
+    kernels::by_rows<kernels::kFloatRows>(rows, [&](auto n, int r) {
+        kernels::bfloat16<n>(x[row + r], x.stride, group(g), padded_, out + r * kGroup);
+    });
+#endif
+}
+
+inline void Linear::block(const Quantized& x, size_t row, int rows, int g, float* out) const {
+#if defined(LLAMA_AMX)
+    for (int r = 0; r < rows; r += 16)
+        kernels::amx_int8(x.high[row + r], x.low[row + r], x.high.stride, x.scale() + row + r, *this, g, std::min(16, rows - r),
+                          out + r * kGroup);
+#else
+    kernels::by_rows<kernels::kIntRows>(rows, [&](auto n, int r) {
+        kernels::int8<n>(x.high[row + r], x.low[row + r], x.high.stride, x.scale() + row + r, *this, g, out + r * kGroup);
+    });
+#endif
+}
+
+}  // namespace llama

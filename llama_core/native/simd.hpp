@@ -1,0 +1,178 @@
+// Vectors of 16 float lanes and the few functions on them that a Transformer needs; the same code for every CPU.
+//
+// GCC and Clang lower these vectors to whatever the target has (AVX-512, AVX2, NEON). What one lane computes never depends
+// on the width of the hardware's registers or on how many rows are computed together.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__AMX_TILE__)
+#include <immintrin.h>
+#endif
+
+namespace llama {
+
+typedef float Vec __attribute__((vector_size(64)));
+typedef int32_t IVec __attribute__((vector_size(64)));
+typedef uint32_t UVec __attribute__((vector_size(64)));
+typedef uint16_t HVec __attribute__((vector_size(32)));
+
+constexpr int kLanes = 16;
+
+struct bf16 {
+    uint16_t bits;
+};
+
+template <class V, class T>
+inline V load_as(const T* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline Vec load(const float* p) { return load_as<Vec>(p); }
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+inline Vec splat(float x) { return Vec{} + x; }
+
+inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return a * b + c;  // contracted to one rounding where the target has it (-ffp-contract=fast)
+#endif
+}
+
+inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float sum(Vec v) {
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int half = kLanes / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+inline float max(Vec v) {
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int half = kLanes / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
+    return lanes[0];
+}
+
+// bfloat16: the upper half of a float, rounded to nearest even.
+
+inline float widen(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, 4);
+    return result;
+}
+
+inline bf16 narrow(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return {uint16_t(bits >> 16 | 0x40)};  // NaN stays NaN
+    return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+inline Vec load(const bf16* p) {
+    UVec wide = __builtin_convertvector(load_as<HVec>(p), UVec) << 16;
+    return (Vec)wide;
+}
+
+inline void store(bf16* p, Vec v) {
+#if defined(__AVX512BF16__)
+    __m256bh half = _mm512_cvtneps_pbh((__m512)v);
+    std::memcpy(p, &half, sizeof half);
+#else
+    UVec bits = (UVec)v;
+    UVec rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    UVec nan = bits >> 16 | 0x40;
+    HVec half = __builtin_convertvector((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded, HVec);
+    std::memcpy(p, &half, sizeof half);
+#endif
+}
+
+inline float widen(float x) { return x; }
+template <class T>
+inline T narrow_to(float x);
+template <>
+inline float narrow_to<float>(float x) { return x; }
+template <>
+inline bf16 narrow_to<bf16>(float x) { return narrow(x); }
+
+// The value that a float has after a trip through T: the reference keeps every intermediate result in the model's type.
+template <class T>
+inline Vec round_to(Vec v);
+template <>
+inline Vec round_to<float>(Vec v) { return v; }
+template <>
+inline Vec round_to<bf16>(Vec v) {
+    UVec bits = (UVec)v;
+    UVec rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    return (Vec)((bits & 0x7fffffff) > 0x7f800000 ? bits : rounded);
+}
+
+// Products along the summed dimension. Lane i of `weights` holds the next one (float) or two (bfloat16) weights of output i;
+// `x` holds as many activations. bfloat16 products are exact in float; both are added in order.
+
+template <class T>
+struct Dot;
+
+template <>
+struct Dot<float> {
+    static constexpr int kStep = 1;
+    static Vec broadcast(const float* x) { return splat(*x); }
+    static Vec add(Vec acc, const float* weights, Vec x) { return fma(load(weights), x, acc); }
+};
+
+template <>
+struct Dot<bf16> {
+    static constexpr int kStep = 2;
+#if defined(__AVX512BF16__)
+    static __m512bh broadcast(const bf16* x) {
+        int32_t pair;
+        std::memcpy(&pair, x, 4);
+        return (__m512bh)_mm512_set1_epi32(pair);
+    }
+    static Vec add(Vec acc, const bf16* weights, __m512bh x) {
+        return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_loadu_si512(weights), x);
+    }
+#else
+    struct Pair {
+        Vec even, odd;
+    };
+    static Pair broadcast(const bf16* x) { return {splat(widen(x[0])), splat(widen(x[1]))}; }
+    static Vec add(Vec acc, const bf16* weights, const Pair& x) {
+        UVec both = load_as<UVec>(weights);
+        return fma((Vec)(both & 0xffff0000), x.odd, fma((Vec)(both << 16), x.even, acc));
+    }
+#endif
+};
+
+// e^x to 2 ulp: e^x = 2^n * e^r with |r| <= ln(2) / 2, e^r by its Taylor series to degree 7. exp(0) is exactly 1, exp(-inf) exactly 0.
+inline Vec exp(Vec x) {
+    const Vec low = splat(-87.0f), magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    Vec inside = x > low ? (x < splat(88.0f) ? x : splat(88.0f)) : low;
+    Vec shifted = fma(inside, splat(1.44269504f), magic);
+    Vec n = shifted - magic;
+    Vec r = fma(n, splat(-0.693359375f), inside);
+    r = fma(n, splat(2.12194440e-4f), r);
+    Vec p = splat(1.0f / 5040);
+    p = fma(p, r, splat(1.0f / 720));
+    p = fma(p, r, splat(1.0f / 120));
+    p = fma(p, r, splat(1.0f / 24));
+    p = fma(p, r, splat(1.0f / 6));
+    p = fma(p, r, splat(0.5f));
+    p = fma(p, r, splat(1.0f));
+    p = fma(p, r, splat(1.0f));
+    IVec exponent = ((IVec)shifted - (IVec)magic + 127) << 23;
+    Vec result = p * (Vec)exponent;
+    result = x > low ? result : Vec{};
+    return x == x ? result : x;  // NaN stays NaN
+}
+
+}  // namespace llama

@@ -1,0 +1,197 @@
+// A team of threads that runs a program of phases: all tasks of one phase, in any order, before the first of the next.
+//
+// Any thread may do any task, so a thread that the kernel has taken off its core holds up only the task in its hands. A
+// waiting thread spins for a moment, then offers its core to others (the server's own event loop shares it), then sleeps.
+#pragma once
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace llama {
+
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+inline double seconds_now() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + now.tv_nsec * 1e-9;
+}
+
+inline void futex_wait(std::atomic<uint32_t>* word, uint32_t seen, const timespec* timeout = nullptr, bool shared = false) {
+    syscall(SYS_futex, word, shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, seen, timeout, nullptr, 0);
+}
+
+inline void futex_wake(std::atomic<uint32_t>* word, bool shared = false) {
+    syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// First spin (the other is a microsecond away), then let others run, then sleep in short naps.
+class Patience {
+  public:
+    void wait() {
+        if (++turns_ < 256) {
+            relax();
+        } else if (turns_ < 4096) {
+            sched_yield();
+        } else {
+            timespec nap{0, 50'000};
+            nanosleep(&nap, nullptr);
+        }
+    }
+
+  private:
+    int turns_ = 0;
+};
+
+struct Phase {
+    int op;     // what to do
+    int layer;  // where
+    int tasks;  // how many
+};
+
+// What the phases mean: task `task` of `phase`, on thread `thread` of the team.
+class Tasks {
+  public:
+    virtual void run(const Phase& phase, int task, int thread) = 0;
+    // Before a thread's first task of a program and after its last.
+    virtual void enter() {}
+    virtual void leave() {}
+    // Called by the one thread that ended a phase, before anyone begins the next.
+    virtual void ended(const Phase&) {}
+    virtual ~Tasks() = default;
+};
+
+class Team {
+  public:
+    static constexpr int kMaxTasks = (1 << 18) - 1;
+
+    // `cpus`: one a thread, to which the workers are pinned; empty to leave that to the kernel. Thread 0 is the caller of run.
+    Team(int size, const std::vector<int>& cpus) : size_(size) {
+        for (int i = 1; i < size; i++) {
+            workers_.emplace_back([this, i] { serve(i); });
+            if (!cpus.empty()) {
+                cpu_set_t set;
+                CPU_ZERO(&set);
+                CPU_SET(cpus[i], &set);
+                pthread_setaffinity_np(workers_.back().native_handle(), sizeof set, &set);
+            }
+        }
+    }
+
+    ~Team() {
+        stopping_ = true;
+        calls_.fetch_add(1);
+        futex_wake(&calls_);
+        for (auto& worker : workers_) worker.join();
+    }
+
+    int size() const { return size_; }
+
+    // Runs all phases; phases without tasks are passed over.
+    void run(Tasks& what, const std::vector<Phase>& phases) {
+        what_ = &what;
+        phases_ = &phases;
+        first_ = number_ + 1;
+        if (!begin_next(-1)) return;
+        calls_.fetch_add(1);
+        if (sleeping_.load()) futex_wake(&calls_);
+        work(0);
+    }
+
+  private:
+    // The ticket names the phase that is open and the next of its tasks that nobody has: 28 bits phase, 18 tasks, 18 next.
+    // A thread takes a task by exchanging the ticket, so one that comes late finds another phase and touches nothing.
+    static uint64_t pack(uint64_t number, uint64_t tasks, uint64_t next) {
+        return (number & 0xfffffff) << 36 | tasks << 18 | next;
+    }
+    static constexpr uint64_t kClosed = 0;
+
+    bool begin_next(int index) {
+        const auto& phases = *phases_;
+        do index++;
+        while (index < int(phases.size()) && phases[index].tasks == 0);
+        done_.store(0, std::memory_order_relaxed);
+        if (index == int(phases.size())) {
+            number_ = first_ + index;
+            ticket_.store(kClosed, std::memory_order_release);
+            return false;
+        }
+        number_ = first_ + index;
+        ticket_.store(pack(number_, phases[index].tasks, 0), std::memory_order_release);
+        return true;
+    }
+
+    // Takes tasks until the program has ended.
+    void work(int thread) {
+        Patience patience;
+        Tasks* inside = nullptr;  // the program may be over, and another begun, when this thread looks again
+        for (;;) {
+            uint64_t ticket = ticket_.load(std::memory_order_acquire);
+            if (ticket == kClosed) break;
+            uint64_t next = ticket & 0x3ffff, tasks = ticket >> 18 & 0x3ffff;
+            if (next >= tasks) {
+                patience.wait();
+                continue;
+            }
+            if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+            // From here to the increment of done_ the phase cannot end, so the program stays as it is.
+            const int index = int(((ticket >> 36) - first_) & 0xfffffff);
+            const Phase& phase = (*phases_)[index];
+            if (!inside) (inside = what_)->enter();
+            what_->run(phase, int(next), thread);
+            if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) {
+                what_->ended(phase);
+                begin_next(index);
+            }
+            patience = Patience();
+        }
+        if (inside) inside->leave();
+    }
+
+    void serve(int thread) {
+        uint32_t seen = 0;
+        for (;;) {
+            // The next step of a busy server is a few hundred microseconds away: not worth a sleep and a wake-up.
+            double until = seconds_now() + 2e-4;
+            for (int turn = 0; calls_.load() == seen && seconds_now() < until; turn++) turn % 64 ? relax() : (void)sched_yield();
+            while (calls_.load() == seen) {
+                sleeping_.fetch_add(1);
+                if (calls_.load() == seen) futex_wait(&calls_, seen);
+                sleeping_.fetch_sub(1);
+            }
+            seen = calls_.load();
+            if (stopping_) return;
+            work(thread);
+        }
+    }
+
+    const int size_;
+    std::vector<std::thread> workers_;
+    Tasks* what_ = nullptr;
+    const std::vector<Phase>* phases_ = nullptr;
+    uint64_t first_ = 1;   // number of phases_[0]
+    uint64_t number_ = 0;  // of the latest phase
+    alignas(64) std::atomic<uint64_t> ticket_{kClosed};
+    alignas(64) std::atomic<uint64_t> done_{0};
+    alignas(64) std::atomic<uint32_t> calls_{0};
+    std::atomic<int> sleeping_{0};
+    std::atomic<bool> stopping_{false};
+};
+
+}  // namespace llama
