@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from deployments.engine import Delta
 from llama_core.batch import StepInput, StepOutput, StepRunner
 from llama_core.detokenizer import IncrementalDetokenizer, StopChecker
-from llama_core.errors import EngineError, LlamaError, NotReady, RequestCancelled
+from llama_core.errors import EngineError, LlamaError, NonFiniteLogits, NotReady, RequestCancelled
 from llama_core.request import FinishReason, SamplingParams, Sequence, TokenLogprob, check_prompt
 from llama_core.scheduler import Progress, Scheduler
 from llama_core.tokenizer import Tokenizer
@@ -25,7 +25,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One finished step, for whoever counts: times in milliseconds, `round_trip_ms` from send to answer."""
+    """One finished step, for whoever counts: times in milliseconds, `round_trip_ms` from send to answer.
+
+    num_sampled: tokens that it brought the requests. num_prefix_hits: prompt tokens found in the cache instead of computed,
+    num_drafts and num_drafts_accepted: proposed tokens checked and right, all since the last step's report.
+    """
 
     num_rows: int
     num_tokens: int
@@ -35,6 +39,9 @@ class StepStats:
     num_non_finite: int
     device_memory_bytes: int
     decode_only: bool
+    num_prefix_hits: int = 0
+    num_drafts: int = 0
+    num_drafts_accepted: int = 0
 
 
 class TokenStream:
@@ -69,10 +76,19 @@ class TokenStream:
     def finish_reason(self) -> FinishReason | None:
         return self.sequence.finish_reason
 
-    def push(self, token: int | None) -> bool:
-        """Take the sequence's next token; None when it ended without one. True if its text has reached a stop string."""
-        if token is not None:
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the cache."""
+        return self.sequence.num_cached or 0
+
+    def push(self, tokens: list[int]) -> bool:
+        """Take the tokens that the sequence has gained, none when it ended without. True if its text has reached a stop string;
+        of tokens that came with the one that completed it, those behind it are then taken back."""
+        for num_taken, token in enumerate(tokens, 1):
             self._extend(self._detokenizer.push([token]))
+            if self._stopped:
+                self.sequence.cut(len(tokens) - num_taken)
+                break
         if self.sequence.finished and not self._stopped:
             self._extend(self._detokenizer.flush())
             if not self._stopped:
@@ -144,6 +160,7 @@ class EngineLoop:
         self._idle.set()
         self._failure: EngineError | None = None
         self._draining = False
+        self._counts = (0, 0, 0)  # the scheduler's, as far as they have been reported
 
     @property
     def failure(self) -> EngineError | None:
@@ -162,7 +179,7 @@ class EngineLoop:
         stream = TokenStream(seq, self._tokenizer, stop, self._cancel)
         self.scheduler.add(seq)
         if seq.finished:
-            stream.push(None)
+            stream.push([])
             return stream
         self._streams[seq] = stream
         self._idle.clear()
@@ -193,9 +210,10 @@ class EngineLoop:
                     continue
                 output = await flights[0]
                 flights.popleft()
-                self._deliver(self.scheduler.commit(output))
+                progress = self.scheduler.commit(output)
+                self._deliver(progress)
                 self.last_progress_s = time.monotonic()
-                self._report(*sent.popleft(), output)
+                self._report(*sent.popleft(), output, progress)
         finally:
             for flight in flights:
                 flight.cancel()
@@ -234,9 +252,10 @@ class EngineLoop:
             if stream is None:
                 continue
             try:
-                if stream.push(update.token):
+                if stream.push(update.tokens):
                     self.scheduler.finish(seq, FinishReason.STOP)
-                    seq.finish_reason = FinishReason.STOP  # also where the last token allowed completed the stop string
+                    # Also where it had ended: by the last token allowed, or by what came behind the stop string.
+                    seq.finish_reason, seq.error = FinishReason.STOP, None
                 if seq.error is not None:
                     stream.fail(seq.error)
             except Exception:  # one request's trouble must not be its neighbours'
@@ -246,16 +265,23 @@ class EngineLoop:
             if seq.finished:
                 self._streams.pop(seq, None)
 
-    def _report(self, batch: StepInput, sent_s: float, output: StepOutput) -> None:
+    def _report(self, batch: StepInput, sent_s: float, output: StepOutput, progress: list[Progress]) -> None:
+        scheduler = self.scheduler
+        counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
+        prefix_hits, drafts, accepted = (now - then for now, then in zip(counts, self._counts, strict=True))
+        self._counts = counts
         self._on_step(
             StepStats(
                 num_rows=len(batch.rows),
                 num_tokens=batch.num_tokens,
-                num_sampled=len(output.tokens),
+                num_sampled=sum(len(update.tokens) for update in progress),
                 elapsed_ms=output.elapsed_ms,
                 round_trip_ms=(time.monotonic() - sent_s) * 1e3,
-                num_non_finite=len(output.non_finite),
+                num_non_finite=sum(isinstance(update.sequence.error, NonFiniteLogits) for update in progress),
                 device_memory_bytes=output.device_memory_bytes,
-                decode_only=all(row.length == 1 for row in batch.rows),
+                decode_only=all(row.length == 1 + row.num_drafts for row in batch.rows),
+                num_prefix_hits=prefix_hits,
+                num_drafts=drafts,
+                num_drafts_accepted=accepted,
             )
         )

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from llama_core.drafting import PromptLookup
 from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaError
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,9 @@ class Sequence:
         scheduled .. length       known tokens still to be sent through the model
         length .. length+inflight sampled by a step whose output has not been read back
 
-    A preempted sequence, or one whose ranks died, starts over with scheduled = 0: tokens are never lost.
+    A step that also checks `num_drafts` proposed tokens may turn out to have sampled up to so many more; until it is read
+    back, no other step has the sequence. A preempted sequence, or one whose ranks died, starts over with scheduled = 0,
+    or behind what the cache still has: tokens are never lost.
     """
 
     prompt: list[int]
@@ -145,6 +148,11 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     scheduled: int = 0
     inflight: int = 0
+    num_drafts: int = 0
+    lookup: PromptLookup | None = None  # made when drafts could pay
+    block_keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were asked for
+    num_named: int = 0  # of `blocks`, those that the pool has by their keys
+    num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
     finish_reason: FinishReason | None = None
@@ -170,6 +178,12 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def cut(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` generated tokens: drawn in one step with an earlier one that ended the text."""
+        assert 0 <= num_tokens <= self.length - self.prompt_len
+        del self.tokens[self.length - num_tokens :]
+        del self.logprobs[self.length - self.prompt_len :]
 
     @property
     def wants_prompt_logprobs(self) -> bool:

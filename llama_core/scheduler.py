@@ -1,53 +1,69 @@
 """Decides which sequences run next. Knows nothing of tensors, Ray or HTTP.
 
-A step is made in three moves. Growth: a decode that crosses into a new block gets one; when none is free, the sequence
-admitted last is preempted: its blocks are freed and it waits, first in line, to be computed again from its tokens.
-Admission: whoever waits longest gets a slot and blocks for all its known tokens. Selection: one row for each sequence
-under a token budget, those with one token to go (decodes) first, then prompts in chunks of what is left.
+A step is made in three moves under one budget of tokens. Decodes, oldest first: a row for each running sequence that has
+one token to go. One that crosses into a new block gets it; when none is free, the sequence admitted last is preempted: it
+gives its blocks back and waits, first in line, to be computed again from its tokens. Prefills: prompts in chunks of what
+is left. Admission: whoever waits longest gets a slot, blocks for all its known tokens and its first row, as long as there
+is budget, so that its beginning is looked for in the cache when it is needed, not before.
 
 Steps may be pipelined. `schedule` counts a step's tokens as computed and its samples as in flight; `commit` takes the
 outputs in the order of the steps. Ranks run steps in order, so what a sequence frees may be given to the next step at
-once. The row that an ended sequence still has in a later step is wasted, never wrong: `commit` passes over it.
+once, and a block may be shared from the moment when the step that fills it is made. The row that an ended sequence still
+has in a later step is wasted, never wrong: `commit` passes over it.
+
+A sequence whose tokens repeat themselves (`drafting.py`) waits for its output, and its next row carries drafts. `commit`
+keeps the draws up to the first that differs from its draft; each was made from the same tokens as it would have been alone.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from llama_core.batch import Grow, Row, SlotInit, StepInput, StepOutput
-from llama_core.blocks import BlockPool
+from llama_core.batch import Draft, Grow, Row, SlotInit, StepInput, StepOutput
+from llama_core.blocks import BlockId, BlockKey, BlockPool, block_key
+from llama_core.drafting import MAX_DRAFTS_A_ROW, PromptLookup
 from llama_core.errors import NonFiniteLogits, QueueFull
 from llama_core.request import FinishReason, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """max_batch_size: slots. max_step_tokens: tokens of one step. max_waiting: sequences that may wait, None for any number."""
+    """max_batch_size: slots. max_step_tokens: tokens of one step. max_waiting: sequences that may wait, None for any number.
+    max_drafts: proposed tokens of one step, 0 for no speculation."""
 
     max_batch_size: int
     max_step_tokens: int
     eos_id: int
     max_waiting: int | None = None
+    max_drafts: int = 0
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         assert 0 < self.max_batch_size <= self.max_step_tokens, "every running sequence must find room in a step"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a step did for a sequence: `token` is the one it drew, None if it ended without one (end-of-sequence, an error)."""
+class Progress(NamedTuple):
+    """What a step did for a sequence: the tokens it drew, none if it ended without one (end-of-sequence, an error)."""
 
     sequence: Sequence
-    token: int | None
+    tokens: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flight:
-    """A step whose output is still to come: the sequences of all its rows, and of those that sample."""
+    """A step whose output is still to come, and the sequence of each of its rows."""
 
-    step: int
-    sequences: list[Sequence]
-    sampling: list[Sequence]
+    batch: StepInput
+    sequences: list[Sequence] = field(default_factory=list)
+
+    def add(self, seq: Sequence, row: Row) -> None:
+        """Count the row's tokens as computed, without its drafts, and its draw as in flight."""
+        self.batch.rows.append(row)
+        self.sequences.append(seq)
+        seq.scheduled = row.start + row.length - row.num_drafts
+        seq.num_drafts = row.num_drafts
+        seq.inflight += row.samples
 
 
 class Scheduler:
@@ -56,11 +72,15 @@ class Scheduler:
         self.pool = pool
         self.epoch = 0
         self.num_preemptions = 0
+        self.num_prefix_hits = 0  # tokens that were found in the cache instead of computed
+        self.num_drafts = 0  # proposed tokens that came back checked
+        self.num_drafts_accepted = 0
         self._step = 0
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()
-        self._running: OrderedDict[Sequence, None] = OrderedDict()  # in the order of admission
+        self._running: list[Sequence] = []  # in the order of admission
         self._free_slots = list(range(config.max_batch_size - 1, -1, -1))
         self._flights: deque[_Flight] = deque()
+        self._head_lacks_blocks = False  # the first in line was refused, and nothing has been given back since
 
     @property
     def num_waiting(self) -> int:
@@ -106,10 +126,12 @@ class Scheduler:
         if seq.finished:
             return
         seq.finish_reason = reason
-        if seq in self._running:
+        if seq.slot is not None:
             self._vacate(seq)
+            self._running.remove(seq)
         else:
             del self._waiting[seq]
+            self._head_lacks_blocks = False
 
     def restart(self, epoch: int) -> None:
         """The ranks are new and remember nothing: every live sequence starts over from its tokens, in its old order.
@@ -119,128 +141,191 @@ class Scheduler:
         self.epoch = epoch
         self._flights.clear()
         while self._running:
-            self._requeue(next(reversed(self._running)))
+            self._requeue_youngest()
         for seq in self._waiting:
-            seq.inflight = 0
+            seq.inflight = seq.num_drafts = 0
+        self.pool.forget()
 
     # One step.
 
     def schedule(self) -> StepInput | None:
         """The next step, or None when nothing can run before an output comes back, or nothing is left to run."""
-        grow = self._grow_decodes()
-        admitted = self._admit()
-        rows, sequences = self._select()
-        if not rows:
-            assert not admitted and not grow
+        flight = _Flight(StepInput(self.epoch, self._step + 1, rows=[]))
+        prefills, budget = self._add_decodes(flight)
+        for seq in prefills:
+            budget -= self._add_prefill(seq, flight, budget)
+        self._admit(flight, budget)
+        if not flight.sequences:
+            assert not flight.batch.grow, "nothing runs, yet somebody got a block"
             return None
         self._step += 1
-        sampling = [seq for seq, row in zip(sequences, rows, strict=True) if row.samples]
-        self._flights.append(_Flight(self._step, sequences, sampling))
-        return StepInput(self.epoch, self._step, rows, admit=[_slot_init(seq) for seq in admitted], grow=grow)
+        self._flights.append(flight)
+        return flight.batch
 
     def commit(self, output: StepOutput) -> list[Progress]:
         """Take back the oldest step in flight: append its tokens, end what has ended."""
         flight = self._flights.popleft()
-        assert (output.epoch, output.step) == (self.epoch, flight.step), "outputs come in the order of the steps"
-        assert len(output.tokens) == len(flight.sampling)
+        batch = flight.batch
+        assert (output.epoch, output.step) == (self.epoch, batch.step), "outputs come in the order of the steps"
         progress: list[Progress] = []
-        for row, start, values in output.prompt_logprobs:
-            seq = flight.sequences[row]
+        for index, start, values in output.prompt_logprobs:
+            seq = flight.sequences[index]
             assert start <= len(seq.prompt_logprobs), "a position was left out"
             # Another admission may have reported some of these positions already.
             seq.prompt_logprobs += values[max(0, len(seq.prompt_logprobs) - start) :]
             if not seq.finished and seq.prompt_len == seq.max_length and not seq.wants_prompt_logprobs:
                 self.finish(seq, FinishReason.LENGTH)
-                progress.append(Progress(seq, None))
-        non_finite = set(output.non_finite)
-        for i, seq in enumerate(flight.sampling):
-            if seq.finished:
+                progress.append(Progress(seq, []))
+        learns = self._max_drafts_a_row() > 0
+        drafts = iter(batch.drafts)
+        begin = 0  # of the row's draws
+        for row, seq in zip(batch.rows, flight.sequences, strict=True):
+            if not row.samples:
                 continue
-            seq.inflight -= 1
-            token: int | None = output.tokens[i]
-            if i in non_finite:
-                token = None
-                seq.error = NonFiniteLogits("the model computed a value that is not finite for this request")
-                self.finish(seq, FinishReason.ERROR)
-            elif token == self.config.eos_id and not seq.params.ignore_eos:
-                token = None
-                self.finish(seq, FinishReason.STOP)
-            else:
-                assert token is not None
-                seq.tokens.append(token)
-                if output.logprobs and (logprob := output.logprobs[i]) is not None:
-                    seq.logprobs.append(logprob)
-                if seq.length >= seq.max_length:
-                    self.finish(seq, FinishReason.LENGTH)
-            progress.append(Progress(seq, token))
+            end = begin + 1 + row.num_drafts
+            proposed = next(drafts).tokens if row.num_drafts else None
+            if seq.finish_reason is None:
+                num_right = 0
+                if learns or proposed:
+                    num_right = self._compare(seq, proposed, output.tokens[begin:end])
+                progress.append(Progress(seq, self._take(seq, output, begin, num_right)))
+            begin = end
+        assert begin == len(output.tokens)
         return progress
+
+    def _compare(self, seq: Sequence, proposed: list[int] | None, draws: list[int]) -> int:
+        """How many proposed tokens were drawn. Where none were, learn from what could have been."""
+        lookup = seq.lookup = seq.lookup or PromptLookup()
+        guess = proposed or lookup.guess(seq.tokens, 1)
+        num_right = 0
+        while num_right < len(guess) and guess[num_right] == draws[num_right]:
+            num_right += 1
+        lookup.observe(num_right, num_right < len(guess))
+        if proposed is None:
+            return 0
+        self.num_drafts += len(proposed)
+        self.num_drafts_accepted += num_right
+        return num_right
+
+    def _take(self, seq: Sequence, output: StepOutput, begin: int, num_right: int) -> list[int]:
+        """Append a row's draws, of which the first is output.tokens[begin]: as many as had a right draft, and the one after
+        them, unless one of them ends the sequence. Returns what was appended."""
+        taken: list[int] = []
+        reason: FinishReason | None = None
+        for i in range(begin, begin + num_right + 1):
+            token = output.tokens[i]
+            if output.non_finite and i in output.non_finite:
+                seq.error = NonFiniteLogits("the model computed a value that is not finite for this request")
+                reason = FinishReason.ERROR
+                break
+            if token == self.config.eos_id and not seq.params.ignore_eos:
+                reason = FinishReason.STOP
+                break
+            taken.append(token)
+            if output.logprobs and (logprob := output.logprobs[i]) is not None:
+                seq.logprobs.append(logprob)
+        seq.tokens += taken
+        seq.inflight -= 1
+        seq.num_drafts = 0
+        if seq.slot is not None:  # else it was preempted meanwhile, and nothing computed for it counts
+            seq.scheduled += num_right
+        if reason is None and len(seq.tokens) >= seq.max_length:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self.finish(seq, reason)
+        return taken
 
     # The three moves.
 
-    def _grow_decodes(self) -> list[Grow]:
-        grow: list[Grow] = []
-        # Oldest first: a preempted one is never older than the one that needs its blocks.
-        for seq in list(self._running):
-            if seq not in self._running or not _runnable(seq) or _pending(seq) != 1:
+    def _add_decodes(self, flight: _Flight) -> tuple[list[Sequence], int]:
+        """Rows for all that have one token to go. Returns those that have more, and what is left of the step's tokens."""
+        batch, block_size = flight.batch, self.pool.block_size
+        max_drafts = self._max_drafts_a_row()
+        prefills: list[Sequence] = []
+        num_tokens = 0
+        # Oldest first: who is preempted is never older than who needs the blocks, so it is still to come in this loop.
+        for seq in self._running:
+            start, length = seq.scheduled, len(seq.tokens) + seq.inflight
+            if length - start != 1 or length >= seq.max_length or seq.num_drafts:
+                if start < length and not seq.inflight:
+                    prefills.append(seq)
                 continue
-            needed = self.pool.blocks_for(seq.scheduled + 1) - len(seq.blocks)
-            if needed <= 0:
+            drafts: list[int] = []
+            if max_drafts and seq.lookup is not None:
+                drafts = self._propose(seq, seq.lookup, min(max_drafts, seq.max_length - length - 1))
+                if drafts and seq.inflight:
+                    continue  # it is not known yet where its next drafts begin
+            if length > len(seq.blocks) * block_size and not self._grow(seq, length, batch.grow):
                 continue
-            while (blocks := self.pool.try_allocate(needed)) is None:
-                youngest = next(reversed(self._running))
-                self._requeue(youngest)
-                self.num_preemptions += 1
-                if youngest is seq:
-                    break
-            if blocks is not None:
-                assert seq.slot is not None
-                seq.blocks += blocks
-                grow += [Grow(seq.slot, block) for block in blocks]
-        return grow
+            if drafts and not self._grow(seq, length + len(drafts), batch.grow, preempts=False):
+                del drafts[len(seq.blocks) * block_size - length :]
+            assert seq.slot is not None
+            if drafts:
+                batch.drafts.append(Draft(seq.slot, length, drafts))
+            flight.add(seq, Row(seq.slot, start, 1 + len(drafts), True, len(drafts)))
+            num_tokens += 1 + len(drafts)
+        return prefills, self.config.max_step_tokens - num_tokens
 
-    def _admit(self) -> list[Sequence]:
-        admitted: list[Sequence] = []
-        while self._waiting and self._free_slots:
+    def _add_prefill(self, seq: Sequence, flight: _Flight, budget: int) -> int:
+        """A row for as many of the sequence's known tokens as the budget allows. Returns how many."""
+        end = min(seq.length, seq.scheduled + budget)
+        count = end - seq.scheduled
+        if count:
+            assert seq.slot is not None and end <= len(seq.blocks) * self.pool.block_size
+            flight.add(seq, Row(seq.slot, seq.scheduled, count, end == seq.length < seq.max_length))
+            self._name_blocks(seq)
+        return count
+
+    def _admit(self, flight: _Flight, budget: int) -> None:
+        """Slots, blocks and first rows for those who wait longest."""
+        while budget and self._waiting and self._free_slots and not self._head_lacks_blocks:
             seq = next(iter(self._waiting))
             if seq.inflight:  # preempted in mid-step: its next token is still on its way back
-                break
+                return
+            found = self._find_prefix(seq)
+            needed = self.pool.blocks_for(seq.length) - len(found)
             # One block in reserve for each that runs, or the newcomer would be the first to be preempted again.
-            needed = self.pool.blocks_for(seq.length)
-            if needed + len(self._running) > self.pool.num_free and self._running:
-                break
-            blocks = self.pool.try_allocate(needed)
+            blocks = self.pool.try_allocate(needed, shared=found, reserve=len(self._running))
             if blocks is None:
-                break
+                self._head_lacks_blocks = True
+                return
             del self._waiting[seq]
-            seq.blocks = blocks
             seq.slot = self._free_slots.pop()
-            self._running[seq] = None
-            admitted.append(seq)
-        return admitted
+            seq.blocks = found + blocks
+            seq.num_named = len(found)
+            seq.scheduled = len(found) * self.pool.block_size
+            if seq.num_cached is None:
+                seq.num_cached = seq.scheduled
+            self.num_prefix_hits += seq.scheduled
+            self._running.append(seq)
+            flight.batch.admit.append(_slot_init(seq))
+            budget -= self._add_prefill(seq, flight, budget)
 
-    def _select(self) -> tuple[list[Row], list[Sequence]]:
-        runnable = [seq for seq in self._running if _runnable(seq)]
-        decodes = [seq for seq in runnable if _pending(seq) == 1]
-        prefills = [seq for seq in runnable if _pending(seq) > 1]
-        rows: list[Row] = []
-        sequences: list[Sequence] = []
-        budget = self.config.max_step_tokens
-        for seq in decodes + prefills:
-            if budget == 0:
-                break
-            count = min(_pending(seq), budget)
-            end = seq.scheduled + count
-            samples = end == seq.length + seq.inflight and end < seq.max_length
-            assert seq.slot is not None and end <= len(seq.blocks) * self.pool.block_size
-            rows.append(Row(seq.slot, seq.scheduled, count, samples))
-            sequences.append(seq)
-            seq.scheduled = end
-            seq.inflight += samples
-            budget -= count
-        return rows, sequences
+    # Blocks.
 
-    def _requeue(self, seq: Sequence) -> None:
-        """Running -> first in line. Its tokens stay; what was computed from them does not."""
+    def _grow(self, seq: Sequence, end: int, grow: list[Grow], *, preempts: bool = True) -> bool:
+        """Blocks for positions 0 .. end, if need be those of the sequences admitted last. False if there are none to be had:
+        none are free, or it was the last itself."""
+        assert seq.slot is not None
+        slot, needed = seq.slot, self.pool.blocks_for(end) - len(seq.blocks)
+        if needed <= 0:
+            return True
+        self._name_blocks(seq)
+        while (blocks := self.pool.try_allocate(needed)) is None:
+            if not preempts:
+                return False
+            youngest = self._running[-1]
+            self._requeue_youngest()
+            self.num_preemptions += 1
+            if youngest is seq:
+                return False
+        seq.blocks += blocks
+        grow += [Grow(slot, block) for block in blocks]
+        return True
+
+    def _requeue_youngest(self) -> None:
+        """Running -> first in line. Its tokens stay, and its full blocks may still be found when it comes back."""
+        seq = self._running.pop()
         self._vacate(seq)
         seq.scheduled = 0
         self._waiting[seq] = None
@@ -248,23 +333,57 @@ class Scheduler:
 
     def _vacate(self, seq: Sequence) -> None:
         assert seq.slot is not None
+        if seq.finish_reason is FinishReason.ERROR:
+            self.pool.forget(seq.blocks)  # what was computed for it is not to be trusted
+        else:
+            self._name_blocks(seq)
         self.pool.release(seq.blocks)
         self._free_slots.append(seq.slot)
         seq.blocks = []
+        seq.num_named = 0
         seq.slot = None
-        del self._running[seq]
+        self._head_lacks_blocks = False
 
+    def _find_prefix(self, seq: Sequence) -> list[BlockId]:
+        """Blocks that have the sequence's beginning. At least one of its tokens is left: only computing draws the next."""
+        # Logprobs of a prompt come from computing it.
+        if not self.config.prefix_caching or seq.wants_prompt_logprobs:
+            return []
+        return self.pool.find(self._keys(seq, 0, (seq.length - 1) // self.pool.block_size))
 
-def _pending(seq: Sequence) -> int:
-    """Tokens known to the ranks, or about to be, that no step has been given yet."""
-    return seq.length + seq.inflight - seq.scheduled
+    def _name_blocks(self, seq: Sequence) -> None:
+        """Let the sequence's full blocks be found: those of which every token is known, and computed by a step that is made.
+        Drafts are neither."""
+        num_full = min(seq.scheduled, seq.length) // self.pool.block_size
+        if self.config.prefix_caching and num_full > seq.num_named:
+            for i, key in enumerate(self._keys(seq, seq.num_named, num_full), seq.num_named):
+                self.pool.name(seq.blocks[i], key)
+            seq.num_named = num_full
 
+    def _keys(self, seq: Sequence, begin: int, end: int) -> Iterator[BlockKey]:
+        """Keys of the sequence's blocks begin .. end, made when they are asked for and kept."""
+        keys, size = seq.block_keys, self.pool.block_size
+        for i in range(begin, end):
+            if i == len(keys):
+                keys.append(block_key(keys[-1] if keys else b"", seq.tokens[i * size : (i + 1) * size]))
+            yield keys[i]
 
-def _runnable(seq: Sequence) -> bool:
-    """Whether another row makes sense: there is room for another token, or prompt logprobs are still to be computed."""
-    if seq.length + seq.inflight < seq.max_length:
-        return True
-    return seq.wants_prompt_logprobs and seq.scheduled < seq.prompt_len
+    # Drafts.
+
+    def _max_drafts_a_row(self) -> int:
+        """The running sequences share the drafts of a step; 0 when there would be less than 2 for each."""
+        num_running = len(self._running)
+        if not num_running:
+            return 0
+        num_drafts = min(self.config.max_drafts, self.config.max_step_tokens - num_running) // num_running
+        return min(num_drafts, MAX_DRAFTS_A_ROW) if num_drafts > 1 else 0
+
+    def _propose(self, seq: Sequence, lookup: PromptLookup, limit: int) -> list[int]:
+        """Tokens that may well come next; none when checking them would not pay. The end of the sequence is not among them."""
+        drafts = lookup.guess(seq.tokens, count) if (count := lookup.num_worthwhile(limit)) else []
+        if self.config.eos_id in drafts and not seq.params.ignore_eos:
+            del drafts[drafts.index(self.config.eos_id) :]
+        return drafts
 
 
 def _slot_init(seq: Sequence) -> SlotInit:

@@ -7,6 +7,7 @@ from cluster.rank_group import GroupInfo
 from cluster.rank_worker import RankStatus
 from llama_core.batch import StepInput, StepOutput
 from llama_core.errors import LlamaError, RankFailure
+from tests.llama_core.fake_ranks import FakeRanks
 
 EOS = 2
 
@@ -16,10 +17,10 @@ def next_token(prefix: list[int]) -> int:
     return EOS if value % 40 == 0 else 3 + value % 600
 
 
-def continuation(prompt: list[int], max_tokens: int) -> list[int]:
+def continuation(prompt: list[int], max_tokens: int, model: Callable[[list[int]], int] = next_token) -> list[int]:
     """What the fake model generates, by itself."""
     tokens = list(prompt)
-    while len(tokens) < len(prompt) + max_tokens and (token := next_token(tokens)) != EOS:
+    while len(tokens) < len(prompt) + max_tokens and (token := model(tokens)) != EOS:
         tokens.append(token)
     return tokens[len(prompt) :]
 
@@ -28,18 +29,21 @@ class FakeGroup:
     """Implements `deployments.service.Group`. `step_s` is a step's time; `token` may replace the model."""
 
     def __init__(
-        self, *, num_blocks: int = 64, step_s: float = 0.0, token: Callable[[list[int]], int] = next_token
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        step_s: float = 0.0,
+        token: Callable[[list[int]], int] = next_token,
     ) -> None:
         self.num_blocks = num_blocks
         self.step_s = step_s
-        self.token = token
+        self.ranks = FakeRanks(block_size, lambda tokens, seed: token(tokens))
         self.steps: list[StepInput] = []
         self.in_flight = 0
         self.max_in_flight = 0
         self.stopped = False
         self.start_error: LlamaError | None = None
-        self.non_finite_at: tuple[int, int] | None = None  # (slot, position)
-        self._tokens: dict[int, list[int]] = {}
         self._failed: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()
         self._turn = asyncio.Lock()
         self.go = asyncio.Event()
@@ -74,18 +78,7 @@ class FakeGroup:
     async def _compute(self, batch: StepInput) -> StepOutput:
         await asyncio.sleep(self.step_s)
         await self.go.wait()
-        for init in batch.admit:
-            self._tokens[init.slot] = list(init.tokens)
-        drawn, non_finite = [], []
-        for slot, start, length, samples in batch.rows:
-            if samples:
-                tokens = self._tokens[slot]
-                assert start + length == len(tokens)
-                if self.non_finite_at == (slot, len(tokens)):
-                    non_finite.append(len(drawn))
-                tokens.append(self.token(tokens))
-                drawn.append(tokens[-1])
-        return StepOutput(batch.epoch, batch.step, drawn, non_finite=non_finite)
+        return self.ranks.step(batch)
 
     def fail(self, message: str = "rank 1 died") -> None:
         self._failed.set_result(RankFailure(message, rank=1))

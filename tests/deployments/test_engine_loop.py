@@ -27,7 +27,9 @@ async def running(
     depth: int = 2,
     stats: list[StepStats] | None = None,
 ) -> AsyncIterator[EngineLoop]:
-    scheduler = Scheduler(SchedulerConfig(slots, 16, EOS, max_waiting), BlockPool(group.num_blocks, 4))
+    scheduler = Scheduler(
+        SchedulerConfig(slots, 16, EOS, max_waiting), BlockPool(group.num_blocks, group.ranks.block_size)
+    )
     on_step = stats.append if stats is not None else lambda step: None
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100, pipeline_depth=depth, on_step=on_step)
 
@@ -61,7 +63,7 @@ def greedy(max_tokens: int = 20, **changes: object) -> SamplingParams:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 async def test_many_streams_at_once_each_get_their_own_text(depth: int) -> None:
-    group = FakeGroup()
+    group = FakeGroup(block_size=4)
     async with running(group, depth=depth) as loop:
         prompts = [[1, *range(3, 4 + n)] for n in range(20)]
         streams = [loop.submit(prompt, greedy()) for prompt in prompts]
@@ -169,7 +171,7 @@ async def test_what_a_stream_had_before_the_failure_is_still_read() -> None:
 
 async def test_values_that_are_not_finite_end_one_request_and_no_other() -> None:
     group = FakeGroup(token=lambda tokens: 5)
-    group.non_finite_at = (1, 6)
+    group.ranks.non_finite_at = (1, 6)
     stats: list[StepStats] = []
     async with running(group, stats=stats) as loop:
         streams = [loop.submit([1, 3], greedy(10)) for _ in range(3)]
@@ -233,7 +235,7 @@ async def test_a_stall_is_seen_and_idleness_is_none() -> None:
 async def test_ranks_that_fail_and_are_followed_by_others_lose_and_double_nothing() -> None:
     """The seam for recovery: the streams survive the runner; the scheduler starts them over from their tokens."""
     first = FakeGroup(step_s=0.001)
-    loop = EngineLoop(Scheduler(SchedulerConfig(4, 16, EOS), BlockPool(64, 4)), TOKENIZER, max_seq_len=100)
+    loop = EngineLoop(Scheduler(SchedulerConfig(4, 16, EOS), BlockPool(64, 16)), TOKENIZER, max_seq_len=100)
     prompts = [[1, *range(3, 4 + n)] for n in range(9)]
     streams = [loop.submit(prompt, greedy(30)) for prompt in prompts]
     reading = asyncio.gather(*(read(stream) for stream in streams))

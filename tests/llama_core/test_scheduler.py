@@ -1,84 +1,32 @@
 """The scheduler under random requests, aborts, preemptions, pipelining and restarts: nothing leaks, nothing is lost."""
 
-from collections import deque
+from collections import Counter, deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from llama_core.batch import PromptLogprobs, StepInput, StepOutput
-from llama_core.blocks import BlockPool
+from llama_core.batch import StepOutput
+from llama_core.blocks import BlockPool, block_key
 from llama_core.errors import QueueFull
-from llama_core.request import FinishReason, SamplingParams, Sequence, TokenLogprob
+from llama_core.request import FinishReason, SamplingParams, Sequence
 from llama_core.scheduler import Scheduler, SchedulerConfig
-
-EOS = 2
-
-
-def next_token(prefix: list[int]) -> int:
-    """A stand-in for the model: the next token depends on every token before it. About one in twelve is EOS."""
-    value = hash(tuple(prefix)) % 1009
-    return EOS if value % 12 == 0 else 3 + value
-
-
-class FakeRanks:
-    """Remembers slots as a rank does and recomputes nothing that was not sent: a wrong message gives a wrong token."""
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.tokens: dict[int, list[int]] = {}
-        self.blocks: dict[int, list[int]] = {}
-        self.cache: dict[int, tuple[int, int]] = {}  # physical position -> (slot's admission, token)
-        self.admission: dict[int, int] = {}
-        self.prompt_logprobs: dict[int, bool] = {}
-        self.count = 0
-
-    def step(self, batch: StepInput) -> StepOutput:
-        for init in batch.admit:
-            self.count += 1
-            self.tokens[init.slot] = list(init.tokens)
-            self.blocks[init.slot] = list(init.blocks)
-            self.admission[init.slot] = self.count
-            self.prompt_logprobs[init.slot] = init.prompt_logprobs
-        for slot, block in batch.grow:
-            self.blocks[slot].append(block)
-        sampled: list[int] = []
-        prompt_logprobs: list[PromptLogprobs] = []
-        for index, (slot, start, count, samples) in enumerate(batch.rows):
-            tokens = self.tokens[slot]
-            assert start + count <= len(tokens), "a row of tokens that the rank does not know"
-            for position in range(start, start + count):
-                self.cache[self.physical(slot, position)] = (self.admission[slot], tokens[position])
-            for position in range(start + count):
-                assert self.cache[self.physical(slot, position)] == (self.admission[slot], tokens[position])
-            values = [TokenLogprob(float(p), []) for p in range(start + 1, min(start + count + 1, len(tokens)))]
-            if self.prompt_logprobs[slot] and values:
-                prompt_logprobs.append(PromptLogprobs(index, start, values))
-            if samples:
-                assert start + count == len(tokens)
-                tokens.append(next_token(tokens))
-                sampled.append(tokens[-1])
-        return StepOutput(batch.epoch, batch.step, sampled, prompt_logprobs=prompt_logprobs)
-
-    def physical(self, slot: int, position: int) -> int:
-        return self.blocks[slot][position // self.block_size] * self.block_size + position % self.block_size
-
-
-def expected_output(seq: Sequence) -> list[int]:
-    tokens = list(seq.prompt)
-    while len(tokens) < seq.max_length:
-        token = next_token(tokens)
-        if token == EOS and not seq.params.ignore_eos:
-            break
-        tokens.append(token)
-    return tokens[seq.prompt_len :]
+from tests.llama_core.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
 
 def make(
-    num_blocks: int = 8, block_size: int = 4, slots: int = 3, budget: int = 6, max_waiting: int | None = None
+    num_blocks: int = 8,
+    block_size: int = 4,
+    slots: int = 3,
+    budget: int = 6,
+    max_waiting: int | None = None,
+    max_drafts: int = 0,
+    prefix_caching: bool = True,
 ) -> Scheduler:
-    return Scheduler(SchedulerConfig(slots, budget, EOS, max_waiting), BlockPool(num_blocks, block_size))
+    config = SchedulerConfig(slots, budget, EOS, max_waiting, max_drafts, prefix_caching)
+    return Scheduler(config, BlockPool(num_blocks, block_size))
 
 
 def sequence(prompt_len: int, max_new: int, **params: object) -> Sequence:
@@ -135,8 +83,8 @@ def test_preemption_takes_the_youngest_and_costs_no_token() -> None:
     scheduler.add(old)
     scheduler.add(young)
     victims: list[Sequence] = []
-    requeue = scheduler._requeue
-    scheduler._requeue = lambda seq: victims.append(seq) or requeue(seq)  # type: ignore[method-assign,func-returns-value]
+    requeue = scheduler._requeue_youngest
+    scheduler._requeue_youngest = lambda: victims.append(scheduler._running[-1]) or requeue()  # type: ignore[method-assign,func-returns-value]
     run_to_end(scheduler, ranks)
     assert len(victims) == scheduler.num_preemptions > 0
     assert set(victims) == {young}
@@ -185,37 +133,61 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone() -> None:
     batch = scheduler.schedule()
     assert batch is not None
     output = ranks.step(batch)
-    scheduler.commit(StepOutput(output.epoch, output.step, output.tokens, non_finite=[0]))
+    scheduler.commit(replace(output, non_finite=[0]))
     assert bad.finish_reason is FinishReason.ERROR and bad.error is not None
     run_to_end(scheduler, ranks)
     assert good.output == expected_output(good)
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of add, abort, schedule, commit and restart."""
+    """Any order of add, abort, stop, schedule, commit and restart, over prompts that begin alike."""
 
     sequences = Bundle("sequences")
 
     @initialize(
-        num_blocks=st.integers(7, 20), slots=st.integers(1, 4), extra=st.integers(0, 8), depth=st.integers(1, 3)
+        num_blocks=st.integers(7, 20),
+        slots=st.integers(1, 4),
+        extra=st.integers(0, 12),
+        depth=st.integers(1, 3),
+        max_drafts=st.sampled_from([0, 4, 8]),
+        prefix_caching=st.sampled_from([True, True, False]),
+        model=st.sampled_from([arbitrary, repetitive]),
     )
-    def start(self, num_blocks: int, slots: int, extra: int, depth: int) -> None:
+    def start(
+        self, num_blocks: int, slots: int, extra: int, depth: int, max_drafts: int, prefix_caching: bool, model: Model
+    ) -> None:
         self.block_size = 4
-        self.scheduler = make(num_blocks, self.block_size, slots, slots + extra)
-        self.ranks = FakeRanks(self.block_size)
+        self.scheduler = make(
+            num_blocks,
+            self.block_size,
+            slots,
+            slots + extra,
+            max_drafts=max_drafts,
+            prefix_caching=prefix_caching,
+        )
+        self.model = model
+        self.ranks = FakeRanks(self.block_size, model)
         self.flights: deque[StepOutput] = deque()
         self.depth = depth
         self.all: list[Sequence] = []
 
     @rule(
         target=sequences,
-        prompt_len=st.integers(1, 18),
-        max_new=st.integers(0, 10),
+        beginning=st.sampled_from([[], [5] * 9, [*range(10, 19)], [7, 8] * 6]),
+        own=st.lists(st.integers(3, 6), min_size=1, max_size=9),
+        max_new=st.integers(0, 20),
         ignore=st.booleans(),
-        lp=st.booleans(),
+        lp=st.sampled_from([False, False, True]),
+        seed=st.integers(0, 2),
+        oracle=st.booleans(),
     )
-    def add(self, prompt_len: int, max_new: int, ignore: bool, lp: bool) -> Sequence:
-        seq = sequence(prompt_len, max_new, ignore_eos=ignore, prompt_logprobs=lp)
+    def add(
+        self, beginning: list[int], own: list[int], max_new: int, ignore: bool, lp: bool, seed: int, oracle: bool
+    ) -> Sequence:
+        params = SamplingParams(ignore_eos=ignore, prompt_logprobs=lp, logprobs=0, seed=seed)
+        prompt = beginning + own
+        seq = Sequence(prompt, params, min(len(prompt) + max_new, 28))
+        seq.lookup = Oracle(self.model, seed) if oracle else None
         self.scheduler.add(seq)
         self.all.append(seq)
         return seq
@@ -228,6 +200,7 @@ class Machine(RuleBasedStateMachine):
     def schedule(self) -> None:
         if len(self.flights) < self.depth and (batch := self.scheduler.schedule()) is not None:
             assert batch.num_tokens <= self.scheduler.config.max_step_tokens
+            assert batch.num_draws <= self.scheduler.config.max_batch_size + self.scheduler.config.max_drafts
             self.flights.append(self.ranks.step(batch))
 
     @rule()
@@ -235,19 +208,65 @@ class Machine(RuleBasedStateMachine):
         if self.flights:
             self.scheduler.commit(self.flights.popleft())
 
+    @rule(num_steps=st.integers(2, 8))
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.schedule()
+            if len(self.flights) == self.depth:
+                self.commit()
+
+    @rule()
+    def commit_what_completes_a_stop_string(self) -> None:
+        """The first of the tokens that a sequence has gained ends it; the others are taken back."""
+        if self.flights:
+            for seq, tokens in self.scheduler.commit(self.flights.popleft()):
+                if tokens:
+                    seq.cut(len(tokens) - 1)
+                    self.scheduler.finish(seq, FinishReason.STOP)
+                    seq.finish_reason = FinishReason.ABORT  # for the last assertions: it has a beginning of its text
+                    return
+
     @rule()
     def restart(self) -> None:
         self.flights.clear()
-        self.ranks = FakeRanks(self.block_size)
+        self.ranks = FakeRanks(self.block_size, self.model)
         self.scheduler.restart(self.scheduler.epoch + 1)
 
     @invariant()
-    def every_block_and_slot_has_one_owner(self) -> None:
+    def every_block_is_held_as_often_as_sequences_have_it(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        pool, live = self.scheduler.pool, list(self.scheduler.live())
+        holders = Counter(block for seq in live for block in seq.blocks)
+        assert [holders[block] for block in range(pool.num_blocks)] == pool._num_holders
+        assert set(pool._free) == {block for block in range(pool.num_blocks) if not holders[block]}
+        for seq in live:
+            assert len(set(seq.blocks)) == len(seq.blocks)
+            still_written = seq.blocks[seq.scheduled // self.block_size :]
+            assert all(holders[block] == 1 for block in still_written), "a block is written while it is shared"
+
+    @invariant()
+    def a_block_that_can_be_found_has_what_its_key_says(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        pool, size = self.scheduler.pool, self.block_size
+        named = {block: key for block, key in enumerate(pool._key_of) if key is not None}
+        assert {key: block for block, key in named.items()} == pool._block_of
+        for block, key in named.items():
+            tokens = self.ranks.cache[block * size + size - 1]
+            assert len(tokens) % size == 0
+            for i in range(size):
+                assert self.ranks.cache[block * size + i] == tokens[: len(tokens) - size + i + 1]
+            expected = b""
+            for begin in range(0, len(tokens), size):
+                expected = block_key(expected, tokens[begin : begin + size])
+            assert key == expected
+
+    @invariant()
+    def every_slot_has_one_owner(self) -> None:
         if not hasattr(self, "scheduler"):
             return
         live = list(self.scheduler.live())
-        owned = [block for seq in live for block in seq.blocks]
-        assert len(owned) == len(set(owned)) == self.scheduler.pool.num_used
         slots = [seq.slot for seq in live if seq.slot is not None]
         assert len(slots) == len(set(slots)) == self.scheduler.num_running
         assert all(not seq.finished for seq in live)
@@ -260,14 +279,16 @@ class Machine(RuleBasedStateMachine):
         run_to_end(self.scheduler, self.ranks)
         assert self.scheduler.pool.num_used == 0
         for seq in self.all:
+            expected = expected_output(seq, self.model)
             if seq.finish_reason is FinishReason.ABORT:
-                expected = expected_output(seq)
                 assert seq.output == expected[: len(seq.output)]
             else:
-                assert seq.output == expected_output(seq)
+                assert seq.output == expected
                 if seq.params.prompt_logprobs:
                     assert [p.logprob for p in seq.prompt_logprobs] == list(range(1, seq.prompt_len))
+            positions = range(seq.prompt_len, seq.length)
+            assert [p.logprob for p in seq.logprobs] == list(positions), "each token has its own logprob"
 
 
 TestRandomOperations = Machine.TestCase
-TestRandomOperations.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestRandomOperations.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
