@@ -47,6 +47,8 @@ class ServerArgs(BaseModel):
     block_size: Count = Field(16, description="Tokens of one cache block.")
     kv_cache_bytes: Count | None = Field(None, description="Cache memory of one rank.")
     verify_checksums: bool = Field(True, description="Compare every shard with the checksums in it before serving.")
+    speculation: bool = Field(True, description="Check tokens that repeat earlier ones, several in one step.")
+    prefix_caching: bool = Field(True, description="Compute what prompts begin with in common once.")
     cpus_per_rank: Annotated[float, Field(gt=0)] = Field(1.0, description="CPU cores of one rank's bundle.")
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] | None = Field(
         None, description="Of the placement group; PACK if absent."
@@ -97,6 +99,8 @@ class ServerArgs(BaseModel):
             dtype=self.dtype,
             kv_cache_bytes=self.kv_cache_bytes,
             verify_checksums=self.verify_checksums,
+            speculation=self.speculation,
+            prefix_caching=self.prefix_caching,
         )
 
 

@@ -46,6 +46,10 @@ class TokenStream(Protocol):
     def prompt_tokens(self) -> list[int]: ...
     @property
     def prompt_logprobs(self) -> list[TokenLogprob]: ...
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that an earlier request had computed; known once the first delta has arrived."""
+
     def __aiter__(self) -> AsyncIterator[Delta]: ...
     def cancel(self) -> None:
         """Ends the sequence and frees its cache blocks; does nothing when it has ended already."""

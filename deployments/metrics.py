@@ -116,6 +116,13 @@ class Metrics:
         )
         self.rank_failures_count = self._count("rank_failures_count", "Times the rank group failed")
         self.generated_tokens_count = self._count("generated_tokens_count", "New tokens since the start")
+        self.prefix_cache_hit_tokens_count = self._count(
+            "prefix_cache_hit_tokens_count", "Tokens found in the cache instead of computed"
+        )
+        self.draft_tokens_count = self._count("draft_tokens_count", "Proposed tokens that steps have checked")
+        self.draft_tokens_accepted_count = self._count(
+            "draft_tokens_accepted_count", "Proposed tokens that the model would have drawn itself"
+        )
         self.requests_total = self._count(
             "requests_total", "Finished requests, by route and outcome (ok, cancelled or an error's code)",
             ("path", "outcome"),
@@ -147,6 +154,9 @@ class Metrics:
         self.tokens_generated(stats.num_sampled)
         if stats.decode_only:
             self.time_per_decoding_step_ms.observe(stats.elapsed_ms)
+        self.prefix_cache_hit_tokens_count.add(stats.num_prefix_hits)
+        self.draft_tokens_count.add(stats.num_drafts)
+        self.draft_tokens_accepted_count.add(stats.num_drafts_accepted)
         if stats.num_non_finite:
             self.non_finite_logits_count.add(stats.num_non_finite)
         if stats.device_memory_bytes:

@@ -92,10 +92,12 @@ class Reply(ABC):
     def usage(self) -> Json:
         """Tokens so far. A prompt counts once, however many choices it has."""
         num_prompt = sum(len(prompt) for prompt in self._plan.prompts)
+        num_cached = sum(stream.num_cached_tokens for stream in self._streams[:: self._plan.n])
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": self._num_generated,
             "total_tokens": num_prompt + self._num_generated,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
     def _part(self, index: int, delta: Delta) -> Part:

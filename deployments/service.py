@@ -92,6 +92,8 @@ class LlamaService:
                 max_step_tokens=self.config.max_step_tokens,
                 eos_id=self.tokenizer.eos_id,
                 max_waiting=self.args.max_queue,
+                max_drafts=self.config.max_drafts,
+                prefix_caching=self.config.prefix_caching,
             ),
             BlockPool(info.num_blocks, self.config.block_size),
         )
@@ -197,6 +199,9 @@ class LlamaService:
             "requests_running": scheduler.num_running if scheduler else 0,
             "requests_waiting": scheduler.num_waiting if scheduler else 0,
             "preemptions": scheduler.num_preemptions if scheduler else 0,
+            "prefix_cache_hit_tokens": scheduler.num_prefix_hits if scheduler else 0,
+            "draft_tokens": scheduler.num_drafts if scheduler else 0,
+            "draft_tokens_accepted": scheduler.num_drafts_accepted if scheduler else 0,
         }
 
     async def _follow_loading(self, group: Group) -> None:

@@ -66,12 +66,16 @@ class Llama:
         max_step_tokens: int | None = None,
         kv_cache_bytes: int | None = None,
         verify_checksums: bool = True,
+        speculation: bool = True,
+        prefix_caching: bool = True,
     ) -> "Llama":
         """Load a checkpoint of any number of shards on the ranks of this process group: one, or torchrun's.
 
         max_seq_len: prompt + generated tokens of one sequence. max_batch_size: sequences that run at once; more wait their
         turn. model_parallel_size: the number of ranks if it is to be checked. seed: requests without a seed of their own
-        draw from seeds derived from it, in the order of their coming. dtype "auto" is the checkpoint's own.
+        draw from seeds derived from it, in the order of their coming. dtype "auto" is the checkpoint's own. speculation:
+        check several tokens at once where a text repeats itself. prefix_caching: compute what the prompts of one call begin
+        with in common once. Neither changes a token.
         Raises ConfigError, CheckpointError, TokenizerError.
         """
         begin = time.perf_counter()
@@ -93,6 +97,8 @@ class Llama:
             dtype=dtype,
             kv_cache_bytes=kv_cache_bytes,
             verify_checksums=verify_checksums,
+            speculation=speculation,
+            prefix_caching=prefix_caching,
         )
         with tqdm(
             desc=f"rank {parallel.rank} weights",
@@ -232,7 +238,13 @@ class Llama:
         # A scheduler of its own for each call: an exception in one leaves nothing behind for the next.
         config = self.runner.config
         scheduler = Scheduler(
-            SchedulerConfig(config.max_batch_size, config.max_step_tokens, self.tokenizer.eos_id),
+            SchedulerConfig(
+                max_batch_size=config.max_batch_size,
+                max_step_tokens=config.max_step_tokens,
+                eos_id=self.tokenizer.eos_id,
+                max_drafts=config.max_drafts,
+                prefix_caching=config.prefix_caching,
+            ),
             BlockPool(self._num_blocks, config.block_size),
         )
         for seq in sequences:

@@ -44,6 +44,7 @@ class FakeStream:
     ended: bool = False
     num_asked: int = 0  # deltas that its reader has begun to wait for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_cached_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> list[int]:

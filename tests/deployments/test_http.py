@@ -54,6 +54,8 @@ def test_the_openai_package_chats(served: Served, client: openai.OpenAI) -> None
     assert answer.usage.prompt_tokens == len(stream.prompt)
     assert answer.usage.completion_tokens == len(stream.answer)
     assert answer.usage.total_tokens == len(stream.prompt) + len(stream.answer)
+    details = answer.usage.prompt_tokens_details
+    assert details is not None and details.cached_tokens == 0
 
 
 def test_a_streamed_chat_is_the_whole_one_in_pieces(served: Served, client: openai.OpenAI) -> None:

@@ -45,10 +45,12 @@ def test_a_count_starts_at_zero_and_only_grows() -> None:
 
 def test_a_step_counts_its_tokens_and_its_time() -> None:
     metrics = Metrics(in_ray=False)
-    metrics.on_step(step(num_sampled=20))
+    metrics.on_step(step(num_sampled=20, num_prefix_hits=32, num_drafts=7, num_drafts_accepted=5))
     metrics.on_step(step(num_sampled=0, decode_only=False, num_non_finite=1, device_memory_bytes=7))
     seen = samples(metrics)
     assert seen["generated_tokens_count"] == 20
+    assert seen["prefix_cache_hit_tokens_count"] == 32
+    assert (seen["draft_tokens_count"], seen["draft_tokens_accepted_count"]) == (7, 5)
     assert seen["tokens_generated_per_second"] == 2.0
     assert seen["time_per_decoding_step_ms_count"] == 1
     assert seen["time_per_decoding_step_ms_sum"] == 3
