@@ -1,11 +1,9 @@
 """Where the time of a step goes: milliseconds of each part of a step, and the least that each part could take.
 
-A runner that can say it itself has `profile()`: {part: milliseconds a step}, of the steps since it was last asked. For one
-that cannot, forward hooks on the model's modules measure it; what no module does (layout, sampling) is what is left of
-the step.
+A backend that counts its own seconds (`seconds_by_op`) is asked before and after each step. For one that does not,
+forward hooks on the model's modules measure it; what neither names (layout, Python) is what is left of the step.
 """
 
-import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +16,7 @@ from torch import nn
 from benchmarks.in_process import StepFunction, around_steps
 from llama_core.batch import StepInput, StepOutput
 from llama_core.config import ModelConfig
+from llama_core.runner import ModelRunner
 
 EMBEDDING = "embedding"
 NORMS = "norms"
@@ -43,34 +42,46 @@ _PART_OF_MODULE = {
     "feed_forward": FEED_FORWARD,
     "output": VOCABULARY,
 }
+# The native backend's names for the same.
+_PART_OF_OP = {"project q, k, v": QKV, "attend": ATTENTION, "project out": OUT, "logits": VOCABULARY}
 _INSIDE_ATTENTION = (QKV, OUT)
 
 
 @contextmanager
-def dissected(runner: Any, counts: Callable[[StepInput], bool]) -> Iterator[list[dict[str, float]]]:
+def dissected(runner: ModelRunner, counts: Callable[[StepInput], bool]) -> Iterator[list[dict[str, float]]]:
     """Milliseconds of each part of every step that `runner` takes meanwhile and that `counts`."""
     steps: list[dict[str, float]] = []
-    own: Callable[[], Mapping[str, float]] | None = getattr(runner, "profile", None)
-    with contextlib.ExitStack() as stack:
-        taken = {} if own else stack.enter_context(_timed_modules(runner.model, runner.parallel.device))
+    with _clock(runner) as seconds:
 
         def dissect(step: StepFunction, batch: StepInput) -> StepOutput:
-            taken.clear()
-            begin = time.perf_counter()
+            before, begin = seconds(), time.perf_counter()
             output = step(batch)
-            whole = 1e3 * (time.perf_counter() - begin)
-            parts = dict(own()) if own else _of_modules(taken)
+            whole, after = 1e3 * (time.perf_counter() - begin), seconds()
+            parts = {part: 1e3 * (after[part] - before.get(part, 0.0)) for part in after}
             if counts(batch):
                 steps.append(parts | {REST: max(0.0, whole - sum(parts.values()))})
             return output
 
-        stack.enter_context(around_steps(runner, dissect))
-        yield steps
+        with around_steps(runner, dissect):
+            yield steps
+
+
+@contextmanager
+def _clock(runner: ModelRunner) -> Iterator[Callable[[], Mapping[str, float]]]:
+    """A function that says how many seconds have gone into each part so far."""
+    counted: Callable[[], Mapping[str, float]] | None = getattr(runner.backend, "seconds_by_op", None)
+    if counted is not None:
+        yield counted
+        return
+    model = getattr(runner.backend, "model", None)
+    assert isinstance(model, nn.Module), "a backend counts its own seconds, or has a model of modules"
+    with _timed_modules(model, runner.parallel.device) as taken:
+        yield lambda: _of_modules(taken)
 
 
 def _of_modules(taken: Mapping[str, float]) -> dict[str, float]:
-    """Milliseconds by part from seconds by part, where attention's still have its projections' in them."""
-    parts = {part: 1e3 * taken.get(part, 0.0) for part in dict.fromkeys(_PART_OF_MODULE.values())}
+    """Seconds by part, where those of attention as taken still have its projections' in them."""
+    parts = {part: taken.get(part, 0.0) for part in dict.fromkeys(_PART_OF_MODULE.values())}
     parts[ATTENTION] -= sum(parts[part] for part in _INSIDE_ATTENTION)
     return parts
 
@@ -78,19 +89,28 @@ def _of_modules(taken: Mapping[str, float]) -> dict[str, float]:
 def least_bytes(
     config: ModelConfig, weight_bytes: float, cache_bytes: float, rows: int, context: float
 ) -> dict[str, int]:
-    """Bytes that each part must read in a step of `rows` sequences of `context` tokens.
+    """Bytes that each part must read in a step of `rows` sequences of `context` tokens, under every name that it has.
 
     weight_bytes, cache_bytes: of one weight and of one number in the cache.
     """
     kv_dim = config.n_kv_heads * config.head_dim
-    weights = {
+    gate_and_up = config.n_layers * 2 * config.dim * config.hidden_dim
+    counts = {
         QKV: config.n_layers * config.dim * (config.dim + 2 * kv_dim),
         OUT: config.n_layers * config.dim * config.dim,
-        FEED_FORWARD: config.n_layers * 3 * config.dim * config.hidden_dim,
+        FEED_FORWARD: gate_and_up * 3 // 2,
         VOCABULARY: config.dim * config.vocab_size,
     }
-    cached = int(2 * config.n_layers * kv_dim * cache_bytes * rows * context)
-    return {part: int(count * weight_bytes) for part, count in weights.items()} | {ATTENTION: cached}
+    read = {part: int(count * weight_bytes) for part, count in counts.items()}
+    read[ATTENTION] = int(2 * config.n_layers * kv_dim * cache_bytes * rows * context)
+    native = {name: read[part] for name, part in _PART_OF_OP.items()}
+    return read | native | {"gate and up": read[FEED_FORWARD] * 2 // 3, "project down": read[FEED_FORWARD] // 3}
+
+
+def weights_of_a_step(config: ModelConfig) -> int:
+    """Weights that a step of any number of rows reads."""
+    read = least_bytes(config, 1, 0, 0, 0)
+    return sum(read[part] for part in (QKV, OUT, FEED_FORWARD, VOCABULARY))
 
 
 @contextmanager

@@ -11,17 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.bandwidth import BandwidthProbe
-from benchmarks.common import Spread, add_output_option, emit, print_table
-from benchmarks.in_process import (
-    Run,
-    add_model_options,
-    built_llama,
-    bytes_per_token,
-    case_name,
-    model_name,
-    run,
-    vocabulary,
-)
+from benchmarks.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.in_process import Run, built_llama, bytes_per_token, case_name, run, vocabulary
 from benchmarks.workload import Request, random_prompt
 
 PROBE_PASSES = 8

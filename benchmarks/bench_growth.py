@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common import Cell, Spread, add_output_option, emit, print_table
-from benchmarks.in_process import add_model_options, built_llama, case_name, model_name, run, vocabulary
+from benchmarks.common import Cell, Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.in_process import built_llama, case_name, run, vocabulary
 from benchmarks.workload import uniform_batch
 from llama_core import Llama
 

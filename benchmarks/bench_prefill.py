@@ -10,16 +10,8 @@ from typing import Any
 import torch
 
 from benchmarks.bench_limits import matmul_gflops
-from benchmarks.common import Spread, add_output_option, emit, print_table
-from benchmarks.in_process import (
-    add_model_options,
-    built_llama,
-    case_name,
-    model_name,
-    prefill_operations,
-    repeat_runs,
-    vocabulary,
-)
+from benchmarks.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.in_process import built_llama, case_name, prefill_operations, repeat_runs, torch_dtype, vocabulary
 from benchmarks.workload import Request, random_prompt
 
 MATRIX_SIZE = 2048
@@ -34,7 +26,7 @@ def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any
     ) as llama:
         request = Request(random_prompt(options.prompt, vocabulary(llama), seed=3), 1)
         operations = prefill_operations(llama.runner.model_config, options.prompt)
-        peak = matmul_gflops(getattr(torch, llama.runner.report.dtype), MATRIX_SIZE, MATRIX_PASSES)
+        peak = matmul_gflops(torch_dtype(llama), MATRIX_SIZE, MATRIX_PASSES)
         runs = repeat_runs(llama, [request], options.repeats)
         # From the first step's begin to the first token, as a client would wait for it.
         seconds = [prefill.steps[-1].end_s - prefill.steps[0].begin_s for prefill in runs]

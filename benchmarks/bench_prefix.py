@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.common import Spread, add_output_option, emit, print_table
-from benchmarks.in_process import Run, add_model_options, built_llama, case_name, model_name, run, takes, vocabulary
+from benchmarks.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.in_process import Run, built_llama, case_name, run, takes, vocabulary
 from benchmarks.workload import shared_prefix_batch
 from llama_core import Llama
 

@@ -11,8 +11,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.common import Spread, add_output_option, emit, print_table
-from benchmarks.in_process import add_model_options, built_llama, case_name, model_name, run, takes, vocabulary
+from benchmarks.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.in_process import built_llama, case_name, run, takes, vocabulary
 from benchmarks.workload import Request, random_prompt, repetitive_prompt
 
 SWITCH = "speculation"

@@ -3,8 +3,9 @@
     python -m benchmarks.bench_step --ckpt DIRECTORY --rows 1 8 32 --context 128
     python -m benchmarks.bench_step --operators 20      torch's own view: the operators that take longest
 
-The least time of a part is the bytes it must read, at the bandwidth probed around the run: weights once for all rows,
-keys and values for each. A part that also computes much (many rows) cannot reach it.
+The least time of a part is the bytes it must read, at the bandwidth of as many bytes as the whole step reads, probed
+around the runs: weights once for all rows, keys and values for each. Where many rows make a part compute much, it cannot
+reach that.
 """
 
 import argparse
@@ -13,21 +14,12 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.anatomy import BETWEEN, dissected, least_bytes
+from benchmarks.anatomy import ATTENTION, BETWEEN, dissected, least_bytes, weights_of_a_step
 from benchmarks.bandwidth import BandwidthProbe
-from benchmarks.common import Spread, add_output_option, emit, print_table
-from benchmarks.in_process import (
-    add_model_options,
-    built_llama,
-    bytes_per_token,
-    case_name,
-    model_name,
-    run,
-    vocabulary,
-)
+from benchmarks.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.in_process import built_llama, bytes_per_token, case_name, run, torch_dtype, vocabulary
 from benchmarks.workload import Request, uniform_batch
 from llama_core import Llama
 from llama_core.batch import StepInput
@@ -41,18 +33,19 @@ def measure(llama: Llama, options: argparse.Namespace, rows: int) -> dict[str, A
     run(llama, requests)  # builds kernels, touches pages
     repeats: list[dict[str, float]] = []
     plain: list[float] = []
-    with BandwidthProbe(options.threads) as probe:
+    config = llama.runner.model_config
+    weight_bytes = bytes_per_token(llama, 0) / weights_of_a_step(config)  # quantized or not
+    cache_bytes = torch_dtype(llama).itemsize
+    read = least_bytes(config, weight_bytes, cache_bytes, rows, options.context + options.steps / 2)
+    whole = bytes_per_token(llama, 0) + read[ATTENTION]
+    with BandwidthProbe(options.threads, whole) as probe:
         bandwidth = [probe.measure(PROBE_PASSES).gb_s.median]
         for _ in range(options.repeats):
             plain += [step.ms for step in run(llama, requests).decode_steps if step.num_rows == rows]
             repeats.append(_parts(llama, requests))
             bandwidth.append(probe.measure(PROBE_PASSES).gb_s.median)
     gb_s = Spread.of(bandwidth)
-    config = llama.runner.model_config
-    weight_bytes = bytes_per_token(llama, 0) / sum(least_bytes(config, 1, 0, rows, 0).values())  # quantized or not
-    cache_bytes = getattr(torch, llama.runner.report.dtype).itemsize
-    read = least_bytes(config, weight_bytes, cache_bytes, rows, options.context + options.steps / 2)
-    parts = [
+    parts: list[dict[str, Any]] = [
         {
             "part": part,
             "ms": Spread.of(repeat[part] for repeat in repeats),
@@ -60,14 +53,16 @@ def measure(llama: Llama, options: argparse.Namespace, rows: int) -> dict[str, A
             "least_ms": read.get(part, 0) / gb_s.median / 1e6,
         }
         for part in repeats[0]
+        if any(repeat[part] for repeat in repeats)
     ]
     return {
         "rows": rows,
         "context": options.context,
         "parts": parts,
         "step_ms": Spread.of(plain),
-        "least_ms": sum(read.values()) / gb_s.median / 1e6,
-        "memory_gb_s": gb_s,
+        "read_bytes": whole,
+        "least_ms": whole / gb_s.median / 1e6,
+        "gb_s": gb_s,
     }
 
 
@@ -116,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for case in cases:
         print_table(
             f"A decode step of {case['rows']} rows, {model_name(options)} {name}, context {options.context}: "
-            f"{case['step_ms']} ms, least {case['least_ms']:.2f} ms at {case['memory_gb_s']} GB/s",
+            f"{case['step_ms']} ms, least {case['least_ms']:.2f} ms at {case['gb_s']} GB/s",
             ["part", "ms", "MB read", "least ms"],
             [(part["part"], part["ms"], part["read_bytes"] / 1e6, part["least_ms"]) for part in case["parts"]],
         )

@@ -102,6 +102,29 @@ def add_output_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the line of JSON there too, indented")
 
 
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options of what is measured, which in_process.py reads."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--ckpt", type=Path, default=REPOSITORY / "demo", help="directory in Meta's format")
+    group.add_argument("--tokenizer", type=Path, help="tokenizer.model in the checkpoint's directory if absent")
+    group.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
+    group.add_argument("--threads", type=int, help="torch's threads; as many as it takes by itself if absent")
+    group.add_argument("--quantization", help="int8, ...; passed on to Llama.build if given")
+    group.add_argument(
+        "--build",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="other arguments of Llama.build, such as speculation=true; that and prefix_caching are false if absent",
+    )
+
+
+def model_name(options: argparse.Namespace) -> str:
+    """For tables: llama-110m/meta and the like are their directory's name, or its parent's."""
+    path: Path = Path(os.path.abspath(options.ckpt))
+    return path.parent.name if path.name in ("meta", "hf") else path.name
+
+
 def emit(benchmark: str, figures: dict[str, Any], options: argparse.Namespace | None = None) -> dict[str, Any]:
     """Print the result as the last line, one JSON object, and write it to --json. Spreads become objects."""
     result = {"benchmark": benchmark, "command": command_line(), "date": today(), "machine": machine(), **figures}

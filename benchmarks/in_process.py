@@ -7,17 +7,14 @@ import argparse
 import functools
 import gc
 import inspect
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from benchmarks.common import REPOSITORY
 from benchmarks.workload import Request
 from llama_core import Llama
 from llama_core.batch import StepInput, StepOutput
@@ -28,23 +25,6 @@ from llama_core.request import Sequence as LlamaSequence
 # What would change how much is computed: off, unless the command line says otherwise. Peers run without them too.
 _OFF_BY_DEFAULT = ("speculation", "prefix_caching")
 StepFunction = Callable[[StepInput], StepOutput]
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The options that `build_llama` reads."""
-    group = parser.add_argument_group("model")
-    group.add_argument("--ckpt", type=Path, default=REPOSITORY / "demo", help="directory in Meta's format")
-    group.add_argument("--tokenizer", type=Path, help="tokenizer.model in the checkpoint's directory if absent")
-    group.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
-    group.add_argument("--threads", type=int, help="torch's threads; as many as it takes by itself if absent")
-    group.add_argument("--quantization", help="int8, ...; passed on to Llama.build if given")
-    group.add_argument(
-        "--build",
-        nargs="*",
-        default=[],
-        metavar="NAME=VALUE",
-        help="other arguments of Llama.build, such as speculation=true; that and prefix_caching are false if absent",
-    )
 
 
 def build_llama(
@@ -199,14 +179,20 @@ def around_steps(runner: Any, around: Callable[[StepFunction, StepInput], StepOu
 # What a token costs at least.
 
 
+def torch_dtype(llama: Llama) -> torch.dtype:
+    """Of the activations, the cache, and the weights unless they are quantized."""
+    dtype = getattr(torch, llama.runner.report.dtype.split()[0])
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
 def bytes_per_token(llama: Llama, context: float) -> int:
     """Bytes that decoding one token of one sequence reads: every weight but the embedding's, of which it needs one row,
     and the keys and values of `context` tokens."""
-    config, report = llama.runner.model_config, llama.runner.report
-    itemsize: int = getattr(torch, report.dtype).itemsize
+    config, itemsize = llama.runner.model_config, torch_dtype(llama).itemsize
     embedding = config.vocab_size * config.dim * itemsize
     cached = 2 * config.n_layers * config.n_kv_heads * config.head_dim * itemsize
-    return report.weight_bytes - embedding + int(cached * context)
+    return llama.runner.report.weight_bytes - embedding + int(cached * context)
 
 
 def prefill_operations(config: ModelConfig, length: int) -> int:
@@ -218,15 +204,9 @@ def prefill_operations(config: ModelConfig, length: int) -> int:
     return 2 * (config.n_layers * (layer * length + attention) + config.dim * config.vocab_size)
 
 
-def model_name(options: argparse.Namespace) -> str:
-    """For tables: llama-110m/meta and the like are their directory's name, or its parent's."""
-    path: Path = Path(os.path.abspath(options.ckpt))
-    return path.parent.name if path.name in ("meta", "hf") else path.name
-
-
 def case_name(llama: Llama, options: argparse.Namespace) -> str:
     """The key of a case in a result: "bfloat16", or "bfloat16+int8" with weights quantized."""
-    dtype = llama.runner.report.dtype
+    dtype = str(torch_dtype(llama)).removeprefix("torch.")
     return dtype if options.quantization is None else f"{dtype}+{options.quantization}"
 
 

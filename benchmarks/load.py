@@ -1,0 +1,260 @@
+"""A load of streaming requests, and what its clients saw. As light as can be: the client shares the server's cores.
+
+An HTTP session notes when bytes came and keeps them; nothing is decoded before the clock has stopped. The same loop drives
+an engine in this process (`local_engine.py`), so that the two can be compared.
+"""
+
+import asyncio
+import json
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+
+from benchmarks.common import percentile
+from benchmarks.workload import Request
+
+_END_OF_CHUNKS = b"0\r\n\r\n"  # never inside a chunk of events: JSON has no bare line break
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request as its client saw it; times in seconds of time.perf_counter.
+
+    token_times: one for each event that brought a token or more. num_tokens: as the server counts them.
+    """
+
+    began_s: float
+    ended_s: float
+    token_times: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    error: str | None = None
+
+
+class Session(Protocol):
+    """One client, which has one request at a time. `ask` is what the clock covers, `answers` what comes after it."""
+
+    async def ask(self, request: Request) -> None: ...
+    def answers(self) -> list[Answer]: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What became of a load: every answer, and from the first request's start to the last answer's end."""
+
+    answers: list[Answer]
+    seconds: float
+    client_cpu_s: float  # that this process took meanwhile
+
+    def figures(self) -> dict[str, Any]:
+        """Output tokens a second, times to the first token and between two tokens of one answer, in milliseconds.
+
+        Requests that failed count in `failed` and nowhere else. Raises ValueError when all did.
+        """
+        good = [answer for answer in self.answers if answer.error is None and answer.token_times]
+        failed = [answer.error or "no token came" for answer in self.answers if answer not in good]
+        if not good:
+            raise ValueError(f"every request failed: {failed[0] if failed else 'there was none'}")
+        first = [1e3 * (answer.token_times[0] - answer.began_s) for answer in good]
+        gaps = [1e3 * (after - before) for answer in good for before, after in pairwise(answer.token_times)] or [0.0]
+        tokens = sum(answer.num_tokens for answer in good)
+        return {
+            "requests": len(good),
+            "failed": len(failed),
+            "errors": sorted(set(failed))[:3],
+            "seconds": self.seconds,
+            "output_tokens": tokens,
+            "output_tok_s": tokens / self.seconds,
+            "requests_s": len(good) / self.seconds,
+            "ttft_p50_ms": percentile(first, 50),
+            "ttft_p99_ms": percentile(first, 99),
+            "between_p50_ms": percentile(gaps, 50),
+            "between_p99_ms": percentile(gaps, 99),
+            "tokens_per_event": tokens / sum(len(answer.token_times) for answer in good),
+            "client_cpu_cores": self.client_cpu_s / self.seconds,
+        }
+
+
+async def drive(sessions: Sequence[Session], requests: Sequence[Request]) -> Load:
+    """Closed loop: each session takes the next request when its last one has ended."""
+    waiting = iter(requests)
+
+    async def work(session: Session) -> None:
+        for request in waiting:
+            await session.ask(request)
+
+    cpu, begin = time.process_time(), time.perf_counter()
+    await asyncio.gather(*(work(session) for session in sessions))
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    return Load([answer for session in sessions for answer in session.answers()], seconds, cpu)
+
+
+class HttpSession:
+    """Streams completions from an OpenAI-compatible server over one connection, opened again when the server closes it.
+
+    extra: further fields of the request's body. new_connections: one for each request.
+    """
+
+    def __init__(
+        self, base_url: str, model: str, extra: dict[str, Any] | None = None, new_connections: bool = False
+    ) -> None:
+        parts = urlsplit(base_url)
+        assert parts.scheme == "http" and parts.hostname, "a plain http URL"
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._path = parts.path.rstrip("/") + "/v1/completions"
+        self._model = model
+        self._extra = extra or {}
+        self._new_connections = new_connections
+        self._connection: _Connection | None = None
+        self._seen: list[tuple[float, float, list[tuple[float, bytes]]]] = []
+
+    async def ask(self, request: Request) -> None:
+        message = self._message(request)
+        began = time.perf_counter()
+        pieces: list[tuple[float, bytes]] = []
+        try:
+            if self._connection is None or self._connection.closed:
+                loop = asyncio.get_running_loop()
+                _, self._connection = await loop.create_connection(_Connection, self._host, self._port)
+            pieces = await self._connection.exchange(message)
+        except OSError as error:
+            pieces = [(time.perf_counter(), f"HTTP/1.1 000 {error}\r\n\r\n".encode())]
+        self._seen.append((began, time.perf_counter(), pieces))
+        if self._new_connections:
+            await self.close()
+
+    def answers(self) -> list[Answer]:
+        seen, self._seen = self._seen, []
+        return [read_answer(*one) for one in seen]
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _message(self, request: Request) -> bytes:
+        body = json.dumps(
+            {
+                "model": self._model,
+                "prompt": request.prompt,
+                "max_tokens": request.num_output,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                **self._extra,
+            }
+        ).encode()
+        head = (
+            f"POST {self._path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer none\r\nContent-Length: {len(body)}\r\n"
+            f"Connection: {'close' if self._new_connections else 'keep-alive'}\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: a message out, and the pieces of its answer with the times at which they came."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._transport: asyncio.Transport | None = None
+        self._pieces: list[tuple[float, bytes]] = []
+        self._missing: int | None = None  # bytes of a body whose length was stated
+        self._done: asyncio.Future[None] | None = None
+
+    async def exchange(self, message: bytes) -> list[tuple[float, bytes]]:
+        assert self._transport is not None
+        self._pieces, self._missing = [], None
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(message)
+        await self._done
+        return self._pieces
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+
+    def data_received(self, data: bytes) -> None:
+        self._pieces.append((time.perf_counter(), data))
+        if self._missing is not None:
+            self._missing -= len(data)
+        elif len(self._pieces) == 1:
+            head, end, body = data.partition(b"\r\n\r\n")
+            fields = head.lower()
+            if end and b"content-length:" in fields:
+                self._missing = int(fields.split(b"content-length:")[1].split(b"\r\n")[0]) - len(body)
+        if data.endswith(_END_OF_CHUNKS) or (self._missing is not None and self._missing <= 0):
+            self._finish()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        self._finish()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _finish(self) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+
+# Reading what came, after the clock has stopped.
+
+
+def read_answer(began_s: float, ended_s: float, pieces: Sequence[tuple[float, bytes]]) -> Answer:
+    """An HTTP answer of server-sent events, from its bytes and when they came."""
+    raw = b"".join(data for _, data in pieces)
+    head, _, body = raw.partition(b"\r\n\r\n")
+    status = head.split(b"\r\n")[0].split(b" ", 1)[-1].decode(errors="replace")
+    if not status.startswith("200"):
+        return Answer(began_s, ended_s, error=f"HTTP {status}: {body[:200].decode(errors='replace')}".strip())
+    ends = list(accumulate(len(data) for _, data in pieces))
+    token_times: list[float] = []
+    num_tokens, is_whole = None, False
+    for event, position in _events(raw, len(head) + 4, b"chunked" in head.lower()):
+        if event == b"[DONE]":
+            is_whole = True
+            continue
+        said = json.loads(event)
+        if said.get("error"):
+            return Answer(began_s, ended_s, token_times, error=str(said["error"])[:200])
+        if usage := said.get("usage"):
+            num_tokens = usage["completion_tokens"]
+        choices = said.get("choices") or []
+        # A text may be empty where a token is part of a character; an event that only ends the answer has a reason.
+        if choices and (choices[0].get("text") or choices[0].get("finish_reason") is None):
+            token_times.append(pieces[bisect_left(ends, position)][0])
+    if not is_whole:
+        return Answer(began_s, ended_s, token_times, error="the stream ended without [DONE]")
+    return Answer(began_s, ended_s, token_times, len(token_times) if num_tokens is None else num_tokens)
+
+
+def _events(raw: bytes, start: int, is_chunked: bool) -> Iterator[tuple[bytes, int]]:
+    """The data of each event, and how many bytes of `raw` had come when it was whole."""
+    body, place = bytearray(), start
+    borders: list[tuple[int, int]] = []  # (end in body, end in raw) of each chunk
+    while place < len(raw):
+        if not is_chunked:
+            body += raw[place:]
+            borders = [(i + 1, place + i + 1) for i in range(len(body))]
+            break
+        line_end = raw.find(b"\r\n", place)
+        if line_end < 0:
+            break  # cut off
+        size = int(raw[place:line_end].split(b";")[0], 16)
+        begin = line_end + 2
+        body += raw[begin : begin + size]
+        borders.append((len(body), min(begin + size, len(raw))))
+        place = begin + size + 2
+    ends = [end for end, _ in borders]
+    offset = 0
+    while (end := body.find(b"\n\n", offset)) >= 0:
+        data = b"".join(line[5:].strip() for line in bytes(body[offset:end]).split(b"\n") if line.startswith(b"data:"))
+        offset = end + 2
+        if data:
+            yield data, borders[bisect_left(ends, offset)][1]
