@@ -1,0 +1,89 @@
+"""The cache's accounts: what is free, what is shared, what can still be found, and what is reused first."""
+
+import pytest
+
+from llama_core.blocks import BlockPool, block_key
+
+
+def named(pool: BlockPool, num_blocks: int, text: str) -> tuple[list[int], list[bytes]]:
+    """So many blocks in use that can be found, and their keys."""
+    blocks = pool.try_allocate(num_blocks)
+    assert blocks is not None
+    keys = [f"{text}{i}".encode() for i in range(num_blocks)]
+    for block, key in zip(blocks, keys, strict=True):
+        pool.name(block, key)
+    return blocks, keys
+
+
+def test_a_key_stands_for_the_tokens_and_all_before_them() -> None:
+    first, other = block_key(b"", [1, 2]), block_key(b"", [2, 1])
+    assert len({first, other, block_key(first, [1, 2]), block_key(other, [1, 2]), block_key(b"", [1])}) == 5
+    assert block_key(first, [7, 8]) == block_key(block_key(b"", [1, 2]), [7, 8])
+
+
+def test_what_nobody_can_find_is_reused_first_and_then_what_was_given_back_longest_ago() -> None:
+    pool = BlockPool(6, 4)
+    old, old_keys = named(pool, 2, "old")
+    new, new_keys = named(pool, 2, "new")
+    (plain,) = pool.try_allocate(1) or []
+    pool.release(old)
+    pool.release(new)
+    pool.release([plain])
+    assert pool.try_allocate(2) == [plain, 5]
+    assert pool.find(old_keys) == old and pool.find(new_keys) == new
+    assert pool.try_allocate(1) == [old[1]], "the end of a sequence before its beginning, without which it is of no use"
+    assert pool.find(old_keys) == old[:1]
+    assert pool.try_allocate(2) == [old[0], new[1]]
+    assert pool.find(old_keys) == [] and pool.find(new_keys) == new[:1]
+
+
+def test_a_block_is_free_when_its_last_holder_has_given_it_back() -> None:
+    pool = BlockPool(4, 4)
+    blocks, keys = named(pool, 2, "shared")
+    assert pool.try_allocate(1, shared=blocks) is not None
+    assert pool.num_used == 3
+    pool.release(blocks)
+    assert pool.num_used == 3
+    pool.release(blocks)
+    assert pool.num_used == 1 and pool.find(keys) == blocks
+    with pytest.raises(AssertionError, match="too often"):
+        pool.release(blocks)
+
+
+def test_blocks_that_come_back_from_the_free_ones_are_not_handed_out_beside() -> None:
+    pool = BlockPool(4, 4)
+    blocks, _ = named(pool, 3, "found")
+    pool.release(blocks)
+    assert pool.try_allocate(2, shared=blocks) is None, "three of the four free ones are to be shared"
+    assert pool.num_free == 4
+    fresh = pool.try_allocate(1, shared=blocks)
+    assert fresh is not None and not set(fresh) & set(blocks)
+    assert pool.num_free == 0
+
+
+def test_a_reserve_stays_free() -> None:
+    pool = BlockPool(4, 4)
+    assert pool.try_allocate(2, reserve=3) is None and pool.num_free == 4
+    assert pool.try_allocate(2, reserve=2) is not None
+
+
+def test_a_text_that_two_computed_is_found_once() -> None:
+    pool = BlockPool(4, 4)
+    (first,), (key,) = named(pool, 1, "same")
+    (second,) = pool.try_allocate(1) or []
+    pool.name(second, key)
+    assert pool.find([key]) == [first]
+    pool.release([second])
+    assert pool.find([key]) == [first], "the one that lost its name to the other takes nothing with it"
+
+
+def test_what_is_forgotten_is_not_found_whoever_holds_it() -> None:
+    pool = BlockPool(6, 4)
+    held, held_keys = named(pool, 2, "held")
+    free, free_keys = named(pool, 2, "free")
+    pool.release(free)
+    pool.forget(held[:1])
+    assert pool.find(held_keys) == [] and pool.find(held_keys[1:]) == held[1:] and pool.find(free_keys) == free
+    pool.forget()
+    assert pool.find(held_keys[1:]) == [] and pool.find(free_keys) == []
+    assert pool.num_used == 2

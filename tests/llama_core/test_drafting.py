@@ -1,0 +1,75 @@
+"""Prompt lookup: what it guesses, and when it finds guessing worthwhile."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_core.drafting import MAX_DRAFTS_A_ROW, NGRAMS, PromptLookup
+
+tokens_of_few_kinds = st.lists(st.integers(0, 4), max_size=60)
+
+
+def by_search(tokens: list[int], count: int) -> list[int]:
+    """The same by looking through all tokens: the latest occurrence of the longest ending goes on like that."""
+    for n in NGRAMS:
+        for begin in range(len(tokens) - n - 1, -1, -1):
+            if tokens[begin : begin + n] == tokens[len(tokens) - n :]:
+                guess = tokens[begin + n :]
+                while len(guess) < count:
+                    guess = guess + guess
+                return guess[:count]
+    return []
+
+
+@given(tokens_of_few_kinds, st.integers(1, 9))
+def test_a_guess_is_how_the_latest_occurrence_of_the_ending_went_on(tokens: list[int], count: int) -> None:
+    assert PromptLookup().guess(tokens, count) == by_search(tokens, count)
+
+
+@given(tokens_of_few_kinds, st.lists(st.integers(1, 9), max_size=20))
+def test_an_index_that_grew_with_the_text_guesses_as_one_made_at_once(tokens: list[int], pieces: list[int]) -> None:
+    lookup, seen = PromptLookup(), list[int]()
+    for piece in pieces:
+        seen += tokens[len(seen) : len(seen) + piece]
+        assert lookup.guess(seen, 5) == PromptLookup().guess(seen, 5)
+
+
+def test_three_tokens_tell_more_than_two() -> None:
+    assert PromptLookup().guess([1, 2, 3, 40, 9, 2, 3, 50, 1, 2, 3], 1) == [40]
+    assert PromptLookup().guess([1, 2, 3, 40, 9, 2, 3, 50, 7, 2, 3], 1) == [50]
+
+
+def test_a_loop_is_guessed_to_go_on() -> None:
+    assert PromptLookup().guess([5, 6, 7, 5, 6, 7, 5], 8) == [6, 7, 5, 6, 7, 5, 6, 7]
+    assert PromptLookup().guess([9, 9, 9], 4) == [9, 9, 9, 9]
+
+
+def test_a_text_that_never_repeats_is_not_guessed() -> None:
+    lookup = PromptLookup()
+    assert all(lookup.guess(list(range(n)), 3) == [] for n in range(30))
+
+
+def test_a_few_right_guesses_make_drafts_worthwhile_and_wrong_ones_end_it() -> None:
+    lookup = PromptLookup()
+    assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW) == 0, "nothing is known of a text that begins"
+    lookup.observe(4, 0)
+    assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW) > 1
+    lookup.observe(20, 0)
+    assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW) == MAX_DRAFTS_A_ROW
+    lookup.observe(0, 5)
+    assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW) == 0
+    lookup.observe(12, 0)
+    assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW) > 1, "and it may come back"
+
+
+def test_drafts_end_where_their_chance_does() -> None:
+    draw = random.Random(1)
+    lookup = PromptLookup()
+    for _ in range(200):
+        lookup.observe(draw.randrange(4), draw.randrange(2))
+        counts = [lookup.num_worthwhile(limit) for limit in range(9)]
+        assert all(count <= limit for limit, count in enumerate(counts))
+        best = max(counts)
+        assert best == 0 or lookup.chance**best > 0.1
+        assert all(count in (0, min(best, limit)) for limit, count in enumerate(counts))
