@@ -112,17 +112,23 @@ def our_server(args: dict[str, Any], env: dict[str, str] | None = None) -> Itera
 
     Started, not ready: `program.wait_until_answers(url + "/ready")`. It has a Ray cluster of its own.
     """
+    port = free_port()
+    with TemporaryDirectory(prefix="llama-bench-") as directory:
+        config = write_config(Path(directory) / "serve_config.yaml", port, args)
+        command = [sys.executable, "-m", "deployments.up", str(config)]
+        with running(command, {"RAY_ADDRESS": "local"} | (env or {})) as program:
+            yield program, f"http://127.0.0.1:{port}"
+
+
+def write_config(path: Path, port: int, args: dict[str, Any]) -> Path:
+    """serve_config.yaml with another port, and with `args` over its arguments."""
     import yaml  # not in every environment that imports this file
 
     config = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
-    config["http_options"]["port"] = port = free_port()
+    config["http_options"] |= {"host": "127.0.0.1", "port": port}
     config["applications"][0]["args"] |= args
-    with TemporaryDirectory(prefix="llama-bench-") as directory:
-        path = Path(directory) / "serve_config.yaml"
-        path.write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "deployments.up", str(path)]
-        with running(command, {"RAY_ADDRESS": "local"} | (env or {})) as program:
-            yield program, f"http://127.0.0.1:{port}"
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
 def _is_zombie(entry: Path) -> bool:
