@@ -4,6 +4,7 @@ Knows nothing of what is measured. Standard library only, so that a peer's own e
 """
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -137,12 +138,13 @@ def emit(benchmark: str, figures: dict[str, Any], options: argparse.Namespace | 
 
 
 def last_json(output: str) -> dict[str, Any]:
-    """The object that a benchmark printed as its last line. Raises ValueError where there is none."""
-    lines = [line for line in output.splitlines() if line.strip()]
-    if not lines or not lines[-1].startswith("{"):
-        raise ValueError("the output does not end with a line of JSON")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    """The last line that is a JSON object: a peer may log after it. Raises ValueError where there is none."""
+    for line in reversed(output.splitlines()):
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                return found
+    raise ValueError("the output has no line of JSON")
 
 
 # What it ran on.
@@ -198,7 +200,8 @@ def command_line() -> str:
     """How to run this again, without where it ran: `python -m benchmarks.NAME ...`."""
     program = Path(sys.argv[0])
     inside = program.resolve().is_relative_to(REPOSITORY / "benchmarks")
-    name = f"python -m benchmarks.{program.stem}" if inside else program.name
+    module = ".".join(program.resolve().relative_to(REPOSITORY).with_suffix("").parts) if inside else ""
+    name = f"python -m {module}" if inside else program.name
     return " ".join([name, *(shlex.quote(public(argument)) for argument in sys.argv[1:])])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.common import emit, print_table, versions
-from benchmarks.peers.vllm_driver import arguments, figures
+from benchmarks.peers.questions import arguments, figures
 from benchmarks.workload import Request
 
 

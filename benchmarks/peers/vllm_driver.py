@@ -1,17 +1,15 @@
 """vLLM in process: the questions of bench_decode, bench_prefill and bench_offline, asked of its `LLM` class.
 
-    VLLM_ENVIRONMENT/bin/python -m benchmarks.peers.vllm_driver --ckpt HF_DIRECTORY --dtype bfloat16 --question decode
-
-It does not tell when a step ended, so decode is what 128 tokens take longer than the first one.
+VLLM_ENVIRONMENT/bin/python -m benchmarks.peers.vllm_driver --ckpt HF_DIRECTORY --dtype bfloat16 --question decode
 """
 
 import argparse
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from benchmarks.common import Spread, add_output_option, emit, print_table, versions
-from benchmarks.workload import Request, mixed_batch, random_prompt
+from benchmarks.common import emit, print_table, versions
+from benchmarks.peers.questions import arguments, figures
+from benchmarks.workload import Request
 
 
 class Vllm:
@@ -43,42 +41,6 @@ class Vllm:
         generated = [len(output.outputs[0].token_ids) for output in outputs]
         assert generated == [request.num_output for request in requests], "every request gets what it asked for"
         return seconds
-
-
-def figures(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """What one question asks; one run that is not counted goes before."""
-    if options.question == "decode":
-        prompt = random_prompt(options.prompt or 128, options.vocab_size, seed=3)
-        first, whole = [Request(prompt, 1)], [Request(prompt, options.output)]
-        engine.seconds(whole)
-        pairs = [(engine.seconds(first), engine.seconds(whole)) for _ in range(options.repeats)]
-        return {"decode_tok_s": Spread.of((options.output - 1) / (long - short) for short, long in pairs)}
-    if options.question == "prefill":
-        length = options.prompt or 512
-        request = [Request(random_prompt(length, options.vocab_size, seed=3), 1)]
-        engine.seconds(request)
-        return {"prefill_tok_s": Spread.of(length / engine.seconds(request) for _ in range(options.repeats))}
-    batch = mixed_batch(options.requests, options.vocab_size)
-    total = sum(request.num_output for request in batch)
-    engine.seconds(batch)
-    return {"output_tok_s": Spread.of(total / engine.seconds(batch) for _ in range(options.repeats))}
-
-
-def arguments(description: str) -> argparse.ArgumentParser:
-    """The options that every driver has."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--ckpt", required=True, help="directory in Hugging Face's format")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--question", required=True, choices=("decode", "prefill", "offline"))
-    parser.add_argument("--prompt", type=int, help="tokens; 128 for decode and 512 for prefill if absent")
-    parser.add_argument("--output", type=int, default=128, help="tokens of decode")
-    parser.add_argument("--requests", type=int, default=32, help="of offline")
-    parser.add_argument("--vocab-size", type=int, default=32000)
-    parser.add_argument("--max-seq-len", type=int, default=1024)
-    parser.add_argument("--max-batch-size", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=3)
-    add_output_option(parser)
-    return parser
 
 
 def main() -> None:
