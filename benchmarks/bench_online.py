@@ -19,9 +19,11 @@ import uvloop
 from benchmarks.common import Spread, add_model_options, add_output_option, emit, print_table
 from benchmarks.load import HttpSession, Session, drive
 from benchmarks.programs import our_server
+from benchmarks.serve_ours import OFF
 from benchmarks.workload import Request, mixed_batch, uniform_batch
 
 FIGURES = ("output_tok_s", "requests_s", "ttft_p50_ms", "ttft_p99_ms", "between_p50_ms", "between_p99_ms")
+BESIDE = ("decode_tok_s", "tokens_per_event", "client_cpu_cores")  # not in the table of all
 NewSession = Callable[[], Session]
 
 
@@ -54,7 +56,7 @@ async def target(options: argparse.Namespace, max_seq_len: int) -> AsyncIterator
                 "max_seq_len": max_seq_len,
                 "max_batch_size": max(options.concurrency),
             }
-            args |= dict(pair.split("=", 1) for pair in options.server)
+            args |= OFF | dict(pair.split("=", 1) for pair in options.server)
             program, url = stack.enter_context(our_server(args))
             program.wait_until_answers(url + "/ready")
         yield lambda: HttpSession(url, model, json.loads(options.extra), options.new_connections)
@@ -88,8 +90,7 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             ]
             found[str(concurrency)] = {
                 **{name: Spread.of(one[name] for one in runs) for name in FIGURES},
-                "tokens_per_event": Spread.of(one["tokens_per_event"] for one in runs),
-                "client_cpu_cores": Spread.of(one["client_cpu_cores"] for one in runs),
+                **{name: Spread.of(one[name] for one in runs) for name in BESIDE},
                 "requests": count,
                 "failed": sum(one["failed"] for one in runs),
                 "errors": sorted({error for one in runs for error in one["errors"]})[:3],

@@ -110,7 +110,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokenizer", type=Path, help="tokenizer.model in the checkpoint's directory if absent")
     group.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
     group.add_argument("--threads", type=int, help="torch's threads; as many as it takes by itself if absent")
-    group.add_argument("--quantization", help="int8, ...; passed on to Llama.build if given")
+    group.add_argument("--quantization", default="none", help="int8, ...; passed on to Llama.build")
     group.add_argument(
         "--build",
         nargs="*",

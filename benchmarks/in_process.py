@@ -35,7 +35,7 @@ def build_llama(
         torch.set_num_threads(options.threads)
     known = inspect.signature(Llama.build).parameters
     given: dict[str, Any] = {name: False for name in _OFF_BY_DEFAULT if name in known}
-    if options.quantization is not None:
+    if options.quantization != "none":
         given["quantization"] = options.quantization
     for pair in options.build:
         name, _, value = pair.partition("=")
@@ -207,7 +207,7 @@ def prefill_operations(config: ModelConfig, length: int) -> int:
 def case_name(llama: Llama, options: argparse.Namespace) -> str:
     """The key of a case in a result: "bfloat16", or "bfloat16+int8" with weights quantized."""
     dtype = str(torch_dtype(llama)).removeprefix("torch.")
-    return dtype if options.quantization is None else f"{dtype}+{options.quantization}"
+    return dtype if options.quantization == "none" else f"{dtype}+{options.quantization}"
 
 
 def vocabulary(llama: Llama) -> int:

@@ -6,6 +6,7 @@ an engine in this process (`local_engine.py`), so that the two can be compared.
 
 import asyncio
 import json
+import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -74,9 +75,17 @@ class Load:
             "ttft_p99_ms": percentile(first, 99),
             "between_p50_ms": percentile(gaps, 50),
             "between_p99_ms": percentile(gaps, 99),
+            # Of one answer, from its first token to its last: what is generated alone, where there is one client.
+            "decode_tok_s": statistics.median(_decode_tok_s(answer) for answer in good),
             "tokens_per_event": tokens / sum(len(answer.token_times) for answer in good),
             "client_cpu_cores": self.client_cpu_s / self.seconds,
         }
+
+
+def _decode_tok_s(answer: Answer) -> float:
+    """Tokens a second behind the first event, which is taken to have brought one token; 0 where nothing came behind it."""
+    seconds = answer.token_times[-1] - answer.token_times[0]
+    return (answer.num_tokens - 1) / seconds if seconds else 0.0
 
 
 async def drive(sessions: Sequence[Session], requests: Sequence[Request]) -> Load:
