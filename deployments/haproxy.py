@@ -1,5 +1,6 @@
 """How Serve 2.60 is to run HAProxy on a machine where other servers run and other people look: its settings, its command."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -15,6 +16,7 @@ def settings(directory: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{directory}/server-state",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(_write_command(directory)),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),  # Serve's own default is 4, also on fewer cores
         # HAProxy opens these two all the same; their fixed defaults would keep a second server on this machine from starting.
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),

@@ -4,10 +4,15 @@
 
 `serve run` itself submits the configuration and sleeps, whatever becomes of it. Here the same command runs in the main
 thread, and a second one follows the deployment. HAProxy in front of the replicas is on unless RAY_SERVE_ENABLE_HA_PROXY=0.
+
+A cluster of its own is started sooner than `serve run` alone would: without what a single server does not need
+(`own_cluster`), and with steps beside each other that are taken one after another there.
 """
 
 import contextlib
+import importlib
 import json
+import logging
 import os
 import re
 import signal
@@ -41,6 +46,11 @@ class Watch(threading.Thread):
         self.app_name, self.host, self.port = app_name, host, port
         self.failure: str | None = None
         self.stopping = threading.Event()
+
+    def fail(self, failure: str) -> None:
+        """Note why there will be no server, unless that is known or it is being ended."""
+        if self.failure is None and not self.stopping.is_set():
+            self.failure = failure
 
     def run(self) -> None:
         begin, noticed = time.monotonic(), False
@@ -133,24 +143,32 @@ def main() -> None:
     mark = uuid.uuid4().hex
     directory = tempfile.TemporaryDirectory(prefix="llama-haproxy-", ignore_cleanup_errors=True)
     os.environ[MARK] = mark  # every process started from here inherits it
-    # A cluster of its own. Without this Ray would join one that runs here, and Ctrl-C would end all that is served there.
-    os.environ.setdefault("RAY_ADDRESS", "local")
+    # A cluster of its own, unless told otherwise: Ray would join one that runs here, and Ctrl-C end all that is served there.
+    if is_own := os.environ.get("RAY_ADDRESS", "local") == "local":
+        os.environ.pop("RAY_ADDRESS", None)  # `serve run` would look for another cluster there
     os.environ["LLAMA_BANNER"] = "0"  # printed here, without a log line's prefix
     os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
     for name, value in haproxy.settings(Path(directory.name)).items():
         os.environ.setdefault(name, value)
 
     import ray
-    from ray.serve.scripts import cli
+
+    from deployments import own_cluster
 
     watch = Watch(config["applications"][0]["name"], host, port)
     ending = Ending(watch)
+    # Serve's own imports take as long as Ray's processes take to come up.
+    threading.Thread(target=importlib.import_module, args=("ray.serve.scripts",), daemon=True, name="import").start()
     try:
         # As `serve run` would. Before it, because connecting replaces the handler of SIGTERM by one that skips the shutdown.
-        ray.init(namespace="serve")
+        own_cluster.start("serve") if is_own else ray.init(namespace="serve")
         signal.signal(signal.SIGTERM, ending.on_signal)
         signal.signal(signal.SIGINT, ending.on_signal)  # a shell that starts us in the background has it ignored
         watch.start()
+        if is_own:
+            _start_serve_ahead(config, watch)
+        from ray.serve.scripts import cli
+
         cli(["run", sys.argv[1]], standalone_mode=False)
     except (SystemExit, KeyboardInterrupt, click.Abort):  # the last is what click makes of a second Ctrl-C
         pass
@@ -166,6 +184,51 @@ def main() -> None:
         directory.cleanup()
     # `serve run` ends itself with status 0 on whatever went wrong: only being told to end is a success.
     sys.exit(0 if ending.was_told and watch.failure is None else 1)
+
+
+def _start_serve_ahead(config: dict[str, Any], watch: Watch) -> None:
+    """Return as soon as Serve's controller exists. `serve run` deploys to a Serve that it finds, but one that it starts
+    itself it first waits for: until every proxy listens. Meanwhile a worker imports the application that it will build.
+    """
+    import ray
+    from pydantic import ValidationError
+    from ray import serve
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME
+    from ray.serve.schema import ServeDeploySchema
+
+    try:
+        schema = ServeDeploySchema.model_validate(config)
+    except ValidationError:  # `serve run` says what is wrong
+        return
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it would say that it found a Serve, with other options
+    importing = ray.remote(num_cpus=0, max_retries=0)(_import_quietly)
+    for application in schema.applications:
+        if not application.runtime_env:
+            importing.remote(application.import_path)
+
+    def start() -> None:
+        try:
+            serve.start(
+                proxy_location=schema.proxy_location,
+                http_options=schema.http_options.model_dump(),
+                grpc_options=schema.grpc_options.model_dump(),
+            )
+        except Exception as error:
+            watch.fail(f"Serve did not start: {error}")
+
+    starting = threading.Thread(target=start, daemon=True, name="serve")
+    starting.start()
+    while starting.is_alive():
+        with contextlib.suppress(ValueError):  # there is no such actor yet
+            ray.get_actor(SERVE_CONTROLLER_NAME, namespace="serve")
+            return
+        time.sleep(0.01)
+
+
+def _import_quietly(import_path: str) -> None:
+    """In a worker, which Serve gives the task of building the application next. Whatever is wrong shows there."""
+    with contextlib.suppress(Exception):
+        importlib.import_module(import_path.partition(":")[0])
 
 
 class Ending:

@@ -16,12 +16,12 @@ def environment(**changes: str) -> dict[str, str]:
     return inherited | {"PYTHONPATH": str(REPOSITORY)} | changes
 
 
-def seen_by(module: str, timeout_s: float = 240.0) -> dict[str, Any]:
-    """What the program `module` of these tests prints after the word SEEN."""
+def seen_by(module: str, timeout_s: float = 240.0, **changes: str) -> dict[str, Any]:
+    """What the program `module` of these tests, with `changes` in its environment, prints after the word SEEN."""
     finished = subprocess.run(
         [sys.executable, "-m", module],
         cwd=REPOSITORY,
-        env=environment(),
+        env=environment(**changes),
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -79,12 +79,12 @@ inline void score(const Query<T>* queries, const T* const* cells, int head_dim, 
     constexpr int step = Dot<T>::kStep;
     Vec acc[N][C] = {};
     for (int d = 0; d < head_dim; d += step)
-        for (int n = 0; n < N; n++) {
+        UNROLL for (int n = 0; n < N; n++) {
             auto q = Dot<T>::broadcast(queries[n].q + d);
-            for (int c = 0; c < C; c++) acc[n][c] = Dot<T>::add(acc[n][c], cells[c] + d * kCell, q);
+            UNROLL for (int c = 0; c < C; c++) acc[n][c] = Dot<T>::add(acc[n][c], cells[c] + d * kCell, q);
         }
-    for (int n = 0; n < N; n++)
-        for (int c = 0; c < C; c++) store(scores[n] + c * kCell, acc[n][c] * splat(scale));
+    UNROLL for (int n = 0; n < N; n++)
+        UNROLL for (int c = 0; c < C; c++) store(scores[n] + c * kCell, acc[n][c] * splat(scale));
 }
 
 // Adds the values of `count` cells, weighted: sums[n][0 .. 16 D) += sum of weights[n][p] * values[p][..].
@@ -92,92 +92,208 @@ template <class T, int N, int D>
 inline void add_values(const T (*weights)[kChunk], const T* const* cells, int count, int head_dim, float* sums, size_t stride) {
     constexpr int step = Dot<T>::kStep;
     Vec acc[N][D];
-    for (int n = 0; n < N; n++)
-        for (int d = 0; d < D; d++) acc[n][d] = load(sums + n * stride + d * kLanes);
+    UNROLL for (int n = 0; n < N; n++)
+        UNROLL for (int d = 0; d < D; d++) acc[n][d] = load(sums + n * stride + d * kLanes);
     for (int c = 0; c < count; c++)
         for (int p = 0; p < kCell; p += step)
-            for (int n = 0; n < N; n++) {
+            UNROLL for (int n = 0; n < N; n++) {
                 auto weight = Dot<T>::broadcast(weights[n] + c * kCell + p);
                 const T* row = cells[c] + size_t(p) * head_dim;
-                for (int d = 0; d < D; d++) acc[n][d] = Dot<T>::add(acc[n][d], row + d * kLanes * step, weight);
+                UNROLL for (int d = 0; d < D; d++) acc[n][d] = Dot<T>::add(acc[n][d], row + d * kLanes * step, weight);
             }
-    for (int n = 0; n < N; n++)
-        for (int d = 0; d < D; d++) store(sums + n * stride + d * kLanes, acc[n][d]);
+    UNROLL for (int n = 0; n < N; n++)
+        UNROLL for (int d = 0; d < D; d++) store(sums + n * stride + d * kLanes, acc[n][d]);
 }
 
 constexpr int kMaxHeadDim = 512;
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// The running softmax of one query: the greatest score so far, and the sum of e^(score - greatest).
+struct Running {
+    float most = kLowest, total = 0;
+
+    // Takes the scores of `count` cells that begin at position `begin`; a query sees positions up to `last`. Writes their weights,
+    // and returns the factor by which everything before must shrink.
+    template <class T>
+    float take(float* scores, T* weights, int count, int begin, int last) {
+        const int seen = last - begin + 1;
+        Vec highest = splat(kLowest);
+        for (int c = 0; c < count; c++) {
+            float* s = scores + c * kCell;
+            for (int lane = std::max(0, seen - c * kCell); lane < kCell; lane++) s[lane] = kLowest;
+            highest = max(highest, load(s));
+        }
+        const float now = std::max(most, max(highest));
+        Vec sums = Vec{};
+        for (int c = 0; c < count; c++) {
+            Vec weight = exp(load(scores + c * kCell) - splat(now));
+            store(weights + c * kCell, weight);
+            sums += weight;
+        }
+        const float shrink = most == now ? 1.0f : exp(splat(most - now))[0];
+        total = total * shrink + sum(sums);
+        most = now;
+        return shrink;
+    }
+};
+
+// Where the cells of a chunk lie; asks for the values and the next chunk's keys on the way.
+template <class T>
+struct Chunk {
+    int count;
+    const T *keys[kCells], *values[kCells];
+
+    Chunk(const Cache<T>& cache, int layer, int head, const int64_t* table, int head_dim, int begin, int last)
+        : count(cells(begin, last)) {
+        for (int c = 0; c < count; c++) {
+            keys[c] = cache.keys(layer, head, table, begin + c * kCell);
+            values[c] = cache.values(layer, head, table, begin + c * kCell);
+            ask(values[c], head_dim);
+        }
+        for (int c = 0; c < cells(begin + kChunk, last); c++)
+            ask(cache.keys(layer, head, table, begin + kChunk + c * kCell), head_dim);
+    }
+
+  private:
+    static int cells(int begin, int last) { return begin > last ? 0 : std::min(kCells, (last - begin) / kCell + 1); }
+    static void ask(const T* cell, int head_dim) {
+        const char* p = reinterpret_cast<const char*>(cell);
+        for (int line = 0; line < int(kCell * head_dim * sizeof(T)); line += 64) __builtin_prefetch(p + line);
+    }
+};
 
 // N queries of one sequence and one key/value head.
 template <class T, int N>
 void attend(const Query<T>* queries, const Cache<T>& cache, int layer, int head, const int64_t* table, int head_dim, float scale) {
     constexpr int step = Dot<T>::kStep;
-    const float lowest = -std::numeric_limits<float>::infinity();
     alignas(64) float scores[N][kChunk];
     alignas(64) T weights[N][kChunk];
     alignas(64) float sums[N][kMaxHeadDim];
-    float most[N], total[N];
+    Running running[N];
     int last = 0;
     for (int n = 0; n < N; n++) {
         last = std::max(last, queries[n].last);
-        most[n] = lowest;
-        total[n] = 0;
         std::memset(sums[n], 0, head_dim * sizeof(float));
     }
     for (int begin = 0; begin <= last; begin += kChunk) {
-        const int count = std::min(kCells, (last - begin) / kCell + 1);
-        const T *keys[kCells], *values[kCells];
-        for (int c = 0; c < count; c++) {
-            keys[c] = cache.keys(layer, head, table, begin + c * kCell);
-            values[c] = cache.values(layer, head, table, begin + c * kCell);
-            for (int line = 0; line < int(kCell * head_dim * sizeof(T)); line += 64)
-                __builtin_prefetch(reinterpret_cast<const char*>(values[c]) + line);
-        }
-        if (count == kCells)
-            score<T, N, kCells>(queries, keys, head_dim, scale, scores);
+        const Chunk<T> chunk(cache, layer, head, table, head_dim, begin, last);
+        if (chunk.count == kCells)
+            score<T, N, kCells>(queries, chunk.keys, head_dim, scale, scores);
         else
-            for (int c = 0; c < count; c++)
-                score<T, N, 1>(queries, keys + c, head_dim, scale, reinterpret_cast<float(*)[kChunk]>(&scores[0][c * kCell]));
-        if (begin + kChunk <= last)  // the next chunk's keys, while this one's weights are computed
-            for (int c = 0; c < std::min(kCells, (last - begin - kChunk) / kCell + 1); c++) {
-                auto next = reinterpret_cast<const char*>(cache.keys(layer, head, table, begin + kChunk + c * kCell));
-                for (int line = 0; line < int(kCell * head_dim * sizeof(T)); line += 64) __builtin_prefetch(next + line);
-            }
+            for (int c = 0; c < chunk.count; c++)
+                score<T, N, 1>(queries, chunk.keys + c, head_dim, scale, reinterpret_cast<float(*)[kChunk]>(&scores[0][c * kCell]));
         for (int n = 0; n < N; n++) {
-            const int seen = queries[n].last - begin + 1;  // positions of this chunk that the query sees
-            Vec chunk_most = splat(lowest);
-            for (int c = 0; c < count; c++) {
-                float* s = scores[n] + c * kCell;
-                if (seen < (c + 1) * kCell)
-                    for (int lane = std::max(0, seen - c * kCell); lane < kCell; lane++) s[lane] = lowest;
-                chunk_most = max(chunk_most, load(s));
-            }
-            const float now_most = std::max(most[n], max(chunk_most));
-            Vec chunk_total = Vec{};
-            for (int c = 0; c < count; c++) {
-                Vec weight = exp(load(scores[n] + c * kCell) - splat(now_most));
-                store(weights[n] + c * kCell, weight);
-                chunk_total += weight;
-            }
-            const float shrink = exp(splat(most[n] - now_most))[0];
-            total[n] = total[n] * shrink + sum(chunk_total);
-            most[n] = now_most;
+            const float shrink = running[n].take(scores[n], weights[n], chunk.count, begin, queries[n].last);
             if (shrink != 1.0f)
                 for (int d = 0; d < head_dim; d += kLanes) store(sums[n] + d, load(sums[n] + d) * splat(shrink));
         }
         int d = 0;
+        const T* at[kCells];
         for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
-            const T* at[kCells];
-            for (int c = 0; c < count; c++) at[c] = values[c] + d * step;
-            add_values<T, N, 4>(weights, at, count, head_dim, sums[0] + d, kMaxHeadDim);
+            for (int c = 0; c < chunk.count; c++) at[c] = chunk.values[c] + d * step;
+            add_values<T, N, 4>(weights, at, chunk.count, head_dim, sums[0] + d, kMaxHeadDim);
         }
         for (; d < head_dim; d += kLanes) {
-            const T* at[kCells];
-            for (int c = 0; c < count; c++) at[c] = values[c] + d * step;
-            add_values<T, N, 1>(weights, at, count, head_dim, sums[0] + d, kMaxHeadDim);
+            for (int c = 0; c < chunk.count; c++) at[c] = chunk.values[c] + d * step;
+            add_values<T, N, 1>(weights, at, chunk.count, head_dim, sums[0] + d, kMaxHeadDim);
         }
     }
     for (int n = 0; n < N; n++)
-        for (int d = 0; d < head_dim; d += kLanes) store(queries[n].out + d, load(sums[n] + d) * splat(1.0f / total[n]));
+        for (int d = 0; d < head_dim; d += kLanes) store(queries[n].out + d, load(sums[n] + d) * splat(1.0f / running[n].total));
+}
+
+#if defined(LLAMA_AMX)
+constexpr int kTileQueries = 16;
+
+// The same on tiles, for up to 16 queries; head_dim divides by 32. A cell of keys is head_dim / 32 tiles, one of values
+// head_dim / 16 half tiles.
+inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>& cache, int layer, int head, const int64_t* table,
+                         int head_dim, float scale) {
+    alignas(64) bf16 q[kTileQueries][kMaxHeadDim];
+    alignas(64) float scores[kTileQueries][kChunk];
+    alignas(64) bf16 weights[kTileQueries][kChunk];
+    alignas(64) float sums[kTileQueries][kMaxHeadDim];
+    alignas(64) float part[kTileQueries][kChunk];
+    float shrinks[kTileQueries];
+    Running running[kTileQueries];
+    int last = 0;
+    for (int n = 0; n < num; n++) {
+        last = std::max(last, queries[n].last);
+        std::memcpy(static_cast<void*>(q[n]), queries[n].q, head_dim * sizeof(bf16));
+        std::memset(sums[n], 0, head_dim * sizeof(float));
+    }
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; tile++) shapes.rows[tile] = uint8_t(num);  // 0 to 3: sums, 4: queries, 6: weights
+    shapes.rows[5] = 16;                                                    // keys: 16 pairs of dimensions
+    shapes.rows[7] = kCell / 2, shapes.row_bytes[6] = kCell * 2;            // values: 8 pairs of positions
+    shapes.use();
+    for (int begin = 0; begin <= last; begin += kChunk) {
+        const Chunk<bf16> chunk(cache, layer, head, table, head_dim, begin, last);
+        for (int c = 0; c < chunk.count; c++) {
+            _tile_zero(0);
+            for (int d = 0; d < head_dim; d += 32) {
+                _tile_loadd(4, &q[0][d], sizeof q[0]);
+                _tile_loadd(5, chunk.keys[c] + d * kCell, 64);
+                _tile_dpbf16ps(0, 4, 5);
+            }
+            _tile_stored(0, &scores[0][c * kCell], sizeof scores[0]);
+        }
+        for (int n = 0; n < num; n++) {
+            for (int c = 0; c < chunk.count; c++) store(scores[n] + c * kCell, load(scores[n] + c * kCell) * splat(scale));
+            shrinks[n] = running[n].take(scores[n], weights[n], chunk.count, begin, queries[n].last);
+        }
+        asm volatile("" ::"r"(weights) : "memory");  // a tile's load does not say that it reads memory
+        for (int d = 0; d < head_dim; d += 4 * kLanes) {
+            const int tiles = std::min(4, (head_dim - d) / kLanes);
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (int c = 0; c < chunk.count; c++) {
+                const bf16* values = chunk.values[c] + d * 2;
+                const size_t stride = size_t(head_dim) * 4;
+                _tile_loadd(6, &weights[0][c * kCell], sizeof weights[0]);
+                _tile_loadd(7, values, stride);
+                _tile_dpbf16ps(0, 6, 7);
+                _tile_loadd(7, values + 32, stride);
+                _tile_dpbf16ps(1, 6, 7);
+                if (tiles == 4) {
+                    _tile_loadd(7, values + 64, stride);
+                    _tile_dpbf16ps(2, 6, 7);
+                    _tile_loadd(7, values + 96, stride);
+                    _tile_dpbf16ps(3, 6, 7);
+                }
+            }
+            _tile_stored(0, &part[0][0], sizeof part[0]);
+            _tile_stored(1, &part[0][16], sizeof part[0]);
+            _tile_stored(2, &part[0][32], sizeof part[0]);
+            _tile_stored(3, &part[0][48], sizeof part[0]);
+            for (int n = 0; n < num; n++)
+                for (int t = 0; t < tiles; t++) {
+                    float* sum = sums[n] + d + t * kLanes;
+                    store(sum, fma(load(sum), splat(shrinks[n]), load(part[n] + t * kLanes)));
+                }
+        }
+    }
+    for (int n = 0; n < num; n++)
+        for (int d = 0; d < head_dim; d += kLanes) store(queries[n].out + d, load(sums[n] + d) * splat(1.0f / running[n].total));
+    use_tiles();
+}
+#endif
+
+// Any number of queries of one sequence and one key/value head.
+template <class T>
+void attend_all(const Query<T>* queries, int num, const Cache<T>& cache, int layer, int head, const int64_t* table, int head_dim,
+                float scale) {
+#if defined(LLAMA_AMX)
+    if constexpr (std::is_same_v<T, bf16>)
+        if (head_dim % 32 == 0) {
+            for (int n = 0; n < num; n += kTileQueries)
+                attend_tiles(queries + n, std::min(kTileQueries, num - n), cache, layer, head, table, head_dim, scale);
+            return;
+        }
+#endif
+    by_rows<4>(num, false, [&](auto n, auto, int first) { attend<T, n>(queries + first, cache, layer, head, table, head_dim, scale); });
 }
 
 }  // namespace kernels

@@ -142,17 +142,17 @@ class Transformer : public Engine {
         for (int i = 0; i < shape.layers; i++) {
             const Layer& layer = layers_[i];
             add(kNormAttention, i, blocks);
-            add(kProjectQkv, i, layer.qkv.groups() * parts(num_tokens()));
+            add(kProjectQkv, i, tasks_of(layer.qkv, num_tokens()));
             add(kRotate, i, blocks);
             add(kAttend, i, int(spans_.size()) * shape.kv_heads);
             add(kQuantizeAttended, i, shape.int8_weights * blocks);
-            add(kProjectOut, i, layer.out.groups() * parts(num_tokens()));
+            add(kProjectOut, i, tasks_of(layer.out, num_tokens()));
             add(kShareOut, i, shared);
             add(kAddOut, i, shared * blocks);
             add(kNormFfn, i, blocks);
-            add(kGateUp, i, layer.gate_up.groups() * parts(num_tokens()));
+            add(kGateUp, i, tasks_of(layer.gate_up, num_tokens()));
             add(kQuantizeHidden, i, shape.int8_weights * blocks);
-            add(kProjectDown, i, layer.down.groups() * parts(num_tokens()));
+            add(kProjectDown, i, tasks_of(layer.down, num_tokens()));
             add(kShareDown, i, shared);
             add(kAddDown, i, shared * blocks);
         }
@@ -240,9 +240,13 @@ class Transformer : public Engine {
     size_t part_dim() const { return shape.dim / shape.ranks; }
     size_t partial_stride() const { return round_up(shape.dim, kGroup); }
 
-    // Many rows of x are cut so that a part stays in the core's cache while a group of weights passes over it.
-    static constexpr int kPartRows = 128;
-    static int parts(int rows) { return (rows + kPartRows - 1) / kPartRows; }
+    // Many rows of x are cut into parts that stay in a core's cache while the weights pass by.
+    static constexpr size_t kPartBytes = 1 << 20;
+    static int part_rows(const Linear& w) {
+        const size_t row = w.inputs() * (w.format() == Format::kInt8 ? 2 : sizeof(T));
+        return int(std::clamp<size_t>(kPartBytes / row / kMaxRows * kMaxRows, 2 * kMaxRows, 512));
+    }
+    int tasks_of(const Linear& w, int rows) const { return w.groups() * ((rows + part_rows(w) - 1) / part_rows(w)); }
 
     void add(Op op, int layer, int tasks) { program_.push_back({op, layer, tasks}); }
 
@@ -250,7 +254,7 @@ class Transformer : public Engine {
         const int draws = int(draws_.size());
         const bool shared = shape.ranks > 1 && draws;
         add(kNormFinal, 0, (draws + 15) / 16);
-        add(kLogits, 0, head_.groups() * parts(draws));
+        add(kLogits, 0, tasks_of(head_, draws));
         add(kShareLogits, 0, shared);
         add(kJoinLogits, 0, shared && join_logits_ ? draws : 0);
     }
@@ -385,13 +389,13 @@ class Transformer : public Engine {
     void project(const Linear& w, const Rows<T>& x, const Quantized& q, int rows, int task, const Use& use) {
         alignas(64) float out[kMaxRows * kGroup];
         const int g = task % w.groups(), part = task / w.groups();
-        const int end = std::min(rows, (part + 1) * kPartRows);
-        for (int row = part * kPartRows; row < end; row += kMaxRows) {
+        const int begin = part * part_rows(w), end = std::min(rows, begin + part_rows(w));
+        for (int row = begin; row < end; row += kMaxRows) {
             const int count = std::min(kMaxRows, end - row);
             if (shape.int8_weights)
-                w.block(q, row, count, g, out);
+                w.block(q, row, count, g, row == begin, out);
             else
-                w.block(x, row, count, g, out);
+                w.block(x, row, count, g, row == begin, out);
             for (int r = 0; r < count; r++) use(row + r, g, out + r * kGroup);
         }
     }
@@ -504,22 +508,21 @@ class Transformer : public Engine {
         const int kv_head = task % shape.kv_heads, group = shape.heads / shape.kv_heads;
         const float scale = 1.0f / std::sqrt(float(shape.head_dim));
         const bool direct = head_dim_ == shape.head_dim;
-        alignas(64) T spare[4][kernels::kMaxHeadDim];
+        alignas(64) T spare[kBatch][kernels::kMaxHeadDim];
+        Query<T> queries[kBatch];
         const int count = (span.end - span.begin) * group;
-        kernels::by_rows<4>(count, [&](auto n, int first) {
-            Query<T> queries[n];
-            for (int i = 0; i < n; i++) {
+        for (int first = 0; first < count; first += kBatch) {
+            const int num = std::min(kBatch, count - first);
+            auto out = [&](int i) { return attended_[span.begin + (first + i) / group] + (kv_head * group + (first + i) % group) * shape.head_dim; };
+            for (int i = 0; i < num; i++) {
                 const int t = span.begin + (first + i) / group, head = kv_head * group + (first + i) % group;
-                T* out = attended_[t] + head * shape.head_dim;
-                queries[i] = {queries_[t] + head * head_dim_, direct ? out : spare[i], tokens_[t].position};
+                queries[i] = {queries_[t] + head * head_dim_, direct ? out(i) : spare[i], tokens_[t].position};
             }
-            kernels::attend<T, n>(queries, cache_, layer, kv_head, table_of(span.slot), head_dim_, scale);
-            for (int i = 0; i < n && !direct; i++) {
-                const int t = span.begin + (first + i) / group, head = kv_head * group + (first + i) % group;
-                std::memcpy(static_cast<void*>(attended_[t] + head * shape.head_dim), spare[i], shape.head_dim * sizeof(T));
-            }
-        });
+            kernels::attend_all(queries, num, cache_, layer, kv_head, table_of(span.slot), head_dim_, scale);
+            for (int i = 0; i < num && !direct; i++) std::memcpy(static_cast<void*>(out(i)), spare[i], shape.head_dim * sizeof(T));
+        }
     }
+    static constexpr int kBatch = 16;  // queries that go over the keys together
 
     // Rank 0 draws, the others are told: they may differ in the last bit of a logit, if their CPUs do.
 

@@ -126,19 +126,20 @@ struct Quantized {
 enum class Format { kFloat32, kBFloat16, kInt8 };
 
 #if defined(LLAMA_AMX)
-// Asks the kernel for the tile registers (once a process) and shapes this thread's: eight of 16 rows of 64 bytes.
-inline void use_tiles() {
-    struct __attribute__((packed)) {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t column_bytes[16];
-        uint8_t rows[16];
-    } config{};
-    config.palette = 1;
-    for (int i = 0; i < 8; i++) config.column_bytes[i] = 64, config.rows[i] = 16;
-    asm volatile("" ::"r"(&config) : "memory");  // GCC's intrinsic says that it reads 8 bytes of the 64
-    _tile_loadconfig(&config);
-}
+// The eight tile registers' shapes. All of 16 rows of 64 bytes, unless changed.
+struct __attribute__((packed)) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+
+    void use() const {
+        asm volatile("" ::"r"(this) : "memory");  // GCC's intrinsic says that it reads 8 bytes of the 64
+        _tile_loadconfig(this);
+    }
+};
+inline void use_tiles() { TileShapes().use(); }
 inline void release_tiles() { _tile_release(); }
+// Asks the kernel for the registers, once a process.
 inline bool allow_tiles() {
     constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
@@ -201,10 +202,11 @@ class Linear {
         }
     }
 
-    // y of one group for rows <= kMaxRows of x; into `out` [kMaxRows][kGroup].
+    // y of one group for rows <= kMaxRows of x; into `out` [kMaxRows][kGroup]. `first`: the group's weights come from memory, and
+    // those behind them are wanted next.
     template <class T>
-    void block(const Rows<T>& x, size_t row, int rows, int g, float* out) const;
-    void block(const Quantized& x, size_t row, int rows, int g, float* out) const;
+    void block(const Rows<T>& x, size_t row, int rows, int g, bool first, float* out) const;
+    void block(const Quantized& x, size_t row, int rows, int g, bool first, float* out) const;
 
     size_t padded() const { return padded_; }
 
@@ -220,41 +222,44 @@ namespace kernels {
 // How far ahead of its use a stream of weights is asked for. Hardware prefetchers stop at every 4 KiB page.
 constexpr size_t kAhead = 4096;
 inline void prefetch(const char* p) { __builtin_prefetch(p + kAhead); }
+inline void prefetch_tiles(const char* p) {
+    for (size_t line = 0; line < kTiles * kTileBytes; line += 64) prefetch(p + line);
+}
 
-template <int N>
+template <int N, bool Ask>
 void float32(const float* x, size_t stride, const char* weights, size_t inputs, float* out) {
     Vec acc[N][kTiles] = {};
     for (size_t k = 0; k < inputs; k++, weights += kGroup * 4) {
-        if (N == 1)
-            for (int t = 0; t < kTiles; t++) prefetch(weights + t * 64);
+        if (Ask)
+            UNROLL for (int t = 0; t < kTiles; t++) prefetch(weights + t * 64);
         Vec column[kTiles];
-        for (int t = 0; t < kTiles; t++) column[t] = load_as<Vec>(weights + t * 64);
-        for (int r = 0; r < N; r++) {
+        UNROLL for (int t = 0; t < kTiles; t++) column[t] = load_as<Vec>(weights + t * 64);
+        UNROLL for (int r = 0; r < N; r++) {
             Vec value = splat(x[r * stride + k]);
-            for (int t = 0; t < kTiles; t++) acc[r][t] = fma(column[t], value, acc[r][t]);
+            UNROLL for (int t = 0; t < kTiles; t++) acc[r][t] = fma(column[t], value, acc[r][t]);
         }
     }
-    for (int r = 0; r < N; r++)
-        for (int t = 0; t < kTiles; t++) store(out + r * kGroup + t * kLanes, acc[r][t]);
+    UNROLL for (int r = 0; r < N; r++)
+        UNROLL for (int t = 0; t < kTiles; t++) store(out + r * kGroup + t * kLanes, acc[r][t]);
 }
 
-template <int N>
+template <int N, bool Ask>
 void bfloat16(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
     Vec acc[N][kTiles] = {};
     for (size_t step = 0; step < padded / 32; step++, weights += kTiles * kTileBytes)
         for (int pair = 0; pair < 16; pair++) {
-            if (N == 1)
-                for (int t = 0; t < kTiles; t++) prefetch(weights + t * kTileBytes + pair * 64);
-            for (int r = 0; r < N; r++) {
+            if (Ask)
+                UNROLL for (int t = 0; t < kTiles; t++) prefetch(weights + t * kTileBytes + pair * 64);
+            UNROLL for (int r = 0; r < N; r++) {
                 auto value = Dot<bf16>::broadcast(x + r * stride + step * 32 + pair * 2);
-                for (int t = 0; t < kTiles; t++) {
+                UNROLL for (int t = 0; t < kTiles; t++) {
                     auto column = reinterpret_cast<const bf16*>(weights + t * kTileBytes + pair * 64);
                     acc[r][t] = Dot<bf16>::add(acc[r][t], column, value);
                 }
             }
         }
-    for (int r = 0; r < N; r++)
-        for (int t = 0; t < kTiles; t++) store(out + r * kGroup + t * kLanes, acc[r][t]);
+    UNROLL for (int r = 0; r < N; r++)
+        UNROLL for (int t = 0; t < kTiles; t++) store(out + r * kGroup + t * kLanes, acc[r][t]);
 }
 
 // Lane i of the result: acc + the products of four bytes of x and the four weights of output i. Integers: exact in any order.
@@ -279,16 +284,16 @@ inline Vec dequantize(IVec high, IVec low, const Linear& w, int output, float x_
     return exact * load(w.scales() + output) * splat(x_scale);
 }
 
-template <int N>
+template <int N, bool Ask>
 void int8(const uint8_t* high, const uint8_t* low, size_t stride, const float* scale, const Linear& w, int g, float* out) {
     IVec acc_high[N][kTiles] = {}, acc_low[N][kTiles] = {};
     for (size_t step = 0; step < w.padded() / 64; step++) {
         const char* tiles = w.group(g) + step * kTiles * kTileBytes;
         for (int four = 0; four < 16; four++) {
-            if (N == 1)
-                for (int t = 0; t < kTiles; t++) prefetch(tiles + t * kTileBytes + four * 64);
-            for (int r = 0; r < N; r++)
-                for (int t = 0; t < kTiles; t++) {
+            if (Ask)
+                UNROLL for (int t = 0; t < kTiles; t++) prefetch(tiles + t * kTileBytes + four * 64);
+            UNROLL for (int r = 0; r < N; r++)
+                UNROLL for (int t = 0; t < kTiles; t++) {
                     auto weights = reinterpret_cast<const int8_t*>(tiles + t * kTileBytes + four * 64);
                     size_t at = r * stride + step * 64 + four * 4;
                     acc_high[r][t] = add_fours(acc_high[r][t], weights, high + at);
@@ -296,8 +301,8 @@ void int8(const uint8_t* high, const uint8_t* low, size_t stride, const float* s
                 }
         }
     }
-    for (int r = 0; r < N; r++)
-        for (int t = 0; t < kTiles; t++)
+    UNROLL for (int r = 0; r < N; r++)
+        UNROLL for (int t = 0; t < kTiles; t++)
             store(out + r * kGroup + t * kLanes, dequantize(acc_high[r][t], acc_low[r][t], w, g * kGroup + t * kLanes, scale[r]));
 }
 
@@ -305,10 +310,11 @@ void int8(const uint8_t* high, const uint8_t* low, size_t stride, const float* s
 constexpr int kOutBytes = kGroup * 4;  // a row of `out`
 
 // 16 rows: one tile of x by the group's two.
-inline void amx_bfloat16_16(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
+template <bool Ask>
+void amx_bfloat16_16(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
     _tile_zero(0); _tile_zero(1);
     for (size_t step = 0; step < padded / 32; step++, weights += kTiles * kTileBytes) {
-        for (size_t line = 0; line < kTiles * kTileBytes; line += 64) prefetch(weights + line);
+        if (Ask) prefetch_tiles(weights);
         _tile_loadd(4, x + step * 32, stride * 2);
         _tile_loadd(6, weights, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -319,9 +325,11 @@ inline void amx_bfloat16_16(const bf16* x, size_t stride, const char* weights, s
 }
 
 // 32 rows: two tiles of x by the group's two.
-inline void amx_bfloat16_32(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
+template <bool Ask>
+void amx_bfloat16_32(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (size_t step = 0; step < padded / 32; step++, weights += kTiles * kTileBytes) {
+        if (Ask) prefetch_tiles(weights);
         _tile_loadd(4, x + step * 32, stride * 2);
         _tile_loadd(6, weights, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -336,12 +344,13 @@ inline void amx_bfloat16_32(const bf16* x, size_t stride, const char* weights, s
 }
 
 // 16 rows: the group's two tiles against the high and the low bytes.
-inline void amx_int8(const uint8_t* high, const uint8_t* low, size_t stride, const float* scale, const Linear& w, int g, int rows, float* out) {
+template <bool Ask>
+void amx_int8(const uint8_t* high, const uint8_t* low, size_t stride, const float* scale, const Linear& w, int g, int rows, float* out) {
     alignas(64) int32_t sums[2 * kTiles][16][16];
     const char* weights = w.group(g);
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (size_t step = 0; step < w.padded() / 64; step++, weights += kTiles * kTileBytes) {
-        for (size_t line = 0; line < kTiles * kTileBytes; line += 64) prefetch(weights + line);
+        if (Ask) prefetch_tiles(weights);
         _tile_loadd(4, high + step * 64, stride);
         _tile_loadd(5, low + step * 64, stride);
         _tile_loadd(6, weights, 64);
@@ -353,20 +362,24 @@ inline void amx_int8(const uint8_t* high, const uint8_t* low, size_t stride, con
     }
     _tile_stored(0, sums[0], 64); _tile_stored(1, sums[1], 64); _tile_stored(2, sums[2], 64); _tile_stored(3, sums[3], 64);
     for (int r = 0; r < rows; r++)
-        for (int t = 0; t < kTiles; t++) {
+        UNROLL for (int t = 0; t < kTiles; t++) {
             IVec h = load_as<IVec>(sums[2 * t][r]), l = load_as<IVec>(sums[2 * t + 1][r]);
             store(out + r * kGroup + t * 16, dequantize(h, l, w, g * kGroup + t * 16, scale[r]));
         }
 }
 #endif
 
-// Calls kernel<N> for N rows at a time, N <= Most, until all are done.
+// Calls kernel(N, whether to ask for weights ahead, first of these rows) for N rows at a time, N <= Most, until all are done.
 template <int Most, class Kernel>
-void by_rows(int rows, Kernel&& kernel) {
+void by_rows(int rows, bool first, Kernel&& kernel) {
     int r = 0;
-    for (; r + Most <= rows; r += Most) kernel(std::integral_constant<int, Most>(), r);
+    for (; r + Most <= rows; r += Most)
+        if (first && r == 0)
+            kernel(std::integral_constant<int, Most>(), std::true_type(), r);
+        else
+            kernel(std::integral_constant<int, Most>(), std::false_type(), r);
     if constexpr (Most > 1)
-        if (r < rows) by_rows<Most - 1>(rows - r, [&](auto n, int at) { kernel(n, r + at); });
+        if (r < rows) by_rows<Most - 1>(rows - r, first && r == 0, [&](auto n, auto ask, int at) { kernel(n, ask, r + at); });
 }
 
 // Sums fill most of the registers: 24 of AVX-512's 32, 12 of AVX2's 16 (two of which hold a Vec).
@@ -379,35 +392,35 @@ constexpr int kFloatRows = 3, kIntRows = 1;
 }  // namespace kernels
 
 template <>
-inline void Linear::block<float>(const Rows<float>& x, size_t row, int rows, int g, float* out) const {
-    kernels::by_rows<kernels::kFloatRows>(rows, [&](auto n, int r) {
-        kernels::float32<n>(x[row + r], x.stride, group(g), inputs_, out + r * kGroup);
+inline void Linear::block<float>(const Rows<float>& x, size_t row, int rows, int g, bool first, float* out) const {
+    kernels::by_rows<kernels::kFloatRows>(rows, first, [&](auto n, auto ask, int r) {
+        kernels::float32<n, ask>(x[row + r], x.stride, group(g), inputs_, out + r * kGroup);
     });
 }
 
 template <>
-inline void Linear::block<bf16>(const Rows<bf16>& x, size_t row, int rows, int g, float* out) const {
+inline void Linear::block<bf16>(const Rows<bf16>& x, size_t row, int rows, int g, bool first, float* out) const {
 #if defined(LLAMA_AMX)
     // Whole tiles: rows beyond are computed from whatever lies there, and not read.
-    if (rows > 16)
-        kernels::amx_bfloat16_32(x[row], x.stride, group(g), padded_, out);
-    else
-        kernels::amx_bfloat16_16(x[row], x.stride, group(g), padded_, out);
+    auto kernel = rows > 16 ? (first ? kernels::amx_bfloat16_32<true> : kernels::amx_bfloat16_32<false>)
+                            : (first ? kernels::amx_bfloat16_16<true> : kernels::amx_bfloat16_16<false>);
+    kernel(x[row], x.stride, group(g), padded_, out);
 #else
-    kernels::by_rows<kernels::kFloatRows>(rows, [&](auto n, int r) {
-        kernels::bfloat16<n>(x[row + r], x.stride, group(g), padded_, out + r * kGroup);
+    kernels::by_rows<kernels::kFloatRows>(rows, first, [&](auto n, auto ask, int r) {
+        kernels::bfloat16<n, ask>(x[row + r], x.stride, group(g), padded_, out + r * kGroup);
     });
 #endif
 }
 
-inline void Linear::block(const Quantized& x, size_t row, int rows, int g, float* out) const {
+inline void Linear::block(const Quantized& x, size_t row, int rows, int g, bool first, float* out) const {
 #if defined(LLAMA_AMX)
-    for (int r = 0; r < rows; r += 16)
-        kernels::amx_int8(x.high[row + r], x.low[row + r], x.high.stride, x.scale() + row + r, *this, g, std::min(16, rows - r),
-                          out + r * kGroup);
+    for (int r = 0; r < rows; r += 16) {
+        auto kernel = first && r == 0 ? kernels::amx_int8<true> : kernels::amx_int8<false>;
+        kernel(x.high[row + r], x.low[row + r], x.high.stride, x.scale() + row + r, *this, g, std::min(16, rows - r), out + r * kGroup);
+    }
 #else
-    kernels::by_rows<kernels::kIntRows>(rows, [&](auto n, int r) {
-        kernels::int8<n>(x.high[row + r], x.low[row + r], x.high.stride, x.scale() + row + r, *this, g, out + r * kGroup);
+    kernels::by_rows<kernels::kIntRows>(rows, first, [&](auto n, auto ask, int r) {
+        kernels::int8<n, ask>(x.high[row + r], x.low[row + r], x.high.stride, x.scale() + row + r, *this, g, out + r * kGroup);
     });
 #endif
 }

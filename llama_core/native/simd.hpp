@@ -12,6 +12,9 @@
 #include <immintrin.h>
 #endif
 
+// Before a loop over a compile-time count whose variables must all be registers.
+#define UNROLL _Pragma("GCC unroll 16")
+
 namespace llama {
 
 typedef float Vec __attribute__((vector_size(64)));
@@ -34,7 +37,7 @@ inline V load_as(const T* p) {
 
 inline Vec load(const float* p) { return load_as<Vec>(p); }
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-inline Vec splat(float x) { return Vec{} + x; }
+inline Vec splat(float x) { return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 inline Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
@@ -46,20 +49,20 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-inline float sum(Vec v) {
-    float lanes[kLanes];
-    store(lanes, v);
-    for (int half = kLanes / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    return lanes[0];
+// Of all lanes, in a tree: the upper half onto the lower, and again.
+template <class F>
+inline float fold(Vec v, F&& f) {
+    v = f(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
+    v = f(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
+    v = f(v, __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));
+    v = f(v, __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1));
+    return v[0];
 }
-
+inline float sum(Vec v) {
+    return fold(v, [](Vec a, Vec b) { return a + b; });
+}
 inline float max(Vec v) {
-    float lanes[kLanes];
-    store(lanes, v);
-    for (int half = kLanes / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
-    return lanes[0];
+    return fold(v, [](Vec a, Vec b) { return max(a, b); });
 }
 
 // bfloat16: the upper half of a float, rounded to nearest even.

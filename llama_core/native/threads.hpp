@@ -81,16 +81,12 @@ class Team {
   public:
     static constexpr int kMaxTasks = (1 << 18) - 1;
 
-    // `cpus`: one a thread, to which the workers are pinned; empty to leave that to the kernel. Thread 0 is the caller of run.
-    Team(int size, const std::vector<int>& cpus) : size_(size) {
+    // `cpus`: one a thread, to which it is pinned; empty to leave that to the kernel. Thread 0 is the caller of run, pinned while
+    // it runs.
+    Team(int size, const std::vector<int>& cpus) : size_(size), cpus_(cpus) {
         for (int i = 1; i < size; i++) {
             workers_.emplace_back([this, i] { serve(i); });
-            if (!cpus.empty()) {
-                cpu_set_t set;
-                CPU_ZERO(&set);
-                CPU_SET(cpus[i], &set);
-                pthread_setaffinity_np(workers_.back().native_handle(), sizeof set, &set);
-            }
+            if (!cpus.empty()) pin(workers_.back().native_handle(), cpus[i]);
         }
     }
 
@@ -111,10 +107,21 @@ class Team {
         if (!begin_next(-1)) return;
         calls_.fetch_add(1);
         if (sleeping_.load()) futex_wake(&calls_);
+        cpu_set_t before;
+        const bool pinned = !cpus_.empty() && pthread_getaffinity_np(pthread_self(), sizeof before, &before) == 0;
+        if (pinned) pin(pthread_self(), cpus_[0]);
         work(0);
+        if (pinned) pthread_setaffinity_np(pthread_self(), sizeof before, &before);
     }
 
   private:
+    static void pin(pthread_t thread, int cpu) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(cpu, &set);
+        pthread_setaffinity_np(thread, sizeof set, &set);
+    }
+
     // The ticket names the phase that is open and the next of its tasks that nobody has: 28 bits phase, 18 tasks, 18 next.
     // A thread takes a task by exchanging the ticket, so one that comes late finds another phase and touches nothing.
     static uint64_t pack(uint64_t number, uint64_t tasks, uint64_t next) {
@@ -182,6 +189,7 @@ class Team {
     }
 
     const int size_;
+    const std::vector<int> cpus_;
     std::vector<std::thread> workers_;
     Tasks* what_ = nullptr;
     const std::vector<Phase>* phases_ = nullptr;
