@@ -1,0 +1,90 @@
+"""A Ray cluster of this machine alone, for one server: what such a server never uses is neither started nor waited for.
+
+`ray.init()` of Ray 2.60 also starts a dashboard with a process for each of its pages, and waits for it; a monitor for
+the autoscaler of a cluster that cannot grow; and exporters of metrics, whose fixed port makes a second cluster on the
+machine wait four seconds more. Few of these have an option, so `_SmallNode` changes Ray's own class in what it starts.
+LLAMA_DASHBOARD=1 has all of it started as Ray does.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Final
+
+import ray
+import ray._private.node
+import ray._private.ray_constants as names
+import ray._private.utils
+
+# Read by every process of the cluster: no threads that report to a dashboard and to exporters which are not there, and
+# one that serves objects to other nodes in place of one for each core.
+SETTINGS: Final = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_start_python_gc_manager_thread": "0",
+    "RAY_object_manager_rpc_threads_num": "1",
+}
+# Steps and answers go past Ray's object store. By default Ray would reserve three tenths of the machine's memory for it, and
+# complain of a container's small /dev/shm.
+OBJECT_STORE_BYTES: Final = 256 * 2**20
+NOWHERE: Final = b"127.0.0.1:9"  # the discard port
+_REGISTERED_WITHIN_S: Final = 30.0
+
+
+def wants_dashboard() -> bool:
+    return os.environ.get("LLAMA_DASHBOARD", "0") not in ("", "0")
+
+
+def start(namespace: str) -> None:
+    """Start the cluster and connect to it, as `ray.init(address="local")` does."""
+    if wants_dashboard():
+        ray.init(address="local", namespace=namespace)
+        return
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with _replaced(ray._private.node, "Node", _SmallNode):
+        ray.init(address="local", namespace=namespace, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
+
+
+class _SmallNode(ray._private.node.Node):
+    """The node that `ray.init` makes, without dashboard, monitor and exporters."""
+
+    def __init__(self, ray_params: Any, **options: Any) -> None:
+        ray_params.update(no_monitor=True, dashboard_agent_listen_port=0)
+        super().__init__(ray_params, **options)
+
+    def start_head_processes(self) -> None:
+        # Without rotation of their output, of which there is next to none, the agents need no threads that copy it.
+        self.max_bytes = 0
+        super().start_head_processes()  # type: ignore[no-untyped-call]
+
+    def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+        """Not started. The node's agent would ask for its address every second, and log each time that there is none."""
+        address = names.DASHBOARD_ADDRESS.encode()
+        gcs = self.get_gcs_client()  # type: ignore[no-untyped-call]
+        gcs.internal_kv_put(address, NOWHERE, True, names.KV_NAMESPACE_DASHBOARD)
+
+    def start_ray_processes(self) -> None:
+        super().start_ray_processes()  # type: ignore[no-untyped-call]
+        # Ray asks next whether the raylet is there, and asks again only a second later.
+        gcs = self.get_gcs_client()  # type: ignore[no-untyped-call]
+        deadline = time.monotonic() + _REGISTERED_WITHIN_S
+        while not gcs.get_all_node_info() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def start_raylet(self, *arguments: Any, **options: Any) -> None:
+        """As Ray starts it where the dashboard's dependencies are not installed: with an agent that exports nothing."""
+        with _replaced(ray._private.utils, "get_dashboard_dependency_error", lambda: "not wanted"):
+            super().start_raylet(*arguments, **options)
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
