@@ -22,35 +22,40 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, *, prefix: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._num_ids = tokenizer.n_words
         self._held = b""  # the beginning of a valid UTF-8 character
         self._drops_space = tokenizer.leading_space != "keep"  # until the text begins
         self.push(prefix)
 
     def push(self, ids: Sequence[int]) -> str:
         """Text that no later id can change. Raises InvalidParameter for an id outside [0, n_words), taking none."""
-        pieces = self._tokenizer.pieces
-        if not all(0 <= token_id < len(pieces) for token_id in ids):
-            raise InvalidParameter(f"a token id must be an integer from 0 to {len(pieces) - 1}", param="tokens")
-        texts: list[str] = []
         for token_id in ids:
-            text, byte, leads_with_space = pieces[token_id]
-            if byte is not None:
-                texts.append(self._take_byte(byte))
-                continue
-            if self._held:
-                texts.append(self.flush())  # the character is broken off here
-            if self._drops_space and leads_with_space:
+            self._check(token_id)
+        return "".join([self.push_one(token_id) for token_id in ids])
+
+    def push_one(self, token_id: int) -> str:
+        """`push` of a single id; of all that a stream does for a token, this is what it always does."""
+        self._check(token_id)
+        text, byte, leads_with_space = self._tokenizer.pieces[token_id]
+        if byte is not None:
+            return self._take_byte(byte)
+        if self._held:
+            return self.flush() + text  # the character is broken off here
+        if self._drops_space:
+            if leads_with_space:
                 text = text[1:]
                 self._drops_space = self._tokenizer.leading_space == "drop_all"
-            if text:
-                self._drops_space = False
-            texts.append(text)
-        return "".join(texts)
+            self._begun(text)
+        return text
 
     def flush(self) -> str:
         """The rest, after the last id: one U+FFFD for each byte held back."""
         num_bytes, self._held = len(self._held), b""
         return self._begun(REPLACEMENT * num_bytes)
+
+    def _check(self, token_id: int) -> None:
+        if not 0 <= token_id < self._num_ids:
+            raise InvalidParameter(f"a token id must be an integer from 0 to {self._num_ids - 1}", param="tokens")
 
     def _take_byte(self, byte: int) -> str:
         """What one more byte makes certain: nothing, a whole character, or that the bytes before it are none."""
