@@ -3,16 +3,15 @@
 Knows nothing of HTTP, Ray or tensors. `engine_loop.py` implements it; the tests have a fake.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from llama_core.request import FinishReason, SamplingParams, TokenLogprob
 from llama_core.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What a stream has to say at once: the tokens since the last one, and the text that they made certain.
 
     text: the generated tokens decoded on their own, as the reference does, so without a leading space of the very first
@@ -22,7 +21,7 @@ class Delta:
 
     text: str
     tokens: list[int]
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprob] = ()
     finish_reason: FinishReason | None = None
 
 
@@ -37,7 +36,7 @@ class Readiness:
 
 
 class TokenStream(Protocol):
-    """One sequence being continued. Iterating raises the LlamaError that ended it, if one did.
+    """One sequence being continued, for one reader. What a slow reader has not taken reaches it as one delta.
 
     prompt_logprobs: of prompt positions 1, 2, ..., complete once the first delta has arrived.
     """
@@ -50,7 +49,12 @@ class TokenStream(Protocol):
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that an earlier request had computed; known once the first delta has arrived."""
 
-    def __aiter__(self) -> AsyncIterator[Delta]: ...
+    def listen(self, wake: Callable[[], None]) -> None:
+        """`wake` is called when there is something to take: once, until it has been taken, and now if there is already."""
+
+    def take(self) -> Delta | None:
+        """Everything since the last time; None when there is nothing. Raises the LlamaError that ended it, if one did."""
+
     def cancel(self) -> None:
         """Ends the sequence and frees its cache blocks; does nothing when it has ended already."""
 

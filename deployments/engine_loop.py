@@ -8,15 +8,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from deployments.engine import Delta
+from deployments.token_stream import TokenStream
 from llama_core.batch import StepInput, StepOutput, StepRunner
-from llama_core.detokenizer import IncrementalDetokenizer, StopChecker
-from llama_core.errors import EngineError, LlamaError, NonFiniteLogits, NotReady, RequestCancelled
-from llama_core.request import FinishReason, SamplingParams, Sequence, TokenLogprob, check_prompt
+from llama_core.errors import EngineError, NonFiniteLogits, NotReady
+from llama_core.request import FinishReason, SamplingParams, Sequence, check_prompt
 from llama_core.scheduler import Progress, Scheduler
 from llama_core.tokenizer import Tokenizer
 
@@ -44,96 +44,12 @@ class StepStats:
     num_drafts_accepted: int = 0
 
 
-class TokenStream:
-    """What one sequence generates, as it comes: an async iterator of `Delta`, for one reader.
+class _Flight(NamedTuple):
+    """A step that was sent, and its answer to come."""
 
-    The first token can be read as soon as it is there; what comes while the reader is busy reaches it as one delta.
-    """
-
-    def __init__(
-        self, seq: Sequence, tokenizer: Tokenizer, stop: Seq[str], on_cancel: Callable[[Sequence], None]
-    ) -> None:
-        self.sequence = seq
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
-        self._stop = StopChecker(stop)
-        self._on_cancel = on_cancel
-        self._ready = asyncio.Event()
-        self._text: list[str] = []
-        self._num_read = 0  # generated tokens that the reader has
-        self._stopped = False
-        self._error: LlamaError | None = None
-        self._done = False  # the reader has had the last delta
-
-    @property
-    def prompt_tokens(self) -> list[int]:
-        return self.sequence.prompt
-
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprob]:
-        return self.sequence.prompt_logprobs
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self.sequence.finish_reason
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the cache."""
-        return self.sequence.num_cached or 0
-
-    def push(self, tokens: list[int]) -> bool:
-        """Take the tokens that the sequence has gained, none when it ended without. True if its text has reached a stop string;
-        of tokens that came with the one that completed it, those behind it are then taken back."""
-        for num_taken, token in enumerate(tokens, 1):
-            self._extend(self._detokenizer.push([token]))
-            if self._stopped:
-                self.sequence.cut(len(tokens) - num_taken)
-                break
-        if self.sequence.finished and not self._stopped:
-            self._extend(self._detokenizer.flush())
-            if not self._stopped:
-                self._text.append(self._stop.flush())
-        self._ready.set()
-        return self._stopped
-
-    def fail(self, error: LlamaError) -> None:
-        """The reader gets `error` after what it has not read yet."""
-        if self._error is None:
-            self._error = error
-        self._ready.set()
-
-    def cancel(self) -> None:
-        """Leave the engine at once; the sequence's cache blocks are free when this returns. Harmless once it has ended."""
-        self._on_cancel(self.sequence)
-        self.fail(RequestCancelled("the request was cancelled"))
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        if self._done:
-            raise StopAsyncIteration
-        await self._ready.wait()
-        self._ready.clear()
-        seq = self.sequence
-        begin, end = seq.prompt_len + self._num_read, seq.length
-        if self._error is not None and begin == end:
-            self._done = True
-            raise self._error
-        if self._error is not None:
-            self._ready.set()  # the error is for the next read
-        text = "".join(self._text)
-        self._text.clear()
-        finish_reason = seq.finish_reason if self._error is None else None
-        self._done = finish_reason is not None
-        logprobs = seq.logprobs[self._num_read :] if seq.params.logprobs is not None else []
-        self._num_read = end - seq.prompt_len
-        return Delta(text=text, tokens=seq.tokens[begin:end], logprobs=logprobs, finish_reason=finish_reason)
-
-    def _extend(self, text: str) -> None:
-        if text and not self._stopped:
-            emit, self._stopped = self._stop.push(text)
-            self._text.append(emit)
+    batch: StepInput
+    output: asyncio.Task[StepOutput]
+    sent_s: float
 
 
 class EngineLoop:
@@ -192,13 +108,10 @@ class EngineLoop:
         What follows is for the caller to decide: `fail` ends them, or, once other ranks are there, `scheduler.restart` and
         `run` with their runner go on with every stream where it was.
         """
-        flights: deque[asyncio.Task[StepOutput]] = deque()
-        sent: deque[tuple[StepInput, float]] = deque()
+        flights: deque[_Flight] = deque()
         try:
             while True:
-                while len(flights) < self._depth and (batch := self.scheduler.schedule()) is not None:
-                    flights.append(asyncio.ensure_future(runner.step(batch)))
-                    sent.append((batch, time.monotonic()))
+                self._send(runner, flights)
                 if not flights:
                     assert not self.scheduler.has_work, (
                         "work waits, and nothing is under way that could make room for it"
@@ -208,16 +121,19 @@ class EngineLoop:
                     await self._wake.wait()
                     self.last_progress_s = time.monotonic()
                     continue
-                output = await flights[0]
-                flights.popleft()
+                output = await flights[0].output
+                answered = flights.popleft()
                 progress = self.scheduler.commit(output)
-                self._deliver(progress)
                 self.last_progress_s = time.monotonic()
-                self._report(*sent.popleft(), output, progress)
+                # The ranks first: they have their next step before the readers get what the last one brought. What a stop
+                # string ends is seen a step later for it, which wastes a row.
+                self._send(runner, flights)
+                self._deliver(progress)
+                self._report(answered, output, progress)
         finally:
             for flight in flights:
-                flight.cancel()
-            await asyncio.gather(*flights, return_exceptions=True)
+                flight.output.cancel()
+            await asyncio.gather(*(flight.output for flight in flights), return_exceptions=True)
 
     def fail(self, error: EngineError) -> None:
         """End every live request with `error`, once, and refuse new ones with it."""
@@ -240,6 +156,10 @@ class EngineLoop:
     def stalled_s(self) -> float:
         """Seconds since a step completed while work waited; 0 when idle."""
         return time.monotonic() - self.last_progress_s if self._streams else 0.0
+
+    def _send(self, runner: StepRunner, flights: deque[_Flight]) -> None:
+        while len(flights) < self._depth and (batch := self.scheduler.schedule()) is not None:
+            flights.append(_Flight(batch, asyncio.ensure_future(runner.step(batch)), time.monotonic()))
 
     def _cancel(self, seq: Sequence) -> None:
         if self._streams.pop(seq, None) is not None:
@@ -265,8 +185,8 @@ class EngineLoop:
             if seq.finished:
                 self._streams.pop(seq, None)
 
-    def _report(self, batch: StepInput, sent_s: float, output: StepOutput, progress: list[Progress]) -> None:
-        scheduler = self.scheduler
+    def _report(self, flight: _Flight, output: StepOutput, progress: list[Progress]) -> None:
+        scheduler, batch = self.scheduler, flight.batch
         counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
         prefix_hits, drafts, accepted = (now - then for now, then in zip(counts, self._counts, strict=True))
         self._counts = counts
@@ -276,7 +196,7 @@ class EngineLoop:
                 num_tokens=batch.num_tokens,
                 num_sampled=sum(len(update.tokens) for update in progress),
                 elapsed_ms=output.elapsed_ms,
-                round_trip_ms=(time.monotonic() - sent_s) * 1e3,
+                round_trip_ms=(self.last_progress_s - flight.sent_s) * 1e3,
                 num_non_finite=sum(isinstance(update.sequence.error, NonFiniteLogits) for update in progress),
                 device_memory_bytes=output.device_memory_bytes,
                 decode_only=all(row.length == 1 + row.num_drafts for row in batch.rows),

@@ -12,15 +12,18 @@ from typing import Any, Generic, TypeVar
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from deployments.bodies import BodyLimits, parse_json, read_body, validate
-from deployments.choices import Choices, unless_disconnected
+from deployments.choices import Choices
 from deployments.engine import Delta, Engine
+from deployments.interruption import while_connected
 from deployments.logprobs import BOS_NAME, EOS_NAME
 from deployments.metrics import CONTENT_TYPE, Metrics
 from deployments.middleware import RequestScope
 from deployments.openai_format import ChatReply, CompletionReply, Reply
-from deployments.openapi import body_docs, document
+from deployments.openapi import body_docs, document, operation
 from deployments.plan import Plan, check_model, encode_aside, encode_text, plan_chat, plan_completion
 from deployments.playground import playground_response
 from deployments.problems import (
@@ -34,8 +37,8 @@ from deployments.problems import (
 )
 from deployments.request_log import RequestRecord
 from deployments.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
-from deployments.streaming import EventStream, events
-from llama_core.errors import EngineError, LlamaError, NotReady
+from deployments.streaming import EventStream
+from llama_core.errors import EngineError, LlamaError, NotReady, RequestCancelled
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
@@ -48,17 +51,33 @@ class HttpLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Route(Generic[BodyT]):
+class GenerationRoute(Generic[BodyT]):
     """What tells completions from chat completions: the body, what it asks for, how the answer is written."""
 
     path: str
+    summary: str
+    description: str
     body: type[BodyT]
     plan: Callable[[BodyT, dict[str, Any], Engine], Awaitable[Plan]]
     reply: type[Reply]
 
 
-COMPLETIONS = Route("/v1/completions", CompletionBody, plan_completion, CompletionReply)
-CHAT = Route("/v1/chat/completions", ChatBody, plan_chat, ChatReply)
+COMPLETIONS = GenerationRoute(
+    "/v1/completions",
+    "Completions",
+    "Continue each prompt. `max_tokens` is 16 unless given.",
+    CompletionBody,
+    plan_completion,
+    CompletionReply,
+)
+CHAT = GenerationRoute(
+    "/v1/chat/completions",
+    "Chat Completions",
+    "Answer a dialog: optional system message, then user and assistant in turn. May fill the context unless limited.",
+    ChatBody,
+    plan_chat,
+    ChatReply,
+)
 
 
 def build_http_app(
@@ -80,60 +99,68 @@ def build_http_app(
     app.add_middleware(RequestScope, sends_id=sends_request_id)
     app.add_exception_handler(LlamaError, _on_llama_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    _add_generation_routes(app, Generator(engine, metrics, limits))
+    _add_generation_routes(app, engine, metrics, limits)
     _add_model_routes(app, engine, created=int(time.time()))
     _add_tokenizer_routes(app, engine, limits)
     _add_operator_routes(app, engine, metrics)
-    document(app)
+    document(
+        app, {route.path: operation(route.summary, route.description, route.body) for route in (COMPLETIONS, CHAT)}
+    )
     return app
 
 
-class Generator:
-    """One path for both routes, streamed or not."""
+class Generation(Generic[BodyT]):
+    """One of the two generation routes, streamed or not. An ASGI application of its own below the router: what FastAPI does for
+    a function of a request costs as much as everything here.
+    """
 
-    def __init__(self, engine: Engine, metrics: Metrics, limits: HttpLimits) -> None:
+    def __init__(self, route: GenerationRoute[BodyT], engine: Engine, metrics: Metrics, limits: HttpLimits) -> None:
+        self.route = route
         self._engine, self._metrics, self._limits = engine, metrics, limits
 
-    async def answer(self, request: Request, route: Route[BodyT]) -> Response:
-        record = RequestRecord(self._metrics, route.path, request.state.request_id)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = RequestRecord(self._metrics, self.route.path, scope["state"]["request_id"])
         choices: Choices | None = None
+        stream: EventStream | None = None
         try:
-            check_ready(self._engine)
-            raw = parse_json(await read_body(request, self._limits.body))
-            plan = await route.plan(validate(route.body, raw), raw, self._engine)
+            plan = await self._plan(Request(scope, receive))
             record.planned(plan)
             choices = Choices(self._engine, plan)
-            return await unless_disconnected(request.receive, self._generate(choices, plan, route.reply, record))
+            reply = self.route.reply(self._engine, plan, choices.streams)
+            async with while_connected(receive) as ending:
+                if plan.stream:
+                    limits = self._limits
+                    stream = EventStream(
+                        choices, reply, record, ping_s=limits.ping_s, send_timeout_s=limits.send_timeout_s
+                    )
+                    await stream.run(send, ending)
+                    return
+                answer = await _whole(choices, reply, record)
+            await answer(scope, receive, send)
         except BaseException as error:
-            if choices is not None:  # also where a response was made that nobody will send
-                choices.cancel()
             record.failed(error)
-            raise
-
-    async def _generate(self, choices: Choices, plan: Plan, kind: type[Reply], record: RequestRecord) -> Response:
-        handed_over = False
-
-        def close() -> None:
-            choices.cancel()
+            if not (isinstance(error, RequestCancelled) and stream is not None and stream.has_started):
+                raise
+        finally:
+            if choices is not None:
+                choices.cancel()
             record.closed()
 
-        try:
-            choices.start()
-            reply = kind(self._engine, plan, choices.streams)
-            if plan.stream:
-                await choices.first(self._limits.ping_s)
-                handed_over = True
-                body = events(choices, reply, record, self._limits.ping_s)
-                return EventStream(body, close, self._limits.send_timeout_s)
-            deltas: list[list[Delta]] = [[] for _ in choices.streams]
-            while choices.num_open and (item := await choices.next()) is not None:
-                record.delta(item[1])
-                deltas[item[0]].append(item[1])
-            record.succeeded()
-            return json_response(reply.whole(deltas))
-        finally:
-            if not handed_over:
-                close()
+    async def _plan(self, request: Request) -> Plan:
+        check_ready(self._engine)
+        raw = parse_json(await read_body(request, self._limits.body))
+        return await self.route.plan(validate(self.route.body, raw), raw, self._engine)
+
+
+async def _whole(choices: Choices, reply: Reply, record: RequestRecord) -> Response:
+    deltas: list[list[Delta]] = [[] for _ in choices.streams]
+    while choices.num_open:
+        await choices.wait()
+        while (item := choices.take()) is not None:
+            record.delta(item[1])
+            deltas[item[0]].append(item[1])
+    record.succeeded()
+    return json_response(reply.whole(deltas))
 
 
 def check_ready(engine: Engine) -> None:
@@ -144,16 +171,9 @@ def check_ready(engine: Engine) -> None:
         raise NotReady(detail, retry_after_s=readiness.retry_after_s)
 
 
-def _add_generation_routes(app: FastAPI, generator: Generator) -> None:
-    @app.post(COMPLETIONS.path, openapi_extra=body_docs(CompletionBody), tags=["generation"])
-    async def completions(request: Request) -> Response:
-        """Continue each prompt. `max_tokens` is 16 unless given."""
-        return await generator.answer(request, COMPLETIONS)
-
-    @app.post(CHAT.path, openapi_extra=body_docs(ChatBody), tags=["generation"])
-    async def chat_completions(request: Request) -> Response:
-        """Answer a dialog: optional system message, then user and assistant in turn. May fill the context unless limited."""
-        return await generator.answer(request, CHAT)
+def _add_generation_routes(app: FastAPI, engine: Engine, metrics: Metrics, limits: HttpLimits) -> None:
+    for endpoint in (Generation(COMPLETIONS, engine, metrics, limits), Generation(CHAT, engine, metrics, limits)):
+        app.router.routes.append(Route(endpoint.route.path, endpoint, methods=["POST"]))
 
 
 def _add_model_routes(app: FastAPI, engine: Engine, created: int) -> None:

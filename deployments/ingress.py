@@ -15,10 +15,10 @@ from ray import serve
 from cluster.rank_group import GroupLimits, RankGroup
 from deployments.args import ServerArgs
 from deployments.banner import banner
-from deployments.engine_loop import TokenStream
 from deployments.http import build_http_app
 from deployments.metrics import Metrics
 from deployments.service import LlamaService
+from deployments.token_stream import TokenStream
 from llama_core.chat import Dialog, encode_dialog
 from llama_core.config import EngineConfig
 from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull, SpecialTags

@@ -13,7 +13,8 @@ from cluster.rank_group import GroupInfo
 from cluster.rank_worker import RankStatus
 from deployments.args import ServerArgs
 from deployments.engine import Readiness
-from deployments.engine_loop import EngineLoop, StepStats, TokenStream
+from deployments.engine_loop import EngineLoop, StepStats
+from deployments.token_stream import TokenStream
 from llama_core.batch import StepRunner
 from llama_core.blocks import BlockPool
 from llama_core.config import EngineConfig, read_params

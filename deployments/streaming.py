@@ -1,4 +1,4 @@
-"""Server-sent events: a request's deltas as OpenAI's chunks, and a response that ends when its client leaves.
+"""Server-sent events: a request's deltas as OpenAI's chunks, and the end of a stream that nobody reads.
 
 An error before the first token is a proper HTTP status (see `http.py`); after that it is a chunk with `error`, and no
 [DONE] follows, so no client can take half an answer for a whole one.
@@ -6,13 +6,11 @@ An error before the first token is a proper HTTP status (see `http.py`); after t
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
-from deployments.choices import Choices, unless_disconnected
+from deployments.choices import Choices
+from deployments.interruption import Interruption
 from deployments.openai_format import PING, Reply, event
 from deployments.problems import as_llama_error, error_object
 from deployments.request_log import RequestRecord
@@ -20,56 +18,78 @@ from llama_core.errors import LlamaError, RequestCancelled
 
 log = logging.getLogger(__name__)
 
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 
 
-async def events(choices: Choices, reply: Reply, record: RequestRecord, ping_s: float) -> AsyncGenerator[bytes]:
-    """The whole body of one streamed answer."""
-    try:
-        while choices.num_open:
-            item = await choices.next(ping_s)
-            if item is None:
-                yield PING
-                continue
-            record.delta(item[1])
-            if chunk := reply.chunk(*item):
-                yield chunk
-        record.succeeded()
-        yield reply.ending()
-    except Exception as error:
-        record.failed(error)
-        if not isinstance(error, LlamaError):
-            log.exception("a stream failed, request %s", record.request_id)
-        yield event(error_object(as_llama_error(error)))
+class EventStream:
+    """Writes one request's events as they come; what is there at once, of one choice or several, leaves in one piece.
 
+    This is the hot path, once a token of every stream: no task, timer or timeout here is one token's own.
+    """
 
-class EventStream(Response):
-    """Sends events as they come; stops when the client leaves or does not read. `on_close` is called in every case."""
+    def __init__(
+        self, choices: Choices, reply: Reply, record: RequestRecord, *, ping_s: float, send_timeout_s: float
+    ) -> None:
+        """An idle stream says ": ping" so often; a client that reads nothing for `send_timeout_s` is cut off."""
+        self.has_started = False
+        self._choices, self._reply, self._record = choices, reply, record
+        self._ping_s, self._send_timeout_s = ping_s, send_timeout_s
+        self._is_over = False
+        self._has_failed = False
+        self._sending_since_s: float | None = None
 
-    media_type = "text/event-stream"
-    charset = "utf-8"
-
-    def __init__(self, body: AsyncGenerator[bytes], on_close: Callable[[], None], send_timeout_s: float) -> None:
-        super().__init__(None, headers=HEADERS)
-        del self.headers["content-length"]
-        self._events = body
-        self._on_close = on_close
-        self._send_timeout_s = send_timeout_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def run(self, send: Send, ending: Interruption) -> None:
+        """To be run in the block that `ending` can end. Raises an error that comes before anything else."""
+        loop = asyncio.get_running_loop()
+        body = self._take() if await self._choices.wait(self._ping_s) else PING
+        self.has_started = True
+        self._watch = loop.call_later(self._send_timeout_s, self._check_sending, loop, ending)
         try:
-            await unless_disconnected(receive, self._deliver(send))
-        except RequestCancelled:
-            pass
-        except TimeoutError:
-            log.warning("a client did not read its stream for %g s; it was cut off", self._send_timeout_s)
+            self._sending_since_s = loop.time()
+            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            while not self._is_over:
+                if body:
+                    self._sending_since_s = loop.time()
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    self._sending_since_s = None
+                body = self._take() if await self._choices.wait(self._ping_s) else PING
+            self._sending_since_s = loop.time()
+            await send({"type": "http.response.body", "body": body, "more_body": False})
         finally:
-            self._on_close()
+            self._watch.cancel()
+        if not self._has_failed:
+            self._record.succeeded()
 
-    async def _deliver(self, send: Send) -> None:
-        async with aclosing(self._events) as chunks:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for chunk in chunks:
-                async with asyncio.timeout(self._send_timeout_s):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+    def _take(self) -> bytes:
+        """Events of all that can be read now, and what ends the stream."""
+        chunks: list[bytes] = []
+        try:
+            while (item := self._choices.take()) is not None:
+                self._record.delta(item[1])
+                chunks.append(self._reply.chunk(*item))
+            if not self._choices.num_open:
+                self._is_over = True
+                chunks.append(self._reply.ending())
+        except Exception as error:
+            if not self.has_started:
+                raise
+            self._is_over = self._has_failed = True
+            self._record.failed(error)
+            if not isinstance(error, LlamaError):
+                log.exception("a stream failed, request %s", self._record.request_id)
+            chunks.append(event(error_object(as_llama_error(error))))
+        return b"".join(chunks)
+
+    def _check_sending(self, loop: asyncio.AbstractEventLoop, ending: Interruption) -> None:
+        """One timer for all writes: it looks at the present one, and sleeps for what that one has left."""
+        since_s = loop.time() if self._sending_since_s is None else self._sending_since_s
+        left_s = since_s + self._send_timeout_s - loop.time()
+        if left_s > 0:
+            self._watch = loop.call_later(left_s, self._check_sending, loop, ending)
+            return
+        log.warning("a client did not read its stream for %g s; it was cut off", self._send_timeout_s)
+        ending.interrupt(RequestCancelled("the client did not read its stream"))

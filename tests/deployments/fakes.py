@@ -50,11 +50,44 @@ class FakeStream:
     def prompt_tokens(self) -> list[int]:
         return self.prompt
 
+    def __post_init__(self) -> None:
+        self._next: Delta | Exception | None = None
+        self._taken = asyncio.Event()
+        self._wake: Callable[[], None] = lambda: None
+        self._producing = asyncio.ensure_future(self._produce())
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        if self._next is not None:
+            wake()
+
+    def take(self) -> Delta | None:
+        taken, self._next = self._next, None
+        self._taken.set()
+        if isinstance(taken, Exception):
+            raise taken
+        return taken
+
     def cancel(self) -> None:
         if not self.ended:
             self.cancelled = self.ended = True
+            self._producing.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
+    async def _produce(self) -> None:
+        """One delta at a time: the next is begun when the last has been taken, so `num_asked` tells how far its reader is."""
+        try:
+            async for delta in self._deltas():
+                await self._hand_over(delta)
+        except Exception as error:
+            await self._hand_over(error)
+
+    async def _hand_over(self, item: Delta | Exception) -> None:
+        self._next = item
+        self._taken.clear()
+        self._wake()
+        await self._taken.wait()
+
+    async def _deltas(self) -> AsyncIterator[Delta]:
         params, engine = self.params, self.engine
         detokenizer, stops = IncrementalDetokenizer(engine.tokenizer), StopChecker(self.stop)
         if params.prompt_logprobs:

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from deployments.engine_loop import EngineLoop, StepStats, TokenStream
+from deployments.engine_loop import EngineLoop, StepStats
+from deployments.token_stream import TokenStream
 from llama_core.blocks import BlockPool
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
 from llama_core.request import FinishReason, SamplingParams
@@ -92,6 +93,43 @@ async def test_the_first_token_leaves_at_once_and_a_slow_reader_gets_the_others_
         await asyncio.sleep(0.05)
         second = await anext(stream)
         assert len(second.tokens) > 5
+
+
+async def test_a_reader_is_told_once_of_what_it_has_not_taken() -> None:
+    group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
+    async with running(group) as loop:
+        stream = loop.submit([1, 3], greedy(40))
+        calls: list[int] = []
+        stream.listen(lambda: calls.append(len(group.steps)))
+        await asyncio.sleep(0.05)
+        assert len(calls) == 1
+        first = stream.take()
+        assert first is not None and len(first.tokens) > 5
+        assert stream.take() is None
+        await asyncio.sleep(0.05)
+        assert len(calls) == 2
+        stream.listen(lambda: calls.append(-1))
+        assert calls[2:] == [-1], "who comes late is told at once"
+
+
+async def test_the_ranks_have_their_next_step_before_the_readers_have_the_last_ones_tokens() -> None:
+    group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
+    async with running(group) as loop:
+        stream = loop.submit([1, 3], greedy(20))
+        sent: list[tuple[int, int]] = []
+        ended = asyncio.Event()
+
+        def on_news() -> None:
+            delta = stream.take()
+            assert delta is not None
+            sent.append((len(stream.sequence.output), loop.scheduler.num_in_flight))
+            if delta.finish_reason is not None:
+                ended.set()
+
+        stream.listen(on_news)
+        await ended.wait()
+    assert [num_tokens for num_tokens, _ in sent] == list(range(1, 21))
+    assert all(num_in_flight == 2 for num_tokens, num_in_flight in sent if num_tokens <= 18)
 
 
 @pytest.mark.parametrize("when", ["queued", "in prefill", "in decode"])
@@ -187,10 +225,10 @@ async def test_an_exception_in_one_requests_text_leaves_its_neighbours_alone(mon
     async with running(group, slots=8) as loop:
         streams = [loop.submit([1, 3], greedy(10)) for _ in range(8)]
 
-        def broken(ids: list[int]) -> str:
+        def broken(token_id: int) -> str:
             raise RuntimeError("injected")
 
-        monkeypatch.setattr(streams[3]._detokenizer, "push", broken)
+        monkeypatch.setattr(streams[3]._detokenizer, "push_one", broken)
         results = await asyncio.gather(*(read(stream) for stream in streams), return_exceptions=True)
         assert isinstance(results[3], EngineError)
         assert all(result[1] == [5] * 10 for i, result in enumerate(results) if i != 3)  # type: ignore[index]

@@ -74,6 +74,23 @@ def test_a_stop_string_never_shows_streamed_or_not(served: Served, stop: str | l
     assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}, {"logprobs": 1}])
+def test_chunks_differ_only_in_their_text_and_the_last_ones_finish_reason(
+    served: Served, options: dict[str, Any]
+) -> None:
+    served.engine.answer = 'one "two" \x1f three <four>\n' * 3
+    chunks = sse(completion(served, n=2, max_tokens=100, **options).text)
+    chunks = [chunk for chunk in chunks if chunk["choices"]]
+    text = ["", ""]
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        text[choice.pop("index")] += choice.pop("text")
+        assert choice.pop("finish_reason") in (None, "stop")
+        assert (choice.pop("logprobs") is None) == ("logprobs" not in options)
+    assert chunks == [chunks[0]] * len(chunks)
+    assert text == [" " + served.engine.answer] * 2
+
+
 def test_usage_comes_last_or_with_every_chunk(served: Served) -> None:
     *parts, last = sse(chat(served, stream_options={"include_usage": True}).text)
     assert all(part["usage"] is None for part in parts)
@@ -159,12 +176,12 @@ async def test_what_a_slow_reader_has_not_read_stays_in_the_engine() -> None:
     engine = FakeEngine("word " * 40)
     prompt, params = [5], SamplingParams(max_tokens=100)
     choices = Choices(engine, Plan([prompt], [params], n=2))
-    choices.start()
     await asyncio.sleep(0.05)
     assert all(stream.num_asked <= 4 for stream in engine.streams)
     seen = 0
-    while choices.num_open and await choices.next() is not None:
-        seen += 1
+    while choices.num_open and await choices.wait():
+        while choices.take() is not None:
+            seen += 1
     assert seen == sum(stream.num_asked for stream in engine.streams)
     choices.cancel()
 
