@@ -8,6 +8,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -17,9 +18,10 @@ from deployments.logprobs import ChatLogprobs, CompletionLogprobs, Json
 from deployments.plan import Plan
 from llama_core.request import FinishReason, TokenLogprob
 
-_encode = msgspec.json.encode
+_encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
+TEXT_MARK = "\x1f"  # stands for a text while the bytes around it are made
 
 
 class Part(NamedTuple):
@@ -29,6 +31,11 @@ class Part(NamedTuple):
     logprobs: Json | None
     finish_reason: FinishReason | None
     is_first: bool
+
+
+@lru_cache(maxsize=1)
+def _fingerprint(model_id: str) -> str:
+    return f"fp_{uuid.uuid5(uuid.NAMESPACE_URL, model_id).hex[:10]}"
 
 
 def event(content: object) -> bytes:
@@ -53,15 +60,29 @@ class Reply(ABC):
             "object": self.object_name,
             "created": int(time.time()),
             "model": engine.model_id,
-            "system_fingerprint": f"fp_{uuid.uuid5(uuid.NAMESPACE_URL, engine.model_id).hex[:10]}",
+            "system_fingerprint": _fingerprint(engine.model_id),
         }
         chunk_head = _encode({**self._head, "object": self.chunk_name})
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":[{"index":'
         self._logprobs = [self._logprob_writer(stream.prompt_tokens) for stream in streams]
+        # By choice, once it has begun: what stands before and behind the text of every chunk but the last. It is the hot path.
+        self._around_text: list[tuple[bytes, bytes] | None] = [None] * plan.num_choices
+        self._only_text_varies = plan.params[0].logprobs is None and not plan.continuous_usage
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """One event; b"" when the delta says nothing to the client yet."""
+        around = self._around_text[index]
+        if around is not None and delta.finish_reason is None:
+            self._num_generated += len(delta.tokens)
+            return around[0] + _encode(delta.text) + around[1] if delta.text else b""
         part = self._part(index, delta)
+        if self._only_text_varies and self._owes_nothing(index):
+            chunk = self._written(index, Part(TEXT_MARK, None, None, is_first=False))
+            head, _, tail = chunk.rpartition(_encode(TEXT_MARK))
+            self._around_text[index] = head, tail
+        return self._written(index, part)
+
+    def _written(self, index: int, part: Part) -> bytes:
         says_something = (
             part.text or part.is_first or part.logprobs or part.finish_reason or self._plan.continuous_usage
         )
@@ -116,6 +137,10 @@ class Reply(ABC):
     def _text(self, index: int, delta: Delta, is_first: bool) -> str:
         return delta.text
 
+    def _owes_nothing(self, index: int) -> bool:
+        """Whether the text of the choice's next deltas goes out as it is."""
+        return True
+
     @abstractmethod
     def _logprob_writer(self, prompt: Sequence[int]) -> CompletionLogprobs | ChatLogprobs | None: ...
     @abstractmethod
@@ -157,6 +182,9 @@ class CompletionReply(Reply):
         if text:
             text, self._space[index] = (self._space[index] or "") + text, ""
         return self._tokenizer.decode(prompt) + text if is_first and self._plan.echo else text
+
+    def _owes_nothing(self, index: int) -> bool:
+        return self._space[index] == ""
 
     def _continues_with_space(self, prompt: Sequence[int], token: int) -> bool:
         tokenizer = self._tokenizer

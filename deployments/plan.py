@@ -53,7 +53,8 @@ class Plan:
 
     def choices(self) -> Iterator[tuple[list[int], SamplingParams]]:
         for prompt, params in zip(self.prompts, self.params, strict=True):
-            for i in range(self.n):
+            yield prompt, params
+            for i in range(1, self.n):
                 yield prompt, replace(params, seed=mix_seed(params.seed, i))
 
 
@@ -147,7 +148,7 @@ async def _encode_prompts(prompts: list[str] | list[list[int]], bos: bool, engin
         else:
             ids = prompt
             _check_fits(len(ids), "prompt", engine)
-            if not all(0 <= token_id < vocab_size for token_id in ids):
+            if not (min(ids) >= 0 and max(ids) < vocab_size):
                 raise InvalidParameter(f"prompt: token ids must be from 0 to {vocab_size - 1}", param="prompt")
         encoded.append(ids)
     return encoded
@@ -190,11 +191,12 @@ def _plan(
     logprobs: int | None,
     echo: bool = False,
 ) -> Plan:
-    shared = SamplingParams(
+    first = SamplingParams(
         temperature=DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
         top_p=DEFAULT_TOP_P if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
         seed=engine.next_seed() if body.seed is None else body.seed,
+        max_tokens=limits[0],
         logprobs=logprobs,
         prompt_logprobs=echo and logprobs is not None,
         ignore_eos=bool(body.ignore_eos),
@@ -202,7 +204,7 @@ def _plan(
     options = body.stream_options
     return Plan(
         prompts=prompts,
-        params=[replace(shared, max_tokens=limit) for limit in limits],
+        params=[first, *(replace(first, max_tokens=limit) for limit in limits[1:])],
         n=body.n or 1,
         stop=tuple(body.stop),
         echo=echo,
