@@ -96,7 +96,7 @@ async def test_the_first_token_leaves_at_once_and_a_slow_reader_gets_the_others_
 
 
 async def test_a_reader_is_told_once_of_what_it_has_not_taken() -> None:
-    group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
+    group = FakeGroup(step_s=0.002, token=lambda tokens: 9 + len(tokens))  # no repetition, no drafts
     async with running(group) as loop:
         stream = loop.submit([1, 3], greedy(40))
         calls: list[int] = []
@@ -113,7 +113,7 @@ async def test_a_reader_is_told_once_of_what_it_has_not_taken() -> None:
 
 
 async def test_the_ranks_have_their_next_step_before_the_readers_have_the_last_ones_tokens() -> None:
-    group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
+    group = FakeGroup(step_s=0.001, token=lambda tokens: 9 + len(tokens))  # no repetition, no drafts
     async with running(group) as loop:
         stream = loop.submit([1, 3], greedy(20))
         sent: list[tuple[int, int]] = []
