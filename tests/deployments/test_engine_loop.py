@@ -9,6 +9,7 @@ import pytest
 from deployments.engine_loop import EngineLoop, StepStats
 from deployments.token_stream import TokenStream
 from llama_core.blocks import BlockPool
+from llama_core.config import MAX_DRAFTS
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
 from llama_core.request import FinishReason, SamplingParams
 from llama_core.scheduler import Scheduler, SchedulerConfig
@@ -27,10 +28,10 @@ async def running(
     max_waiting: int | None = None,
     depth: int = 2,
     stats: list[StepStats] | None = None,
+    max_drafts: int = 0,
 ) -> AsyncIterator[EngineLoop]:
-    scheduler = Scheduler(
-        SchedulerConfig(slots, 16, EOS, max_waiting), BlockPool(group.num_blocks, group.ranks.block_size)
-    )
+    config = SchedulerConfig(slots, 16, EOS, max_waiting, max_drafts)
+    scheduler = Scheduler(config, BlockPool(group.num_blocks, group.ranks.block_size))
     on_step = stats.append if stats is not None else lambda step: None
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100, pipeline_depth=depth, on_step=on_step)
 
@@ -149,6 +150,7 @@ async def test_a_cancelled_request_frees_its_blocks_at_once_and_is_never_schedul
             assert loop.scheduler.pool.num_used == 0
         with pytest.raises(RequestCancelled):
             await read(stream)
+        await asyncio.sleep(0)  # a step that was made before the cancel is given to the ranks only now
         steps = len(group.steps)
         if other is None:
             await asyncio.sleep(0.01)
@@ -166,6 +168,73 @@ async def test_a_stop_string_across_tokens_ends_the_stream_and_is_not_part_of_it
         assert loop.scheduler.pool.num_used == 0
         text, _, reason = await read(loop.submit([1, 3], greedy(len(words)), stop=["four"]))
         assert text == "one two three " and reason is FinishReason.STOP, "also when the limit is reached with it"
+
+
+@pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])
+async def test_what_was_drawn_in_one_step_behind_a_stop_string_is_taken_back(max_drafts: int) -> None:
+    words = TOKENIZER.encode("one two three four", bos=False, eos=False)
+
+    def rounds(tokens: list[int]) -> int:
+        """The words again and again, so that drafts are right, and after six rounds something else."""
+        if len(tokens) >= 2 + 6 * len(words):
+            return TOKENIZER.encode("e", bos=False, eos=False)[0]
+        return words[(len(tokens) - 2) % len(words)]
+
+    group = FakeGroup(token=rounds)
+    async with running(group, max_drafts=max_drafts) as loop:
+        stream = loop.submit([1, 3], greedy(90, logprobs=0), stop=["four e"])
+        deltas = [delta async for delta in stream]
+        tokens = [token for delta in deltas for token in delta.tokens]
+        logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
+        assert "".join(delta.text for delta in deltas) == ("one two three four " * 6).removesuffix("four ")
+        assert deltas[-1].finish_reason is FinishReason.STOP
+        assert tokens == stream.sequence.output == continuation([1, 3], len(tokens), rounds)
+        assert len(tokens) == 6 * len(words) + 1, "the token that completed the stop string is the last"
+        assert [logprob.logprob for logprob in logprobs] == list(range(2, 2 + len(tokens)))
+        assert loop.scheduler.pool.num_used == 0
+        assert (loop.scheduler.num_drafts_accepted > 0) == (max_drafts > 0)
+
+
+async def test_a_stop_string_wins_over_what_came_with_it_behind() -> None:
+    """An end of the text or a value that is not finite, behind the stop string but in its step, was never asked for."""
+    group = FakeGroup(token=lambda tokens: 5 if len(tokens) < 30 else EOS)
+    piece = TOKENIZER.decode([5])
+    for non_finite_at in (None, (0, 21)):
+        group.ranks.non_finite_at = non_finite_at
+        async with running(group, max_drafts=MAX_DRAFTS) as loop:
+            stream = loop.submit([1, 3], greedy(60), stop=[piece * 16])
+            _, tokens, reason = await read(stream)
+            assert reason is FinishReason.STOP and stream.sequence.error is None
+            assert len(tokens) == 16 and loop.scheduler.num_drafts_accepted > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_streams_with_drafts_get_their_own_text_and_are_counted(depth: int) -> None:
+    stats: list[StepStats] = []
+    group = FakeGroup(token=lambda tokens: 5 + (tokens[-1] + len(tokens) // 40) % 7)
+    async with running(group, depth=depth, stats=stats, max_drafts=MAX_DRAFTS) as loop:
+        prompts = [[1, 3 + i] for i in range(3)]
+        results = await asyncio.gather(*(read(loop.submit(prompt, greedy(80))) for prompt in prompts))
+        drafts, accepted = loop.scheduler.num_drafts, loop.scheduler.num_drafts_accepted
+    for prompt, (_, tokens, _) in zip(prompts, results, strict=True):
+        assert tokens == continuation(prompt, 80, lambda tokens: 5 + (tokens[-1] + len(tokens) // 40) % 7)
+    assert sum(step.num_sampled for step in stats) == 3 * 80
+    assert (
+        sum(step.num_drafts for step in stats) == drafts > sum(step.num_drafts_accepted for step in stats) == accepted
+    )
+    assert accepted > 60 and len(stats) < 80
+
+
+async def test_a_second_request_finds_what_the_first_computed_and_the_hits_are_counted() -> None:
+    stats: list[StepStats] = []
+    async with running(FakeGroup(), stats=stats) as loop:
+        prompt = [1, *range(10, 60)]
+        first = loop.submit(prompt, greedy(4))
+        expected = await read(first)
+        again = loop.submit(prompt, greedy(4))
+        assert await read(again) == expected
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 48)
+    assert sum(step.num_prefix_hits for step in stats) == 48
 
 
 async def test_a_full_queue_refuses_and_those_inside_are_served() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from llama_core import Llama
 from llama_core.batch import StepInput, StepOutput
-from llama_core.blocks import BlockPool
+from llama_core.blocks import BlockPool, block_key
 from llama_core.native.build import Unavailable
 from llama_core.parallel import alone
 from llama_core.request import FinishReason, SamplingParams, Sequence
@@ -165,6 +165,21 @@ def test_what_was_computed_for_a_failed_request_is_not_given_to_others() -> None
     assert failing.finish_reason is FinishReason.ERROR
     ranks.non_finite_at = None
     assert run(scheduler, ranks, [sequence(PREFIX[:100])]) == 100 + 7
+
+
+@pytest.mark.parametrize("length", range(40, 57))
+def test_a_token_that_is_still_on_its_way_is_in_no_key(length: int) -> None:
+    scheduler, ranks = make(), FakeRanks(16)
+    leaving = sequence(PREFIX[:length], max_new=20)
+    scheduler.add(leaving)
+    batches = [scheduler.schedule() for _ in range(4)]  # computes up to 3 tokens more than it has been told
+    scheduler.finish(leaving, FinishReason.ABORT)
+    for batch in batches:
+        scheduler.commit(ranks.step(batch))  # type: ignore[arg-type]
+    keys = [b""]
+    for begin in range(0, length - 15, 16):
+        keys.append(block_key(keys[-1], PREFIX[begin : begin + 16]))
+    assert set(scheduler.pool._block_of) == set(keys[1:])
 
 
 def test_an_aborted_prompt_is_found_as_far_as_its_steps_were_made() -> None:

@@ -215,11 +215,14 @@ class Machine(RuleBasedStateMachine):
             if len(self.flights) == self.depth:
                 self.commit()
 
-    @rule()
-    def commit_what_completes_a_stop_string(self) -> None:
-        """The first of the tokens that a sequence has gained ends it; the others are taken back."""
+    @rule(sends_first=st.booleans())
+    def commit_what_completes_a_stop_string(self, sends_first: bool) -> None:
+        """The first of the tokens that a sequence has gained ends it; the others are taken back, perhaps a step later."""
         if self.flights:
-            for seq, tokens in self.scheduler.commit(self.flights.popleft()):
+            progress = self.scheduler.commit(self.flights.popleft())
+            if sends_first:
+                self.schedule()
+            for seq, tokens in progress:
                 if tokens:
                     seq.cut(len(tokens) - 1)
                     self.scheduler.finish(seq, FinishReason.STOP)
