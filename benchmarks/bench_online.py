@@ -18,7 +18,7 @@ import uvloop
 
 from benchmarks.common import Spread, add_model_options, add_output_option, emit, print_table
 from benchmarks.load import HttpSession, Session, drive
-from benchmarks.programs import our_server
+from benchmarks.programs import end_programs_on_sigterm, our_server
 from benchmarks.serve_ours import OFF
 from benchmarks.workload import Request, mixed_batch, uniform_batch
 
@@ -122,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if len(options.requests) != len(options.concurrency):
         parser.error("--requests takes one number for each --concurrency")
+    if options.serve:
+        end_programs_on_sigterm()
     cases = uvloop.run(measure(options))
     kind = "in process" if options.in_process else "over HTTP"
     load = "mixed lengths" if options.mixed else f"prompt {options.prompt}, output {options.output}"

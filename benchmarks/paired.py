@@ -30,7 +30,7 @@ from benchmarks.contenders import (
     read_recipes,
     values_for,
 )
-from benchmarks.programs import ProgramFailed
+from benchmarks.programs import ProgramFailed, end_programs_on_sigterm
 
 OURS = Path(__file__).with_name("ours.toml")
 STEADY = 0.1  # two bandwidths that differ by less, as a share of the larger, are the same
@@ -184,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-probe", action="store_true", help="leave the bandwidth out")
     add_output_option(parser)
     options = parser.parse_args(arguments)
+    end_programs_on_sigterm()
     question = QUESTIONS[options.question]
     given = {name: str(value) for name in DEFAULTS[question.name] if (value := getattr(options, name)) is not None}
     try:

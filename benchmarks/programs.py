@@ -95,6 +95,11 @@ class Program:
         self.process.wait()
 
 
+def end_programs_on_sigterm() -> None:
+    """SIGTERM leaves every context, as Ctrl-C does, so that what was started here ends too. For a command's main."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 @contextlib.contextmanager
 def running(command: list[str], env: dict[str, str] | None = None) -> Iterator[Program]:
     """A program that has been started; it has ended when the context is left."""
