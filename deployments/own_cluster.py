@@ -18,13 +18,16 @@ import ray._private.node
 import ray._private.ray_constants as names
 import ray._private.utils
 
-# Read by every process of the cluster: no threads that report to a dashboard and to exporters which are not there, and
-# one that serves objects to other nodes in place of one for each core.
+# Read by every process of the cluster.
 SETTINGS: Final = {
+    # No threads that report to a dashboard and to exporters which are not there.
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
-    "RAY_start_python_gc_manager_thread": "0",
-    "RAY_object_manager_rpc_threads_num": "1",
+    "RAY_start_python_gc_manager_thread": "0",  # without it whoever asks for a collection runs it
+    "RAY_object_manager_rpc_threads_num": "1",  # one thread serves objects to other nodes, not one for each core
+    # A worker that nobody needs ends. Not at once: between two steps of a start it may be idle for a second.
+    "RAY_num_workers_soft_limit": "0",
+    "RAY_idle_worker_killing_time_threshold_ms": "4000",
 }
 # Steps and answers go past Ray's object store. By default Ray would reserve three tenths of the machine's memory for it, and
 # complain of a container's small /dev/shm.
