@@ -1,0 +1,58 @@
+"""transformers' continuous batching, with random weights of a given shape: the peer of bench_gpu's offline batch."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.workload import Request
+from llama_core.config import ModelConfig
+
+
+class ContinuousBatching:
+    """A model that takes all requests at once and batches them as it likes. Raises ImportError without transformers."""
+
+    def __init__(self, config: ModelConfig, max_seq_len: int, dtype: torch.dtype, device: torch.device) -> None:
+        from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+        described = LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.dim,
+            intermediate_size=config.hidden_dim,
+            num_hidden_layers=config.n_layers,
+            num_attention_heads=config.n_heads,
+            num_key_value_heads=config.n_kv_heads,
+            max_position_embeddings=max_seq_len,
+            rms_norm_eps=config.norm_eps,
+            tie_word_embeddings=False,
+        )
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with device:
+                self._model = LlamaForCausalLM(described).eval()  # its own random weights
+        finally:
+            torch.set_default_dtype(before)
+        self._model.set_attn_implementation("sdpa")
+        self._greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=max_seq_len)
+
+    def seconds(self, requests: Sequence[Request]) -> float:
+        """From the first request's coming to the last one's end; its warm-up is before that."""
+        with (
+            torch.no_grad(),  # its thread writes to tensors made here, which inference mode would forbid
+            self._model.continuous_batching_context_manager(generation_config=self._greedy, timeout=5) as manager,
+        ):
+            begin = time.perf_counter()
+            for request in requests:
+                manager.add_request(request.prompt, max_new_tokens=request.num_output, eos_token_id=-1)
+            generated = 0
+            for _ in requests:
+                while (result := manager.get_result(timeout=1)) is None or not result.is_finished():
+                    if not manager.is_running():
+                        raise RuntimeError("transformers' generation thread has ended")
+                if result.error is not None:
+                    raise RuntimeError(f"transformers: {result.error}")
+                generated += len(result.generated_tokens)
+            seconds = time.perf_counter() - begin
+        assert generated == sum(request.num_output for request in requests), "every request gets what it asked for"
+        return seconds
