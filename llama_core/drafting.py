@@ -7,12 +7,13 @@ tokens alone, never on time: ranks that schedule for themselves (torchrun) must 
 
 MAX_DRAFTS_A_ROW = 7  # with the token before them eight, which kernels like
 NGRAMS = (3, 2)  # lengths of the endings that are looked up, the most telling first
-_FIRST_CHANCE = 0.5
+_FIRST_CHANCE = 0.25
 _MEMORY = 8  # guesses, after which an old one counts about a third
-# A draft's place in a step costs about a tenth of a step of one row on a CPU; a row that waits for its output, so that
-# its end is known, gives up about one step in a pipeline of two. Drafts below these figures would not bring it back.
-_MIN_CHANCE = 0.15
-_MIN_GAIN = 1.25
+# Seven drafts make a step of one row on a CPU a fifth to a third longer, and where the text's end is waited for, nothing
+# is under way meanwhile. Beside others that go on, who waits has a row in every second step only.
+_MIN_CHANCE = 0.1
+_MIN_GAIN_ALONE = 0.5
+_MIN_GAIN_BESIDE_OTHERS = 1.5
 
 
 class PromptLookup:
@@ -45,8 +46,9 @@ class PromptLookup:
         for _ in range(num_wrong):
             self.chance -= self.chance / _MEMORY
 
-    def num_worthwhile(self, limit: int) -> int:
-        """How many drafts, up to `limit`, a step should check; 0 when it should rather not wait for any.
+    def num_worthwhile(self, limit: int, *, alone: bool) -> int:
+        """How many drafts, up to `limit`, a step should check; 0 when it should rather not wait for any. `alone`: no other
+        sequence runs.
 
         A draft counts only if all before it are right: the n-th with chance ** n.
         """
@@ -55,7 +57,7 @@ class PromptLookup:
             gain += reached
             reached *= self.chance
             count += 1
-        return count if gain >= _MIN_GAIN else 0
+        return count if gain >= (_MIN_GAIN_ALONE if alone else _MIN_GAIN_BESIDE_OTHERS) else 0
 
     def _index(self, tokens: list[int]) -> None:
         end = len(tokens)

@@ -380,7 +380,8 @@ class Scheduler:
 
     def _propose(self, seq: Sequence, lookup: PromptLookup, limit: int) -> list[int]:
         """Tokens that may well come next; none when checking them would not pay. The end of the sequence is not among them."""
-        drafts = lookup.guess(seq.tokens, count) if (count := lookup.num_worthwhile(limit)) else []
+        count = lookup.num_worthwhile(limit, alone=len(self._running) == 1)
+        drafts = lookup.guess(seq.tokens, count) if count else []
         if self.config.eos_id in drafts and not seq.params.ignore_eos:
             del drafts[drafts.index(self.config.eos_id) :]
         return drafts

@@ -47,7 +47,7 @@ class Oracle(PromptLookup):
         self._model = model
         self._seed = seed
 
-    def num_worthwhile(self, limit: int) -> int:
+    def num_worthwhile(self, limit: int, *, alone: bool) -> int:
         return max(0, limit)
 
     def guess(self, tokens: list[int], count: int) -> list[int]:

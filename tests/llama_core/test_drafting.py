@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,17 +51,16 @@ def test_a_text_that_never_repeats_is_not_guessed() -> None:
     assert all(lookup.guess(list(range(n)), 3) == [] for n in range(30))
 
 
-def test_a_few_right_guesses_make_drafts_worthwhile_and_wrong_ones_end_it() -> None:
+@pytest.mark.parametrize(("alone", "num_right"), [(True, 2), (False, 6)])
+def test_a_few_right_guesses_make_drafts_worthwhile_and_wrong_ones_end_it(alone: bool, num_right: int) -> None:
     lookup = PromptLookup()
-    assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW) == 0, "nothing is known of a text that begins"
-    lookup.observe(4, 0)
-    assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW) > 1
-    lookup.observe(20, 0)
-    assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW) == MAX_DRAFTS_A_ROW
-    lookup.observe(0, 5)
-    assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW) == 0
-    lookup.observe(12, 0)
-    assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW) > 1, "and it may come back"
+    for _ in range(3):
+        assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW, alone=alone) == 0, "of a text that begins nothing is known"
+        lookup.observe(num_right, 0)
+        assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW, alone=alone) > 1
+        lookup.observe(20, 0)
+        assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW, alone=alone) == MAX_DRAFTS_A_ROW
+        lookup.observe(0, 11)
 
 
 def test_drafts_end_where_their_chance_does() -> None:
@@ -68,8 +68,16 @@ def test_drafts_end_where_their_chance_does() -> None:
     lookup = PromptLookup()
     for _ in range(200):
         lookup.observe(draw.randrange(4), draw.randrange(2))
-        counts = [lookup.num_worthwhile(limit) for limit in range(9)]
+        counts = [lookup.num_worthwhile(limit, alone=True) for limit in range(9)]
         assert all(count <= limit for limit, count in enumerate(counts))
         best = max(counts)
         assert best == 0 or lookup.chance**best > 0.1
         assert all(count in (0, min(best, limit)) for limit, count in enumerate(counts))
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 1))), st.integers(0, 7))
+def test_beside_others_it_takes_more_to_be_worthwhile(seen: list[tuple[int, int]], limit: int) -> None:
+    lookup = PromptLookup()
+    for num_right, num_wrong in seen:
+        lookup.observe(num_right, num_wrong)
+    assert lookup.num_worthwhile(limit, alone=False) in (0, lookup.num_worthwhile(limit, alone=True))

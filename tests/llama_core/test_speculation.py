@@ -311,7 +311,7 @@ def test_the_model_gives_the_same_tokens_with_and_without_greedy_and_sampled(
         ]
 
     monkeypatch.setattr(PromptLookup, "guess", guess)
-    monkeypatch.setattr(PromptLookup, "num_worthwhile", lambda lookup, limit: max(0, limit))
+    monkeypatch.setattr(PromptLookup, "num_worthwhile", lambda lookup, limit, alone: max(0, limit))
     steps = counted_steps(drafting, monkeypatch)
     for temperature in (0.0, 0.8):
         options = {"max_gen_len": 90, "temperature": temperature, "logprobs": True, "echo": True, "seed": 4}
