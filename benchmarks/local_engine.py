@@ -68,8 +68,16 @@ class LocalSession:
     async def ask(self, request: Request) -> None:
         began = time.perf_counter()
         params = SamplingParams(temperature=0.0, max_tokens=request.num_output, ignore_eos=True)
-        token_times, num_tokens = [], 0
-        async for delta in self._engine.submit(request.prompt, params):
+        stream = self._engine.submit(request.prompt, params)
+        ready = asyncio.Event()
+        stream.listen(ready.set)
+        token_times, num_tokens, is_over = [], 0, False
+        while not is_over:
+            await ready.wait()
+            ready.clear()
+            if (delta := stream.take()) is None:
+                continue
+            is_over = delta.finish_reason is not None
             if delta.tokens:
                 token_times.append(time.perf_counter())
                 num_tokens += len(delta.tokens)
