@@ -4,8 +4,9 @@
 // are taken in chunks that begin at multiples of 64 positions, whoever asks, so a query's result does not depend on
 // whether it was computed alone (decode) or among others (prefill), nor on how its prompt was cut.
 //
-// Cache of one layer: [block][kv head][block_size / 16] cells of 16 positions, so that a lane is a position for keys and a
-// dimension for values. In a cell, with `step` = 1 (float32) or 2 (bfloat16) elements multiplied at once:
+// Cache of one layer: [block][kv head][block_size / 16] cells of 16 positions, keys and then values, so that memory is read in
+// pieces of some kilobytes. A lane is a position for keys and a dimension for values. In a cell, with `step` = 1 (float32) or
+// 2 (bfloat16) elements multiplied at once:
 //   keys   [head_dim / step][16 positions][step]
 //   values [16 / step][head_dim][step]
 #pragma once
@@ -28,18 +29,20 @@ class Cache {
     Cache() = default;
     Cache(int layers, int blocks, int block_size, int kv_heads, int head_dim)
         : block_size_(block_size), head_dim_(head_dim), cell_(size_t(kCell) * head_dim) {
-        head_ = cell_ * (block_size / kCell);
+        head_ = 2 * cell_ * (block_size / kCell);
         block_ = head_ * kv_heads;
         layer_ = block_ * blocks;
-        keys_ = Memory(layer_ * layers * sizeof(T));
-        values_ = Memory(layer_ * layers * sizeof(T));
+        memory_ = Memory(layer_ * layers * sizeof(T));
     }
 
-    size_t bytes() const { return keys_.bytes() + values_.bytes(); }
+    size_t bytes() const { return memory_.bytes(); }
     int block_size() const { return block_size_; }
 
-    T* keys(int layer, int head, const int64_t* table, int position) const { return keys_.as<T>() + at(layer, head, table, position); }
-    T* values(int layer, int head, const int64_t* table, int position) const { return values_.as<T>() + at(layer, head, table, position); }
+    T* keys(int layer, int head, const int64_t* table, int position) const {
+        return memory_.as<T>() + layer * layer_ + table[position / block_size_] * block_ + head * head_ +
+               position % block_size_ / kCell * 2 * cell_;
+    }
+    T* values(int layer, int head, const int64_t* table, int position) const { return keys(layer, head, table, position) + cell_; }
 
     void write(int layer, int head, const int64_t* table, int position, const T* key, const T* value) const {
         constexpr int step = Dot<T>::kStep;
@@ -55,12 +58,9 @@ class Cache {
     }
 
   private:
-    size_t at(int layer, int head, const int64_t* table, int position) const {
-        return layer * layer_ + table[position / block_size_] * block_ + head * head_ + position % block_size_ / kCell * cell_;
-    }
     int block_size_ = 0, head_dim_ = 0;
     size_t cell_ = 0, head_ = 0, block_ = 0, layer_ = 0;
-    Memory keys_, values_;
+    Memory memory_;
 };
 
 // One query: q [head_dim] rotated, sees positions 0 .. last of its sequence; out [head_dim].
@@ -73,9 +73,9 @@ struct Query {
 
 namespace kernels {
 
-// Scores of N queries against C cells: scores[n][cell * 16 + lane].
+// Products of N queries with the keys of C cells: products[n][cell * 16 + lane].
 template <class T, int N, int C>
-inline void score(const Query<T>* queries, const T* const* cells, int head_dim, float scale, float (*scores)[kChunk]) {
+inline void multiply_keys(const Query<T>* queries, const T* const* cells, int head_dim, float (*products)[kChunk]) {
     constexpr int step = Dot<T>::kStep;
     Vec acc[N][C] = {};
     for (int d = 0; d < head_dim; d += step)
@@ -84,7 +84,7 @@ inline void score(const Query<T>* queries, const T* const* cells, int head_dim, 
             UNROLL for (int c = 0; c < C; c++) acc[n][c] = Dot<T>::add(acc[n][c], cells[c] + d * kCell, q);
         }
     UNROLL for (int n = 0; n < N; n++)
-        UNROLL for (int c = 0; c < C; c++) store(scores[n] + c * kCell, acc[n][c] * splat(scale));
+        UNROLL for (int c = 0; c < C; c++) store(products[n] + c * kCell, acc[n][c]);
 }
 
 // Adds the values of `count` cells, weighted: sums[n][0 .. 16 D) += sum of weights[n][p] * values[p][..].
@@ -112,21 +112,20 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 struct Running {
     float most = kLowest, total = 0;
 
-    // Takes the scores of `count` cells that begin at position `begin`; a query sees positions up to `last`. Writes their weights,
-    // and returns the factor by which everything before must shrink.
+    // Takes the products of `count` cells that begin at position `begin`; the query sees positions up to `last`. Writes the
+    // cells' weights, and returns the factor by which everything before must shrink.
     template <class T>
-    float take(float* scores, T* weights, int count, int begin, int last) {
-        const int seen = last - begin + 1;
-        Vec highest = splat(kLowest);
+    float take(const float* products, float scale, T* weights, int count, int begin, int last) {
+        const IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        Vec scores[kCells], highest = splat(kLowest), sums = Vec{};
         for (int c = 0; c < count; c++) {
-            float* s = scores + c * kCell;
-            for (int lane = std::max(0, seen - c * kCell); lane < kCell; lane++) s[lane] = kLowest;
-            highest = max(highest, load(s));
+            const int seen = last - begin - c * kCell;  // the last lane that the query sees
+            scores[c] = lanes <= seen ? load(products + c * kCell) * splat(scale) : splat(kLowest);
+            highest = max(highest, scores[c]);
         }
         const float now = std::max(most, max(highest));
-        Vec sums = Vec{};
         for (int c = 0; c < count; c++) {
-            Vec weight = exp(load(scores + c * kCell) - splat(now));
+            Vec weight = exp(scores[c] - splat(now));
             store(weights + c * kCell, weight);
             sums += weight;
         }
@@ -137,21 +136,30 @@ struct Running {
     }
 };
 
-// Where the cells of a chunk lie; asks for the values and the next chunk's keys on the way.
+// What a call of `attend` reads: one sequence's keys and values under one head. `next_head`: the one that is read after it, or -1.
+struct Source {
+    int layer, head, next_head;
+    const int64_t* table;
+};
+
+// Where the cells of a chunk lie. Memory is asked for its values, and for the keys of the chunk that comes next, before they
+// are needed.
 template <class T>
 struct Chunk {
     int count;
     const T *keys[kCells], *values[kCells];
 
-    Chunk(const Cache<T>& cache, int layer, int head, const int64_t* table, int head_dim, int begin, int last)
-        : count(cells(begin, last)) {
+    Chunk(const Cache<T>& cache, const Source& from, int head_dim, int begin, int last) : count(cells(begin, last)) {
         for (int c = 0; c < count; c++) {
-            keys[c] = cache.keys(layer, head, table, begin + c * kCell);
-            values[c] = cache.values(layer, head, table, begin + c * kCell);
+            keys[c] = cache.keys(from.layer, from.head, from.table, begin + c * kCell);
+            values[c] = cache.values(from.layer, from.head, from.table, begin + c * kCell);
             ask(values[c], head_dim);
         }
-        for (int c = 0; c < cells(begin + kChunk, last); c++)
-            ask(cache.keys(layer, head, table, begin + kChunk + c * kCell), head_dim);
+        const bool more = begin + kChunk <= last;
+        const int next_head = more ? from.head : from.next_head, next = more ? begin + kChunk : 0;
+        if (next_head < 0) return;
+        for (int c = 0; c < cells(next, last); c++)
+            ask(cache.keys(from.layer, next_head, from.table, next + c * kCell), head_dim);
     }
 
   private:
@@ -164,9 +172,9 @@ struct Chunk {
 
 // N queries of one sequence and one key/value head.
 template <class T, int N>
-void attend(const Query<T>* queries, const Cache<T>& cache, int layer, int head, const int64_t* table, int head_dim, float scale) {
+void attend(const Query<T>* queries, const Cache<T>& cache, const Source& from, int head_dim, float scale) {
     constexpr int step = Dot<T>::kStep;
-    alignas(64) float scores[N][kChunk];
+    alignas(64) float products[N][kChunk];
     alignas(64) T weights[N][kChunk];
     alignas(64) float sums[N][kMaxHeadDim];
     Running running[N];
@@ -176,14 +184,14 @@ void attend(const Query<T>* queries, const Cache<T>& cache, int layer, int head,
         std::memset(sums[n], 0, head_dim * sizeof(float));
     }
     for (int begin = 0; begin <= last; begin += kChunk) {
-        const Chunk<T> chunk(cache, layer, head, table, head_dim, begin, last);
+        const Chunk<T> chunk(cache, from, head_dim, begin, last);
         if (chunk.count == kCells)
-            score<T, N, kCells>(queries, chunk.keys, head_dim, scale, scores);
+            multiply_keys<T, N, kCells>(queries, chunk.keys, head_dim, products);
         else
             for (int c = 0; c < chunk.count; c++)
-                score<T, N, 1>(queries, chunk.keys + c, head_dim, scale, reinterpret_cast<float(*)[kChunk]>(&scores[0][c * kCell]));
+                multiply_keys<T, N, 1>(queries, chunk.keys + c, head_dim, reinterpret_cast<float(*)[kChunk]>(&products[0][c * kCell]));
         for (int n = 0; n < N; n++) {
-            const float shrink = running[n].take(scores[n], weights[n], chunk.count, begin, queries[n].last);
+            const float shrink = running[n].take(products[n], scale, weights[n], chunk.count, begin, queries[n].last);
             if (shrink != 1.0f)
                 for (int d = 0; d < head_dim; d += kLanes) store(sums[n] + d, load(sums[n] + d) * splat(shrink));
         }
@@ -205,12 +213,22 @@ void attend(const Query<T>* queries, const Cache<T>& cache, int layer, int head,
 #if defined(LLAMA_AMX)
 constexpr int kTileQueries = 16;
 
-// The same on tiles, for up to 16 queries; head_dim divides by 32. A cell of keys is head_dim / 32 tiles, one of values
-// head_dim / 16 half tiles.
-inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>& cache, int layer, int head, const int64_t* table,
-                         int head_dim, float scale) {
+// Shapes the tile registers for `attend_tiles` with up to so many queries, and back at its end.
+struct AttentionTiles {
+    explicit AttentionTiles(int num_queries) {
+        TileShapes shapes;
+        const auto rows = uint8_t(std::min(num_queries, kTileQueries));
+        for (int tile : {0, 1, 2, 3, 4, 6}) shapes.rows[tile] = rows;  // sums, queries, weights
+        shapes.row_bytes[6] = kCell * 2, shapes.rows[7] = kCell / 2;   // weights, values: 8 pairs of positions
+        shapes.use();
+    }
+    ~AttentionTiles() { use_tiles(); }
+};
+
+// `attend` on tiles; head_dim divides by 32. A cell of keys is head_dim / 32 tiles, one of values head_dim / 16 half tiles.
+inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>& cache, const Source& from, int head_dim, float scale) {
     alignas(64) bf16 q[kTileQueries][kMaxHeadDim];
-    alignas(64) float scores[kTileQueries][kChunk];
+    alignas(64) float products[kTileQueries][kChunk];
     alignas(64) bf16 weights[kTileQueries][kChunk];
     alignas(64) float sums[kTileQueries][kMaxHeadDim];
     alignas(64) float part[kTileQueries][kChunk];
@@ -222,54 +240,62 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
         std::memcpy(static_cast<void*>(q[n]), queries[n].q, head_dim * sizeof(bf16));
         std::memset(sums[n], 0, head_dim * sizeof(float));
     }
-    TileShapes shapes;
-    for (int tile = 0; tile < 8; tile++) shapes.rows[tile] = uint8_t(num);  // 0 to 3: sums, 4: queries, 6: weights
-    shapes.rows[5] = 16;                                                    // keys: 16 pairs of dimensions
-    shapes.rows[7] = kCell / 2, shapes.row_bytes[6] = kCell * 2;            // values: 8 pairs of positions
-    shapes.use();
+    // What is left of the rows up to the tiles' is computed with, and not read. A tile's load does not say that it reads memory.
+    asm volatile("" ::"r"(q) : "memory");
     for (int begin = 0; begin <= last; begin += kChunk) {
-        const Chunk<bf16> chunk(cache, layer, head, table, head_dim, begin, last);
-        for (int c = 0; c < chunk.count; c++) {
-            _tile_zero(0);
-            for (int d = 0; d < head_dim; d += 32) {
-                _tile_loadd(4, &q[0][d], sizeof q[0]);
-                _tile_loadd(5, chunk.keys[c] + d * kCell, 64);
-                _tile_dpbf16ps(0, 4, 5);
-            }
-            _tile_stored(0, &scores[0][c * kCell], sizeof scores[0]);
+        const Chunk<bf16> chunk(cache, from, head_dim, begin, last);
+        const int count = chunk.count;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int d = 0; d < head_dim; d += 32) {
+            _tile_loadd(4, &q[0][d], sizeof q[0]);
+            _tile_loadd(5, chunk.keys[0] + d * kCell, 64);
+            _tile_dpbf16ps(0, 4, 5);
+            if (count == 1) continue;
+            _tile_loadd(5, chunk.keys[1] + d * kCell, 64);
+            _tile_dpbf16ps(1, 4, 5);
+            if (count == 2) continue;
+            _tile_loadd(5, chunk.keys[2] + d * kCell, 64);
+            _tile_dpbf16ps(2, 4, 5);
+            if (count == 3) continue;
+            _tile_loadd(5, chunk.keys[3] + d * kCell, 64);
+            _tile_dpbf16ps(3, 4, 5);
         }
-        for (int n = 0; n < num; n++) {
-            for (int c = 0; c < chunk.count; c++) store(scores[n] + c * kCell, load(scores[n] + c * kCell) * splat(scale));
-            shrinks[n] = running[n].take(scores[n], weights[n], chunk.count, begin, queries[n].last);
-        }
-        asm volatile("" ::"r"(weights) : "memory");  // a tile's load does not say that it reads memory
+        _tile_stored(0, &products[0][0], sizeof products[0]);
+        _tile_stored(1, &products[0][16], sizeof products[0]);
+        _tile_stored(2, &products[0][32], sizeof products[0]);
+        _tile_stored(3, &products[0][48], sizeof products[0]);
+        for (int n = 0; n < num; n++)
+            shrinks[n] = running[n].take(products[n], scale, weights[n], count, begin, queries[n].last);
+        asm volatile("" ::"r"(weights) : "memory");
         for (int d = 0; d < head_dim; d += 4 * kLanes) {
-            const int tiles = std::min(4, (head_dim - d) / kLanes);
+            const bool whole = d + 4 * kLanes <= head_dim;  // else half: two tiles
+            const size_t stride = size_t(head_dim) * 4;
             _tile_zero(0);
             _tile_zero(1);
             _tile_zero(2);
             _tile_zero(3);
-            for (int c = 0; c < chunk.count; c++) {
+            for (int c = 0; c < count; c++) {
                 const bf16* values = chunk.values[c] + d * 2;
-                const size_t stride = size_t(head_dim) * 4;
                 _tile_loadd(6, &weights[0][c * kCell], sizeof weights[0]);
                 _tile_loadd(7, values, stride);
                 _tile_dpbf16ps(0, 6, 7);
                 _tile_loadd(7, values + 32, stride);
                 _tile_dpbf16ps(1, 6, 7);
-                if (tiles == 4) {
-                    _tile_loadd(7, values + 64, stride);
-                    _tile_dpbf16ps(2, 6, 7);
-                    _tile_loadd(7, values + 96, stride);
-                    _tile_dpbf16ps(3, 6, 7);
-                }
+                if (!whole) continue;
+                _tile_loadd(7, values + 64, stride);
+                _tile_dpbf16ps(2, 6, 7);
+                _tile_loadd(7, values + 96, stride);
+                _tile_dpbf16ps(3, 6, 7);
             }
             _tile_stored(0, &part[0][0], sizeof part[0]);
             _tile_stored(1, &part[0][16], sizeof part[0]);
             _tile_stored(2, &part[0][32], sizeof part[0]);
             _tile_stored(3, &part[0][48], sizeof part[0]);
             for (int n = 0; n < num; n++)
-                for (int t = 0; t < tiles; t++) {
+                for (int t = 0; t < (whole ? 4 : 2); t++) {
                     float* sum = sums[n] + d + t * kLanes;
                     store(sum, fma(load(sum), splat(shrinks[n]), load(part[n] + t * kLanes)));
                 }
@@ -277,23 +303,25 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
     }
     for (int n = 0; n < num; n++)
         for (int d = 0; d < head_dim; d += kLanes) store(queries[n].out + d, load(sums[n] + d) * splat(1.0f / running[n].total));
-    use_tiles();
 }
+#else
+struct AttentionTiles {
+    explicit AttentionTiles(int) {}
+};
 #endif
 
-// Any number of queries of one sequence and one key/value head.
+// Any number of queries of one sequence and one key/value head. An AttentionTiles is alive.
 template <class T>
-void attend_all(const Query<T>* queries, int num, const Cache<T>& cache, int layer, int head, const int64_t* table, int head_dim,
-                float scale) {
+void attend_all(const Query<T>* queries, int num, const Cache<T>& cache, const Source& from, int head_dim, float scale) {
 #if defined(LLAMA_AMX)
     if constexpr (std::is_same_v<T, bf16>)
         if (head_dim % 32 == 0) {
             for (int n = 0; n < num; n += kTileQueries)
-                attend_tiles(queries + n, std::min(kTileQueries, num - n), cache, layer, head, table, head_dim, scale);
+                attend_tiles(queries + n, std::min(kTileQueries, num - n), cache, from, head_dim, scale);
             return;
         }
 #endif
-    by_rows<4>(num, false, [&](auto n, auto, int first) { attend<T, n>(queries + first, cache, layer, head, table, head_dim, scale); });
+    by_rows<4>(num, false, [&](auto n, auto, int first) { attend<T, n>(queries + first, cache, from, head_dim, scale); });
 }
 
 }  // namespace kernels

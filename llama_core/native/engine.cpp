@@ -144,7 +144,7 @@ class Transformer : public Engine {
             add(kNormAttention, i, blocks);
             add(kProjectQkv, i, tasks_of(layer.qkv, num_tokens()));
             add(kRotate, i, blocks);
-            add(kAttend, i, int(spans_.size()) * shape.kv_heads);
+            add(kAttend, i, int(spans_.size()) * ((shape.kv_heads + heads_of_task_ - 1) / heads_of_task_));
             add(kQuantizeAttended, i, shape.int8_weights * blocks);
             add(kProjectOut, i, tasks_of(layer.out, num_tokens()));
             add(kShareOut, i, shared);
@@ -278,6 +278,8 @@ class Transformer : public Engine {
                 spans_.push_back({row.slot, first + begin, first + end, row.start + begin});
             }
         }
+        // Heads of one sequence in a row, so that the next one's keys come while this one's are used; as long as all have work.
+        heads_of_task_ = std::clamp(int(spans_.size()) * shape.kv_heads / (shape.threads * 8), 1, shape.kv_heads);
     }
     static constexpr int kSpan = 16;
 
@@ -504,8 +506,16 @@ class Transformer : public Engine {
     const int64_t* table_of(int slot) const { return slots.tables + size_t(slot) * shape.blocks_per_sequence; }
 
     void attend(int layer, int task) {
-        const Span& span = spans_[task / shape.kv_heads];
-        const int kv_head = task % shape.kv_heads, group = shape.heads / shape.kv_heads;
+        const int tasks = (shape.kv_heads + heads_of_task_ - 1) / heads_of_task_;
+        const int begin = task % tasks * heads_of_task_, end = std::min(shape.kv_heads, begin + heads_of_task_);
+        const Span& span = spans_[task / tasks];
+        const kernels::AttentionTiles tiles((span.end - span.begin) * (shape.heads / shape.kv_heads));
+        for (int kv_head = begin; kv_head < end; kv_head++)
+            attend_head(span, {layer, kv_head, kv_head + 1 < end ? kv_head + 1 : -1, table_of(span.slot)});
+    }
+
+    void attend_head(const Span& span, const kernels::Source& from) {
+        const int group = shape.heads / shape.kv_heads;
         const float scale = 1.0f / std::sqrt(float(shape.head_dim));
         const bool direct = head_dim_ == shape.head_dim;
         alignas(64) T spare[kBatch][kernels::kMaxHeadDim];
@@ -513,13 +523,16 @@ class Transformer : public Engine {
         const int count = (span.end - span.begin) * group;
         for (int first = 0; first < count; first += kBatch) {
             const int num = std::min(kBatch, count - first);
-            auto out = [&](int i) { return attended_[span.begin + (first + i) / group] + (kv_head * group + (first + i) % group) * shape.head_dim; };
             for (int i = 0; i < num; i++) {
-                const int t = span.begin + (first + i) / group, head = kv_head * group + (first + i) % group;
-                queries[i] = {queries_[t] + head * head_dim_, direct ? out(i) : spare[i], tokens_[t].position};
+                const int t = span.begin + (first + i) / group, head = from.head * group + (first + i) % group;
+                T* out = attended_[t] + head * shape.head_dim;
+                queries[i] = {queries_[t] + head * head_dim_, direct ? out : spare[i], tokens_[t].position};
             }
-            kernels::attend_all(queries, num, cache_, layer, kv_head, table_of(span.slot), head_dim_, scale);
-            for (int i = 0; i < num && !direct; i++) std::memcpy(static_cast<void*>(out(i)), spare[i], shape.head_dim * sizeof(T));
+            kernels::attend_all(queries, num, cache_, from, head_dim_, scale);
+            for (int i = 0; i < num && !direct; i++) {
+                const int t = span.begin + (first + i) / group, head = from.head * group + (first + i) % group;
+                std::memcpy(static_cast<void*>(attended_[t] + head * shape.head_dim), spare[i], shape.head_dim * sizeof(T));
+            }
         }
     }
     static constexpr int kBatch = 16;  // queries that go over the keys together
@@ -559,6 +572,7 @@ class Transformer : public Engine {
     std::vector<Phase> program_;
     int64_t* drawn_ = nullptr;
     bool join_logits_ = false;
+    int heads_of_task_ = 1;
     double phase_began_ = 0;
     Packing packing_{};
 };
