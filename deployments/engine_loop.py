@@ -10,11 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from deployments.token_stream import TokenStream
-from llama_core.batch import StepInput, StepOutput, StepRunner
+from llama_core.batch import StepInput, StepOutput
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady
 from llama_core.request import FinishReason, SamplingParams, Sequence, check_prompt
 from llama_core.scheduler import Progress, Scheduler
@@ -23,8 +22,7 @@ from llama_core.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StepStats:
+class StepStats(NamedTuple):
     """One finished step, for whoever counts: times in milliseconds, `round_trip_ms` from send to answer.
 
     num_sampled: tokens that it brought the requests. num_prefix_hits: prompt tokens found in the cache instead of computed,
@@ -44,11 +42,20 @@ class StepStats:
     num_drafts_accepted: int = 0
 
 
+class Runner(Protocol):
+    """What computes steps: it takes one at once, without a task's delay, and answers them in their order.
+
+    `cluster.rank_group.RankGroup` is one. `submit` may raise what its future would.
+    """
+
+    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]: ...
+
+
 class _Flight(NamedTuple):
     """A step that was sent, and its answer to come."""
 
     batch: StepInput
-    output: asyncio.Task[StepOutput]
+    output: asyncio.Future[StepOutput]
     sent_s: float
 
 
@@ -102,7 +109,7 @@ class EngineLoop:
         self._wake.set()
         return stream
 
-    async def run(self, runner: StepRunner) -> None:
+    async def run(self, runner: Runner) -> None:
         """Step until cancelled, or until the runner raises, which this passes on; the streams are left as they are.
 
         What follows is for the caller to decide: `fail` ends them, or, once other ranks are there, `scheduler.restart` and
@@ -157,9 +164,9 @@ class EngineLoop:
         """Seconds since a step completed while work waited; 0 when idle."""
         return time.monotonic() - self.last_progress_s if self._streams else 0.0
 
-    def _send(self, runner: StepRunner, flights: deque[_Flight]) -> None:
+    def _send(self, runner: Runner, flights: deque[_Flight]) -> None:
         while len(flights) < self._depth and (batch := self.scheduler.schedule()) is not None:
-            flights.append(_Flight(batch, asyncio.ensure_future(runner.step(batch)), time.monotonic()))
+            flights.append(_Flight(batch, runner.submit(batch), time.monotonic()))
 
     def _cancel(self, seq: Sequence) -> None:
         if self._streams.pop(seq, None) is not None:

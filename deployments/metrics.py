@@ -5,9 +5,9 @@ Names are those that operators of the reference watch, and the suffixes that Ray
 """
 
 import asyncio
+import os
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Literal
 
 import prometheus_client
@@ -21,6 +21,8 @@ from llama_core.errors import LlamaError, RankFailure
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 RATE_WINDOW_S = 10.0
 REFRESH_S = 1.0
+MOST_AT_ONCE = 64  # values of a histogram; Ray takes 10 us for one, and streams must go on meanwhile
+MOST_KEPT = 100_000
 TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 PREFILL_MS = tuple(1000 * s for s in TTFT_S)
 STEP_MS = (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 100.0, 200.0, 400.0, 1000.0, 5000.0)
@@ -29,7 +31,10 @@ Kind = Literal["gauge", "count", "histogram"]
 
 
 class Figure:
-    """One metric and both places where it is recorded. Not safe across threads: a replica has one event loop."""
+    """One metric and both places where it is recorded. Not safe across threads: a replica has one event loop.
+
+    Recording costs next to nothing, as befits what every step does; `publish` does the rest, once a second.
+    """
 
     def __init__(
         self,
@@ -43,7 +48,9 @@ class Figure:
         in_ray: bool = False,
     ) -> None:
         self._kind = kind
-        self._totals: dict[tuple[str, ...], float] = {}
+        self._values: dict[tuple[tuple[str, str], ...], float] = {}  # by labels
+        self._published: dict[tuple[tuple[str, str], ...], float] = {}
+        self._observed: deque[float] = deque(maxlen=MOST_KEPT)  # not published yet
         self._local: prometheus_client.Gauge | prometheus_client.Histogram
         if kind == "histogram":
             self._local = prometheus_client.Histogram(name, help_text, labels, registry=registry, buckets=buckets)
@@ -59,34 +66,45 @@ class Figure:
 
     def set(self, value: float, **labels: str) -> None:
         assert self._kind == "gauge"
-        self._store(value, labels)
+        self._values[tuple(labels.items())] = value
 
     def add(self, value: float = 1, **labels: str) -> None:
         assert self._kind == "count"
-        key = tuple(labels.values())
-        self._totals[key] = self._totals.get(key, 0) + value
-        self._store(self._totals[key], labels)
+        key = tuple(labels.items())
+        self._values[key] = self._values.get(key, 0) + value
 
-    def observe(self, value: float, **labels: str) -> None:
-        assert isinstance(self._local, prometheus_client.Histogram)
-        (self._local.labels(**labels) if labels else self._local).observe(value)
-        if isinstance(self._ray, ray_metrics.Histogram):
-            self._ray.observe(value, dict(labels))
+    def observe(self, value: float) -> None:
+        assert self._kind == "histogram"
+        self._observed.append(value)
 
-    def _store(self, value: float, labels: Mapping[str, str]) -> None:
-        assert isinstance(self._local, prometheus_client.Gauge)
-        (self._local.labels(**labels) if labels else self._local).set(value)
-        if isinstance(self._ray, ray_metrics.Gauge):
-            self._ray.set(value, dict(labels))
+    def publish(self) -> bool:
+        """Write what is new to both places. False if that was so much that the rest is left for the next call."""
+        if isinstance(self._local, prometheus_client.Histogram):
+            for _ in range(min(len(self._observed), MOST_AT_ONCE)):
+                value = self._observed.popleft()
+                self._local.observe(value)
+                if isinstance(self._ray, ray_metrics.Histogram):
+                    self._ray.observe(value)
+            return not self._observed
+        for key, value in self._values.items():
+            if self._kind == "count" and self._published.get(key) == value:
+                continue
+            self._published[key] = value
+            labels = dict(key)
+            (self._local.labels(**labels) if labels else self._local).set(value)
+            if isinstance(self._ray, ray_metrics.Gauge):
+                self._ray.set(value, labels)
+        return True
 
 
 class Metrics:
     """Every figure of one replica. Each instance has a registry of its own, so tests and replicas do not meet."""
 
     def __init__(self, *, in_ray: bool | None = None) -> None:
-        """in_ray: record in Ray's metrics too; when None, if this process is connected to Ray."""
+        """in_ray: record in Ray's metrics too; when None, if this process is connected to a Ray that collects any."""
         self.registry = prometheus_client.CollectorRegistry()
-        self._in_ray = ray.is_initialized() if in_ray is None else in_ray
+        self._in_ray = _is_collected_by_ray() if in_ray is None else in_ray
+        self._figures: list[Figure] = []
         self._recent: deque[tuple[float, int]] = deque()  # (when, tokens) within the rate's window
         self._recent_tokens = 0
         self._engine: Engine | None = None
@@ -174,6 +192,9 @@ class Metrics:
         while True:
             await asyncio.sleep(REFRESH_S)
             self.refresh()
+            for figure in self._figures:
+                while not figure.publish():  # noqa: ASYNC110 (nothing is waited for: others get their turn)
+                    await asyncio.sleep(0)
 
     def refresh(self) -> None:
         """Bring up to date what changes without an event: the rate when nothing is generated, and the engine's state."""
@@ -198,16 +219,36 @@ class Metrics:
     def render(self) -> bytes:
         """Prometheus text."""
         self.refresh()
+        for figure in self._figures:
+            while not figure.publish():
+                pass
         return prometheus_client.generate_latest(self.registry)
 
     def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Figure:
-        return Figure(self.registry, "gauge", name, help_text, labels, in_ray=self._in_ray)
+        return self._figure("gauge", name, help_text, labels)
 
     def _count(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Figure:
-        return Figure(self.registry, "count", name, help_text, labels, in_ray=self._in_ray)
+        return self._figure("count", name, help_text, labels)
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Figure:
-        return Figure(self.registry, "histogram", name, help_text, buckets=buckets, in_ray=self._in_ray)
+        return self._figure("histogram", name, help_text, buckets=buckets)
+
+    def _figure(
+        self,
+        kind: Kind,
+        name: str,
+        help_text: str,
+        labels: tuple[str, ...] = (),
+        buckets: tuple[float, ...] = (),
+    ) -> Figure:
+        figure = Figure(self.registry, kind, name, help_text, labels, buckets=buckets, in_ray=self._in_ray)
+        self._figures.append(figure)
+        return figure
+
+
+def _is_collected_by_ray() -> bool:
+    is_off = os.environ.get("RAY_enable_metrics_collection", "1") in ("0", "false")  # noqa: SIM112 (Ray's own name)
+    return ray.is_initialized() and not is_off
 
 
 def _whole(value: object) -> int:

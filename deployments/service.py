@@ -13,9 +13,8 @@ from cluster.rank_group import GroupInfo
 from cluster.rank_worker import RankStatus
 from deployments.args import ServerArgs
 from deployments.engine import Readiness
-from deployments.engine_loop import EngineLoop, StepStats
+from deployments.engine_loop import EngineLoop, Runner, StepStats
 from deployments.token_stream import TokenStream
-from llama_core.batch import StepRunner
 from llama_core.blocks import BlockPool
 from llama_core.config import EngineConfig, read_params
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 LOADING_PERIOD_S = 1.0
 
 
-class Group(StepRunner, Protocol):
+class Group(Runner, Protocol):
     """What the service needs of a rank group; `cluster.rank_group.RankGroup` is one, tests have another."""
 
     async def start(self) -> GroupInfo: ...

@@ -58,6 +58,9 @@ class FakeGroup:
     async def statuses(self) -> list[RankStatus | None]:
         return [None]
 
+    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
+        return asyncio.ensure_future(self.step(batch))
+
     async def step(self, batch: StepInput) -> StepOutput:
         if self._failed.done():
             raise self._failed.result()

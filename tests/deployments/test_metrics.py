@@ -1,9 +1,11 @@
 """The operators' figures: their names, that each is defined once, and that they work without Ray."""
 
+import pytest
+import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.engine_loop import StepStats
-from deployments.metrics import Metrics
+from deployments.metrics import MOST_AT_ONCE, Metrics
 from llama_core.request import SamplingParams
 from tests.deployments.fakes import FakeEngine
 
@@ -79,3 +81,21 @@ def test_two_replicas_in_one_process_do_not_share_figures() -> None:
     first, second = Metrics(in_ray=False), Metrics(in_ray=False)
     first.rank_failures_count.add()
     assert samples(second)["rank_failures_count"] == 0
+
+
+def test_a_histogram_is_published_in_pieces_and_loses_nothing() -> None:
+    metrics = Metrics(in_ray=False)
+    for _ in range(2 * MOST_AT_ONCE + 1):
+        metrics.on_step(step())
+    pieces = [metrics.time_per_decoding_step_ms.publish() for _ in range(3)]
+    assert pieces == [False, False, True]
+    assert samples(metrics)["time_per_decoding_step_ms_count"] == 2 * MOST_AT_ONCE + 1
+
+
+def test_a_ray_that_collects_no_metrics_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setenv("RAY_enable_metrics_collection", "0")
+    metrics = Metrics()
+    metrics.on_step(step(num_sampled=3))
+    assert metrics.generated_tokens_count._ray is None
+    assert samples(metrics)["generated_tokens_count"] == 3
