@@ -19,14 +19,14 @@ from llama_core.scheduler import Scheduler, SchedulerConfig
 
 
 class LocalRunner:
-    """A ModelRunner as a StepRunner: steps run one after another in a thread of their own."""
+    """A ModelRunner as the engine loop takes one: steps run one after another in a thread of their own."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
 
-    async def step(self, batch: StepInput) -> StepOutput:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.step, batch)
+    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._runner.step, batch)
 
     def close(self) -> None:
         self._thread.shutdown()
