@@ -19,25 +19,15 @@ import torch
 
 from benchmarks.bandwidth import BandwidthProbe
 from benchmarks.common import Spread, add_output_option, emit, print_table, versions
-from benchmarks.in_process import bytes_per_token, run
+from benchmarks.in_process import bytes_per_token, llama_of, run
 from benchmarks.make_checkpoint import SHAPES, random_weights, write_meta
 from benchmarks.peers.hf_continuous import ContinuousBatching
 from benchmarks.workload import Request, long_batch, random_prompt
 from llama_core import Llama
 from llama_core import parallel as groups
 from llama_core.config import Device, DType, EngineConfig, ModelConfig
-from llama_core.runner import ModelRunner
-from llama_core.tokenizer import Tokenizer
 
 PROBE_BYTES = 4 * 2**30
-
-
-class NumbersOnly:
-    """In a tokenizer's place where there is no text: prompts and outputs are ids, and none of them ends anything."""
-
-    def __init__(self, n_words: int) -> None:
-        self.n_words = n_words
-        self.eos_id = -1
 
 
 def read_bandwidth(device: torch.device, num_bytes: int, passes: int = 20) -> Spread:
@@ -60,24 +50,21 @@ def _reading(kernel: Callable[[], torch.Tensor], num_bytes: int, passes: int) ->
 
 
 def load(options: argparse.Namespace, ckpt: Path, max_seq_len: int, max_batch_size: int) -> Llama:
-    """A Llama without a tokenizer, on the device, with as much cache as the memory has room for."""
-    config = EngineConfig(
-        ckpt_dir=str(ckpt),
-        vocab_size=options.vocab_size,
-        max_seq_len=max_seq_len,
-        max_batch_size=max_batch_size,
-        max_step_tokens=max(options.max_step_tokens, max_batch_size),
-        device=cast(Device, options.device),
-        dtype=cast(DType, options.dtype),
-        verify_checksums=False,
-        speculation=False,
-        prefix_caching=False,
+    """On the device, with as much cache as the memory has room for."""
+    return llama_of(
+        EngineConfig(
+            ckpt_dir=str(ckpt),
+            vocab_size=options.vocab_size,
+            max_seq_len=max_seq_len,
+            max_batch_size=max_batch_size,
+            max_step_tokens=max(options.max_step_tokens, max_batch_size),
+            device=cast(Device, options.device),
+            dtype=cast(DType, options.dtype),
+            verify_checksums=False,
+            speculation=False,
+            prefix_caching=False,
+        )
     )
-    runner = ModelRunner.load(config, groups.alone(config.device))
-    num_blocks = runner.max_num_blocks()
-    runner.allocate_cache(num_blocks)
-    runner.warm_up()
-    return Llama(runner, cast(Tokenizer, NumbersOnly(options.vocab_size)), num_blocks, seed=1)
 
 
 def decode(options: argparse.Namespace, ckpt: Path, probe: Callable[[], Spread]) -> dict[str, Any]:
@@ -105,7 +92,7 @@ def offline(options: argparse.Namespace, ckpt: Path, requests: list[Request]) ->
     """All requests at once."""
     longest = max(len(request.prompt) + request.num_output for request in requests)
     llama = load(options, ckpt, longest, min(options.max_batch_size, len(requests)))
-    run(llama, long_batch(8, 8, 16, options.vocab_size))  # captures graphs, builds kernels
+    run(llama, _warm_up(requests))  # captures graphs, builds kernels
     runs = [run(llama, requests) for _ in range(options.batch_repeats)]
     return {
         "output_tok_s": Spread.of(one.num_output / one.seconds for one in runs),
@@ -120,7 +107,7 @@ def peer(options: argparse.Namespace, config: ModelConfig, requests: list[Reques
     device = groups.resolve_device(options.device)
     try:
         model = ContinuousBatching(config, longest, getattr(torch, options.dtype), device)
-        model.seconds(long_batch(8, 8, 16, options.vocab_size))
+        model.seconds(_warm_up(requests))
         seconds = [model.seconds(requests) for _ in range(options.batch_repeats)]
     except (ImportError, RuntimeError, ValueError) as error:
         return {"unavailable": f"{type(error).__name__}: {error}"[:300]}
@@ -204,6 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         },
         options,
     )
+
+
+def _warm_up(requests: list[Request]) -> list[Request]:
+    return [Request(request.prompt, min(4, request.num_output)) for request in requests[:8]]
 
 
 def _probe(device: str) -> Spread:

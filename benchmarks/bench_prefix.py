@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
-from benchmarks.in_process import Run, built_llama, case_name, run, takes, vocabulary
+from benchmarks.in_process import Run, built_llama, case_name, run, vocabulary
 from benchmarks.workload import shared_prefix_batch
 from llama_core import Llama
-
-SWITCH = "prefix_caching"
 
 
 def prefilled(batch: Run) -> int:
@@ -47,8 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     add_output_option(parser)
     options = parser.parse_args(arguments)
-    if not takes(SWITCH):
-        parser.exit(2, f"Llama.build has no argument {SWITCH}: there is nothing to compare\n")
     cases: dict[str, dict[str, Any]] = {}
     outputs: dict[str, list[list[int]]] = {}
     for name, sharing in (("shared", True), ("not shared", False)):
@@ -57,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             dtype=options.dtype,
             max_seq_len=options.shared + options.own + options.output,
             max_batch_size=options.requests,
-            **{SWITCH: sharing},
+            prefix_caching=sharing,
         ) as llama:
             cases[name], outputs[name] = measure(llama, options)
             weights = case_name(llama, options)

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
-from benchmarks.in_process import built_llama, case_name, run, takes, vocabulary
+from benchmarks.in_process import built_llama, case_name, run, vocabulary
 from benchmarks.workload import Request, random_prompt, repetitive_prompt
-
-SWITCH = "speculation"
 
 
 def measure(options: argparse.Namespace, drafting: bool) -> dict[str, dict[str, Any]]:
@@ -26,7 +24,7 @@ def measure(options: argparse.Namespace, drafting: bool) -> dict[str, dict[str, 
         dtype=options.dtype,
         max_seq_len=options.prompt + options.output,
         max_batch_size=1,
-        **{SWITCH: drafting},
+        speculation=drafting,
     ) as llama:
         prompts = {
             "repeats": repetitive_prompt(options.prompt, vocabulary(llama), seed=5),
@@ -58,8 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     add_output_option(parser)
     options = parser.parse_args(arguments)
-    if not takes(SWITCH):
-        parser.exit(2, f"Llama.build has no argument {SWITCH}: there is nothing to compare\n")
     drafting, plain = measure(options, True), measure(options, False)
     cases = {}
     for text, one in drafting.items():

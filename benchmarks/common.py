@@ -110,13 +110,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokenizer", type=Path, help="tokenizer.model in the checkpoint's directory if absent")
     group.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
     group.add_argument("--threads", type=int, help="torch's threads; as many as it takes by itself if absent")
-    group.add_argument("--quantization", default="none", help="int8, ...; passed on to Llama.build")
+    group.add_argument("--quantization", default="none", help="none or int8")
     group.add_argument(
-        "--build",
+        "--set",
         nargs="*",
         default=[],
         metavar="NAME=VALUE",
-        help="other arguments of Llama.build, such as speculation=true; that and prefix_caching are false if absent",
+        help="other settings of the engine, such as backend=torch or speculation=true; that and prefix_caching are off",
     )
 
 

@@ -6,7 +6,6 @@ The one file of the benchmarks that knows how the model is built and where its s
 import argparse
 import functools
 import gc
-import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,47 +16,55 @@ import torch
 
 from benchmarks.workload import Request
 from llama_core import Llama
+from llama_core import parallel as groups
 from llama_core.batch import StepInput, StepOutput
-from llama_core.config import DType, ModelConfig
+from llama_core.config import DType, EngineConfig, ModelConfig
 from llama_core.request import SamplingParams
 from llama_core.request import Sequence as LlamaSequence
+from llama_core.runner import ModelRunner
+from llama_core.tokenizer import Tokenizer
 
 # What would change how much is computed: off, unless the command line says otherwise. Peers run without them too.
-_OFF_BY_DEFAULT = ("speculation", "prefix_caching")
+OFF_BY_DEFAULT = ("speculation", "prefix_caching")
+BLOCK_SIZE = 16
 StepFunction = Callable[[StepInput], StepOutput]
 
 
-def build_llama(
-    options: argparse.Namespace, *, dtype: str, max_seq_len: int, max_batch_size: int, **arguments: Any
-) -> Llama:
-    """`arguments` go to Llama.build, above what the command line says."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    known = inspect.signature(Llama.build).parameters
-    given: dict[str, Any] = {name: False for name in _OFF_BY_DEFAULT if name in known}
-    if options.quantization != "none":
-        given["quantization"] = options.quantization
-    for pair in options.build:
-        name, _, value = pair.partition("=")
-        given[name] = _plain_value(value)
-    given |= arguments
-    return Llama.build(
-        options.ckpt,
-        options.tokenizer or options.ckpt / "tokenizer.model",
-        max_seq_len,
-        max_batch_size,
-        device=options.device,
-        dtype=cast(DType, dtype),  # Llama.build refuses what is none
-        **given,
-    )
+class NumbersOnly:
+    """In a tokenizer's place where there is no text: prompts and outputs are ids, and none of them ends anything."""
+
+    def __init__(self, n_words: int) -> None:
+        self.n_words = n_words
+        self.eos_id = -1
 
 
 @contextmanager
 def built_llama(
-    options: argparse.Namespace, *, dtype: str, max_seq_len: int, max_batch_size: int, **arguments: Any
+    options: argparse.Namespace, *, dtype: str, max_seq_len: int, max_batch_size: int, **settings: Any
 ) -> Iterator[Llama]:
-    """The same for a while: its memory is free again before another one is built."""
-    llama = build_llama(options, dtype=dtype, max_seq_len=max_seq_len, max_batch_size=max_batch_size, **arguments)
+    """The model that the options name, for a while: its memory is free again before another one is built.
+
+    `settings` are further fields of EngineConfig, above what the command line says.
+    """
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    chosen: dict[str, Any] = dict.fromkeys(OFF_BY_DEFAULT, False)
+    chosen |= {"device": options.device, "quantization": options.quantization}
+    for pair in options.set:
+        name, _, value = pair.partition("=")
+        chosen[name] = _plain_value(value)
+    tokenizer = Tokenizer(options.tokenizer or options.ckpt / "tokenizer.model")
+    config = EngineConfig(
+        ckpt_dir=str(options.ckpt),
+        vocab_size=tokenizer.n_words,
+        dtype=cast(DType, dtype),  # refused there if it is none
+        # The scheduler admits nobody unless a block stays free for each that runs: room for one more in every sequence.
+        max_seq_len=max_seq_len + BLOCK_SIZE,
+        max_batch_size=max_batch_size,
+        block_size=BLOCK_SIZE,
+        **({"max_step_tokens": max(512, max_batch_size)} | chosen | settings),
+    )
+    llama = llama_of(config, tokenizer)
     try:
         yield llama
     finally:
@@ -65,9 +72,13 @@ def built_llama(
         gc.collect()
 
 
-def takes(name: str) -> bool:
-    """Whether Llama.build has an argument of this name."""
-    return name in inspect.signature(Llama.build).parameters
+def llama_of(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Llama:
+    """As Llama.build makes it, but from every setting that an engine has, and without a tokenizer if need be."""
+    runner = ModelRunner.load(config, groups.alone(config.device))
+    num_blocks = runner.max_num_blocks()
+    runner.allocate_cache(num_blocks)
+    runner.warm_up()
+    return Llama(runner, tokenizer or cast(Tokenizer, NumbersOnly(config.vocab_size)), num_blocks, seed=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,129 @@
+"""Every command runs, in a tiny form on the demo model, and ends with the figures that it promises. Nothing is timed here."""
+
+import importlib
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.bandwidth import NoCompiler, probe_bandwidth
+
+TINY = ["--device", "cpu", "--dtype", "float32"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiler() -> None:
+    try:
+        probe_bandwidth(1, buffer_bytes=2**20, passes=1)
+    except NoCompiler as error:
+        pytest.skip(str(error))
+
+
+def result_of(capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> dict[str, Any]:
+    """What the command printed as its last line; it has printed a table before it."""
+    importlib.import_module(f"benchmarks.{name}").main(list(arguments))
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.lstrip().startswith("--") for line in lines), "a table for people"
+    result: dict[str, Any] = json.loads(lines[-1])
+    assert result["benchmark"] == name.removeprefix("bench_")
+    return result
+
+
+def test_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    result = result_of(capsys, "bench_limits", "--buffer-mib", "1", "4", "--size", "64", "--passes", "2")
+    assert all(one["gb_s"]["median"] > 0 for one in result["bandwidth"])
+    assert result["matmul_gflop_s"].keys() == {"bfloat16", "float32"}
+
+
+def test_decode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.bandwidth.beyond_caches", lambda: 2**22)
+    result = result_of(
+        capsys,
+        "bench_decode",
+        *("--device", "cpu", "--dtype", "float32", "bfloat16"),
+        *("--prompt", "8", "--output", "6", "--repeats", "1"),
+    )
+    assert result["cases"].keys() == {"float32", "bfloat16"}
+    case = result["cases"]["float32"]
+    assert case["tokens_per_step"] == 1
+    assert case["bytes_per_token"] == pytest.approx(2 * result["cases"]["bfloat16"]["bytes_per_token"], rel=0.01)
+
+
+def test_prefill(capsys: pytest.CaptureFixture[str]) -> None:
+    result = result_of(capsys, "bench_prefill", *TINY, "--prompt", "16", "--repeats", "1")
+    assert result["cases"]["float32"]["prefill_tok_s"]["median"] > 0
+
+
+def test_offline(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--requests", "4", "--max-batch-size", "2", "--repeats", "1"]
+    case = result_of(capsys, "bench_offline", *TINY, *arguments)["cases"]["float32"]
+    assert (case["prompt_tokens"], case["output_tokens"]) == (16 + 48 + 80 + 112, 16 + 64 + 112 + 32)
+
+
+def test_online_in_process(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--prompt", "8", "--output", "4", "--concurrency", "1", "3", "--requests", "2", "6"]
+    arguments = ["--in-process", *load, "--repeats", "1", "--vocab-size", "500"]
+    cases = result_of(capsys, "bench_online", *TINY, *arguments)["cases"]
+    assert {clients: case["failed"] for clients, case in cases.items()} == {"1": 0, "3": 0}
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_step_has_every_part_once_and_together_they_are_the_step(
+    capsys: pytest.CaptureFixture[str], backend: str
+) -> None:
+    arguments = [
+        "--rows",
+        "1",
+        "2",
+        "--context",
+        "8",
+        "--steps",
+        "4",
+        "--repeats",
+        "1",
+        "--set",
+        f"backend={backend}",
+    ]
+    cases = result_of(capsys, "bench_step", *TINY, *arguments)["cases"]
+    assert [case["rows"] for case in cases] == [1, 2]
+    for case in cases:
+        names = [part["part"] for part in case["parts"]]
+        assert len(names) == len(set(names)) > 4
+        assert sum(part["read_bytes"] for part in case["parts"]) == pytest.approx(case["read_bytes"], rel=0.01)
+
+
+def test_growth(capsys: pytest.CaptureFixture[str]) -> None:
+    points = ["--rows", "1", "2", "3", "--context", "8", "16", "24", "--rows-context", "8", "--context-rows", "2"]
+    result = result_of(capsys, "bench_growth", *TINY, *points, "--steps", "3")
+    assert [series["vary"] for series in result["series"]] == ["rows", "context"]
+
+
+def test_prefix_sharing_computes_the_prefix_once_and_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--requests", "4", "--shared", "64", "--own", "4", "--output", "3", "--repeats", "1"]
+    result = result_of(capsys, "bench_prefix", *TINY, *sizes)
+    assert result["same_tokens"]
+    assert result["cases"]["not shared"]["prefill_tokens"] == 4 * 68
+    assert result["cases"]["shared"]["prefill_tokens"] == 64 + 4 * 4
+
+
+def test_speculation_changes_no_token(capsys: pytest.CaptureFixture[str]) -> None:
+    result = result_of(capsys, "bench_speculation", *TINY, "--prompt", "48", "--output", "16", "--repeats", "1")
+    assert len(result["cases"]) == 4
+    assert all(case["same_tokens"] for case in result["cases"].values())
+
+
+def test_gpu_where_there_is_only_a_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.bandwidth.beyond_caches", lambda: 2**22)
+    sizes = ["--shape", "tiny", "--vocab-size", "300", "--requests", "4", "--shortest", "4", "--longest", "8"]
+    batch_1 = ["--prompt", "8", "--output", "6", "--repeats", "1"]
+    result = result_of(capsys, "bench_gpu", *TINY, *sizes, *batch_1)
+    assert result["decode"]["decode_tok_s"]["median"] > 0
+    assert result["offline"]["output_tok_s"]["median"] > 0
+
+
+def test_gpu_says_why_it_measures_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module("benchmarks.bench_gpu").main([])
+    assert ended.value.code == 2
+    assert "no CUDA device" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""Statistics, tables and lines of JSON."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common import (
+    REPOSITORY,
+    Spread,
+    busy_cores,
+    command_line,
+    emit,
+    last_json,
+    number,
+    percentile,
+    print_table,
+    public,
+)
+from benchmarks.workload import mixed_batch, repetitive_prompt, shared_prefix_batch, uniform_batch
+
+
+def test_a_percentile_lies_between_the_ranks_beside_it() -> None:
+    assert [percentile([4, 1, 3, 2], percent) for percent in (0, 50, 100)] == [1, 2.5, 4]
+    assert percentile([7], 99) == 7
+    assert percentile(list(range(101)), 99) == 99
+
+
+def test_a_spread_has_median_quartiles_and_extremes_whatever_the_order() -> None:
+    spread = Spread.of([9, 1, 5, 3, 7])
+    assert (spread.median, spread.low, spread.high, spread.least, spread.most, spread.count) == (5, 3, 7, 1, 9, 5)
+    assert spread.relative == pytest.approx(0.4)
+    assert str(spread) == "5 ±40%"
+    assert str(Spread.of([0.5])) == "0.5"
+
+
+def test_numbers_in_tables_have_three_digits_that_count() -> None:
+    assert [number(value) for value in (None, "x", 12345, 12345.6, 123.456, 12.3456, 0.00123456)] == [
+        *("-", "x", "12,345", "12,346", "123", "12.3", "0.00123")
+    ]
+
+
+def test_a_table_is_as_wide_as_its_widest_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("Title", ["who", "figure"], [("a long name", 1.5), ("b", None)])
+    assert capsys.readouterr().out.splitlines() == [
+        *("", "Title", "  who          figure", "  -----------  ------"),
+        *("  a long name     1.5", "  b                 -"),
+    ]
+
+
+def test_the_last_line_is_the_result_and_says_what_it_ran_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    print("a table")
+    options = argparse.Namespace(json=tmp_path / "result.json")
+    emit("name", {"figure": Spread.of([1 / 3]), "path": tmp_path / "deep" / "down"}, options)
+    result = last_json(capsys.readouterr().out + "a log line of somebody else's\n")
+    assert result == json.loads(options.json.read_text())
+    assert result["figure"]["median"] == 0.333333
+    assert str(tmp_path) not in result["path"]
+    assert {"cpu", "cores", "flags", "versions", "commit", "load_average"} <= result["machine"].keys()
+    assert {"benchmark", "command", "date"} <= result.keys()
+    with pytest.raises(ValueError, match="no line of JSON"):
+        last_json("nothing\n[1]\n")
+
+
+def test_a_result_says_how_to_repeat_it_and_not_where_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = str(REPOSITORY / "benchmarks" / "peers" / "vllm_driver.py")
+    monkeypatch.setattr(sys, "argv", [inside, "--ckpt", "/home/me/models/llama-110m/meta", "a b"])
+    assert command_line() == "python -m benchmarks.peers.vllm_driver --ckpt .../llama-110m/meta 'a b'"
+    assert public(str(REPOSITORY / "demo")) == "demo"
+    assert public("/usr/lib/a/libx.so:/opt/b/c/liby.so") == ".../a/libx.so:.../c/liby.so"
+
+
+def test_busy_cores_are_not_more_than_there_are() -> None:
+    assert 0 <= busy_cores(0.05) <= 1024
+
+
+def test_loads_are_the_same_each_time_and_as_long_as_they_say() -> None:
+    batch = mixed_batch(32, vocab_size=500)
+    assert batch == mixed_batch(32, vocab_size=500)
+    assert sum(len(request.prompt) for request in batch) == 4160
+    assert sum(request.num_output for request in batch) == 2304
+    assert all(3 <= token < 500 for request in batch for token in request.prompt)
+    assert len({tuple(request.prompt) for request in uniform_batch(50, 8, 1, 500)}) == 50
+    shared = shared_prefix_batch(4, 20, 5, 1, 500)
+    assert len({tuple(request.prompt[:20]) for request in shared}) == 1
+    assert len({tuple(request.prompt) for request in shared}) == 4
+    repeated = repetitive_prompt(50, 500, seed=1)
+    assert len(repeated) == 50
+    assert repeated[:24] == repeated[24:48]

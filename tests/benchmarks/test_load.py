@@ -1,0 +1,142 @@
+"""The load client: what it makes of the bytes that came, and of a real server."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks.load import Answer, HttpSession, Load, drive, read_answer
+from benchmarks.workload import Request, uniform_batch
+from llama_core.errors import NonFiniteLogits
+from tests.deployments.fakes import MODEL_ID, FakeEngine, serve
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def token(text: str, reason: str | None = None) -> bytes:
+    return event(choices=[{"text": text, "finish_reason": reason}])
+
+
+def read(pieces: Sequence[tuple[float, bytes]]) -> Answer:
+    return read_answer(0.0, 9.0, pieces)
+
+
+def test_a_token_has_the_time_of_the_bytes_that_made_its_event_whole() -> None:
+    first, second = chunk(token("a")), chunk(token("b"))
+    answer = read(
+        [
+            (1.0, HEAD),
+            (2.0, first + second[:20]),
+            (3.0, second[20:]),
+            (4.0, chunk(token("c") + token("", "length")) + chunk(event(choices=[], usage={"completion_tokens": 3}))),
+            (5.0, chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"),
+        ]
+    )
+    assert answer == Answer(0.0, 9.0, [2.0, 3.0, 4.0], 3)
+
+
+def test_a_token_that_is_part_of_a_character_counts_and_a_bare_ending_does_not() -> None:
+    body = chunk(token("")) + chunk(token("é")) + chunk(token("", "stop")) + chunk(b"data: [DONE]\n\n")
+    assert read([(1.0, HEAD + body)]).token_times == [1.0, 1.0]
+
+
+def test_a_body_without_chunks_is_read_too() -> None:
+    head = HEAD.replace(b"transfer-encoding: chunked\r\n", b"")
+    answer = read([(1.0, head + token("a")), (2.0, token("b") + b"data: [DONE]\n\n")])
+    assert answer.token_times == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("raw", "error"),
+    [
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\nnot now", "HTTP 503 Service Unavailable: not now"),
+        (HEAD + chunk(token("a")) + chunk(event(error={"message": "bad"})), "bad"),
+        (HEAD + chunk(token("a")), "without [DONE]"),
+        (HEAD + chunk(token("a"))[:-5], "without [DONE]"),
+        (b"", "HTTP"),
+    ],
+)
+def test_what_did_not_end_well_is_an_error(raw: bytes, error: str) -> None:
+    assert error in (read([(1.0, raw)]).error or "")
+
+
+def test_figures_are_of_what_succeeded_and_say_what_did_not() -> None:
+    good = Answer(10.0, 12.0, [10.5, 11.0, 12.0], 3)
+    figures = Load([good, Answer(10.0, 10.1, error="no")], seconds=2.0, client_cpu_s=0.5).figures()
+    assert (figures["requests"], figures["failed"], figures["errors"]) == (1, 1, ["no"])
+    assert figures["output_tok_s"] == 1.5
+    assert figures["ttft_p50_ms"] == 500
+    assert figures["between_p50_ms"] == 750
+    assert figures["decode_tok_s"] == pytest.approx(2 / 1.5)
+    assert figures["client_cpu_cores"] == 0.25
+    with pytest.raises(ValueError, match="every request failed: no"):
+        Load([Answer(0, 1, error="no")], 1.0, 0.0).figures()
+
+
+class CountingSession:
+    """Answers after a moment, and knows how many of its kind were asked at once."""
+
+    open = most = 0
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+
+    async def ask(self, request: Request) -> None:
+        CountingSession.open += 1
+        CountingSession.most = max(CountingSession.most, CountingSession.open)
+        await asyncio.sleep(0.001)
+        CountingSession.open -= 1
+        self.asked.append(request)
+
+    def answers(self) -> list[Answer]:
+        return [Answer(0.0, 1.0, [0.5], 1) for _ in self.asked]
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_closed_loop_asks_everything_once_and_never_more_at_a_time_than_it_has_clients() -> None:
+    requests = uniform_batch(11, 4, 1, 100)
+    sessions = [CountingSession() for _ in range(3)]
+    load = await drive(sessions, requests)
+    asked = [request for session in sessions for request in session.asked]
+    assert sorted(asked, key=lambda request: request.prompt) == sorted(requests, key=lambda request: request.prompt)
+    assert CountingSession.most == 3
+    assert len(load.answers) == 11
+
+
+@pytest.mark.parametrize("new_connections", [False, True])
+async def test_a_real_server_streams_every_token_over_connections_that_stay_or_do_not(new_connections: bool) -> None:
+    with serve(FakeEngine("One two three four five.")) as served:
+        sessions = [HttpSession(served.url, MODEL_ID, new_connections=new_connections) for _ in range(2)]
+        load = await drive(sessions, uniform_batch(6, 8, 20, 200))
+        for session in sessions:
+            await session.close()
+        assert [stream.params.max_tokens for stream in served.engine.streams] == [20] * 6
+        assert all(stream.params.ignore_eos for stream in served.engine.streams)
+    figures = load.figures()
+    assert (figures["requests"], figures["failed"], figures["output_tokens"]) == (6, 0, 120)
+    assert all(answer.began_s < answer.token_times[0] <= answer.ended_s for answer in load.answers)
+
+
+async def test_refusals_failures_and_a_server_that_is_not_there_are_counted() -> None:
+    with serve(FakeEngine()) as served:
+        served.engine.fail_at = (3, NonFiniteLogits("this one fails"))
+        session = HttpSession(served.url, MODEL_ID)
+        load = await drive([session], uniform_batch(2, 8, 10, 200))
+        assert ["this one fails" in (answer.error or "") for answer in load.answers] == [True, True]
+        load = await drive([HttpSession(served.url, "another-model")], uniform_batch(1, 8, 10, 200))
+        assert (load.answers[0].error or "").startswith("HTTP 404")
+        await session.close()
+    load = await drive([HttpSession(served.url, MODEL_ID)], uniform_batch(1, 8, 10, 200))
+    assert (load.answers[0].error or "").startswith("HTTP 000")
