@@ -149,7 +149,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"idle": totals(idle), "under_load": loaded, "of_idle": idle, "rank": plan}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Processes, threads and resident memory of everything that serves.")
     add_start_options(parser)
     parser.add_argument("--model", default="llama-demo", help="its name over HTTP")
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each request")
     parser.add_argument("--output", type=int, default=64, help="tokens of each answer")
     add_output_option(parser)
-    options = parse_start(parser, sys.argv[1:])
+    options = parse_start(parser, sys.argv[1:] if arguments is None else arguments)
     if len(options.how) != 1:
         parser.error("one --how at a time")
     emit("memory", {"args": dict(options.args), "how": options.how[0], **measure(options)}, options)

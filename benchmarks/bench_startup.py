@@ -18,7 +18,7 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -185,18 +185,18 @@ def add_start_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--body", default='{"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}')
 
 
-def parse_start(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+def parse_start(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """What stands after -- is another server's command."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(arguments[:split])
-    options.command = arguments[split + 1 :]
+    split = list(arguments).index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(list(arguments[:split]))
+    options.command = list(arguments[split + 1 :])
     if bool(options.command) != bool(options.url):
         parser.error("--url and a command after -- go together")
     options.how = ["command"] if options.command else options.how or ["up"]
     return options
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Command to first good answer.")
     add_start_options(parser)
     parser.add_argument("--repetitions", type=int, default=5, help="of each --how, in turn")
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--forget", action="append", type=Path, default=[], help="another directory for --cold")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for a quiet machine")
     add_output_option(parser)
-    options = parse_start(parser, sys.argv[1:])
+    options = parse_start(parser, sys.argv[1:] if arguments is None else arguments)
     options.forget.append(Path(dict(options.args).get("ckpt_dir", REPOSITORY / "demo")))
     starts: dict[str, list[Start]] = {how: [] for how in options.how}
     for _ in range(options.repetitions):

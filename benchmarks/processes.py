@@ -57,7 +57,7 @@ def _read(pid: int) -> Process:
         threads=int(fields[17]),
         rss_bytes=sums["Rss"],
         pss_bytes=sums["Pss"],
-        peak_rss_bytes=status["VmHWM"],
+        peak_rss_bytes=max(status["VmHWM"], sums["Rss"]),  # the kernel counts the first of them less exactly
         cpu_s=sum(map(int, fields[11:15])) / _TICKS_PER_S,
     )
 
