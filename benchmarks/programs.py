@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.common import REPOSITORY
 
+PATIENCE_S = 10.0  # for what outlives the program that started it
 _MARK = "LLAMA_BENCH_MARK"
 
 
@@ -86,7 +87,7 @@ class Program:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(patience_s)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while left := self.processes():
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

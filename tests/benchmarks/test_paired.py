@@ -1,0 +1,188 @@
+"""Contenders take turns, and ratios are those of rounds: with fakes, and once as a command with a server that really runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.common import REPOSITORY, last_json
+from benchmarks.contenders import QUESTIONS, BadFile, Command, contender, read_recipes, values_for
+from benchmarks.paired import OURS, Record, Turn, figure_of, is_steady, main, ratios, summary, take_turns
+from tests.deployments.fakes import MODEL_ID
+
+DECODE = QUESTIONS["decode"]
+
+
+class Fake:
+    """Says a figure a turn; an exception is raised instead."""
+
+    def __init__(self, name: str, figures: list[float | Exception], log: list[str]) -> None:
+        self.name = name
+        self._figures = iter(figures)
+        self._log = log
+
+    def ask(self) -> dict[str, Any]:
+        self._log.append(self.name)
+        figure = next(self._figures)
+        if isinstance(figure, Exception):
+            raise figure
+        return {"cases": {"bfloat16": {"decode_tok_s": {"median": figure}}}}
+
+
+def turn(number: int, figure: float, before: float = 50.0, after: float = 50.0) -> Turn:
+    return Turn(number, {"decode_tok_s": figure}, (before, after), 0.0)
+
+
+def test_contenders_take_turns_in_reverse_order_every_other_round() -> None:
+    log: list[str] = []
+    contenders = [Fake("a", [1.0, 2.0, 3.0], log), Fake("b", [2.0, 2.0, 2.0], log)]
+    probes = iter(range(100))
+
+    def wait() -> float:
+        log.append("quiet")
+        return 0.0
+
+    records = take_turns(contenders, DECODE, 3, lambda: float(next(probes)), wait)
+    assert [who for who in log if who != "quiet"] == ["a", "b", "b", "a", "a", "b"]
+    assert log.count("quiet") == 6
+    assert [one.figures["decode_tok_s"] for one in records["a"].turns] == [1.0, 2.0, 3.0]
+    assert [one.gb_s for one in records["a"].turns] == [(0.0, 1.0), (6.0, 7.0), (8.0, 9.0)]
+    assert ratios(records["a"], records["b"], "decode_tok_s") == [0.5, 1.0, 1.5]
+
+
+def test_a_turn_that_fails_costs_its_round_alone() -> None:
+    contenders = [Fake("a", [1.0, 1.0], []), Fake("b", [ValueError("it broke"), 4.0], [])]
+    records = take_turns(contenders, DECODE, 2, None, lambda: 0.0)
+    found = summary(records, DECODE)
+    assert found["failed"] == {"b": ["round 1: it broke"]}
+    assert found["ratios"]["b"]["decode_tok_s"]["ratio"].median == 0.25
+    assert found["ratios"]["b"]["decode_tok_s"]["ratio"].count == 1
+
+
+def test_rounds_in_which_the_bandwidth_moved_are_told_from_steady_ones() -> None:
+    ours = Record([turn(0, 10), turn(1, 10), turn(2, 10)])
+    theirs = Record([turn(0, 5), turn(1, 8, before=85, after=86), turn(2, 4, before=52, after=48)])
+    assert ratios(ours, theirs, "decode_tok_s") == [2.0, 1.25, 2.5]
+    assert ratios(ours, theirs, "decode_tok_s", only_steady=True) == [2.0, 2.5]
+    assert is_steady(Turn(0, {}, None, 0.0))
+    found = summary({"ours": ours, "theirs": theirs}, DECODE)
+    compared = found["ratios"]["theirs"]["decode_tok_s"]
+    assert (compared["ratio"].median, compared["ratio"].least, compared["ratio"].most) == (2.0, 1.25, 2.5)
+    assert (compared["steady"].median, compared["steady"].count) == (2.25, 2)
+    assert not compared["lower_is_better"]
+    assert QUESTIONS["online"].lower_is_better >= {"ttft_p50_ms", "between_p99_ms"}
+
+
+def test_a_figure_is_found_at_the_top_or_in_the_only_case() -> None:
+    assert figure_of({"x": 2}, "x") == 2.0
+    assert figure_of({"x": {"median": 3.5, "low": 1}}, "x") == 3.5
+    assert figure_of({"cases": {"8": {"x": 4}}}, "x") == 4.0
+    for result in ({}, {"cases": {"1": {"x": 4}, "8": {"x": 5}}}, {"x": "fast"}):
+        with pytest.raises(ValueError, match="no figure x"):
+            figure_of(result, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[nobody]\n", "unknown table nobody"),
+        ("[contenders.a]\ndecodes = []\n", "contenders.a: unknown field decodes"),
+        ("[contenders.a]\ndecode = 'a b'\n", "list of words"),
+        ("[contenders.a\n", "line 1"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_by_its_place(tmp_path: Path, text: str, error: str) -> None:
+    path = tmp_path / "peers.toml"
+    path.write_text(text)
+    with pytest.raises(BadFile, match=error):
+        read_recipes([path])
+
+
+def test_placeholders_are_filled_and_one_that_nothing_says_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "peers.toml"
+    path.write_text(
+        '[models.m]\nhf = "/ckpt/{model}"\ngguf = {bfloat16 = "b.gguf", int8 = "q8.gguf"}\n'
+        '[contenders.a]\ndecode = ["run", "{hf}", "{gguf}", "{dtype}", "{quantization}", "{{}}"]\nprefill = ["{nothing}"]\n'
+        'env = {WHERE = "{hf}"}\n'
+    )
+    recipes = read_recipes([OURS, path])
+    assert {"ours", "ours-http", "a"} <= recipes.contenders.keys()
+    values = values_for(recipes, "m", "int8", {"repeats": "3"})
+    with contender(recipes.contenders["a"], DECODE, values, 1.0) as one:
+        assert isinstance(one, Command)
+        assert one.words == ["run", "/ckpt/m", "q8.gguf", "bfloat16", "int8", "{}"]
+        assert one.env == {"WHERE": "/ckpt/m"}
+    with (
+        pytest.raises(BadFile, match="'nothing'"),
+        contender(recipes.contenders["a"], QUESTIONS["prefill"], values, 1.0),
+    ):
+        pass
+    with (
+        pytest.raises(BadFile, match="no command for online"),
+        contender(recipes.contenders["a"], QUESTIONS["online"], values, 1.0),
+    ):
+        pass
+
+
+def test_the_example_file_and_ours_describe_every_contender_of_the_page() -> None:
+    recipes = read_recipes([OURS, REPOSITORY / "benchmarks" / "peers.example.toml"])
+    assert recipes.contenders.keys() >= {"ours", "ours-http", "vllm", "llamacpp", "transformers", "ray-serve-llm"}
+    values = values_for(recipes, "llama-110m", "bfloat16", {"repeats": "1", "prompt": "1", "output": "1"})
+    for question, load in (("decode", "llamacpp"), ("prefill", "vllm")):
+        with contender(recipes.contenders[load], QUESTIONS[question], values, 1.0) as one:
+            assert one.name == load
+
+
+def test_nobody_of_that_name_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--question", "decode", "--contenders", "ours", "somebody", "--no-probe"])
+    assert ended.value.code == 2
+    assert "no file describes somebody" in capsys.readouterr().err
+
+
+def test_a_command_and_a_server_are_compared_in_one_run_and_nothing_is_left(tmp_path: Path) -> None:
+    said = {"output_tok_s": 100, **dict.fromkeys(sorted(QUESTIONS["online"].lower_is_better), 2.0)}
+    constant = tmp_path / "constant.py"
+    constant.write_text(f"print({json.dumps(said)!r})\n")
+    peers = tmp_path / "peers.toml"
+    peers.write_text(
+        f"""
+[models.demo]
+vocab_size = "200"
+
+[contenders.constant]
+online = ["{{python}}", "{constant}"]
+
+[contenders.fake]
+server = ["{{python}}", "-m", "tests.benchmarks.fake_server", "{{port}}", "{tmp_path}"]
+served_model = "{MODEL_ID}"
+ready = "/health"
+
+[contenders.broken]
+online = ["{{python}}", "-c", "raise SystemExit(3)"]
+"""
+    )
+    load = ["--prompt", "8", "--output", "5", "--concurrency", "2", "--requests", "4"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks.paired", "--question", "online", "--peers", str(peers), *load),
+            *("--contenders", "constant", "fake", "broken", "--rounds", "2", "--no-probe", "--patience-s", "0"),
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr  # one contender never answered
+    result = last_json(done.stdout)
+    assert result["contenders"]["constant"]["output_tok_s"]["median"] == 100
+    assert result["contenders"]["fake"]["output_tok_s"]["median"] > 0
+    assert result["ratios"]["fake"]["output_tok_s"]["ratio"]["count"] == 2
+    assert [error.split(":")[0] for error in result["failed"]["broken"]] == ["round 1", "round 2"]
+    assert "ttft_p50_ms, less is better" in done.stdout
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in running

@@ -1,0 +1,55 @@
+"""What a benchmark starts ends with it."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.programs import Program, ProgramFailed, free_port, running, write_config
+
+# A child in a session of its own, which ignores SIGTERM: what a program leaves behind when it is badly made.
+STUBBORN = """
+import subprocess, sys, time
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+print("started", flush=True)
+time.sleep(60)
+"""
+
+
+def test_every_process_that_comes_of_a_program_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.programs.PATIENCE_S", 0.5)
+    program = Program([sys.executable, "-c", STUBBORN], tmp_path / "output")
+    deadline = time.monotonic() + 30
+    while len(program.processes()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(program.processes()) == 2
+    program.end()
+    assert program.processes() == []
+    assert program.said().strip() == "started"
+
+
+def test_a_program_that_ends_instead_of_answering_says_its_last_words() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with (
+        running([sys.executable, "-c", "print('no room'); raise SystemExit(7)"]) as program,
+        pytest.raises(ProgramFailed, match=r"(?s)status 7.*no room"),
+    ):
+        program.wait_until_answers(url)
+
+
+def test_a_program_that_never_answers_is_not_waited_for_for_ever() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with (
+        running([sys.executable, "-c", "import time; time.sleep(60)"]) as program,
+        pytest.raises(ProgramFailed, match="did not answer"),
+    ):
+        program.wait_until_answers(url, timeout_s=0.3)
+
+
+def test_our_servers_configuration_keeps_what_is_not_named(tmp_path: Path) -> None:
+    text = write_config(tmp_path / "config.yaml", 12345, {"dtype": "float32"}).read_text()
+    assert "port: 12345" in text
+    assert "dtype: float32" in text
+    assert "ckpt_dir: demo" in text
