@@ -9,8 +9,8 @@ MAX_DRAFTS_A_ROW = 7  # with the token before them eight, which kernels like
 NGRAMS = (3, 2)  # lengths of the endings that are looked up, the most telling first
 _FIRST_CHANCE = 0.25
 _MEMORY = 8  # guesses, after which an old one counts about a third
-# Seven drafts make a step of one row on a CPU a fifth to a third longer, and where the text's end is waited for, nothing
-# is under way meanwhile. Beside others that go on, who waits has a row in every second step only.
+# Seven drafts make a step of one row on a CPU up to a third longer, and where the text's end is waited for, nothing is
+# under way meanwhile. Beside others that go on, who waits has a row in every second step only.
 _MIN_CHANCE = 0.1
 _MIN_GAIN_ALONE = 0.5
 _MIN_GAIN_BESIDE_OTHERS = 1.5
