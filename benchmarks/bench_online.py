@@ -53,6 +53,7 @@ async def target(options: argparse.Namespace, max_seq_len: int) -> AsyncIterator
                 "model_parallel_size": 1,
                 "dtype": options.dtype,
                 "device": options.device,
+                "quantization": options.quantization,
                 "max_seq_len": max_seq_len,
                 "max_batch_size": max(options.concurrency),
             }
