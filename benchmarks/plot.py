@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from benchmarks import anatomy
 from benchmarks.common import REPOSITORY
@@ -30,6 +31,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "between the steps": ("#D55E00", (anatomy.BETWEEN,)),
     OTHER: ("#999999", ()),
 }
+_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)  # of ratios, on a logarithmic axis
 _KIND_OF_PART = {part: kind for kind, (_, parts) in KINDS.items() for part in parts}
 
 
@@ -53,6 +55,7 @@ def by_kind(parts: Sequence[dict[str, Any]], key: str) -> dict[str, float]:
 
 def draw_steps(axes: Axes, cases: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """Two bars a case, as shares of the measured step: what its parts took, and what reading their bytes takes."""
+    widest = 100.0
     for place, (_, case) in enumerate(cases):
         measured, least = by_kind(case["parts"], "ms"), by_kind(case["parts"], "least_ms")
         whole = sum(measured.values())
@@ -64,14 +67,13 @@ def draw_steps(axes: Axes, cases: Sequence[tuple[str, dict[str, Any]]]) -> None:
                 left += width
         axes.text(101, place - 0.2, f"{whole:.3g} ms", va="center", fontsize=8)
         share = 100 * sum(least.values()) / whole
+        widest = max(widest, share)
         axes.text(share + 1, place + 0.2, f"reading alone: {share:.0f}%", va="center", fontsize=8)
     axes.set_yticks(range(len(cases)), [label for label, _ in cases])
     axes.invert_yaxis()
-    axes.set_xlim(0, 112)
+    axes.set_xlim(0, 1.12 * widest)
     axes.set_xlabel("% of the step")
     axes.set_title("Where the time of a decode step goes, beside reading its bytes", loc="left", fontsize=10)
-    handles = [mpl.patches.Patch(color=colour, label=kind) for kind, (colour, _) in KINDS.items()]
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, fontsize=8, frameon=False)
 
 
 def ratios_of(results: Sequence[dict[str, Any]]) -> list[tuple[str, float, float, float]]:
@@ -100,9 +102,9 @@ def draw_ratios(axes: Axes, ratios: Sequence[tuple[str, float, float, float]]) -
     axes.set_xscale("log")
     smallest = min(least for _, _, least, _ in ratios)
     largest = max(most for _, _, _, most in ratios)
-    axes.set_xlim(min(0.8, smallest * 0.9), max(1.25, largest * 1.3))
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50) if smallest * 0.9 <= tick]
-    axes.set_xticks([tick for tick in ticks if tick <= max(1.25, largest * 1.3)])
+    lower, upper = min(0.8, smallest * 0.9), max(1.25, largest * 1.3)
+    axes.set_xlim(lower, upper)
+    axes.set_xticks([tick for tick in _TICKS if lower <= tick <= upper])
     axes.xaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.set_yticks(range(len(ratios)), [label for label, *_ in ratios], fontsize=8)
@@ -129,6 +131,8 @@ def draw(results: Sequence[dict[str, Any]], target: Path) -> None:
     places = iter(axes)
     if steps:
         draw_steps(next(places), steps)
+        handles = [Patch(color=colour, label=kind) for kind, (colour, _) in KINDS.items()]
+        figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     if ratios:
         draw_ratios(next(places), ratios)
     for one in axes:
