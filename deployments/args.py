@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from llama_core.config import Device, DType, EngineConfig
+from llama_core.config import BackendName, Device, DType, EngineConfig, Quantization
 from llama_core.shards import find_shards
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +48,12 @@ class ServerArgs(BaseModel):
     kv_cache_bytes: Count | None = Field(None, description="Cache memory of one rank.")
     verify_checksums: bool = Field(True, description="Compare every shard with the checksums in it before serving.")
     speculation: bool = Field(True, description="Check tokens that repeat earlier ones, several in one step.")
+    backend: BackendName = Field(
+        "auto", description="On a CPU: native (C++) or torch; auto is native where it can be built."
+    )
+    quantization: Quantization = Field(
+        "none", description="int8 keeps linear layers' weights in 8 bits; needs the native backend."
+    )
     prefix_caching: bool = Field(True, description="Compute what prompts begin with in common once.")
     cpus_per_rank: Annotated[float, Field(gt=0)] = Field(1.0, description="CPU cores of one rank's bundle.")
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] | None = Field(
@@ -101,6 +107,8 @@ class ServerArgs(BaseModel):
             verify_checksums=self.verify_checksums,
             speculation=self.speculation,
             prefix_caching=self.prefix_caching,
+            backend=self.backend,
+            quantization=self.quantization,
         )
 
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from llama_core import parallel as groups
 from llama_core.blocks import BlockPool
 from llama_core.chat import Dialog, encode_dialog
-from llama_core.config import Device, DType, EngineConfig
+from llama_core.config import BackendName, Device, DType, EngineConfig, Quantization
 from llama_core.errors import ConfigError, InvalidParameter, SpecialTags
 from llama_core.request import (
     SamplingParams,
@@ -68,6 +68,8 @@ class Llama:
         verify_checksums: bool = True,
         speculation: bool = True,
         prefix_caching: bool = True,
+        backend: BackendName = "auto",
+        quantization: Quantization = "none",
     ) -> "Llama":
         """Load a checkpoint of any number of shards on the ranks of this process group: one, or torchrun's.
 
@@ -75,7 +77,8 @@ class Llama:
         turn. model_parallel_size: the number of ranks if it is to be checked. seed: requests without a seed of their own
         draw from seeds derived from it, in the order of their coming. dtype "auto" is the checkpoint's own. speculation:
         check several tokens at once where a text repeats itself. prefix_caching: compute what the prompts of one call begin
-        with in common once. Neither changes a token.
+        with in common once. Neither changes a token. backend: "auto" computes natively (C++) on a CPU where it can be built,
+        else with torch. quantization: "int8" keeps the weights of linear layers in 8 bits (native only).
         Raises ConfigError, CheckpointError, TokenizerError.
         """
         begin = time.perf_counter()
@@ -99,6 +102,8 @@ class Llama:
             verify_checksums=verify_checksums,
             speculation=speculation,
             prefix_caching=prefix_caching,
+            backend=backend,
+            quantization=quantization,
         )
         with tqdm(
             desc=f"rank {parallel.rank} weights",

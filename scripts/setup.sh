@@ -15,3 +15,5 @@ $pip install "$(grep '^torch==' constraints.txt)"
 # fairscale has no wheel, and its build wants the torch that is installed, not one of its own.
 $pip install --no-build-isolation --constraint constraints.txt "$(grep '^fairscale==' constraints.txt)"
 $pip install --no-build-isolation --constraint constraints.txt --editable '.[test]'
+# The native engine, for this machine's CPU, so that the first start does not wait for the compiler. Without one torch does.
+"$venv/bin/python" -m llama_core.native

@@ -49,12 +49,19 @@ class Cache {
         const int lane = position % kCell;
         T* k = keys(layer, head, table, position) + lane * step;
         T* v = values(layer, head, table, position);
-        // What the cell's last owner left must not reach anyone: a weight of zero times its NaN would be NaN.
-        if (lane == 0) std::memset(static_cast<void*>(v), 0, cell_ * sizeof(T));
         for (int d = 0; d < head_dim_; d += step)
             for (int i = 0; i < step; i++) k[d * kCell + i] = key[d + i];
         v += size_t(lane / step) * head_dim_ * step + lane % step;
         for (int d = 0; d < head_dim_; d++) v[d * step] = value[d];
+    }
+
+    // Zeroes the values behind `position` in its cell. What the cell's last owner left must not reach anyone: a weight of zero
+    // times its NaN would be NaN.
+    void clear_behind(int layer, int head, const int64_t* table, int position) const {
+        constexpr int step = Dot<T>::kStep;
+        T* v = values(layer, head, table, position);
+        for (int lane = position % kCell + 1; lane < kCell; lane++)
+            for (int d = 0; d < head_dim_; d++) v[(size_t(lane / step) * head_dim_ + d) * step + lane % step] = T{};
     }
 
   private:

@@ -221,10 +221,11 @@ class Transformer : public Engine {
     };
     struct Token {
         int slot, position;
+        bool ends_new_cell;  // the row's last, in a cell that the row begins
     };
     // A part of a row whose attention is one task for each key/value head.
     struct Span {
-        int slot, begin, end, start;  // tokens begin .. end of the step; `begin` is at position `start`
+        int slot, begin, end;  // tokens begin .. end of the step
     };
     struct Draw {
         int token, slot, position;  // drawn from the state of `token` of the step, for `position`
@@ -270,12 +271,14 @@ class Transformer : public Engine {
         spans_.clear();
         for (const Row& row : rows_) {
             const int first = num_tokens();
-            for (int i = 0; i < row.length; i++) tokens_.push_back({row.slot, row.start + i});
+            for (int i = 0; i < row.length; i++) tokens_.push_back({row.slot, row.start + i, false});
+            const int end = row.start + row.length - 1;
+            tokens_.back().ends_new_cell = end / kCell * kCell >= row.start;
             for (int i = row.length - row.draws; i < row.length; i++) draws_.push_back({first + i, row.slot, row.start + i + 1});
             // The longest first: its attention takes longest.
-            for (int end = row.length; end > 0; end -= kSpan) {
-                const int begin = std::max(0, end - kSpan);
-                spans_.push_back({row.slot, first + begin, first + end, row.start + begin});
+            for (int to = row.length; to > 0; to -= kSpan) {
+                const int from = std::max(0, to - kSpan);
+                spans_.push_back({row.slot, first + from, first + to});
             }
         }
         // Heads of one sequence in a row, so that the next one's keys come while this one's are used; as long as all have work.
@@ -501,6 +504,7 @@ class Transformer : public Engine {
                 const T* v = k + shape.kv_heads * shape.head_dim;
                 rotate_head(k, rotary_of(tokens_[t].position), key);
                 cache_.write(layer, h, table_of(tokens_[t].slot), tokens_[t].position, key, v);
+                if (tokens_[t].ends_new_cell) cache_.clear_behind(layer, h, table_of(tokens_[t].slot), tokens_[t].position);
             }
     }
     const int64_t* table_of(int slot) const { return slots.tables + size_t(slot) * shape.blocks_per_sequence; }

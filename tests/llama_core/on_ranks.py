@@ -30,8 +30,8 @@ def build(parallel: Parallel, ckpt_dir: str, dtype: str = "float32", **overrides
     return _built[key]
 
 
-def golden_outputs(parallel: Parallel, ckpt_dir: str, golden: dict[str, Any]) -> dict[str, Any]:
-    llama = build(parallel, ckpt_dir)
+def golden_outputs(parallel: Parallel, ckpt_dir: str, backend: str, golden: dict[str, Any]) -> dict[str, Any]:
+    llama = build(parallel, ckpt_dir, backend=backend)
     completions, texts, chats = [], [], []
     for case in golden["completions"]:
         flags = {"logprobs": case["logprobs"], "echo": case["echo"]}
@@ -111,9 +111,10 @@ def serve(
     max_step_tokens: int = 64,
     num_blocks: int | None = None,
     arrivals: list[int] | None = None,
+    **overrides: Any,
 ) -> dict[str, Any]:
     """Run requests through scheduler and runner; request i arrives before step arrivals[i]. Outputs, logprobs, preemptions."""
-    llama = build(parallel, ckpt_dir, dtype)
+    llama = build(parallel, ckpt_dir, dtype, **overrides)
     runner = llama.runner
     pool = BlockPool(num_blocks or runner.max_num_blocks(), runner.config.block_size)
     scheduler = Scheduler(SchedulerConfig(max_batch_size, max_step_tokens, llama.tokenizer.eos_id), pool)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,17 +21,26 @@ def world_size(request: pytest.FixtureRequest) -> int:
     return size
 
 
+@pytest.fixture(params=["native", "torch"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Both must agree with the reference, and with each other."""
+    name: str = request.param
+    return name
+
+
 def on(ranks: Any, world_size: int, function: Any, *args: Any, **kwargs: Any) -> Any:
     """The result that every rank agrees on (rank 0's)."""
     if world_size == 1:
-        return function(alone("cpu"), *args)
-    return ranks(world_size).call(function, *args)[0]
+        return function(alone("cpu"), *args, **kwargs)
+    return ranks(world_size).call(partial(function, **kwargs), *args)[0]
 
 
 @pytest.mark.parametrize("ckpt_dir", [MP1, MP2], ids=["1 shard", "2 shards"])
 @pytest.mark.parametrize("num_ranks", [1, 2], ids=["1 rank", "2 ranks"])
-def test_every_golden_case_token_for_token(ranks: Any, golden: dict[str, Any], num_ranks: int, ckpt_dir: str) -> None:
-    got = on(ranks, num_ranks, on_ranks.golden_outputs, ckpt_dir, golden)
+def test_every_golden_case_token_for_token(
+    ranks: Any, golden: dict[str, Any], num_ranks: int, ckpt_dir: str, backend: str
+) -> None:
+    got = on(ranks, num_ranks, on_ranks.golden_outputs, ckpt_dir, backend, golden)
     for (tokens, logprobs), texts, case in zip(got["completions"], got["texts"], golden["completions"], strict=True):
         assert tokens == case["out_tokens"]
         for mine, theirs in zip(logprobs or [], case["out_logprobs"] or [], strict=True):
@@ -48,9 +58,12 @@ def test_every_golden_case_token_for_token(ranks: Any, golden: dict[str, Any], n
 
 @pytest.mark.parametrize("ckpt_dir", [MP1, MP2], ids=["1 shard", "2 shards"])
 @pytest.mark.parametrize("num_ranks", [1, 2], ids=["1 rank", "2 ranks"])
-def test_golden_logits_within_1e_4(ranks: Any, golden: dict[str, Any], num_ranks: int, ckpt_dir: str) -> None:
+def test_golden_logits_within_1e_4(
+    ranks: Any, golden: dict[str, Any], num_ranks: int, ckpt_dir: str, backend: str
+) -> None:
     for case in golden["logits"]:
-        logits = on(ranks, num_ranks, on_ranks.last_logits, ckpt_dir, case["tokens"], [len(case["tokens"])])
+        tokens = case["tokens"]
+        logits = on(ranks, num_ranks, on_ranks.last_logits, ckpt_dir, tokens, [len(tokens)], backend=backend)
         assert [logits[i] for i in case["last_top16_ids"]] == pytest.approx(case["last_top16_logits"], abs=1e-4)
         assert sum(logits) / len(logits) == pytest.approx(case["last_mean"], abs=1e-4)
 
@@ -107,21 +120,18 @@ def test_requests_differ_from_each_other(alone_one_by_one: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("budget", [8, 17, 64], ids=lambda budget: f"{budget} tokens a step")
 def test_batched_with_strangers_and_prefilled_in_chunks_equals_alone(
-    ranks: Any, wide: str, world_size: int, budget: int, alone_one_by_one: dict[str, Any]
+    ranks: Any, wide: str, world_size: int, budget: int, backend: str, alone_one_by_one: dict[str, Any]
 ) -> None:
     requests = requests_of_every_kind()
     arrivals = [3 * i % 11 for i in range(len(requests))]
+    serve = partial(on_ranks.serve, max_step_tokens=budget, arrivals=arrivals, backend=backend)
     if world_size == 1:
-        got = on_ranks.serve(alone("cpu"), wide, requests, max_step_tokens=budget, arrivals=arrivals)
-        assert_same(got, alone_one_by_one)
+        assert_same(serve(alone("cpu"), wide, requests), alone_one_by_one)
         return
-    calls = ranks(world_size).call(serve_on_ranks, wide, requests, budget, arrivals)
-    for got in calls:  # every rank has the same tokens, not only the one that drew them
+    for got in ranks(world_size).call(
+        serve, wide, requests
+    ):  # every rank has the same tokens, not only the one that drew them
         assert_same(got, alone_one_by_one)
-
-
-def serve_on_ranks(parallel: Any, wide: str, requests: Any, budget: int, arrivals: list[int]) -> Any:
-    return on_ranks.serve(parallel, wide, requests, max_step_tokens=budget, arrivals=arrivals)
 
 
 def test_preempted_and_computed_again_equals_undisturbed(wide: str) -> None:
@@ -148,10 +158,13 @@ def test_draws_with_drafts_are_those_of_one_token_at_a_time_whatever_was_propose
 
 
 @pytest.mark.parametrize("chunks", [[1] * 45, [16, 16, 13], [44, 1], [1, 44], [7, 1, 30, 1, 6]], ids=str)
-def test_cached_and_chunked_equals_a_full_forward(ranks: Any, wide: str, world_size: int, chunks: list[int]) -> None:
+def test_cached_and_chunked_equals_a_full_forward(
+    ranks: Any, wide: str, world_size: int, chunks: list[int], backend: str
+) -> None:
     tokens = [1] + [3 + i * 37 % 600 for i in range(44)]
     full = on(ranks, 1, on_ranks.last_logits, wide, tokens, [len(tokens)])
-    assert on(ranks, world_size, on_ranks.last_logits, wide, tokens, chunks) == pytest.approx(full, abs=1e-4)
+    got = on(ranks, world_size, on_ranks.last_logits, wide, tokens, chunks, backend=backend)
+    assert got == pytest.approx(full, abs=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.15), ("float16", 0.02)])
