@@ -10,6 +10,7 @@ itself takes of the cores that it shares with the server is in the table.
 
 import argparse
 import json
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -23,7 +24,7 @@ from benchmarks.serve_ours import OFF
 from benchmarks.workload import Request, mixed_batch, uniform_batch
 
 FIGURES = ("output_tok_s", "requests_s", "ttft_p50_ms", "ttft_p99_ms", "between_p50_ms", "between_p99_ms")
-BESIDE = ("decode_tok_s", "tokens_per_event", "client_cpu_cores")  # not in the table of all
+BESIDE = ("decode_tok_s", "per_token_p50_ms", "tokens_per_event", "client_cpu_cores")  # not in the table of all
 NewSession = Callable[[], Session]
 
 
@@ -137,6 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ],
     )
     emit("online", {"kind": kind, "load": load, "model": options.model, "cases": cases}, options)
+    if any(case["failed"] for case in cases.values()):
+        sys.exit(1)  # what is left is not the load that was meant
 
 
 if __name__ == "__main__":

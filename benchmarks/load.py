@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from benchmarks.common import percentile
 from benchmarks.workload import Request
 
-_END_OF_CHUNKS = b"0\r\n\r\n"  # never inside a chunk of events: JSON has no bare line break
+# The chunk of nothing that ends a body. Never inside a chunk of events: JSON has no bare line break.
+_END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class Load:
             "ttft_p99_ms": percentile(first, 99),
             "between_p50_ms": percentile(gaps, 50),
             "between_p99_ms": percentile(gaps, 99),
+            # Of one answer on the average: what a burst of several tokens does not make look better.
+            "per_token_p50_ms": percentile([_per_token_ms(answer) for answer in good], 50),
             # Of one answer, from its first token to its last: what is generated alone, where there is one client.
             "decode_tok_s": statistics.median(_decode_tok_s(answer) for answer in good),
             "tokens_per_event": tokens / sum(len(answer.token_times) for answer in good),
@@ -86,6 +89,11 @@ def _decode_tok_s(answer: Answer) -> float:
     """Tokens a second behind the first event, which is taken to have brought one token; 0 where nothing came behind it."""
     seconds = answer.token_times[-1] - answer.token_times[0]
     return (answer.num_tokens - 1) / seconds if seconds else 0.0
+
+
+def _per_token_ms(answer: Answer) -> float:
+    rate = _decode_tok_s(answer)
+    return 1e3 / rate if rate else 0.0
 
 
 async def drive(sessions: Sequence[Session], requests: Sequence[Request]) -> Load:
@@ -174,11 +182,12 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pieces: list[tuple[float, bytes]] = []
         self._missing: int | None = None  # bytes of a body whose length was stated
+        self._tail = b""  # what came last, as much of it as the end has
         self._done: asyncio.Future[None] | None = None
 
     async def exchange(self, message: bytes) -> list[tuple[float, bytes]]:
         assert self._transport is not None
-        self._pieces, self._missing = [], None
+        self._pieces, self._missing, self._tail = [], None, b""
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(message)
         await self._done
@@ -196,7 +205,8 @@ class _Connection(asyncio.Protocol):
             fields = head.lower()
             if end and b"content-length:" in fields:
                 self._missing = int(fields.split(b"content-length:")[1].split(b"\r\n")[0]) - len(body)
-        if data.endswith(_END_OF_CHUNKS) or (self._missing is not None and self._missing <= 0):
+        self._tail = (self._tail + data[-len(_END_OF_CHUNKS) :])[-len(_END_OF_CHUNKS) :]
+        if self._tail == _END_OF_CHUNKS or (self._missing is not None and self._missing <= 0):
             self._finish()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -1,6 +1,7 @@
 """The load client: what it makes of the bytes that came, and of a real server."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -140,3 +141,29 @@ async def test_refusals_failures_and_a_server_that_is_not_there_are_counted() ->
         await session.close()
     load = await drive([HttpSession(served.url, MODEL_ID)], uniform_batch(1, 8, 10, 200))
     assert (load.answers[0].error or "").startswith("HTTP 000")
+
+
+async def test_the_end_is_known_in_any_pieces_and_a_head_that_looks_like_it_is_not_the_end() -> None:
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nkeep-alive: timeout=5, max=100\r\n\r\n"
+    body = chunk(token("a")) + chunk(b"data: [DONE]\n\n")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(len(json.dumps(await asked)))
+                for piece in (head, body, b"0\r", b"\n\r\n"):
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+
+    asked: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    request = Request([3, 4], 1)
+    session = HttpSession("http://127.0.0.1:1", "m")
+    asked.set_result(json.loads(session._message(request).partition(b"\r\n\r\n")[2]))
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        session = HttpSession(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m")
+        load = await drive([session], [request, request])
+        await session.close()
+    assert [(one.error, len(one.token_times)) for one in load.answers] == [(None, 1), (None, 1)]
