@@ -7,7 +7,6 @@ same results give the same file.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from matplotlib.patches import Patch
 
 from benchmarks import anatomy
 from benchmarks.common import REPOSITORY
+from benchmarks.report import RESULTS, read_results
 
 OTHER = "everything else"
 # What is drawn as one: a part's own name is too much for a bar. Colours that differ for all kinds of sight (Okabe and Ito).
@@ -33,15 +33,6 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 _TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)  # of ratios, on a logarithmic axis
 _KIND_OF_PART = {part: kind for kind, (_, parts) in KINDS.items() for part in parts}
-
-
-def read_results(directory: Path) -> list[dict[str, Any]]:
-    """Every object in its JSON files, by name."""
-    found = []
-    for path in sorted(directory.glob("*.json")):
-        read = json.loads(path.read_text())
-        found += read if isinstance(read, list) else [read]
-    return found
 
 
 def by_kind(parts: Sequence[dict[str, Any]], key: str) -> dict[str, float]:
@@ -142,7 +133,7 @@ def draw(results: Sequence[dict[str, Any]], target: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--results", type=Path, default=REPOSITORY / "benchmarks" / "results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "performance.svg")
     options = parser.parse_args(arguments)
     try:

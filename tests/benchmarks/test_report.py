@@ -1,0 +1,72 @@
+"""The page's tables come from results, every place on it has one, and nothing else on it changes."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.report import NOTHING, PAGE, TABLES, fill, main, read_results, table
+
+SPREAD = {"median": 2.0, "low": 1.9, "high": 2.1, "least": 1.5, "most": 2.5, "count": 5}
+MACHINE = {
+    **{"cpu": "A Processor", "cpu_family_model": "6/207", "cores": 2, "flags": ["avx2"], "caches_bytes": {"L2": 2**21}},
+    **{"memory_bytes": 2**34, "system": "Linux", "versions": {"torch": "2"}, "commit": "abc"},
+}
+
+
+def result(benchmark: str, **fields: Any) -> dict[str, Any]:
+    return {"benchmark": benchmark, "date": "2026-11-21", "machine": MACHINE, "model": "m", "weights": "w", **fields}
+
+
+RESULTS = [
+    result(
+        "paired",
+        question="online",
+        dtype="bfloat16",
+        concurrency="8",
+        first="ours-http",
+        contenders={name: {"ttft_p50_ms": SPREAD} for name in ("ours-http", "other")},
+        ratios={"other": {"ttft_p50_ms": {"ratio": SPREAD, "steady": None, "lower_is_better": True}}},
+    ),
+    result("prefill", cases={"bfloat16": dict.fromkeys(("prefill_tok_s", "gflop_s", "matmul_gflop_s"), SPREAD)}),
+]
+RESULTS[1]["cases"]["bfloat16"]["share_of_matmul"] = SPREAD
+
+
+def test_every_place_of_the_page_has_a_table_and_every_table_a_place() -> None:
+    page = PAGE.read_text()
+    opened, closed = (re.findall(rf"<!-- {slash}(\w+) -->", page) for slash in ("", "/"))
+    assert opened == closed
+    assert set(opened) == {*TABLES, "machine"}
+    assert len(opened) == len(set(opened))
+
+
+def test_the_committed_page_is_what_the_committed_results_make() -> None:
+    page = PAGE.read_text()
+    assert fill(page, read_results(PAGE.parents[1] / "benchmarks" / "results")) == page
+
+
+def test_a_table_is_made_of_results_and_the_words_around_it_stay() -> None:
+    page = "Before.\n<!-- paired -->\nold\n<!-- /paired -->\nBetween.\n<!-- prefix -->\nold\n<!-- /prefix -->\nAfter.\n"
+    filled = fill(page, RESULTS)
+    assert [line for line in filled.splitlines() if line.endswith(".")] == ["Before.", "Between.", NOTHING, "After."]
+    assert "| m bfloat16, online, 8 clients: ttft_p50_ms (less is better) | ours-http 2 ±5% | other 2 ±5% |" in filled
+    assert "**2.00** | 1.50 .. 2.50 | - |" in filled
+    assert fill(filled, RESULTS) == filled
+
+
+def test_a_place_of_no_tables_name_is_a_mistake() -> None:
+    with pytest.raises(KeyError, match="nothing_of_the_kind"):
+        fill("<!-- nothing_of_the_kind -->\n<!-- /nothing_of_the_kind -->", [])
+
+
+def test_the_machine_is_said_once_however_many_results_there_are(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(RESULTS))
+    (tmp_path / "b.json").write_text(json.dumps({"benchmark": "another page's", "machine": "in words"}))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- machine -->\n<!-- /machine -->\n")
+    main(["--results", str(tmp_path), "--page", str(page)])
+    assert page.read_text().count("A Processor") == 1
+    assert table(["a", "b"], []) == NOTHING
