@@ -59,12 +59,12 @@ class Growth:
         return cls(Line.through(ordered), third, fourth, excess > noise)
 
 
-def decode_ms(llama: Llama, rows: int, context: int, steps: int) -> Spread:
-    """Steps of `rows` sequences, each with `context` tokens or somewhat more."""
+def decode_ms(llama: Llama, rows: int, context: int, steps: int) -> list[float]:
+    """Of each step of `rows` sequences, which have `context` tokens or somewhat more."""
     # Prompts are read in pieces, so the first sequence decodes already while the last one's prompt is read.
     requests = uniform_batch(rows, context, _prefill_steps(llama, rows, context) + steps + 1, vocabulary(llama))
     decodes = [step for step in run(llama, requests).decode_steps if step.num_rows == rows]
-    return Spread.of(step.ms for step in decodes[1:])  # the first one still has prefill's traces in the caches
+    return [step.ms for step in decodes[1:]]  # the first one still has prefill's traces in the caches
 
 
 def _prefill_steps(llama: Llama, rows: int, context: int) -> int:
@@ -84,7 +84,11 @@ def measure(options: argparse.Namespace, vary: str, values: Sequence[int], fixed
         max_step_tokens=STEP_TOKENS,
     ) as llama:
         run(llama, uniform_batch(rows, min(64, context), 2, vocabulary(llama)))  # builds kernels, touches pages
-        spreads = [decode_ms(llama, *point, options.steps) for point in points]
+        steps: dict[tuple[int, int], list[float]] = {point: [] for point in points}
+        # Point after point and then again: a busy moment of the machine must not be one point's alone.
+        for point in points * options.repeats:
+            steps[point] += decode_ms(llama, *point, options.steps)
+        spreads = [Spread.of(steps[point]) for point in points]
         weights = case_name(llama, options)
     noise = max(spread.high - spread.low for spread in spreads)
     medians = [(float(value), spread.median) for value, spread in zip(values, spreads, strict=True)]
@@ -105,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", type=int, nargs="+", default=[128, 512, 1024, 2048, 2560, 3072, 3584, 4096])
     parser.add_argument("--rows-context", type=int, default=256, help="context while the rows grow")
     parser.add_argument("--context-rows", type=int, default=4, help="rows while the context grows")
-    parser.add_argument("--steps", type=int, default=16, help="steps of each point")
+    parser.add_argument("--steps", type=int, default=16, help="steps of each point, each time")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tolerance", type=float, default=1.2)
     add_output_option(parser)
     options = parser.parse_args(arguments)

@@ -94,7 +94,7 @@ def test_step_has_every_part_once_and_together_they_are_the_step(
 
 def test_growth(capsys: pytest.CaptureFixture[str]) -> None:
     points = ["--rows", "1", "2", "3", "--context", "8", "16", "24", "--rows-context", "8", "--context-rows", "2"]
-    result = result_of(capsys, "bench_growth", *TINY, *points, "--steps", "3")
+    result = result_of(capsys, "bench_growth", *TINY, *points, "--steps", "3", "--repeats", "2")
     assert [series["vary"] for series in result["series"]] == ["rows", "context"]
 
 
