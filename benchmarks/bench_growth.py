@@ -86,8 +86,8 @@ def measure(options: argparse.Namespace, vary: str, values: Sequence[int], fixed
         run(llama, uniform_batch(rows, min(64, context), 2, vocabulary(llama)))  # builds kernels, touches pages
         steps: dict[tuple[int, int], list[float]] = {point: [] for point in points}
         # Point after point and then again: a busy moment of the machine must not be one point's alone.
-        for point in points * options.repeats:
-            steps[point] += decode_ms(llama, *point, options.steps)
+        for rows, context in points * int(options.repeats):
+            steps[rows, context] += decode_ms(llama, rows, context, options.steps)
         spreads = [Spread.of(steps[point]) for point in points]
         weights = case_name(llama, options)
     noise = max(spread.high - spread.low for spread in spreads)
