@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.bodies import BodyLimits, parse_json, read_body, validate
 from deployments.choices import Choices
@@ -95,11 +95,11 @@ def build_http_app(
     limits = limits or HttpLimits()
     if max_body_bytes is not None:
         limits = replace(limits, body=replace(limits.body, max_bytes=max_body_bytes))
-    app = FastAPI(title="Llama on Ray", description="OpenAI's completions and chat completions.", version="1")
+    app = App(title="Llama on Ray", description="OpenAI's completions and chat completions.", version="1")
     app.add_middleware(RequestScope, sends_id=sends_request_id)
     app.add_exception_handler(LlamaError, _on_llama_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    _add_generation_routes(app, engine, metrics, limits)
+    _add_generation_routes(app, engine, metrics, limits, sends_request_id)
     _add_model_routes(app, engine, created=int(time.time()))
     _add_tokenizer_routes(app, engine, limits)
     _add_operator_routes(app, engine, metrics)
@@ -109,10 +109,25 @@ def build_http_app(
     return app
 
 
-class Generation(Generic[BodyT]):
-    """One of the two generation routes, streamed or not. An ASGI application of its own below the router: what FastAPI does for
-    a function of a request costs as much as everything here.
+class App(FastAPI):
+    """FastAPI, with a way past it for a POST to one of `short_ways`: a path and what answers there.
+
+    A dozen layers of FastAPI's and Starlette's cost a request as much as all that is done for it here, and every token that
+    is streamed passes through each of them.
     """
+
+    def __init__(self, **about: str) -> None:
+        super().__init__(**about)  # type: ignore[arg-type]
+        self.short_ways: dict[str, ASGIApp] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        answer = self.short_ways.get(scope["path"].removeprefix(scope.get("root_path", ""))) if is_post else None
+        await (answer or super().__call__)(scope, receive, send)
+
+
+class Generation(Generic[BodyT]):
+    """One of the two generation routes, streamed or not, as an ASGI application of its own."""
 
     def __init__(self, route: GenerationRoute[BodyT], engine: Engine, metrics: Metrics, limits: HttpLimits) -> None:
         self.route = route
@@ -171,8 +186,10 @@ def check_ready(engine: Engine) -> None:
         raise NotReady(detail, retry_after_s=readiness.retry_after_s)
 
 
-def _add_generation_routes(app: FastAPI, engine: Engine, metrics: Metrics, limits: HttpLimits) -> None:
+def _add_generation_routes(app: App, engine: Engine, metrics: Metrics, limits: HttpLimits, sends_id: bool) -> None:
     for endpoint in (Generation(COMPLETIONS, engine, metrics, limits), Generation(CHAT, engine, metrics, limits)):
+        app.short_ways[endpoint.route.path] = RequestScope(endpoint, sends_id)
+        # For whoever reads the list of routes, and for requests that are no POST.
         app.router.routes.append(Route(endpoint.route.path, endpoint, methods=["POST"]))
 
 

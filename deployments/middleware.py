@@ -7,7 +7,8 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.problems import INTERNAL, error_response
+from deployments.problems import as_llama_error, error_response
+from llama_core.errors import LlamaError
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,8 @@ def clean_request_id(given: str | None) -> str:
 
 
 class RequestScope:
-    """Sets `request.state.request_id`, answers it as X-Request-ID, and turns an unhandled exception into a 500.
+    """Sets `request.state.request_id`, answers it as X-Request-ID, and answers an exception that nobody has handled: by what it
+    says if it is one of ours, else as a 500.
 
     `sends_id` is False behind a server that adds the header itself, as Ray Serve does: two would read as "abc, abc".
 
@@ -48,7 +50,8 @@ class RequestScope:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception:
-            log.exception("unhandled exception, request %s", request_id)
+        except Exception as error:
+            if not isinstance(error, LlamaError):
+                log.exception("unhandled exception, request %s", request_id)
             if not started:
-                await error_response(INTERNAL)(scope, receive, send_with_id)
+                await error_response(as_llama_error(error))(scope, receive, send_with_id)
