@@ -18,7 +18,8 @@ def settings(directory: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{directory}/server-state",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(_write_command(directory)),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),  # Serve's own default is 4, also on fewer cores
+        # One thread passes on 100,000 tokens a second, and wakes less often for the same than two do. Serve's default is 4.
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(max(1, min(4, (os.cpu_count() or 1) // 4))),
         # HAProxy opens these two all the same; their fixed defaults would keep a second server on this machine from starting.
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),

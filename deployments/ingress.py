@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import time
@@ -63,6 +64,10 @@ class LlamaIngress:
     def _started(self, starting: asyncio.Task[None]) -> None:
         if starting.cancelled() or starting.exception() is not None:  # which the service has logged
             return
+        # What lives as long as the replica is not looked at again: one collection of all of it would hold every stream for
+        # 0.15 s. And a request leaves hardly any cycles, so looking for them can wait.
+        gc.freeze()
+        gc.set_threshold(10_000)
         if os.environ.get("LLAMA_BANNER", "1") != "0":
             print(banner(self.service.describe(), *_http_address()), flush=True)
 

@@ -148,6 +148,9 @@ def main() -> None:
         os.environ.pop("RAY_ADDRESS", None)  # `serve run` would look for another cluster there
     os.environ["LLAMA_BANNER"] = "0"  # printed here, without a log line's prefix
     os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    # One event loop for HTTP and the engine. On a thread of its own, which is for code that may block, every token would
+    # change threads on its way out.
+    os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
     for name, value in haproxy.settings(Path(directory.name)).items():
         os.environ.setdefault(name, value)
 
