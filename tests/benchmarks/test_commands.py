@@ -112,6 +112,14 @@ def test_speculation_changes_no_token(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(case["same_tokens"] for case in result["cases"].values())
 
 
+def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--step-ms", "1", "--concurrency", "1", "3", "--output", "4", "--seconds", "0.1", "--repeats", "2"]
+    streams = result_of(capsys, "bench_streaming", *load)["streams"]
+    assert streams.keys() == {"1", "3"}
+    assert all(figures["a further token, us"].keys() == {"replica", "client"} for figures in streams.values())
+    assert all(figures["a request, us"]["replica"]["median"] > 0 for figures in streams.values())
+
+
 def test_gpu_where_there_is_only_a_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.bandwidth.beyond_caches", lambda: 2**22)
     sizes = ["--shape", "tiny", "--vocab-size", "300", "--requests", "4", "--shortest", "4", "--longest", "8"]
