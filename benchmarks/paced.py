@@ -110,7 +110,8 @@ class PacedGroup:
         return self._fan_out.submit(batch)
 
     async def wait_failed(self) -> RankFailure:
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def stop(self) -> None:
         if self._fan_out is not None:
