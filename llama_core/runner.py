@@ -104,7 +104,8 @@ class ModelRunner:
         enough_for_one = self.config.blocks_per_sequence
         block_bytes = self.backend.cache_block_bytes
         budget = self.config.kv_cache_bytes or max(0, free_cache_bytes(self.parallel) - self.backend.working_bytes)
-        num_blocks = min(enough_for_one * self.config.max_batch_size, budget // block_bytes)
+        # One more a sequence, which the scheduler keeps in reserve: else the last one would wait for a full batch to end.
+        num_blocks = min((enough_for_one + 1) * self.config.max_batch_size, budget // block_bytes)
         if num_blocks < enough_for_one:
             raise ConfigError(
                 f"the cache of one sequence of max_seq_len {self.config.max_seq_len} needs "
