@@ -10,6 +10,7 @@ itself takes of the cores that it shares with the server is in the table.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -52,6 +53,7 @@ async def target(options: argparse.Namespace, max_seq_len: int) -> AsyncIterator
                 "ckpt_dir": str(options.ckpt.resolve()),
                 "tokenizer_path": str((options.tokenizer or options.ckpt / "tokenizer.model").resolve()),
                 "model_parallel_size": 1,
+                "cpus_per_rank": os.cpu_count() or 1,
                 "dtype": options.dtype,
                 "device": options.device,
                 "quantization": options.quantization,
