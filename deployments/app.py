@@ -45,7 +45,8 @@ def build_app(args: ServerArgs) -> Application:
         graceful_shutdown_wait_loop_s=1.0,
         graceful_shutdown_timeout_s=args.drain_timeout_s + 10.0,
         max_constructor_retry_count=2,
-        logging_config={"enable_access_log": False},  # the request log says more, and not for every probe of /ready
+        # Serve's line for each request, made before it is thrown away, says less than the request log.
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )(LlamaIngress)
     return deployment.bind(args.model_copy(update={"device": device, "model_parallel_size": num_ranks}))
 

@@ -18,6 +18,7 @@ from deployments.args import ServerArgs
 from deployments.banner import banner
 from deployments.http import build_http_app
 from deployments.metrics import Metrics
+from deployments.request_log import Batched
 from deployments.service import LlamaService
 from deployments.token_stream import TokenStream
 from llama_core.chat import Dialog, encode_dialog
@@ -87,6 +88,8 @@ class LlamaIngress:
             await service.drain()
             self._starting.cancel()
             await service.stop()
+            for handler in logging.getLogger("llama").handlers:
+                handler.flush()
 
     # By handle: serve.get_app_handle("llama").text_completion.remote(...)
 
@@ -303,6 +306,7 @@ def _log_like_serve() -> None:
         ours.setLevel(logging.INFO)
         ours.handlers = serve_log.handlers
         ours.propagate = False
+    logging.getLogger("llama").handlers = [Batched(serve_log.handlers)]
 
 
 def _http_address() -> tuple[str, int]:

@@ -264,14 +264,13 @@ def test_each_request_is_one_line_of_the_log(served: Served, caplog: pytest.LogC
     httpx.post(served.url + "/v1/completions", json=body, headers={"x-request-id": "r1"})
     httpx.post(served.url + "/v1/completions", json={"prompt": 3}, headers={"x-request-id": "r2"})
     lines = [record.getMessage() for record in caplog.records if record.name == "llama.requests"]
-    first, warning, second = lines
+    first, second = lines
     fields = json.loads(first.removeprefix("request "))
     expected = {"request_id": "r1", "outcome": "ok", "batch_size": 2, "n": 2, "max_gen_len": 3, "temperature": 0.5,
-                "top_p": 0.8, "generated": 12, "finish_reasons": {"length": 4}}  # fmt: skip
+                "top_p": 0.8, "generated": 12, "finish_reasons": {"length": 4}, "without_eos": 4}  # fmt: skip
     assert expected.items() <= fields.items()
     assert fields["ttft_ms"] >= 0
     assert fields["prompt_length"] == max(len(stream.prompt) for stream in served.engine.streams)
-    assert "without EOS" in warning
     assert json.loads(second.removeprefix("request "))["outcome"] == "invalid_parameter"
 
 
