@@ -54,6 +54,10 @@ class LlamaIngress:
         try:
             # Serve sends requests to a replica from here on. If others serve, nobody needs this one before it is ready.
             limit = None if await _another_replica_runs() else args.answer_after_s
+            # Here, where the ranks are starting: Serve asks for it only when this returns.
+            self._http_app = build_http_app(
+                self.service, self.metrics, max_body_bytes=args.max_body_bytes, sends_request_id=False
+            )
             await asyncio.wait_for(asyncio.shield(self._starting), limit)
         except TimeoutError:
             log.warning("still loading after %.0f s: answering 503 until the ranks are ready", args.answer_after_s)
@@ -73,9 +77,7 @@ class LlamaIngress:
             print(banner(self.service.describe(), *_http_address()), flush=True)
 
     def __serve_build_asgi_app__(self) -> Any:
-        return build_http_app(
-            self.service, self.metrics, max_body_bytes=self.service.args.max_body_bytes, sends_request_id=False
-        )
+        return self._http_app
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
