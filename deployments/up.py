@@ -41,9 +41,10 @@ MARK = "LLAMA_UP_MARK"
 class Watch(threading.Thread):
     """Follows one application until it is ready or has failed; `failure` says why it ended."""
 
-    def __init__(self, app_name: str, host: str, port: int) -> None:
+    def __init__(self, app_name: str, host: str, port: int, *, is_own: bool) -> None:
+        """is_own: the cluster is this command's, and nobody else's Serve runs in it."""
         super().__init__(daemon=True, name="watch")
-        self.app_name, self.host, self.port = app_name, host, port
+        self.app_name, self.host, self.port, self.is_own = app_name, host, port, is_own
         self.failure: str | None = None
         self.stopping = threading.Event()
 
@@ -60,6 +61,10 @@ class Watch(threading.Thread):
                 self.failure = message
             elif status == "RUNNING":
                 if self._is_ready():
+                    if self.is_own:
+                        from deployments import controller_pace
+
+                        controller_pace.set_pace(controller_pace.CALM_S)
                     return
             elif not noticed and time.monotonic() - begin > PENDING_NOTICE_S and (reason := _pending()):
                 noticed = True
@@ -158,7 +163,7 @@ def main() -> None:
 
     from deployments import own_cluster
 
-    watch = Watch(config["applications"][0]["name"], host, port)
+    watch = Watch(config["applications"][0]["name"], host, port, is_own=is_own)
     ending = Ending(watch)
     # Serve's own imports take as long as Ray's processes take to come up.
     threading.Thread(target=importlib.import_module, args=("ray.serve.scripts",), daemon=True, name="import").start()
@@ -259,7 +264,11 @@ class Ending:
     def _end(self) -> None:
         from ray import serve
 
+        from deployments import controller_pace
+
         app = self._watch.app_name
+        if self._watch.is_own:
+            controller_pace.set_pace(controller_pace.QUICK_S)
         with contextlib.suppress(Exception):  # whatever it is, the end must come
             if serve.status().applications[app].status == "RUNNING":
                 print("Draining: live requests may end; once more to end at once.", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 
+from deployments.controller_pace import CALM_S
 from llama_core import Llama
 from tests.conftest import GOLDEN
 from tests.deployments.served import Server, served
@@ -208,6 +209,27 @@ def test_the_banner_says_what_it_serves_and_its_lines_work_when_pasted(demo: Ser
     assert "demo model" in json.loads(run(shlex.split(curl)))["choices"][0]["message"]["content"]
     python = next(line for line in lines if " -c 'import openai" in line)
     assert "demo model" in run(shlex.split(python))
+
+
+INTERVAL = """
+import sys
+import ray
+
+def interval(controller):
+    import ray.serve._private.controller as loop
+    return loop.CONTROL_LOOP_INTERVAL_S
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+print("SEEN", ray.get(controller.__ray_call__.remote(interval)))
+"""
+
+
+def test_serves_controller_is_calm_once_the_server_is_ready(demo: Server) -> None:
+    deadline = time.monotonic() + 20
+    while "is ready at" not in demo.output() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert f"SEEN {CALM_S}" in run([sys.executable, "-c", INTERVAL, address_of(demo)], **WITH_TOKEN)
 
 
 def test_thirty_two_streams_at_once_are_whole_right_and_distinct(demo: Server) -> None:
