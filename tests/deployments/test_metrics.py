@@ -68,7 +68,7 @@ def test_the_first_token_is_timed_in_both_units() -> None:
     assert seen["time_to_first_token_seconds_sum"] == 0.25
 
 
-def test_a_watched_engine_says_how_full_it_is() -> None:
+async def test_a_watched_engine_says_how_full_it_is() -> None:
     metrics, engine = Metrics(in_ray=False), FakeEngine()
     metrics.watch(engine)
     engine.submit([5], SamplingParams())
