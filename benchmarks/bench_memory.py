@@ -25,6 +25,7 @@ from benchmarks.bench_startup import LINES_LATE_S, add_start_options, first_answ
 from benchmarks.common import REPOSITORY, add_output_option, emit, print_table
 from benchmarks.load import HttpSession, drive
 from benchmarks.processes import Process
+from benchmarks.programs import end_programs_on_sigterm
 from benchmarks.workload import uniform_batch
 
 SETTLED_AFTER_S = 6.0  # Ray ends workers that nobody needs any more
@@ -159,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=int, default=64, help="tokens of each answer")
     add_output_option(parser)
     options = parse_start(parser, sys.argv[1:] if arguments is None else arguments)
+    end_programs_on_sigterm()
     if len(options.how) != 1:
         parser.error("one --how at a time")
     emit("memory", {"args": dict(options.args), "how": options.how[0], **measure(options)}, options)

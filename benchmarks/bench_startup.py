@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks import processes
 from benchmarks.common import REPOSITORY, Spread, add_output_option, emit, print_table, wait_quiet
-from benchmarks.programs import Program, ProgramFailed, free_port, running, write_config
+from benchmarks.programs import Program, ProgramFailed, end_programs_on_sigterm, free_port, running, write_config
 
 ASK_EVERY_S = 0.02
 LIMIT_S = 600.0
@@ -205,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for a quiet machine")
     add_output_option(parser)
     options = parse_start(parser, sys.argv[1:] if arguments is None else arguments)
+    end_programs_on_sigterm()
     options.forget.append(Path(dict(options.args).get("ckpt_dir", REPOSITORY / "demo")))
     starts: dict[str, list[Start]] = {how: [] for how in options.how}
     for _ in range(options.repetitions):
