@@ -65,7 +65,7 @@ class ModelRunner:
         if config.verify_checksums:
             checkpoint.verify_checksums(parallel.rank, parallel.world_size)
         dtype = checkpoint.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        is_native = _use_native(config, dtype, parallel)
+        is_native = _use_native(config, model_config, dtype, parallel)
         slots = SlotTable(config, parallel.device)
         weights = checkpoint.weights(parallel.rank, parallel.world_size, dtype, parallel.device, on_progress)
         backend: Backend
@@ -199,7 +199,7 @@ class ModelRunner:
         return result
 
 
-def _use_native(config: EngineConfig, dtype: torch.dtype, parallel: Parallel) -> bool:
+def _use_native(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> bool:
     """Whether the group computes natively: all ranks or none. Raises ConfigError where it must and cannot."""
     if config.backend == "torch":
         if config.quantization != "none":
@@ -207,7 +207,7 @@ def _use_native(config: EngineConfig, dtype: torch.dtype, parallel: Parallel) ->
         return False
     reason = ""
     try:
-        native.check_available(config, dtype, parallel)
+        native.check_available(config, model, dtype, parallel)
     except Unavailable as error:
         reason = str(error)
     available = bool(smallest(parallel, not reason))

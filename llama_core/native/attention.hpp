@@ -35,8 +35,6 @@ class Cache {
         memory_ = Memory(layer_ * layers * sizeof(T));
     }
 
-    size_t bytes() const { return memory_.bytes(); }
-    int block_size() const { return block_size_; }
 
     T* keys(int layer, int head, const int64_t* table, int position) const {
         return memory_.as<T>() + layer * layer_ + table[position / block_size_] * block_ + head * head_ +

@@ -92,6 +92,7 @@ def _library() -> ctypes.CDLL:
         raise Unavailable(str(error)) from None
     pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
     for name, result, arguments in (
+        ("objection", ctypes.c_char_p, (integer, integer, integer)),
         ("create", pointer, (ctypes.POINTER(_Shape), ctypes.POINTER(_Slots), pointer, pointer)),
         ("destroy", None, (pointer,)),
         ("pack", None, (pointer, integer, integer, pointer, integer)),
@@ -114,7 +115,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def check_available(config: EngineConfig, dtype: torch.dtype, parallel: Parallel) -> None:
+def check_available(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> None:
     """Raises Unavailable unless this rank can run such a model natively."""
     if parallel.device.type != "cpu":
         raise Unavailable(f"the device is {parallel.device.type}")
@@ -122,7 +123,10 @@ def check_available(config: EngineConfig, dtype: torch.dtype, parallel: Parallel
         raise Unavailable(f"it computes in float32 and bfloat16, not in {dtype}")
     if config.block_size % _LANES:
         raise Unavailable(f"block_size {config.block_size} is not a multiple of {_LANES}")
-    _library()
+    widest = max(model.dim, model.hidden_dim)
+    objection = _library().llama_objection(model.head_dim, widest, config.quantization == "int8")
+    if objection:
+        raise Unavailable(objection.decode())
 
 
 class NativeBackend:
@@ -139,7 +143,7 @@ class NativeBackend:
         self._native = _library()
         self._config = config
         self._slots = slots
-        self._vocab = model.vocab_size
+        self._num_slots, self._max_seq_len = slots.tokens.shape
         ranks = parallel.world_size
         threads = torch.get_num_threads()
         self._shape = _Shape(
@@ -174,7 +178,7 @@ class NativeBackend:
         pins = (ctypes.c_int32 * threads)(*cpus) if len(cpus) == threads else None
         self._engine = self._native.llama_create(self._shape, arrays, rotary.data_ptr(), pins)
         if not self._engine:
-            raise MemoryError("the native engine could not be made: out of memory")
+            raise MemoryError("the native engine could not be made: no memory, or no threads")
         if ranks > 1:
             self._connect(parallel)
         for name, weight in weights:
@@ -220,8 +224,11 @@ class NativeBackend:
             flat += (slot, start, length, draws)
             count += draws
             num_tokens += length
-        # The engine's buffers are as large as the configuration says, and it looks at no bounds.
-        assert count <= self._shape.max_draws and num_tokens <= self._shape.max_tokens, "the step is too large"
+            if not (0 <= slot < self._num_slots and start >= 0 and start + length + samples <= self._max_seq_len):
+                raise ValueError(f"row {(slot, start, length, samples)} is out of bounds")
+        # The engine's buffers are as large as the configuration says, and it looks at no bounds: an assert would not do.
+        if count > self._shape.max_draws or num_tokens > self._shape.max_tokens:
+            raise ValueError(f"a step of {num_tokens} tokens and {count} draws is too large")
         array = (ctypes.c_int32 * len(flat))(*flat)
         failed = self._native.llama_step(self._engine, array, len(rows), self._drawn.data_ptr(), keep_logits)
         if failed:

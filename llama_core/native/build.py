@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ("-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-fno-math-errno")
+_FLAGS = ("-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
 _TIMEOUT_S = 300.0
 
 
@@ -43,10 +44,13 @@ def library_path() -> Path:
     command = [compiler, *_FLAGS, tune, *os.environ.get("LLAMA_CXXFLAGS", "").split()]
     directory = _cache_dir()
     library = directory / f"llama-{_fingerprint(command)}.so"
-    with (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of one machine start together: one builds
-        if not library.exists():
-            _compile(command, library)
+    try:
+        with (directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of one machine start together: one builds
+            if not library.exists():
+                _compile(command, library)
+    except OSError as error:
+        raise Unavailable(f"it cannot be kept in {directory}: {error}") from None
     return library
 
 
@@ -94,18 +98,26 @@ def _fingerprint(command: list[str]) -> str:
 
 def _cache_dir() -> Path:
     """A directory of ours alone: what lies in it is loaded into the process."""
-    named = os.environ.get("LLAMA_CACHE_DIR")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama-ray"
-    for directory in [Path(named)] if named else [home, Path(tempfile.gettempdir()) / f"llama-ray-{os.getuid()}"]:
+    for directory in _candidates():
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = directory.stat()
+            status = directory.lstat()  # a link could be pointed elsewhere after we have looked
         except OSError:
             continue
         if (
-            status.st_uid == os.getuid()
+            stat.S_ISDIR(status.st_mode)
+            and status.st_uid == os.getuid()
             and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
             and os.access(directory, os.W_OK)
         ):
             return directory
     raise Unavailable("there is no cache directory that belongs to this user alone; LLAMA_CACHE_DIR names one")
+
+
+def _candidates() -> Iterator[Path]:
+    if named := os.environ.get("LLAMA_CACHE_DIR"):
+        yield Path(named).resolve()
+        return
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama-ray"
+    yield Path(tempfile.gettempdir()) / f"llama-ray-{os.getuid()}"

@@ -27,7 +27,7 @@ struct Shape {
     float norm_eps;
 };
 
-// What llama_core/runner.py's SlotTable holds: arrays indexed by slot, which Python fills and steps read.
+// What llama_core/slots.py's SlotTable holds: arrays indexed by slot, which Python fills and steps read.
 struct Slots {
     int64_t* tokens;        // [slots][max_seq_len]; drawn tokens are written here
     const int64_t* tables;  // [slots][blocks_per_sequence]
@@ -73,7 +73,6 @@ class Transformer : public Engine {
           head_dim_(int(round_up(shape.head_dim, kLanes))),
           width_(shape.heads * shape.head_dim),
           team_(shape.threads, cpus) {
-        if (head_dim_ > kernels::kMaxHeadDim) throw std::invalid_argument("head_dim is over 512");
         const Shape& s = shape;
         const Format format = s.int8_weights ? Format::kInt8 : s.bfloat16 ? Format::kBFloat16 : Format::kFloat32;
         const int kv_width = s.kv_heads * s.head_dim;
@@ -112,7 +111,9 @@ class Transformer : public Engine {
                         quantized_last_.bytes() + logits.bytes();
         make_rotary(rotary);
         for (int i = 0; i < s.threads; i++) samplers_.emplace_back(int(round_up(s.full_vocab, kLanes)));
-        tokens_.reserve(t);
+        // So that no step allocates: there is nobody to tell that it failed.
+        tokens_.reserve(t), rows_.reserve(t), spans_.reserve(t), draws_.reserve(std::max<size_t>(t, s.max_draws));
+        program_.reserve(16 * (s.layers + 2));
     }
 
     void make_cache(int blocks) override { cache_ = Cache<T>(shape.layers, blocks, shape.block_size, shape.kv_heads, head_dim_); }
@@ -161,6 +162,7 @@ class Transformer : public Engine {
         add(kDraw, 0, shape.rank == 0 ? draws : 0);
         add(kShareDrawn, 0, shared && draws);
         run();
+        if (exchange && exchange->failed()) return;
         for (int i = 0; i < draws; i++)
             slots.tokens[size_t(draws_[i].slot) * shape.max_seq_len + draws_[i].position] = std::max<int64_t>(drawn[i], 0);
     }
@@ -180,7 +182,7 @@ class Transformer : public Engine {
             case kEmbed: return over_tokens(task, [&](int t) { embed(t); });
             case kJoinEmbedding: return over_tokens(task, [&](int t) { join_embedding(t); });
             case kNormAttention: return over_tokens(task, [&](int t) { norm(states_[t], t, layers_[phase.layer].attention_norm); });
-            case kProjectQkv: return project(layers_[phase.layer].qkv, normed_, quantized_, num_tokens(), task, StoreTo{this, qkv_});
+            case kProjectQkv: return project(layers_[phase.layer].qkv, normed_, quantized_, num_tokens(), task, StoreTo{qkv_});
             case kRotate: return rotate(phase.layer, task);
             case kAttend: return attend(phase.layer, task);
             case kQuantizeAttended: return over_tokens(task, [&](int t) { quantized_attended_.quantize(attended_[t], t, round16(width_)); });
@@ -354,6 +356,8 @@ class Transformer : public Engine {
     void embed(int t) {
         const Token& token = tokens_[t];
         const int64_t id = slots.tokens[size_t(token.slot) * shape.max_seq_len + token.position];
+        // What layers leave behind the width is read with whole vectors: zero, unless a value was not finite.
+        std::fill(states_[t] + shape.dim, states_[t] + partial_stride(), T{});
         T* to = shape.ranks == 1 ? states_[t] : reinterpret_cast<T*>(exchange->mine()) + t * part_dim();
         std::memcpy(static_cast<void*>(to), embedding_.as<T>() + id * part_dim(), part_dim() * sizeof(T));
     }
@@ -406,7 +410,6 @@ class Transformer : public Engine {
     }
 
     struct StoreTo {
-        Transformer* self;
         const Rows<T>& to;
         void operator()(int row, int g, const float* out) const {
             for (int i = 0; i < kGroup; i += kLanes) store(to[row] + g * kGroup + i, load(out + i));
@@ -583,15 +586,23 @@ class Transformer : public Engine {
 
 }  // namespace llama
 
-// The C interface for native.py. Pointers are kept where the argument says so; nothing throws across it.
+// The C interface for backend.py. Pointers are kept where the comment says so; nothing throws across it.
 
 using namespace llama;
 
 extern "C" {
 
-// `rotary` float [max_seq_len][head_dim / 2][2] is read now; `cpus` [threads] or null. Null if memory or AMX is refused.
+// Why this process cannot compute such a model, or null.
+const char* llama_objection(int head_dim, int widest, int int8_weights) {
+    if (!allow_tiles()) return "the kernel refuses the AMX registers that this CPU was compiled for";
+    if (head_dim > kernels::kMaxHeadDim) return "head_dim is over 512";
+    if (int8_weights && widest > 66'000) return "sums of so many int8 products would not fit into 32 bits";
+    return nullptr;
+}
+
+// `rotary` float [max_seq_len][head_dim / 2][2] is read now; `cpus` [threads] or null. Null if the system gives no memory or no
+// threads. llama_objection has been asked.
 Engine* llama_create(const Shape* shape, const Slots* slots, const float* rotary, const int32_t* cpus) try {
-    if (!allow_tiles()) return nullptr;
     std::vector<int> pins(cpus ? cpus : nullptr, cpus ? cpus + shape->threads : nullptr);
     Engine* engine;
     if (shape->bfloat16)
@@ -634,11 +645,10 @@ void llama_carry(Engine* engine, Carry carry) {
     engine->exchange = std::make_unique<CarriedExchange>(carry, engine->shape.ranks, llama_exchange_bytes(&engine->shape));
 }
 
-// Returns 1 if values could not be carried between the ranks.
+// Returns 1 if values could not be carried between the ranks. Sizes are the caller's to keep: nothing is checked here.
 int llama_step(Engine* engine, const Row* rows, int num_rows, int64_t* drawn, int logits_everywhere) {
     engine->step(rows, num_rows, drawn, logits_everywhere);
-    auto carried = dynamic_cast<CarriedExchange*>(engine->exchange.get());
-    return carried && carried->failed;
+    return engine->exchange && engine->exchange->failed();
 }
 
 void llama_logits_of(Engine* engine, const int32_t* tokens, int count) { engine->logits_of(tokens, count); }

@@ -19,6 +19,8 @@ class Exchange {
     // Gives `bytes` of mine() to all; returns when all ranks have done so. Then of(rank) holds theirs until the next but one.
     virtual void swap(size_t bytes) = 0;
     virtual const char* of(int rank) = 0;
+    // Whether a swap did not succeed: what was computed since means nothing.
+    virtual bool failed() const { return false; }
 };
 
 class SharedMemoryExchange : public Exchange {
@@ -83,13 +85,14 @@ class CarriedExchange : public Exchange {
     char* mine() override { return send_.get(); }
     void swap(size_t bytes) override {
         bytes_ = bytes;
-        failed = failed || carry_(send_.get(), receive_.get(), bytes) != 0;  // once failed, it would only fail again, late
+        failed_ = failed_ || carry_(send_.get(), receive_.get(), bytes) != 0;  // once failed, it would only fail again, late
     }
     const char* of(int rank) override { return receive_.get() + rank * bytes_; }
-    bool failed = false;
+    bool failed() const override { return failed_; }
 
   private:
     Carry carry_;
+    bool failed_ = false;
     std::unique_ptr<char[]> send_, receive_;
     size_t bytes_ = 0;
 };

@@ -68,7 +68,7 @@ class Memory {
     size_t bytes_ = 0;
 };
 
-// Activations, row after row. `stride` counts elements; columns beyond the width are zero and stay zero.
+// Activations, row after row. `stride` counts elements; columns beyond the width begin as zeros.
 template <class T>
 struct Rows {
     T* data = nullptr;
@@ -105,14 +105,15 @@ struct Quantized {
 
     template <class T>
     void quantize(const T* x, size_t row, int width) {
-        Vec most = Vec{};
+        Vec most = Vec{}, check = Vec{};
         for (int i = 0; i < width; i += kLanes) {
             Vec v = load(x + i);
             most = max(most, v < Vec{} ? -v : v);
+            check += v * splat(0.0f);  // NaN from infinity and from NaN, which no integer is
         }
         float limit = max(most);
         float inverse = limit > 0 ? 32767.0f / limit : 0.0f;
-        scale()[row] = limit / 32767.0f;
+        scale()[row] = limit / 32767.0f + sum(check);
         const Vec magic = splat(12582912.0f);
         for (int i = 0; i < width; i += kLanes) {
             IVec q = (IVec)(fma(load(x + i), splat(inverse), magic)) - (IVec)magic + 32768;
@@ -154,7 +155,7 @@ class Linear {
   public:
     Linear() = default;
     Linear(Format format, int outputs, int inputs)
-        : format_(format), outputs_(outputs), inputs_(inputs), groups_(int(round_up(outputs, kGroup) / kGroup)) {
+        : format_(format), inputs_(inputs), groups_(int(round_up(outputs, kGroup) / kGroup)) {
         size_t unit = format == Format::kFloat32 ? 1 : format == Format::kBFloat16 ? 32 : 64;
         padded_ = round_up(inputs, unit);
         size_t element = format == Format::kFloat32 ? 4 : format == Format::kBFloat16 ? 2 : 1;
@@ -164,10 +165,8 @@ class Linear {
     }
 
     Format format() const { return format_; }
-    int outputs() const { return outputs_; }
     int inputs() const { return inputs_; }
     int groups() const { return groups_; }
-    size_t group_bytes() const { return group_bytes_; }
     size_t bytes() const { return memory_.bytes() + extra_.bytes(); }
     char* group(int g) const { return memory_.as<char>() + g * group_bytes_; }
     float* scales() const { return extra_.as<float>(); }                             // int8: float [outputs]
@@ -212,7 +211,7 @@ class Linear {
 
   private:
     Format format_ = Format::kFloat32;
-    int outputs_ = 0, inputs_ = 0, groups_ = 0;
+    int inputs_ = 0, groups_ = 0;
     size_t padded_ = 0, group_bytes_ = 0;
     Memory memory_, extra_;
 };

@@ -32,14 +32,15 @@ inline double uniform(int64_t seed, int64_t position) {
 
 class Sampler {
   public:
-    // `width`: the vocabulary, rounded up to whole vectors. What lies beyond the vocabulary must be -inf.
-    explicit Sampler(int width) : probs_(width), bucket_(width) {}
+    // `width`: the vocabulary, rounded up to whole vectors.
+    explicit Sampler(int width) : probs_(width), bucket_(width) { members_.reserve(width); }
 
     // The token, or -1 if a logit is not finite.
     int64_t draw(const float* logits, int vocab, const Sampling& how) {
         const float highest = greatest(logits, vocab);
         if (!std::isfinite(highest)) return -1;
-        if (how.temperature < kGreedyBelow) return std::find(logits, logits + vocab, highest) - logits;
+        // Divided by so little that it leaves float's range, nothing but the greatest is left either.
+        if (how.temperature < kGreedyBelow || !std::isfinite(highest / how.temperature)) return std::find(logits, logits + vocab, highest) - logits;
         spread(logits, vocab, how.temperature, highest);
         return pick(vocab, how);
     }

@@ -79,23 +79,21 @@ class Tasks {
 
 class Team {
   public:
-    static constexpr int kMaxTasks = (1 << 18) - 1;
-
     // `cpus`: one a thread, to which it is pinned; empty to leave that to the kernel. Thread 0 is the caller of run, pinned while
     // it runs.
     Team(int size, const std::vector<int>& cpus) : size_(size), cpus_(cpus) {
-        for (int i = 1; i < size; i++) {
-            workers_.emplace_back([this, i] { serve(i); });
-            if (!cpus.empty()) pin(workers_.back().native_handle(), cpus[i]);
+        try {
+            for (int i = 1; i < size; i++) {
+                workers_.emplace_back([this, i] { serve(i); });
+                if (!cpus.empty()) pin(workers_.back().native_handle(), cpus[i]);
+            }
+        } catch (...) {  // the system gives no more threads
+            stop();
+            throw;
         }
     }
 
-    ~Team() {
-        stopping_ = true;
-        calls_.fetch_add(1);
-        futex_wake(&calls_);
-        for (auto& worker : workers_) worker.join();
-    }
+    ~Team() { stop(); }
 
     int size() const { return size_; }
 
@@ -115,6 +113,13 @@ class Team {
     }
 
   private:
+    void stop() {
+        stopping_ = true;
+        calls_.fetch_add(1);
+        futex_wake(&calls_);
+        for (auto& worker : workers_) worker.join();
+    }
+
     static void pin(pthread_t thread, int cpu) {
         cpu_set_t set;
         CPU_ZERO(&set);
@@ -122,12 +127,12 @@ class Team {
         pthread_setaffinity_np(thread, sizeof set, &set);
     }
 
-    // The ticket names the phase that is open and the next of its tasks that nobody has: 28 bits phase, 18 tasks, 18 next.
+    // The ticket names the phase that is open and the next of its tasks that nobody has: 20 bits phase, 22 tasks, 22 next.
     // A thread takes a task by exchanging the ticket, so one that comes late finds another phase and touches nothing.
     static uint64_t pack(uint64_t number, uint64_t tasks, uint64_t next) {
-        return (number & 0xfffffff) << 36 | tasks << 18 | next;
+        return (number & kPhases) << 44 | tasks << 22 | next;
     }
-    static constexpr uint64_t kClosed = 0;
+    static constexpr uint64_t kPhases = (1 << 20) - 1, kTasks = (1 << 22) - 1, kClosed = 0;
 
     bool begin_next(int index) {
         const auto& phases = *phases_;
@@ -151,14 +156,14 @@ class Team {
         for (;;) {
             uint64_t ticket = ticket_.load(std::memory_order_acquire);
             if (ticket == kClosed) break;
-            uint64_t next = ticket & 0x3ffff, tasks = ticket >> 18 & 0x3ffff;
+            uint64_t next = ticket & kTasks, tasks = ticket >> 22 & kTasks;
             if (next >= tasks) {
                 patience.wait();
                 continue;
             }
             if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
             // From here to the increment of done_ the phase cannot end, so the program stays as it is.
-            const int index = int(((ticket >> 36) - first_) & 0xfffffff);
+            const int index = int(((ticket >> 44) - first_) & kPhases);
             const Phase& phase = (*phases_)[index];
             if (!inside) (inside = what_)->enter();
             what_->run(phase, int(next), thread);

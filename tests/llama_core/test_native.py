@@ -18,7 +18,7 @@ import torch
 
 from llama_core import Llama
 from llama_core.batch import Row, SlotInit, StepInput
-from llama_core.errors import ConfigError
+from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.native import build
 from llama_core.native.backend import NativeBackend
 from llama_core.native.exchange import shared_memory
@@ -250,3 +250,37 @@ def test_what_it_cannot_do_torch_does(settings: dict[str, Any], reason: str) -> 
     assert on_ranks.build(alone("cpu"), mp1, **settings).runner.backend.name == "torch"
     with pytest.raises(ConfigError, match=reason):
         on_ranks.build(alone("cpu"), mp1, **settings, backend="native")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", [24, 40, 64])
+def test_what_one_request_computes_reaches_no_later_one_in_any_width(tmp_path: Path, dim: int, dtype: str) -> None:
+    shape = SHAPE | {"dim": dim, "n_heads": 4, "n_kv_heads": 2}
+    directory = str(checkpoints.write(tmp_path, [checkpoints.random_weights(shape)], shape))
+    runner = on_ranks.build(alone("cpu"), directory, dtype, backend="native").runner
+    assert isinstance(runner.backend, NativeBackend)
+    runner.backend.poke_embedding(333, float("nan"))
+
+    def non_finite(tokens: list[int]) -> list[int]:
+        admit = [SlotInit(0, tokens, [0, 1], 0.0, 1.0, 0, 0)]
+        return runner.step(StepInput(0, 0, [Row(0, 0, len(tokens), True)], admit=admit)).non_finite
+
+    assert non_finite([1, 333, 5]) == [0]
+    assert non_finite([1, 7, 5]) == []
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_value_that_is_not_finite_is_told_and_not_rounded_away(tmp_path: Path, quantization: str) -> None:
+    weights = checkpoints.random_weights(SHAPE)
+    for name in ("layers.0.attention.wq.weight", "layers.0.attention.wk.weight"):
+        weights[name] = weights[name] * 1e30  # one product of both is past float32
+    directory = str(checkpoints.write(tmp_path, [weights], SHAPE))
+    with pytest.raises(NonFiniteLogits):
+        on_ranks.build(alone("cpu"), directory, "float32", backend="native", quantization=quantization)
+
+
+def test_a_step_that_does_not_fit_is_refused_before_it_is_computed(model: str) -> None:
+    runner = on_ranks.build(alone("cpu"), model, backend="native").runner
+    for rows in ([Row(0, 0, 65, False)], [Row(0, 100, 60, True)], [Row(0, -1, 1, True)]):
+        with pytest.raises(ValueError, match=r"out of bounds|too large"):
+            runner.step(StepInput(0, 0, rows))
