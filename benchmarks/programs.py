@@ -5,6 +5,7 @@ Knows nothing of what is measured. Nothing that was started here is left when `e
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -29,11 +30,15 @@ class ProgramFailed(Exception):
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port of the loopback interface that nobody listens on now.
+
+    Not one of those that the kernel gives to whoever asks for any: Ray's processes do, before the server has bound this.
+    """
+    while True:
+        port = random.randrange(10_000, 20_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 class Program:

