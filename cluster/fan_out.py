@@ -20,8 +20,9 @@ from llama_core.errors import RankFailure
 
 logger = logging.getLogger(__name__)
 
-# An operation between ranks fails on the survivors a few milliseconds after a rank died, and their reports may
-# overtake the sign of the death itself. So long is the better explanation waited for.
+# An operation between ranks through gloo or NCCL fails on the survivors a few milliseconds after a rank died, and their
+# reports may overtake the sign of the death itself. So long is the better explanation waited for. (In shared memory the
+# survivors just wait, and are ended.)
 _SECOND_SIGN_S: Final = 0.2
 
 

@@ -69,7 +69,7 @@ class GroupInfo:
 
 
 class RankGroup:
-    """Implements `llama_core.batch.StepRunner`. Use it from one event loop, the one it was started in.
+    """Takes steps (`submit`) and answers them in their order. Use it from one event loop, the one it was started in.
 
     Bundle 1 + r of `placement_group` is rank r's, and is taken whole. `runner_factory` makes what a rank runs.
     `num_blocks` is how many cache blocks to allocate, for a group that must fit a pool which exists already; None

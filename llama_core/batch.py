@@ -6,7 +6,7 @@ Knows nothing of how the messages travel (`cluster/wire.py`) or who decides (`sc
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from llama_core.request import TokenLogprob
 
@@ -115,9 +115,3 @@ class StepOutput:
     non_finite: list[int] = field(default_factory=list)
     elapsed_ms: float = 0.0
     device_memory_bytes: int = 0
-
-
-class StepRunner(Protocol):
-    """The seam between deciding and computing. Steps complete in the order in which they were given."""
-
-    async def step(self, batch: StepInput) -> StepOutput: ...

@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,18 +17,10 @@ from typing import Any
 
 import yaml
 
+from benchmarks.programs import free_port
 from tests.programs import REPOSITORY, environment
 
 TEST_MARK = "LLAMA_TEST_MARK"
-
-
-def free_port() -> int:
-    """Not one of those that the kernel gives to whoever asks for any: Ray's processes do, before the server has bound this."""
-    while True:
-        port = random.randrange(10_000, 20_000)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
 
 
 class Server:
