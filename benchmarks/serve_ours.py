@@ -2,8 +2,7 @@
 
     python -m benchmarks.serve_ours --config /tmp/serve_config.yaml --port 8090 ckpt_dir=demo max_batch_size=32
 
-What would change how much is computed is off unless it is named: peers run without it. The ranks share all cores, as peers'
-threads do.
+What would change how much is computed is off unless it is named: peers run without it.
 """
 
 import argparse
@@ -25,8 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     # Numbers and truths stay text: the server reads them as it does those of a command line.
     given = dict(pair.split("=", 1) for pair in options.args)
-    cores = {"cpus_per_rank": max(1, (os.cpu_count() or 1) // int(given.get("model_parallel_size", 1)))}
-    path = write_config(options.config, options.port, OFF | cores | given)
+    path = write_config(options.config, options.port, OFF | given)
     os.environ["RAY_ADDRESS"] = "local"
     os.execv(sys.executable, [sys.executable, "-m", "deployments.up", str(path)])
 

@@ -46,6 +46,21 @@ def rank_resources(device: Device, *, cpus_per_rank: float = 1) -> Bundle:
     return {"CPU": cpus_per_rank, "GPU": 1} if device == "cuda" else {"CPU": cpus_per_rank}
 
 
+def fair_cpus_per_rank(
+    device: Device, world_size: int, nodes: Sequence[Mapping[str, float]], strategy: Strategy = "PACK"
+) -> int:
+    """The CPUs of a rank when nobody says: on the CPU all of a node, shared by the ranks that the strategy puts there.
+
+    At least one; one with CUDA, where the GPU does the arithmetic, and where the nodes are not known.
+    """
+    cpus = [node.get("CPU", 0) for node in nodes]
+    if device == "cuda" or not any(cpus):
+        return 1
+    if "SPREAD" in strategy:
+        return max(1, int(min(filter(None, cpus))) // -(-world_size // len(cpus)))
+    return max(1, int(max(cpus)) // world_size)
+
+
 def group_bundles(world_size: int, device: Device, *, cpus_per_rank: float = 1) -> list[Bundle]:
     """Bundles of one replica with `world_size` ranks."""
     if world_size < 1:

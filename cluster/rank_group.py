@@ -20,7 +20,7 @@ from cluster.fan_out import FanOut
 from cluster.placement import FIRST_RANK_BUNDLE, actor_options, rank_bundle_index
 from cluster.process_end import end_process
 from cluster.rank_worker import RankIdentity, RankLoad, RankStatus, RankWorker
-from cluster.ray_calls import answer_within, first_line, result_of, results_of_all
+from cluster.ray_calls import answer_within, first_line, in_passing_thread, result_of, results_of_all
 from cluster.runner_factory import RunnerFactory, load_model_runner
 from cluster.transport import Invitation, RankConnection, RankListener
 from cluster.wire import MAX_FRAME_BYTES, largest_step_bytes
@@ -169,7 +169,7 @@ class RankGroup:
 
     async def _start(self) -> GroupInfo:
         # Reading the bundles is a blocking call to Ray's control service.
-        bundles = await asyncio.to_thread(lambda: self._placement_group.bundle_specs)
+        bundles = await in_passing_thread(lambda: self._placement_group.bundle_specs)
         world_size = len(bundles) - FIRST_RANK_BUNDLE
         if world_size < 1:
             raise RankFailure("the placement group has no bundle for a rank")
@@ -307,7 +307,7 @@ class RankGroup:
             # knows.
             await asyncio.wait(self._serving, timeout=self._limits.stop_timeout_s)
             patience_s = _PATIENCE_WITH_HEALTHY_S
-        await asyncio.to_thread(self._kill_actors)
+        await in_passing_thread(self._kill_actors)
         known = list(self._identities.values())
         gone = await asyncio.gather(*(self._end_process(identity, patience_s) for identity in known))
         for identity, is_gone in zip(known, gone, strict=True):
@@ -326,7 +326,7 @@ class RankGroup:
         """
         timing = (identity.process, patience_s, self._limits.kill_timeout_s)
         if identity.node_id == ray.get_runtime_context().get_node_id():
-            return await asyncio.to_thread(end_process, *timing)
+            return await in_passing_thread(end_process, *timing)
         there = NodeAffinitySchedulingStrategy(identity.node_id, soft=False)
         ender = ray.remote(num_cpus=0, max_retries=0)(end_process)
         try:

@@ -129,6 +129,7 @@ class RankWorker:
         if config.device == "cpu" or (config.device == "auto" and not ray.get_gpu_ids()):
             self._core_claim = cores.pin_process(num_threads)
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own: no product of matrices is its work here
         self._choose_interface(store_host)
         listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
         seat = Seat(self._rank, self._world_size, store_host, store_port, listen_fd, num_threads, timeout_s)
@@ -260,6 +261,7 @@ class _Progress:
     def __call__(self, loaded: int, total: int) -> None:
         self._worker.note_progress(loaded, total)
         if self._bar is None:
+            tqdm.monitor_interval = 0  # no thread that would outlive the bar
             self._bar = tqdm(
                 desc=f"rank {self._worker.rank} weights",
                 total=total,

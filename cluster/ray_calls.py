@@ -1,7 +1,8 @@
 """Awaits calls to all ranks at once, and finds out of several failures the one that explains the others."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -19,6 +20,15 @@ _SECOND_SIGN_S: Final = 0.2
 async def result_of(ref: Awaitable[T]) -> T:
     """A Ray reference as a coroutine, which asyncio's own functions ask for."""
     return await ref
+
+
+async def in_passing_thread(function: Callable[..., T], *arguments: object) -> T:
+    """`function(*arguments)`, which blocks, in a thread that ends with it. asyncio.to_thread would keep one for good."""
+    executor = ThreadPoolExecutor(1)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
+    finally:
+        executor.shutdown(wait=False)
 
 
 async def answer_within(ref: Awaitable[T], timeout_s: float) -> T | None:

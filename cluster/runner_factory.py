@@ -1,12 +1,16 @@
 """What a rank runs: the factory it is given, and the default one, which joins torch's group and loads the model."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llama_core.batch import StepInput, StepOutput
 from llama_core.config import EngineConfig
+
+if TYPE_CHECKING:
+    from llama_core.parallel import Parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,27 @@ RunnerFactory = Callable[[EngineConfig, Seat, Callable[[int, int], None]], StepE
 def load_model_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> StepExecutor:
     """Joins torch's group of ranks, loads this rank's share. Raises CheckpointError, ConfigError, RuntimeError."""
     import torch
+
+    from llama_core.parallel import alone
+    from llama_core.runner import ModelRunner
+
+    # In this thread, which runs the steps. Where OMP_NUM_THREADS has said so already, saying it again costs a thread pool.
+    if torch.get_num_threads() != seat.num_threads:
+        torch.set_num_threads(seat.num_threads)
+    if seat.world_size > 1:
+        parallel = _join(config, seat)
+    else:
+        parallel = alone(config.device)
+        if seat.listen_fd is not None:
+            os.close(seat.listen_fd)  # nobody will come
+    return ModelRunner.load(config, parallel, on_progress)
+
+
+def _join(config: EngineConfig, seat: Seat) -> "Parallel":
     import torch.distributed as dist
 
     from llama_core.parallel import join
-    from llama_core.runner import ModelRunner
 
-    torch.set_num_threads(seat.num_threads)  # in this thread, which is the one that runs the steps
     store = dist.TCPStore(  # type: ignore[attr-defined]
         seat.store_host,
         seat.store_port,
@@ -70,5 +89,4 @@ def load_model_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[i
         wait_for_workers=False,
         master_listen_fd=seat.listen_fd,
     )
-    parallel = join(seat.rank, seat.world_size, config.device, store, seat.timeout_s)
-    return ModelRunner.load(config, parallel, on_progress)
+    return join(seat.rank, seat.world_size, config.device, store, seat.timeout_s)

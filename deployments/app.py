@@ -8,7 +8,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 
-from cluster.placement import group_bundles, replica_resources, resolve_device, shortage
+from cluster.placement import fair_cpus_per_rank, group_bundles, replica_resources, resolve_device, shortage
 from deployments.args import ServerArgs
 from deployments.ingress import LlamaIngress
 
@@ -28,8 +28,9 @@ def build_app(args: ServerArgs) -> Application:
     nodes = _node_resources()
     device = resolve_device(args.device, nodes)
     num_ranks = args.num_ranks()
-    bundles = group_bundles(num_ranks, device, cpus_per_rank=args.cpus_per_rank)
     strategy = args.placement_strategy or "PACK"
+    cpus_per_rank = args.cpus_per_rank or fair_cpus_per_rank(device, num_ranks, nodes, strategy)
+    bundles = group_bundles(num_ranks, device, cpus_per_rank=cpus_per_rank)
     lacking = shortage(bundles, nodes, strategy) if ray.is_initialized() else None
     if lacking is not None:
         log.warning("one replica of %s %s: it waits until there is room", args.model_id, lacking)

@@ -55,7 +55,9 @@ class ServerArgs(BaseModel):
         "none", description="int8 keeps linear layers' weights in 8 bits; needs the native backend."
     )
     prefix_caching: bool = Field(True, description="Compute what prompts begin with in common once.")
-    cpus_per_rank: Annotated[float, Field(gt=0)] = Field(1.0, description="CPU cores of one rank's bundle.")
+    cpus_per_rank: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="CPU cores of one rank's bundle; if absent a node's, shared by its ranks; 1 with CUDA."
+    )
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] | None = Field(
         None, description="Of the placement group; PACK if absent."
     )

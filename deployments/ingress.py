@@ -14,6 +14,7 @@ import ray
 from ray import serve
 
 from cluster.rank_group import GroupLimits, RankGroup
+from cluster.ray_calls import in_passing_thread
 from deployments.args import ServerArgs
 from deployments.banner import banner
 from deployments.http import build_http_app
@@ -292,7 +293,7 @@ async def _another_replica_runs() -> bool:
     """Whether this deployment has a replica that serves already. Serve's controller knows."""
     context = serve.get_replica_context()
     try:
-        status = await asyncio.to_thread(serve.status)
+        status = await in_passing_thread(serve.status)
         states = status.applications[context.app_name].deployments[context.deployment].replica_states
     except Exception as error:  # not worth failing a start for
         log.warning("the other replicas' state is not known: %s", type(error).__name__)

@@ -15,7 +15,7 @@ from llama_core.memory import free_cache_bytes
 from llama_core.model import Transformer
 from llama_core.native import backend as native
 from llama_core.native.build import Unavailable
-from llama_core.parallel import Parallel, smallest
+from llama_core.parallel import Parallel, prepare_layers, smallest
 from llama_core.request import TokenLogprob
 from llama_core.sampling import logprobs_of
 from llama_core.slots import SlotTable
@@ -72,6 +72,7 @@ class ModelRunner:
         if is_native:
             backend = native.NativeBackend(config, model_config, parallel, slots, dtype, weights)
         else:
+            prepare_layers(parallel)
             with torch.inference_mode():
                 model = Transformer(model_config, parallel.world_size, config.max_seq_len, parallel.device)
                 model.load_state_dict(dict(weights), strict=True, assign=True)

@@ -2,7 +2,16 @@
 
 import pytest
 
-from cluster.placement import actor_options, group_bundles, replica_resources, resolve_device, shortage
+from cluster.placement import (
+    Device,
+    Strategy,
+    actor_options,
+    fair_cpus_per_rank,
+    group_bundles,
+    replica_resources,
+    resolve_device,
+    shortage,
+)
 
 GPU_NODE = {"CPU": 16.0, "GPU": 4.0, "memory": 1e11}
 LAPTOP = {"CPU": 2.0, "memory": 8 * 2**30}
@@ -25,6 +34,27 @@ def test_the_replicas_bundle_covers_the_replica() -> None:
 
 def test_cores_of_a_rank_can_be_chosen() -> None:
     assert group_bundles(1, "cpu", cpus_per_rank=4)[1] == {"CPU": 4}
+
+
+@pytest.mark.parametrize(
+    ("device", "world_size", "cpus_of_nodes", "strategy", "cpus"),
+    [
+        ("cpu", 1, [8], "PACK", 8),
+        ("cpu", 3, [8], "PACK", 2),
+        ("cpu", 16, [8, 8], "PACK", 1),  # they do not fit on one node: Ray spreads them
+        ("cpu", 2, [0, 4, 8], "STRICT_PACK", 4),
+        ("cpu", 2, [4, 8], "SPREAD", 4),
+        ("cpu", 3, [4, 8], "SPREAD", 2),
+        ("cpu", 2, [], "PACK", 1),
+        ("cpu", 2, [0], "PACK", 1),
+        ("cuda", 2, [64], "PACK", 1),
+    ],
+)
+def test_ranks_share_a_nodes_cores_when_nobody_says(
+    device: Device, world_size: int, cpus_of_nodes: list[float], strategy: Strategy, cpus: int
+) -> None:
+    nodes = [{"CPU": cpus} for cpus in cpus_of_nodes]
+    assert fair_cpus_per_rank(device, world_size, nodes, strategy) == cpus
 
 
 @pytest.mark.parametrize("world_size", [0, -1])

@@ -1,0 +1,16 @@
+"""In the place of an agent of Ray's raylet that nobody needs: does nothing until the raylet, its parent, has ended.
+
+    python -I -S agent_stand_in.py
+
+The raylet ends when its agent does, so this must outlive it. Nothing but the standard library is read: 7 MB, one thread.
+"""
+
+import os
+import time
+
+CHECK_EVERY_S = 1.0
+
+if __name__ == "__main__":
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(CHECK_EVERY_S)
