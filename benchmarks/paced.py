@@ -23,7 +23,7 @@ from cluster.runner_factory import Seat
 from cluster.transport import Invitation, RankListener, connect
 from cluster.wire import Answer, decode_step
 from deployments.args import ServerArgs
-from llama_core.batch import StepInput, StepOutput
+from llama_core.batch import StepInput, StepOutput, StepUnderWay
 from llama_core.config import EngineConfig
 from llama_core.errors import RankFailure
 
@@ -59,7 +59,7 @@ class PacedRunner:
     def warm_up(self) -> None:
         pass
 
-    def step(self, batch: StepInput) -> StepOutput:
+    def start(self, batch: StepInput) -> StepUnderWay:
         self._free_at_s = max(self._free_at_s, time.monotonic()) + self._step_s
         if (left_s := self._free_at_s - time.monotonic()) > 0:
             time.sleep(left_s)
@@ -69,7 +69,7 @@ class PacedRunner:
             for row in batch.rows
             if row.samples
         ]
-        return StepOutput(batch.epoch, batch.step, tokens, elapsed_ms=1e3 * self._step_s)
+        return StepUnderWay.done(StepOutput(batch.epoch, batch.step, tokens, elapsed_ms=1e3 * self._step_s))
 
 
 def make_paced_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> PacedRunner:
@@ -81,7 +81,7 @@ def answer_steps(invitation: Invitation, vocab_size: int) -> None:
     frames = connect(invitation, 0, 30.0)
     runner = PacedRunner(vocab_size)
     while (payload := frames.receive()) is not None:
-        frames.send(Answer(runner.step(decode_step(payload))))
+        frames.send(Answer(runner.start(decode_step(payload)).result()))
 
 
 class PacedGroup:

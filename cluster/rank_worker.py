@@ -27,6 +27,7 @@ from cluster.process_end import ProcessIdentity
 from cluster.runner_factory import RunnerFactory, Seat, StepExecutor
 from cluster.transport import Invitation, connect
 from cluster.wire import Ack, Answer, Fault, FrameSocket, WireError, decode_step
+from llama_core.batch import StepOutput, StepUnderWay
 from llama_core.config import EngineConfig
 
 logger = logging.getLogger(__name__)
@@ -192,16 +193,26 @@ class RankWorker:
         return self._rank
 
     def _serve(self, driver: FrameSocket, runner: StepExecutor) -> None:
+        """Answers steps in their order. One that computes by itself, on a GPU, is answered when the next one has started,
+        if that is here already."""
+        under_way: StepUnderWay | None = None
         while (payload := driver.receive()) is not None:
             batch = decode_step(payload)
             if batch.epoch != self._epoch:
                 raise WireError(f"got a step of epoch {batch.epoch} in epoch {self._epoch}")
-            began = time.perf_counter()
-            output = runner.step(batch)
-            if self._rank == 0:
-                driver.send(Answer(output))
-            else:
-                driver.send(Ack(self._epoch, batch.step, self._rank, (time.perf_counter() - began) * 1e3))
+            started = runner.start(batch)
+            if under_way is not None:
+                self._answer(driver, under_way.result())
+            under_way = started
+            if started.is_done or not driver.is_waiting():
+                self._answer(driver, started.result())
+                under_way = None
+
+    def _answer(self, driver: FrameSocket, output: StepOutput) -> None:
+        if self._rank == 0:
+            driver.send(Answer(output))
+        else:
+            driver.send(Ack(output.epoch, output.step, self._rank, output.elapsed_ms))
 
     def _report_and_exit(self, driver: FrameSocket, error: BaseException) -> NoReturn:
         try:

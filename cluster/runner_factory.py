@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from llama_core.batch import StepInput, StepOutput
+from llama_core.batch import StepInput, StepUnderWay
 from llama_core.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class StepExecutor(Protocol):
     def max_num_blocks(self) -> int: ...
     def allocate_cache(self, num_blocks: int) -> None: ...
     def warm_up(self) -> None: ...
-    def step(self, batch: StepInput) -> StepOutput: ...
+    def start(self, batch: StepInput) -> StepUnderWay: ...
 
 
 # Called in the rank with (bytes loaded, bytes in all) for a callback. It travels by a Ray call: any picklable callable.

@@ -6,7 +6,9 @@ while it is decoded: a peer can send a wrong number, never code. The driver send
 step once, with `Answer` (rank 0) or `Ack` (the others), or says with `Fault` why it ends.
 """
 
+import select
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Final
 
@@ -146,6 +148,11 @@ class FrameSocket:
     def send(self, message: StepInput | Reply | Hello) -> None:
         """Raises OSError if the peer is gone, WireError if the message is too long."""
         self._socket.sendall(frame(message))
+
+    def is_waiting(self) -> bool:
+        """Whether there is something to receive."""
+        decrypted = isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+        return decrypted or bool(select.select([self._socket], [], [], 0)[0])
 
     def receive(self) -> bytes | None:
         """The next payload, or None when the peer has closed between two frames. Raises WireError, OSError."""

@@ -1,6 +1,8 @@
-"""The seam between what a step is (`runner.py`) and how it is computed: torch on any device, or C++ on CPU cores."""
+"""The seam between what a step is (`runner.py`) and how it is computed: torch anywhere, C++ on CPU cores, graphs on GPUs."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,6 +15,18 @@ class Drawn(NamedTuple):
 
     tokens: list[int]
     non_finite: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A step that was started. `result` waits for it, unless it is done; call it once, in the order of the steps."""
+
+    result: Callable[[], Drawn]
+    is_done: bool = False
+
+    @staticmethod
+    def done(drawn: Drawn) -> "Pending":
+        return Pending(lambda: drawn, is_done=True)
 
 
 class Backend(Protocol):
@@ -33,8 +47,11 @@ class Backend(Protocol):
 
     def allocate_cache(self, num_blocks: int) -> None: ...
 
-    def step(self, rows: Seq[Row], *, keep_logits: bool) -> Drawn:
-        """Run the rows, draw, remember what was drawn. The same on every rank. `keep_logits`: `logits_of_draws` may follow."""
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending:
+        """Run the rows, draw, remember what was drawn. The same on every rank. `keep_logits`: `logits_of_draws` may follow.
+
+        The next step may start before this one's result is read, unless its logits are asked for.
+        """
 
     def logits_of_draws(self, draws: Seq[int]) -> torch.Tensor:
         """float32 [len(draws), vocab] behind these draws of the latest step, on every rank."""

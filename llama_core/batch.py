@@ -5,6 +5,7 @@ stays on the ranks as the next step's input; the driver may therefore send step 
 Knows nothing of how the messages travel (`cluster/wire.py`) or who decides (`scheduler.py`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -115,3 +116,15 @@ class StepOutput:
     non_finite: list[int] = field(default_factory=list)
     elapsed_ms: float = 0.0
     device_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepUnderWay:
+    """A step that was started. `result` waits for it, unless it is done; call it once, in the order of the steps."""
+
+    result: Callable[[], StepOutput]
+    is_done: bool = False
+
+    @staticmethod
+    def done(output: StepOutput) -> "StepUnderWay":
+        return StepUnderWay(lambda: output, is_done=True)

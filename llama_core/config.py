@@ -13,7 +13,7 @@ MAX_DRAFTS = 8
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
-BackendName = Literal["auto", "native", "torch"]
+BackendName = Literal["auto", "native", "fused", "torch"]
 Quantization = Literal["none", "int8"]
 
 # Written by some releases of Meta's checkpoints; they do not change the model.

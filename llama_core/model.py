@@ -46,6 +46,38 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
 
 
+def attend_decodes(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """One query a row: q [B, n_heads, head_dim] -> the same shape. Heads that share keys are one matrix product.
+
+    keys, values: [B, L, n_kv_heads, head_dim], of which row i sees the first lengths[i].
+    """
+    head_dim, n_kv_heads = q.shape[-1], keys.shape[2]
+    grouped = q.reshape(len(q), n_kv_heads, -1, head_dim)  # [B, n_kv_heads, group, head_dim]
+    scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)).float() * head_dim**-0.5
+    beyond = torch.arange(keys.shape[1], device=q.device) >= lengths[:, None]  # [B, L]
+    weights = scores.masked_fill(beyond[:, None, None, :], float("-inf")).softmax(-1).type_as(q)
+    # A weight of zero is not enough: what lies beyond belongs to others, and zero times their NaN would be NaN.
+    values = values.masked_fill(beyond[:, :, None, None], 0)
+    return torch.matmul(weights, values.transpose(1, 2)).flatten(1, 2)
+
+
+def attend_prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
+    """Several queries of one row, query i at position start + i: q [S, n_heads, head_dim], keys [start + S, ...]."""
+    mask = None
+    if start:
+        seen = torch.arange(keys.shape[0], device=q.device)
+        mask = seen <= (start + torch.arange(q.shape[0], device=q.device))[:, None]
+    out: torch.Tensor = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        keys.transpose(0, 1)[None],
+        values.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=q.shape[1] != keys.shape[1],
+    )
+    return out[0].transpose(0, 1)
+
+
 class Attention(nn.Module):
     """Grouped-query attention over the paged cache; this rank has 1 / world_size of the heads."""
 
@@ -68,39 +100,13 @@ class Attention(nn.Module):
         cache.write(self.layer, layout, k, v)
         out = torch.empty_like(q)
         if layout.decode_index.numel():
-            out[layout.decode_index] = self._decode(q[layout.decode_index], cache, layout)
+            keys, values = cache.of_decodes(self.layer, layout)
+            out[layout.decode_index] = attend_decodes(q[layout.decode_index], keys, values, layout.decode_lengths)
         for row in layout.prefills:
             keys, values = cache.of_prefill(self.layer, row)
-            out[row.begin : row.end] = self._prefill(q[row.begin : row.end], keys, values, row.start)
+            out[row.begin : row.end] = attend_prefill(q[row.begin : row.end], keys, values, row.start)
         result: torch.Tensor = self.wo(out.flatten(1))
         return result
-
-    def _decode(self, q: torch.Tensor, cache: KVCache, layout: StepLayout) -> torch.Tensor:
-        """One query a row: q [B, n_heads, head_dim] -> the same shape. Heads that share keys are one matrix product."""
-        keys, values = cache.of_decodes(self.layer, layout)  # [B, L, n_kv_heads, head_dim]
-        grouped = q.view(len(q), self.n_kv_heads, -1, self.head_dim)  # [B, n_kv_heads, group, head_dim]
-        scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)).float() * self.head_dim**-0.5
-        beyond = torch.arange(keys.shape[1], device=q.device) >= layout.decode_lengths[:, None]  # [B, L]
-        weights = scores.masked_fill(beyond[:, None, None, :], float("-inf")).softmax(-1).type_as(q)
-        # A weight of zero is not enough: what lies beyond belongs to others, and zero times their NaN would be NaN.
-        values = values.masked_fill(beyond[:, :, None, None], 0)
-        return torch.matmul(weights, values.transpose(1, 2)).flatten(1, 2)
-
-    def _prefill(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
-        """Several queries of one row, query i at position start + i: q [S, n_heads, head_dim], keys [start + S, ...]."""
-        mask = None
-        if start:
-            seen = torch.arange(keys.shape[0], device=q.device)
-            mask = seen <= (start + torch.arange(q.shape[0], device=q.device))[:, None]
-        out: torch.Tensor = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=self.n_heads != self.n_kv_heads,
-        )
-        return out[0].transpose(0, 1)
 
 
 class FeedForward(nn.Module):

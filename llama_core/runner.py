@@ -3,14 +3,17 @@
 import logging
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from llama_core.backend import Backend
-from llama_core.batch import PromptLogprobs, Row, SlotInit, StepInput, StepOutput
+from llama_core.batch import PromptLogprobs, Row, SlotInit, StepInput, StepOutput, StepUnderWay
 from llama_core.checkpoint import Checkpoint, Progress
 from llama_core.config import EngineConfig, ModelConfig, read_params
 from llama_core.errors import ConfigError, NonFiniteLogits
+from llama_core.fused.backend import FusedBackend, ops_for
+from llama_core.fused.model import FusedTransformer
 from llama_core.memory import free_cache_bytes
 from llama_core.model import Transformer
 from llama_core.native import backend as native
@@ -65,12 +68,17 @@ class ModelRunner:
         if config.verify_checksums:
             checkpoint.verify_checksums(parallel.rank, parallel.world_size)
         dtype = checkpoint.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        is_native = _use_native(config, model_config, dtype, parallel)
+        kind = _kind_of_backend(config, model_config, dtype, parallel)
         slots = SlotTable(config, parallel.device)
         weights = checkpoint.weights(parallel.rank, parallel.world_size, dtype, parallel.device, on_progress)
         backend: Backend
-        if is_native:
+        if kind == "native":
             backend = native.NativeBackend(config, model_config, parallel, slots, dtype, weights)
+        elif kind == "fused":
+            ops = ops_for(parallel.device)
+            with torch.inference_mode():
+                fused = FusedTransformer(model_config, parallel, config.max_seq_len, dtype, ops, weights)
+            backend = FusedBackend(config, fused, parallel, slots, ops)
         else:
             prepare_layers(parallel)
             with torch.inference_mode():
@@ -144,9 +152,13 @@ class ModelRunner:
                 f"{self.config.ckpt_dir}: the model computes values that are not finite (NaN or infinity)"
             )
 
-    @torch.inference_mode()
     def step(self, batch: StepInput) -> StepOutput:
         """Run one step. Every rank of the group is given the same `batch`, in the same order; each returns the same tokens."""
+        return self.start(batch).result()
+
+    @torch.inference_mode()
+    def start(self, batch: StepInput) -> StepUnderWay:
+        """Like `step`, without waiting for what can go on by itself. One more step may start before `result` is called."""
         begin = time.perf_counter()
         for init in batch.admit:
             self._slots.admit(init)
@@ -157,18 +169,26 @@ class ModelRunner:
         rows = batch.rows
         top_logprobs = self._slots.top_logprobs
         wanted = any(row.samples and top_logprobs[row.slot] >= 0 for row in rows)
-        tokens, non_finite = self.backend.step(rows, keep_logits=wanted)
-        logprobs = self._logprobs(rows, tokens) if wanted else []
-        return StepOutput(
-            epoch=batch.epoch,
-            step=batch.step,
-            tokens=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=self._prompt_logprobs(rows),
-            non_finite=non_finite,
-            elapsed_ms=(time.perf_counter() - begin) * 1e3,
-            device_memory_bytes=torch.cuda.memory_allocated() if self.parallel.device.type == "cuda" else 0,
-        )
+        pending = self.backend.start(rows, keep_logits=wanted)
+
+        @torch.inference_mode()
+        def result() -> StepOutput:
+            tokens, non_finite = pending.result()
+            return StepOutput(
+                epoch=batch.epoch,
+                step=batch.step,
+                tokens=tokens,
+                logprobs=self._logprobs(rows, tokens) if wanted else [],
+                prompt_logprobs=self._prompt_logprobs(rows),
+                non_finite=non_finite,
+                elapsed_ms=(time.perf_counter() - begin) * 1e3,
+                device_memory_bytes=torch.cuda.memory_allocated() if self.parallel.device.type == "cuda" else 0,
+            )
+
+        # Logits are those of the latest step: who wants some must have them before the next one starts.
+        if pending.is_done or wanted or any(self._slots.prompt_logprobs[row.slot] for row in rows):
+            return StepUnderWay.done(result())
+        return StepUnderWay(result)
 
     def _logprobs(self, rows: list[Row], tokens: list[int]) -> list[TokenLogprob | None]:
         """One entry a draw, None where its slot did not ask."""
@@ -200,12 +220,14 @@ class ModelRunner:
         return result
 
 
-def _use_native(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> bool:
-    """Whether the group computes natively: all ranks or none. Raises ConfigError where it must and cannot."""
-    if config.backend == "torch":
-        if config.quantization != "none":
-            raise ConfigError(f"quantization {config.quantization} needs the native backend", param="quantization")
-        return False
+def _kind_of_backend(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, parallel: Parallel
+) -> Literal["native", "fused", "torch"]:
+    """How the group computes: all ranks alike. Raises ConfigError where it must compute in a way that it cannot."""
+    if config.quantization != "none" and config.backend in ("fused", "torch"):
+        raise ConfigError(f"quantization {config.quantization} needs the native backend", param="quantization")
+    if config.backend == "fused" or config.backend == "torch":
+        return config.backend
     reason = ""
     try:
         native.check_available(config, model, dtype, parallel)
@@ -213,7 +235,7 @@ def _use_native(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, pa
         reason = str(error)
     available = bool(smallest(parallel, not reason))
     if available:
-        return True
+        return "native"
     reason = reason or "another rank cannot use it"
     if config.backend == "native":
         raise ConfigError(f"the native backend cannot be used: {reason}", param="backend")
@@ -222,9 +244,10 @@ def _use_native(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, pa
             f"quantization {config.quantization} needs the native backend, which cannot be used: {reason}",
             param="quantization",
         )
-    if parallel.device.type == "cpu":
-        log.warning("rank %d computes with torch, several times slower than natively: %s", parallel.rank, reason)
-    return False
+    if parallel.device.type == "cuda":
+        return "fused"
+    log.warning("rank %d computes with torch, several times slower than natively: %s", parallel.rank, reason)
+    return "torch"
 
 
 def _token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: list[int]) -> list[TokenLogprob]:

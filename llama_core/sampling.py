@@ -49,6 +49,22 @@ def sample(
     return tokens
 
 
+def sample_sorted(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """The same as `sample` where no shape and no branch may depend on a value, as in a CUDA graph: every row is sorted."""
+    probs = (logits / temperature.clamp(min=GREEDY_BELOW)[:, None]).softmax(-1)
+    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
+    picked = _invert(ordered, top_p, top_k, uniform(seeds, positions))
+    drawn = ids.gather(-1, picked[:, None]).squeeze(-1)
+    return torch.where(temperature >= GREEDY_BELOW, drawn, logits.argmax(-1))
+
+
 def logprobs_of(
     logits: torch.Tensor, tokens: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

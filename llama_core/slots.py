@@ -4,6 +4,7 @@ import torch
 
 from llama_core.batch import Draft, Grow, SlotInit
 from llama_core.config import EngineConfig
+from llama_core.sampling import GREEDY_BELOW
 
 
 class SlotTable:
@@ -22,6 +23,7 @@ class SlotTable:
         self.num_known = [0] * slots  # tokens that the driver sent; it asks for no logprobs of drawn ones as a prompt's
         self.top_logprobs = [-1] * slots
         self.prompt_logprobs = [False] * slots
+        self.is_greedy = [True] * slots
 
     def admit(self, init: SlotInit) -> None:
         slot = init.slot
@@ -35,6 +37,7 @@ class SlotTable:
         self.num_known[slot] = len(init.tokens)
         self.top_logprobs[slot] = init.top_logprobs
         self.prompt_logprobs[slot] = init.prompt_logprobs
+        self.is_greedy[slot] = init.temperature < GREEDY_BELOW
 
     def grow(self, grow: Grow) -> None:
         slot, block = grow

@@ -4,10 +4,11 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from llama_core.backend import Drawn
+from llama_core.backend import Drawn, Pending
 from llama_core.batch import Row
 from llama_core.config import EngineConfig
-from llama_core.kv_cache import KVCache, PrefillRow, StepLayout
+from llama_core.kv_cache import KVCache
+from llama_core.layout import lay_out
 from llama_core.model import Transformer
 from llama_core.parallel import Parallel
 from llama_core.sampling import sample
@@ -51,9 +52,9 @@ class TorchBackend:
         n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
         self._cache = KVCache(n_layers, num_blocks, block_size, n_kv_heads, head_dim, dtype, self._parallel.device)
 
-    def step(self, rows: Seq[Row], *, keep_logits: bool) -> Drawn:
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending:
         assert self._cache is not None, "allocate_cache comes first"
-        tokens, layout, ends = self._lay_out(rows)
+        tokens, layout, ends = lay_out(rows, self._slots, self._config.block_size)
         self._states = self.model(tokens, self._cache, layout)
         # A row draws from its last 1 + num_drafts states; it nearly always has one.
         draws = [
@@ -63,51 +64,16 @@ class TorchBackend:
             for back in range(row.num_drafts + 1, 0, -1)
         ]
         if not draws:
-            return Drawn([], [])
+            return Pending.done(Drawn([], []))
         last, slots, positions = torch.tensor(draws, device=self._parallel.device).unbind(1)
         self._logits = self.model.logits(self._states[last])
-        return self._draw(slots, positions, self._logits)
+        return Pending.done(self._draw(slots, positions, self._logits))
 
     def logits_of_draws(self, draws: Seq[int]) -> torch.Tensor:
         return self._logits[list(draws)]
 
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
         return self.model.logits(self._states[tokens.start : tokens.stop])
-
-    def _lay_out(self, rows: Seq[Row]) -> tuple[torch.Tensor, StepLayout, list[int]]:
-        """The step's tokens int64 [T], where they go, and the end of each row in T."""
-        slots, device, block_size = self._slots, self._parallel.device, self._config.block_size
-        ends: list[int] = []
-        total = 0
-        for row in rows:
-            total += row.length
-            ends.append(total)
-        columns = torch.tensor([[row.slot, row.start, row.length] for row in rows], device=device)
-        slot_of_row, start_of_row, count_of_row = columns.unbind(1)
-        row_of_token = torch.repeat_interleave(torch.arange(len(rows), device=device), count_of_row, output_size=total)
-        offset = torch.arange(total, device=device) - (count_of_row.cumsum(0) - count_of_row)[row_of_token]
-        positions = start_of_row[row_of_token] + offset
-        slot_of_token = slot_of_row[row_of_token]
-        blocks = slots.tables[slot_of_token, positions // block_size]
-
-        decodes = [i for i, row in enumerate(rows) if row.length == 1]
-        longest = max((rows[i].start + 1 for i in decodes), default=0)
-        decode_rows = torch.tensor(decodes, dtype=torch.int64, device=device)
-        prefills = []
-        for i, row in enumerate(rows):
-            if row.length > 1:
-                seen = torch.arange(row.start + row.length, device=device)
-                keys = slots.tables[row.slot, seen // block_size] * block_size + seen % block_size
-                prefills.append(PrefillRow(ends[i] - row.length, ends[i], row.start, keys))
-        layout = StepLayout(
-            positions=positions,
-            write=blocks * block_size + positions % block_size,
-            decode_index=torch.tensor([ends[i] - 1 for i in decodes], dtype=torch.int64, device=device),
-            decode_tables=slots.tables[slot_of_row[decode_rows], : -(-longest // block_size)],
-            decode_lengths=start_of_row[decode_rows] + 1,
-            prefills=prefills,
-        )
-        return slots.tokens[slot_of_token, positions], layout, ends
 
     def _draw(self, index: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor) -> Drawn:
         """Draw the tokens at `positions` of the slots `index`, both int64 [D], from logits [D, vocab], and remember them as

@@ -230,14 +230,57 @@ struct AttentionTiles {
     ~AttentionTiles() { use_tiles(); }
 };
 
+// The weights of a chunk's cells and what goes with them: kept until the next chunk's are known, because a tile cannot be loaded
+// from what was stored a moment ago without waiting for the stores to reach the cache.
+struct Weighted {
+    alignas(64) bf16 weights[kTileQueries][kChunk];
+    float shrinks[kTileQueries];
+    const bf16* values[kCells];
+    int count = 0;
+};
+
+// sums[n] = sums[n] * shrinks[n] + the chunk's values by their weights.
+inline void add_values_tiles(const Weighted& chunk, int num, int head_dim, float (*sums)[kMaxHeadDim]) {
+    alignas(64) float part[kTileQueries][kChunk];
+    const size_t stride = size_t(head_dim) * 4;
+    asm volatile("" ::"r"(&chunk) : "memory");
+    for (int d = 0; d < head_dim; d += 4 * kLanes) {
+        const bool whole = d + 4 * kLanes <= head_dim;  // else half: two tiles
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int c = 0; c < chunk.count; c++) {
+            const bf16* values = chunk.values[c] + d * 2;
+            _tile_loadd(6, &chunk.weights[0][c * kCell], sizeof chunk.weights[0]);
+            _tile_loadd(7, values, stride);
+            _tile_dpbf16ps(0, 6, 7);
+            _tile_loadd(7, values + 32, stride);
+            _tile_dpbf16ps(1, 6, 7);
+            if (!whole) continue;
+            _tile_loadd(7, values + 64, stride);
+            _tile_dpbf16ps(2, 6, 7);
+            _tile_loadd(7, values + 96, stride);
+            _tile_dpbf16ps(3, 6, 7);
+        }
+        _tile_stored(0, &part[0][0], sizeof part[0]);
+        _tile_stored(1, &part[0][16], sizeof part[0]);
+        _tile_stored(2, &part[0][32], sizeof part[0]);
+        _tile_stored(3, &part[0][48], sizeof part[0]);
+        for (int n = 0; n < num; n++)
+            for (int t = 0; t < (whole ? 4 : 2); t++) {
+                float* sum = sums[n] + d + t * kLanes;
+                store(sum, fma(load(sum), splat(chunk.shrinks[n]), load(part[n] + t * kLanes)));
+            }
+    }
+}
+
 // `attend` on tiles; head_dim divides by 32. A cell of keys is head_dim / 32 tiles, one of values head_dim / 16 half tiles.
 inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>& cache, const Source& from, int head_dim, float scale) {
     alignas(64) bf16 q[kTileQueries][kMaxHeadDim];
     alignas(64) float products[kTileQueries][kChunk];
-    alignas(64) bf16 weights[kTileQueries][kChunk];
     alignas(64) float sums[kTileQueries][kMaxHeadDim];
-    alignas(64) float part[kTileQueries][kChunk];
-    float shrinks[kTileQueries];
+    Weighted weighted[2];
     Running running[kTileQueries];
     int last = 0;
     for (int n = 0; n < num; n++) {
@@ -247,7 +290,8 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
     }
     // What is left of the rows up to the tiles' is computed with, and not read. A tile's load does not say that it reads memory.
     asm volatile("" ::"r"(q) : "memory");
-    for (int begin = 0; begin <= last; begin += kChunk) {
+    int turn = 0;
+    for (int begin = 0; begin <= last; begin += kChunk, turn ^= 1) {
         const Chunk<bf16> chunk(cache, from, head_dim, begin, last);
         const int count = chunk.count;
         _tile_zero(0);
@@ -272,40 +316,14 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
         _tile_stored(1, &products[0][16], sizeof products[0]);
         _tile_stored(2, &products[0][32], sizeof products[0]);
         _tile_stored(3, &products[0][48], sizeof products[0]);
+        if (begin) add_values_tiles(weighted[turn ^ 1], num, head_dim, sums);
+        Weighted& now = weighted[turn];
+        now.count = count;
+        std::copy_n(chunk.values, count, now.values);
         for (int n = 0; n < num; n++)
-            shrinks[n] = running[n].take(products[n], scale, weights[n], count, begin, queries[n].last);
-        asm volatile("" ::"r"(weights) : "memory");
-        for (int d = 0; d < head_dim; d += 4 * kLanes) {
-            const bool whole = d + 4 * kLanes <= head_dim;  // else half: two tiles
-            const size_t stride = size_t(head_dim) * 4;
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-            for (int c = 0; c < count; c++) {
-                const bf16* values = chunk.values[c] + d * 2;
-                _tile_loadd(6, &weights[0][c * kCell], sizeof weights[0]);
-                _tile_loadd(7, values, stride);
-                _tile_dpbf16ps(0, 6, 7);
-                _tile_loadd(7, values + 32, stride);
-                _tile_dpbf16ps(1, 6, 7);
-                if (!whole) continue;
-                _tile_loadd(7, values + 64, stride);
-                _tile_dpbf16ps(2, 6, 7);
-                _tile_loadd(7, values + 96, stride);
-                _tile_dpbf16ps(3, 6, 7);
-            }
-            _tile_stored(0, &part[0][0], sizeof part[0]);
-            _tile_stored(1, &part[0][16], sizeof part[0]);
-            _tile_stored(2, &part[0][32], sizeof part[0]);
-            _tile_stored(3, &part[0][48], sizeof part[0]);
-            for (int n = 0; n < num; n++)
-                for (int t = 0; t < (whole ? 4 : 2); t++) {
-                    float* sum = sums[n] + d + t * kLanes;
-                    store(sum, fma(load(sum), splat(shrinks[n]), load(part[n] + t * kLanes)));
-                }
-        }
+            now.shrinks[n] = running[n].take(products[n], scale, now.weights[n], count, begin, queries[n].last);
     }
+    add_values_tiles(weighted[turn ^ 1], num, head_dim, sums);
     for (int n = 0; n < num; n++)
         for (int d = 0; d < head_dim; d += kLanes) store(queries[n].out + d, load(sums[n] + d) * splat(1.0f / running[n].total));
 }

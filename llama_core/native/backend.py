@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from llama_core.backend import Drawn
+from llama_core.backend import Drawn, Pending
 from llama_core.batch import Row
 from llama_core.config import EngineConfig, ModelConfig
 from llama_core.model import rotary_table
@@ -216,7 +216,7 @@ class NativeBackend:
         if self._native.llama_make_cache(self._engine, num_blocks):
             raise MemoryError(f"a cache of {num_blocks * self.cache_block_bytes} bytes could not be allocated")
 
-    def step(self, rows: Seq[Row], *, keep_logits: bool) -> Drawn:
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending:
         flat: list[int] = []
         count = num_tokens = 0
         for slot, start, length, samples, num_drafts in rows:
@@ -237,7 +237,7 @@ class NativeBackend:
         non_finite = [i for i, token in enumerate(tokens) if token < 0]
         for i in non_finite:
             tokens[i] = 0
-        return Drawn(tokens, non_finite)
+        return Pending.done(Drawn(tokens, non_finite))
 
     def logits_of_draws(self, draws: Seq[int]) -> torch.Tensor:
         return self._logits[list(draws)]

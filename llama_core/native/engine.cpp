@@ -110,6 +110,10 @@ class Transformer : public Engine {
                         last_.bytes() + quantized_.bytes() + quantized_attended_.bytes() + quantized_hidden_.bytes() +
                         quantized_last_.bytes() + logits.bytes();
         make_rotary(rotary);
+        if (in_panels(t)) {
+            const size_t sums = size_t(kPanelGroups) * kPanelRows * kGroup * 4 * (s.int8_weights ? 2 : 1);
+            for (int i = 0; i < s.threads; i++) panels_.emplace_back(sums), working_bytes += sums;
+        }
         for (int i = 0; i < s.threads; i++) samplers_.emplace_back(int(round_up(s.full_vocab, kLanes)));
         // So that no step allocates: there is nobody to tell that it failed.
         tokens_.reserve(t), rows_.reserve(t), spans_.reserve(t), draws_.reserve(std::max<size_t>(t, s.max_draws));
@@ -182,19 +186,19 @@ class Transformer : public Engine {
             case kEmbed: return over_tokens(task, [&](int t) { embed(t); });
             case kJoinEmbedding: return over_tokens(task, [&](int t) { join_embedding(t); });
             case kNormAttention: return over_tokens(task, [&](int t) { norm(states_[t], t, layers_[phase.layer].attention_norm); });
-            case kProjectQkv: return project(layers_[phase.layer].qkv, normed_, quantized_, num_tokens(), task, StoreTo{qkv_});
+            case kProjectQkv: return project(layers_[phase.layer].qkv, normed_, quantized_, num_tokens(), task, thread, StoreTo{qkv_});
             case kRotate: return rotate(phase.layer, task);
             case kAttend: return attend(phase.layer, task);
             case kQuantizeAttended: return over_tokens(task, [&](int t) { quantized_attended_.quantize(attended_[t], t, round16(width_)); });
-            case kProjectOut: return project_to_states(layers_[phase.layer].out, attended_, quantized_attended_, task);
+            case kProjectOut: return project_to_states(layers_[phase.layer].out, attended_, quantized_attended_, task, thread);
             case kNormFfn: return over_tokens(task, [&](int t) { norm(states_[t], t, layers_[phase.layer].ffn_norm); });
-            case kGateUp: return project(layers_[phase.layer].gate_up, normed_, quantized_, num_tokens(), task, Gate{this});
+            case kGateUp: return project(layers_[phase.layer].gate_up, normed_, quantized_, num_tokens(), task, thread, Gate{this});
             case kQuantizeHidden: return over_tokens(task, [&](int t) { quantized_hidden_.quantize(hidden_[t], t, round16(shape.hidden)); });
-            case kProjectDown: return project_to_states(layers_[phase.layer].down, hidden_, quantized_hidden_, task);
+            case kProjectDown: return project_to_states(layers_[phase.layer].down, hidden_, quantized_hidden_, task, thread);
             case kAddOut:
             case kAddDown: return over_tokens(task, [&](int t) { add_partials(t); });
             case kNormFinal: return norm_final(task);
-            case kLogits: return project(head_, last_, quantized_last_, int(draws_.size()), task, Logits{this});
+            case kLogits: return project(head_, last_, quantized_last_, int(draws_.size()), task, thread, Logits{this});
             case kJoinLogits: return join_logits(task);
             case kDraw: return draw(task, thread);
             case kShareEmbedding: return exchange->swap(num_tokens() * part_dim() * sizeof(T));
@@ -249,7 +253,28 @@ class Transformer : public Engine {
         const size_t row = w.inputs() * (w.format() == Format::kInt8 ? 2 : sizeof(T));
         return int(std::clamp<size_t>(kPartBytes / row / kMaxRows * kMaxRows, 2 * kMaxRows, 512));
     }
-    int tasks_of(const Linear& w, int rows) const { return w.groups() * ((rows + part_rows(w) - 1) / part_rows(w)); }
+
+    // With tile registers memory feeds the products too slowly unless what they read lies in the first cache: a slice of the
+    // weights of one group goes over a panel of rows, and then the next slice does.
+    static constexpr int kSliceBytes = 16384;  // of a group's weights
+    static constexpr int kPanelRows = 512;
+    static constexpr int kPanelGroups = 8;  // at most, that share a task, so that rows come from memory once for them
+#if defined(LLAMA_AMX)
+    static constexpr bool kTilesOfT = sizeof(T) == 2;
+#else
+    static constexpr bool kTilesOfT = false;
+#endif
+    bool in_panels(int rows) const { return kTilesOfT && rows > 2 * kMaxRows; }
+    // With fewer groups in a task, what slices save does not pay for the rows that they read again.
+    bool in_slices(const Linear& w) const { return bundle(w) >= kPanelGroups / 2; }
+    int panel_rows(const Linear& w) const { return in_slices(w) ? kPanelRows : part_rows(w); }
+    int bundle(const Linear& w) const { return std::clamp(w.groups() / (shape.threads * 4), 1, kPanelGroups); }
+    int bundles(const Linear& w) const { return (w.groups() + bundle(w) - 1) / bundle(w); }
+
+    int tasks_of(const Linear& w, int rows) const {
+        if (in_panels(rows)) return bundles(w) * ((rows + panel_rows(w) - 1) / panel_rows(w));
+        return w.groups() * ((rows + part_rows(w) - 1) / part_rows(w));
+    }
 
     void add(Op op, int layer, int tasks) { program_.push_back({op, layer, tasks}); }
 
@@ -395,7 +420,17 @@ class Transformer : public Engine {
     // Linear layers, and what is done with their results while they are in the cache: `out` [rows][kGroup] of group g.
 
     template <class Use>
-    void project(const Linear& w, const Rows<T>& x, const Quantized& q, int rows, int task, const Use& use) {
+    void project(const Linear& w, const Rows<T>& x, const Quantized& q, int rows, int task, int thread, const Use& use) {
+#if defined(LLAMA_AMX)
+        if constexpr (kTilesOfT) {
+            if (in_panels(rows)) {
+                if (shape.int8_weights)
+                    return project_panel(w, q, rows, task, thread, use);
+                else
+                    return project_panel(w, x, rows, task, thread, use);
+            }
+        }
+#endif
         alignas(64) float out[kMaxRows * kGroup];
         const int g = task % w.groups(), part = task / w.groups();
         const int begin = part * part_rows(w), end = std::min(rows, begin + part_rows(w));
@@ -408,6 +443,45 @@ class Transformer : public Engine {
             for (int r = 0; r < count; r++) use(row + r, g, out + r * kGroup);
         }
     }
+
+#if defined(LLAMA_AMX)
+    template <class X, class Use>
+    void project_panel(const Linear& w, const X& x, int rows, int task, int thread, const Use& use) {
+        const int begin = task / bundles(w) * panel_rows(w), end = std::min(rows, begin + panel_rows(w));
+        const int first = task % bundles(w) * bundle(w), last = std::min(w.groups(), first + bundle(w));
+        const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, input_bytes = w.group_bytes() / w.padded();
+        const size_t slice = in_slices(w) ? kSliceBytes / input_bytes : w.padded();
+        const size_t share = round_up(slice * input_bytes / blocks, 64), block_bytes = w.sums_bytes();
+        alignas(64) float out[kMaxRows * kGroup];
+        auto sums = [&](int g, int row) {
+            return panels_[thread].template as<char>() + ((g - first) * (kPanelRows / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
+        };
+        auto use_all = [&](int row, int count, int g, const float* results) {
+            for (int r = 0; r < count; r++) use(row + r, g, results + r * kGroup);
+        };
+        for (size_t from = 0; from < w.padded(); from += slice)
+            for (int g = first; g < last; g++) {
+                // The weights after these come from memory while these are used.
+                const char* ahead = g + 1 < last ? w.group(g + 1) + from * input_bytes : w.group(first) + (from + slice) * input_bytes;
+                for (int row = begin; row < end; row += kMaxRows, ahead += share) {
+                    const int count = std::min(kMaxRows, end - row);
+                    for (size_t line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+                    if (in_slices(w)) {
+                        w.add_slice(x, row, count, g, false, from, std::min(w.padded(), from + slice), sums(g, row));
+                    } else {
+                        w.block(x, row, count, g, false, out);
+                        use_all(row, count, g, out);
+                    }
+                }
+            }
+        if (!in_slices(w)) return;
+        for (int row = begin; row < end; row += kMaxRows)
+            for (int g = first; g < last; g++) {
+                const int count = std::min(kMaxRows, end - row);
+                use_all(row, count, g, w.finish(x, row, count, g, sums(g, row), out));
+            }
+    }
+#endif
 
     struct StoreTo {
         const Rows<T>& to;
@@ -433,7 +507,7 @@ class Transformer : public Engine {
         Transformer* self;
         void operator()(int row, int g, const float* out) const {
             Vec gate = round_to<T>(load(out)), up = round_to<T>(load(out + 16));
-            Vec silu = round_to<T>(gate / (splat(1.0f) + exp(-gate)));
+            Vec silu = round_to<T>(gate * reciprocal(splat(1.0f) + exp(-gate)));
             store(self->hidden_[row] + g * 16, silu * up);
         }
     };
@@ -447,11 +521,11 @@ class Transformer : public Engine {
         }
     };
 
-    void project_to_states(const Linear& w, const Rows<T>& x, const Quantized& q, int task) {
+    void project_to_states(const Linear& w, const Rows<T>& x, const Quantized& q, int task, int thread) {
         if (shape.ranks == 1)
-            project(w, x, q, num_tokens(), task, AddToStates{this});
+            project(w, x, q, num_tokens(), task, thread, AddToStates{this});
         else
-            project(w, x, q, num_tokens(), task, Partial{this});
+            project(w, x, q, num_tokens(), task, thread, Partial{this});
     }
 
     void add_partials(int t) {
@@ -569,6 +643,7 @@ class Transformer : public Engine {
     Cache<T> cache_;
     Activations<T> states_, normed_, qkv_, queries_, attended_, hidden_, last_;
     Quantized quantized_, quantized_attended_, quantized_hidden_, quantized_last_;
+    std::vector<Memory> panels_;  // of each thread: sums of a panel
     std::vector<Sampler> samplers_;  // one a thread
 
     // The step under way.

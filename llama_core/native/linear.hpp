@@ -207,7 +207,16 @@ class Linear {
     void block(const Rows<T>& x, size_t row, int rows, int g, bool first, float* out) const;
     void block(const Quantized& x, size_t row, int rows, int g, bool first, float* out) const;
 
+    // The same for many rows, where tile registers do it: inputs from .. to (whole tiles) are added to `sums` of up to kMaxRows
+    // rows, which begin with from = 0; `finish` makes results of them.
+    void add_slice(const Rows<bf16>& x, size_t row, int rows, int g, bool first, size_t from, size_t to, void* sums) const;
+    void add_slice(const Quantized& x, size_t row, int rows, int g, bool first, size_t from, size_t to, void* sums) const;
+    const float* finish(const Rows<bf16>& x, size_t row, int rows, int g, const void* sums, float* out) const;
+    const float* finish(const Quantized& x, size_t row, int rows, int g, const void* sums, float* out) const;
+    size_t sums_bytes() const { return size_t(kMaxRows) * kGroup * 4 * (format_ == Format::kInt8 ? 2 : 1); }
+
     size_t padded() const { return padded_; }
+    size_t group_bytes() const { return group_bytes_; }
 
   private:
     Format format_ = Format::kFloat32;
@@ -309,10 +318,16 @@ void int8(const uint8_t* high, const uint8_t* low, size_t stride, const float* s
 #if defined(LLAMA_AMX)
 constexpr int kOutBytes = kGroup * 4;  // a row of `out`
 
+// Sums begin at zero, or where a slice of k before this one has left them.
+
 // 16 rows: one tile of x by the group's two.
 template <bool Ask>
-void amx_bfloat16_16(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
-    _tile_zero(0); _tile_zero(1);
+void amx_bfloat16_16(const bf16* x, size_t stride, const char* weights, size_t padded, float* out, bool first_slice) {
+    if (first_slice) {
+        _tile_zero(0); _tile_zero(1);
+    } else {
+        _tile_loadd(0, out, kOutBytes); _tile_loadd(1, out + 16, kOutBytes);
+    }
     for (size_t step = 0; step < padded / 32; step++, weights += kTiles * kTileBytes) {
         if (Ask) prefetch_tiles(weights);
         _tile_loadd(4, x + step * 32, stride * 2);
@@ -326,8 +341,13 @@ void amx_bfloat16_16(const bf16* x, size_t stride, const char* weights, size_t p
 
 // 32 rows: two tiles of x by the group's two.
 template <bool Ask>
-void amx_bfloat16_32(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
-    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+void amx_bfloat16_32(const bf16* x, size_t stride, const char* weights, size_t padded, float* out, bool first_slice) {
+    if (first_slice) {
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    } else {
+        _tile_loadd(0, out, kOutBytes); _tile_loadd(1, out + 16, kOutBytes);
+        _tile_loadd(2, out + 16 * kGroup, kOutBytes); _tile_loadd(3, out + 16 * kGroup + 16, kOutBytes);
+    }
     for (size_t step = 0; step < padded / 32; step++, weights += kTiles * kTileBytes) {
         if (Ask) prefetch_tiles(weights);
         _tile_loadd(4, x + step * 32, stride * 2);
@@ -344,12 +364,15 @@ void amx_bfloat16_32(const bf16* x, size_t stride, const char* weights, size_t p
 }
 
 // 16 rows: the group's two tiles against the high and the low bytes.
+using IntSums = int32_t[2 * kTiles][16][16];
 template <bool Ask>
-void amx_int8(const uint8_t* high, const uint8_t* low, size_t stride, const float* scale, const Linear& w, int g, int rows, float* out) {
-    alignas(64) int32_t sums[2 * kTiles][16][16];
-    const char* weights = w.group(g);
-    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-    for (size_t step = 0; step < w.padded() / 64; step++, weights += kTiles * kTileBytes) {
+void amx_int8(const uint8_t* high, const uint8_t* low, size_t stride, const char* weights, size_t padded, IntSums& sums, bool first_slice) {
+    if (first_slice) {
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    } else {
+        _tile_loadd(0, sums[0], 64); _tile_loadd(1, sums[1], 64); _tile_loadd(2, sums[2], 64); _tile_loadd(3, sums[3], 64);
+    }
+    for (size_t step = 0; step < padded / 64; step++, weights += kTiles * kTileBytes) {
         if (Ask) prefetch_tiles(weights);
         _tile_loadd(4, high + step * 64, stride);
         _tile_loadd(5, low + step * 64, stride);
@@ -361,6 +384,8 @@ void amx_int8(const uint8_t* high, const uint8_t* low, size_t stride, const floa
         _tile_dpbusd(3, 5, 7);
     }
     _tile_stored(0, sums[0], 64); _tile_stored(1, sums[1], 64); _tile_stored(2, sums[2], 64); _tile_stored(3, sums[3], 64);
+}
+inline void finish_int8(const IntSums& sums, const float* scale, const Linear& w, int g, int rows, float* out) {
     for (int r = 0; r < rows; r++)
         UNROLL for (int t = 0; t < kTiles; t++) {
             IVec h = load_as<IVec>(sums[2 * t][r]), l = load_as<IVec>(sums[2 * t + 1][r]);
@@ -404,7 +429,7 @@ inline void Linear::block<bf16>(const Rows<bf16>& x, size_t row, int rows, int g
     // Whole tiles: rows beyond are computed from whatever lies there, and not read.
     auto kernel = rows > 16 ? (first ? kernels::amx_bfloat16_32<true> : kernels::amx_bfloat16_32<false>)
                             : (first ? kernels::amx_bfloat16_16<true> : kernels::amx_bfloat16_16<false>);
-    kernel(x[row], x.stride, group(g), padded_, out);
+    kernel(x[row], x.stride, group(g), padded_, out, true);
 #else
     kernels::by_rows<kernels::kFloatRows>(rows, first, [&](auto n, auto ask, int r) {
         kernels::bfloat16<n, ask>(x[row + r], x.stride, group(g), padded_, out + r * kGroup);
@@ -414,15 +439,41 @@ inline void Linear::block<bf16>(const Rows<bf16>& x, size_t row, int rows, int g
 
 inline void Linear::block(const Quantized& x, size_t row, int rows, int g, bool first, float* out) const {
 #if defined(LLAMA_AMX)
-    for (int r = 0; r < rows; r += 16) {
-        auto kernel = first && r == 0 ? kernels::amx_int8<true> : kernels::amx_int8<false>;
-        kernel(x.high[row + r], x.low[row + r], x.high.stride, x.scale() + row + r, *this, g, std::min(16, rows - r), out + r * kGroup);
-    }
+    alignas(64) kernels::IntSums sums[kMaxRows / 16];
+    add_slice(x, row, rows, g, first, 0, padded_, sums);
+    finish(x, row, rows, g, sums, out);
 #else
     kernels::by_rows<kernels::kIntRows>(rows, first, [&](auto n, auto ask, int r) {
         kernels::int8<n, ask>(x.high[row + r], x.low[row + r], x.high.stride, x.scale() + row + r, *this, g, out + r * kGroup);
     });
 #endif
 }
+
+#if defined(LLAMA_AMX)
+inline void Linear::add_slice(const Rows<bf16>& x, size_t row, int rows, int g, bool first, size_t from, size_t to, void* sums) const {
+    auto kernel = rows > 16 ? (first ? kernels::amx_bfloat16_32<true> : kernels::amx_bfloat16_32<false>)
+                            : (first ? kernels::amx_bfloat16_16<true> : kernels::amx_bfloat16_16<false>);
+    kernel(x[row] + from, x.stride, group(g) + from * kGroup * sizeof(bf16), to - from, static_cast<float*>(sums), from == 0);
+}
+
+inline const float* Linear::finish(const Rows<bf16>&, size_t, int, int, const void* sums, float*) const {
+    return static_cast<const float*>(sums);
+}
+
+inline void Linear::add_slice(const Quantized& x, size_t row, int rows, int g, bool first, size_t from, size_t to, void* sums) const {
+    auto into = static_cast<kernels::IntSums*>(sums);
+    for (int r = 0; r < rows; r += 16) {
+        auto kernel = first && r == 0 ? kernels::amx_int8<true> : kernels::amx_int8<false>;
+        kernel(x.high[row + r] + from, x.low[row + r] + from, x.high.stride, group(g) + from * kGroup, to - from, into[r / 16], from == 0);
+    }
+}
+
+inline const float* Linear::finish(const Quantized& x, size_t row, int rows, int g, const void* sums, float* out) const {
+    auto from = static_cast<const kernels::IntSums*>(sums);
+    for (int r = 0; r < rows; r += 16)
+        kernels::finish_int8(from[r / 16], x.scale() + row + r, *this, g, std::min(16, rows - r), out + r * kGroup);
+    return out;
+}
+#endif
 
 }  // namespace llama

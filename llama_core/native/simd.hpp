@@ -114,9 +114,14 @@ template <>
 inline Vec round_to<float>(Vec v) { return v; }
 template <>
 inline Vec round_to<bf16>(Vec v) {
+#if defined(__AVX512BF16__)
+    __m256bh half = _mm512_cvtneps_pbh((__m512)v);
+    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
+#else
     UVec bits = (UVec)v;
     UVec rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
     return (Vec)((bits & 0x7fffffff) > 0x7f800000 ? bits : rounded);
+#endif
 }
 
 // Products along the summed dimension. Lane i of `weights` holds the next one (float) or two (bfloat16) weights of output i;
@@ -156,10 +161,17 @@ struct Dot<bf16> {
 #endif
 };
 
-// e^x to 2 ulp: e^x = 2^n * e^r with |r| <= ln(2) / 2, e^r by its Taylor series to degree 7. exp(0) is exactly 1, exp(-inf) exactly 0.
+// e^x to 2 ulp: e^x = 2^n * e^r with |r| <= ln(2) / 2, e^r by its Taylor series to degree 7. exp(0) is exactly 1, exp(-inf)
+// exactly 0, exp(NaN) NaN; no result is larger than e^88.
 inline Vec exp(Vec x) {
-    const Vec low = splat(-87.0f), magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Vec low = splat(-87.0f);
+#if defined(__AVX512F__)
+    // The second operand is the result if one is NaN.
+    Vec inside = (Vec)_mm512_max_ps((__m512)low, _mm512_min_ps((__m512)splat(88.0f), (__m512)x));
+#else
     Vec inside = x > low ? (x < splat(88.0f) ? x : splat(88.0f)) : low;
+#endif
     Vec shifted = fma(inside, splat(1.44269504f), magic);
     Vec n = shifted - magic;
     Vec r = fma(n, splat(-0.693359375f), inside);
@@ -172,10 +184,26 @@ inline Vec exp(Vec x) {
     p = fma(p, r, splat(0.5f));
     p = fma(p, r, splat(1.0f));
     p = fma(p, r, splat(1.0f));
+#if defined(__AVX512F__)
+    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, (__m512)low, _CMP_NLE_UQ);  // NaN does
+    return (Vec)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
+#else
     IVec exponent = ((IVec)shifted - (IVec)magic + 127) << 23;
     Vec result = p * (Vec)exponent;
     result = x > low ? result : Vec{};
     return x == x ? result : x;  // NaN stays NaN
+#endif
+}
+
+// 1 / x to 2 ulp, for x that is positive and finite.
+inline Vec reciprocal(Vec x) {
+#if defined(__AVX512F__)
+    Vec r = (Vec)_mm512_rcp14_ps((__m512)x);  // and two of Newton's steps, half as long as a division
+    r = fma(fma(-x, r, splat(1.0f)), r, r);
+    return fma(fma(-x, r, splat(1.0f)), r, r);
+#else
+    return splat(1.0f) / x;
+#endif
 }
 
 }  // namespace llama

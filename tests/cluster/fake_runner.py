@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cluster.rank_worker import RankIdentity, RankWorker
 from cluster.runner_factory import Seat
-from llama_core.batch import StepInput, StepOutput
+from llama_core.batch import StepInput, StepOutput, StepUnderWay
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError
 
@@ -74,7 +74,7 @@ class FakeRunner:
         if self._seat.rank == self._faults.on_rank and self._faults.die_in_warm_up:
             os.kill(os.getpid(), 9)
 
-    def step(self, batch: StepInput) -> StepOutput:
+    def start(self, batch: StepInput) -> StepUnderWay:
         self._steps.append(batch.step)
         assert self._steps == sorted(self._steps), "steps out of order"
         if batch.step == self._faults.raise_at_step:
@@ -85,7 +85,9 @@ class FakeRunner:
                 raise RuntimeError("[gloo] Connection closed by peer")
         if self._faults.step_seconds:
             time.sleep(self._faults.step_seconds)
-        return StepOutput(batch.epoch, batch.step, [1000 * batch.step + row.slot for row in batch.rows if row.samples])
+        return StepUnderWay.done(
+            StepOutput(batch.epoch, batch.step, [1000 * batch.step + row.slot for row in batch.rows if row.samples])
+        )
 
 
 class SilentRankOne(RankWorker):

@@ -21,7 +21,7 @@ def world_size(request: pytest.FixtureRequest) -> int:
     return size
 
 
-@pytest.fixture(params=["native", "torch"])
+@pytest.fixture(params=["native", "fused", "torch"])
 def backend(request: pytest.FixtureRequest) -> str:
     """Both must agree with the reference, and with each other."""
     name: str = request.param

@@ -29,12 +29,12 @@ from tests.llama_core import checkpoints, on_ranks
 
 DEMO = Path(__file__).parent.parent.parent / "demo"
 PROMPT = [1] + [3 + i * 37 % 600 for i in range(90)]
-# 4 heads of 64 dimensions on 2 key/value heads: whole tiles.
+# 12 heads of 64 dimensions on 4 key/value heads: whole tiles. Wide enough for matrices to be cut into slices in every format.
 SHAPE = {
-    "dim": 256,
+    "dim": 768,
     "n_layers": 2,
-    "n_heads": 4,
-    "n_kv_heads": 2,
+    "n_heads": 12,
+    "n_kv_heads": 4,
     "multiple_of": 32,
     "norm_eps": 1e-5,
     "vocab_size": -1,
