@@ -113,9 +113,10 @@ class FusedTransformer:
         ranks = self.parallel.world_size
         if ranks == 1:
             return part
-        parts = torch.empty((ranks, *part.shape), dtype=part.dtype, device=part.device)
+        count, width = part.shape
+        parts = torch.empty((ranks * count, width), dtype=part.dtype, device=part.device)
         dist.all_gather_into_tensor(parts, part.contiguous())
-        return parts.transpose(0, 1).flatten(1)
+        return parts.view(ranks, count, width).transpose(0, 1).flatten(1)
 
     def _places(self) -> dict[str, torch.Tensor]:
         """Where each of the checkpoint's tensors lies."""

@@ -239,8 +239,8 @@ struct Weighted {
     int count = 0;
 };
 
-// sums[n] = sums[n] * shrinks[n] + the chunk's values by their weights.
-inline void add_values_tiles(const Weighted& chunk, int num, int head_dim, float (*sums)[kMaxHeadDim]) {
+// sums [n][head_dim] = sums * shrinks[n] + the chunk's values by their weights.
+inline void add_values_tiles(const Weighted& chunk, int num, int head_dim, float* sums) {
     alignas(64) float part[kTileQueries][kChunk];
     const size_t stride = size_t(head_dim) * 4;
     asm volatile("" ::"r"(&chunk) : "memory");
@@ -269,7 +269,7 @@ inline void add_values_tiles(const Weighted& chunk, int num, int head_dim, float
         _tile_stored(3, &part[0][48], sizeof part[0]);
         for (int n = 0; n < num; n++)
             for (int t = 0; t < (whole ? 4 : 2); t++) {
-                float* sum = sums[n] + d + t * kLanes;
+                float* sum = sums + n * head_dim + d + t * kLanes;
                 store(sum, fma(load(sum), splat(chunk.shrinks[n]), load(part[n] + t * kLanes)));
             }
     }
@@ -277,17 +277,18 @@ inline void add_values_tiles(const Weighted& chunk, int num, int head_dim, float
 
 // `attend` on tiles; head_dim divides by 32. A cell of keys is head_dim / 32 tiles, one of values head_dim / 16 half tiles.
 inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>& cache, const Source& from, int head_dim, float scale) {
-    alignas(64) bf16 q[kTileQueries][kMaxHeadDim];
+    // Row after row: rows of the largest size would lie in few sets of the first cache.
+    alignas(64) bf16 q[kTileQueries * kMaxHeadDim];
     alignas(64) float products[kTileQueries][kChunk];
-    alignas(64) float sums[kTileQueries][kMaxHeadDim];
+    alignas(64) float sums[kTileQueries * kMaxHeadDim];
     Weighted weighted[2];
     Running running[kTileQueries];
     int last = 0;
     for (int n = 0; n < num; n++) {
         last = std::max(last, queries[n].last);
-        std::memcpy(static_cast<void*>(q[n]), queries[n].q, head_dim * sizeof(bf16));
-        std::memset(sums[n], 0, head_dim * sizeof(float));
+        std::memcpy(static_cast<void*>(q + n * head_dim), queries[n].q, head_dim * sizeof(bf16));
     }
+    std::memset(sums, 0, num * head_dim * sizeof(float));
     // What is left of the rows up to the tiles' is computed with, and not read. A tile's load does not say that it reads memory.
     asm volatile("" ::"r"(q) : "memory");
     int turn = 0;
@@ -299,7 +300,7 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
         _tile_zero(2);
         _tile_zero(3);
         for (int d = 0; d < head_dim; d += 32) {
-            _tile_loadd(4, &q[0][d], sizeof q[0]);
+            _tile_loadd(4, q + d, head_dim * sizeof(bf16));
             _tile_loadd(5, chunk.keys[0] + d * kCell, 64);
             _tile_dpbf16ps(0, 4, 5);
             if (count == 1) continue;
@@ -325,7 +326,7 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
     }
     add_values_tiles(weighted[turn ^ 1], num, head_dim, sums);
     for (int n = 0; n < num; n++)
-        for (int d = 0; d < head_dim; d += kLanes) store(queries[n].out + d, load(sums[n] + d) * splat(1.0f / running[n].total));
+        for (int d = 0; d < head_dim; d += kLanes) store(queries[n].out + d, load(sums + n * head_dim + d) * splat(1.0f / running[n].total));
 }
 #else
 struct AttentionTiles {

@@ -237,9 +237,8 @@ def test_under_torchrun_every_rank_returns_what_one_rank_returns(llama: Llama, t
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-def test_cuda_gives_the_reference_tokens(golden: dict[str, Any]) -> None:
-    if torch.distributed.is_initialized():
-        pytest.skip("needs a process without a gloo group: run with -m cuda alone")
-    model = Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 160, 8, dtype="float32", device="cuda")
+def test_plain_torch_on_cuda_gives_the_reference_tokens(golden: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"dtype": "float32", "device": "cuda", "backend": "torch"}
+    model = Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 160, 8, **settings)
     for case in golden["completions"]:
         assert model.generate(case["prompt_tokens"], case["max_gen_len"], 0, echo=case["echo"])[0] == case["out_tokens"]
