@@ -186,6 +186,54 @@ def paired(results: Sequence[Result]) -> str:
     return table(["figure", "us", "other", "ratio", "least .. most", "steady rounds"], rows)
 
 
+def quality(results: Sequence[Result]) -> str:
+    rows = [
+        (
+            f"{result['model']}, {result['tokens']:,} tokens of {result['text']}, {name}",
+            f"{case['perplexity']:.4f}",
+            f"{100 * case['loss']:+.3f} %",
+        )
+        for result in results
+        for name, case in result["cases"].items()
+    ]
+    return table(["weights", "perplexity", "loss"], rows)
+
+
+def startup(results: Sequence[Result]) -> str:
+    rows: list[tuple[object, ...]] = []
+    for result in results:
+        model = Path(result["args"].get("ckpt_dir", "demo")).name
+        rows += [
+            (
+                f"{model}, {'cold' if result['cold'] else 'warm'} page cache, {how}",
+                case["seconds"],
+                one["weights are loaded"],
+            )
+            for how, case in result["how"].items()
+            for one in [case["reached_s"]]
+        ]
+    return table(["start", "s to the first good answer", "weights loaded after"], rows)
+
+
+def memory(results: Sequence[Result]) -> str:
+    rows: list[tuple[object, ...]] = []
+    for result in results:
+        who = result.get("who") or f"ours, {Path(result['args'].get('ckpt_dir', 'demo')).name}"
+        for when, one in (("idle", result["idle"]), ("under load", result["under_load"])):
+            plan = result["rank"]["peak_of_plan"] if result["rank"] and when == "under load" else None
+            rows.append(
+                (
+                    f"{who}, {when}",
+                    one["processes"],
+                    one["threads"],
+                    one["rss_bytes"] / 1e9,
+                    one["pss_bytes"] / 1e9,
+                    plan,
+                )
+            )
+    return table(["everything that serves", "processes", "threads", "RSS GB", "PSS GB", "a rank's peak / plan"], rows)
+
+
 def gpu(results: Sequence[Result]) -> str:
     rows = [
         (
@@ -213,6 +261,9 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "prefix": prefix,
     "speculation": speculation,
     "paired": paired,
+    "quality": quality,
+    "startup": startup,
+    "memory": memory,
     "gpu": gpu,
 }
 

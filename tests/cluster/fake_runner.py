@@ -35,6 +35,7 @@ class FakeFactory:
     raise_at_step: int = -1
     collective_error_elsewhere: bool = False
     step_seconds: float = 0.0
+    computes_by_itself: bool = False  # as a GPU does; a token is then the number of steps started when its step is read
     expect_num_blocks: int | None = None
 
     def __call__(self, config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> "FakeRunner":
@@ -85,9 +86,10 @@ class FakeRunner:
                 raise RuntimeError("[gloo] Connection closed by peer")
         if self._faults.step_seconds:
             time.sleep(self._faults.step_seconds)
-        return StepUnderWay.done(
-            StepOutput(batch.epoch, batch.step, [1000 * batch.step + row.slot for row in batch.rows if row.samples])
-        )
+        if self._faults.computes_by_itself:
+            return StepUnderWay(lambda: StepOutput(batch.epoch, batch.step, [len(self._steps)] * batch.num_draws))
+        tokens = [1000 * batch.step + row.slot for row in batch.rows if row.samples]
+        return StepUnderWay.done(StepOutput(batch.epoch, batch.step, tokens))
 
 
 class SilentRankOne(RankWorker):

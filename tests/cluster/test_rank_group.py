@@ -61,6 +61,17 @@ async def test_several_steps_may_be_in_flight(start: Start) -> None:
     assert [output.step for output in outputs] == list(range(100))
 
 
+async def test_a_step_that_computes_by_itself_is_read_when_the_next_one_has_started(start: Start) -> None:
+    group, _ = await start(FakeFactory(computes_by_itself=True))
+    lone = [(await group.step(step_input(step))).tokens for step in range(3)]
+    assert lone == [[1, 1], [2, 2], [3, 3]], "with no further step to start it is read at once"
+    many = await asyncio.gather(*(group.step(step_input(step)) for step in range(3, 63)))
+    assert [output.step for output in many] == list(range(3, 63))
+    started = [output.tokens[0] - output.step - 1 for output in many]  # beyond the step itself
+    assert set(started) <= {0, 1}
+    assert sum(started) > 10, "steps that were there already were not started ahead"
+
+
 async def test_a_step_of_megabytes_passes(start: Start) -> None:
     group, _ = await start()
     admit = [SlotInit(slot, [31_999] * 4096, list(range(256)), 0.6, 0.9, 0, 1) for slot in range(64)]

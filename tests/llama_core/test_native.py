@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import mmap
 import os
 import platform
@@ -16,6 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from benchmarks.bench_quality import perplexity
 from llama_core import Llama
 from llama_core.batch import Row, SlotInit, StepInput
 from llama_core.errors import ConfigError, NonFiniteLogits
@@ -132,21 +132,12 @@ def test_a_sequences_bits_do_not_depend_on_its_batch_or_chunks_whatever_the_inst
         assert 0 < result["error"] < TOLERANCE[dtype, quantization], (dtype, quantization, result)
 
 
-def perplexity(llama: Llama, text: str, length: int = 256) -> float:
-    tokens = llama.tokenizer.encode(text, bos=False, eos=False)
-    prompts = [[llama.tokenizer.bos_id, *tokens[i : i + length]] for i in range(0, len(tokens), length)]
-    _, logprobs = llama.generate(prompts, 0, temperature=0, logprobs=True, echo=True)
-    assert logprobs is not None
-    values = [value for row in logprobs for value in row[1:]]
-    return math.exp(-sum(values) / len(values))
-
-
 def test_int8_weights_cost_less_than_one_percent_of_perplexity_on_held_out_text() -> None:
     text = (DEMO / "heldout.txt").read_text()[:12_000]
 
     def measured(quantization: Any) -> float:
         llama = Llama.build(DEMO, DEMO / "tokenizer.model", 300, 4, quantization=quantization)
-        return perplexity(llama, text)
+        return perplexity(llama, text, 256)[0]
 
     exact, rough = measured("none"), measured("int8")
     assert rough != exact
