@@ -158,12 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each request")
     parser.add_argument("--output", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--who", help="what the table calls another server")
     add_output_option(parser)
     options = parse_start(parser, sys.argv[1:] if arguments is None else arguments)
     end_programs_on_sigterm()
     if len(options.how) != 1:
         parser.error("one --how at a time")
-    emit("memory", {"args": dict(options.args), "how": options.how[0], **measure(options)}, options)
+    emit("memory", {"who": options.who, "args": dict(options.args), "how": options.how[0], **measure(options)}, options)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 from benchmarks.workload import Request
 from llama_core import Llama
 from llama_core import parallel as groups
-from llama_core.batch import StepInput, StepOutput
+from llama_core.batch import StepInput, StepOutput, StepUnderWay
 from llama_core.config import DType, EngineConfig, ModelConfig
 from llama_core.request import SamplingParams
 from llama_core.request import Sequence as LlamaSequence
@@ -27,7 +27,7 @@ from llama_core.tokenizer import Tokenizer
 # What would change how much is computed: off, unless the command line says otherwise. Peers run without them too.
 OFF_BY_DEFAULT = ("speculation", "prefix_caching")
 BLOCK_SIZE = 16
-StepFunction = Callable[[StepInput], StepOutput]
+StartFunction = Callable[[StepInput], StepUnderWay]
 
 
 class NumbersOnly:
@@ -160,31 +160,36 @@ def watched(runner: Any) -> Iterator[list[Step]]:
     """Every step that `runner` takes meanwhile, in order."""
     steps: list[Step] = []
 
-    def watch(step: StepFunction, batch: StepInput) -> StepOutput:
+    def watch(start: StartFunction, batch: StepInput) -> StepUnderWay:
         begin = time.perf_counter()
-        output = step(batch)
-        end = time.perf_counter()
-        # A row with drafts has several tokens and reads no prompt.
-        is_decode = all(row.length == 1 + getattr(row, "num_drafts", 0) for row in batch.rows)
-        steps.append(Step(begin, end, len(batch.rows), batch.num_tokens, len(output.tokens), is_decode))
-        return output
+        under_way = start(batch)
+
+        def result() -> StepOutput:
+            output = under_way.result()
+            # A row with drafts has several tokens and reads no prompt.
+            is_decode = all(row.length == 1 + row.num_drafts for row in batch.rows)
+            end = time.perf_counter()
+            steps.append(Step(begin, end, len(batch.rows), batch.num_tokens, len(output.tokens), is_decode))
+            return output
+
+        return StepUnderWay.done(result()) if under_way.is_done else StepUnderWay(result)
 
     with around_steps(runner, watch):
         yield steps
-    assert steps, "nothing went through runner.step: the place where steps can be watched has moved"
+    assert steps, "nothing went through runner.start: the place where steps can be watched has moved"
 
 
 @contextmanager
-def around_steps(runner: Any, around: Callable[[StepFunction, StepInput], StepOutput]) -> Iterator[None]:
-    """Meanwhile a step of `runner` is around(step, batch), with the step as it was. Contexts may be nested."""
-    before = vars(runner).get("step")
-    runner.step = functools.partial(around, runner.step)
+def around_steps(runner: Any, around: Callable[[StartFunction, StepInput], StepUnderWay]) -> Iterator[None]:
+    """Meanwhile `runner.start(batch)` is around(start, batch), with `start` as it was. Contexts may be nested."""
+    before = vars(runner).get("start")
+    runner.start = functools.partial(around, runner.start)
     try:
         yield
     finally:
-        del runner.step
+        del runner.start
         if before is not None:
-            runner.step = before
+            runner.start = before
 
 
 # What a token costs at least.

@@ -14,6 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from llama_core import parallel as groups
+from llama_core.batch import StepUnderWay
 from llama_core.blocks import BlockPool
 from llama_core.chat import Dialog, encode_dialog
 from llama_core.config import BackendName, Device, DType, EngineConfig, Quantization
@@ -254,6 +255,15 @@ class Llama:
         )
         for seq in sequences:
             scheduler.add(seq)
-        while (batch := scheduler.schedule()) is not None:
-            scheduler.commit(self.runner.step(batch))
+        # A step that computes by itself (on a GPU) has the next one queued behind it before it is waited for. One that is
+        # done already is read first: else the rows of sequences that ended in it would be computed once more.
+        under_way: StepUnderWay | None = None
+        while (batch := scheduler.schedule()) is not None or under_way is not None:
+            following = self.runner.start(batch) if batch is not None else None
+            if under_way is not None:
+                scheduler.commit(under_way.result())
+            under_way = following
+            if under_way is not None and under_way.is_done:
+                scheduler.commit(under_way.result())
+                under_way = None
         assert not scheduler.has_work, "every sequence has ended"

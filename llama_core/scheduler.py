@@ -3,7 +3,7 @@
 A step is made in three moves under one budget of tokens. Decodes, oldest first: a row for each running sequence that has
 one token to go. One that crosses into a new block gets it; when none is free, the sequence admitted last is preempted: it
 gives its blocks back and waits, first in line, to be computed again from its tokens. Prefills: prompts in chunks of what
-is left. Admission: whoever waits longest gets a slot, blocks for all its known tokens and its first row, as long as there
+is left, and of fewer tokens where they would make the decodes beside them stutter. Admission: whoever waits longest gets a slot, blocks for all its known tokens and its first row, as long as there
 is budget, so that its beginning is looked for in the cache when it is needed, not before.
 
 Steps may be pipelined. `schedule` counts a step's tokens as computed and its samples as in flight; `commit` takes the
@@ -18,13 +18,18 @@ keeps the draws up to the first that differs from its draft; each was made from 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from llama_core.batch import Draft, Grow, Row, SlotInit, StepInput, StepOutput
 from llama_core.blocks import BlockId, BlockKey, BlockPool, block_key
 from llama_core.drafting import MAX_DRAFTS_A_ROW, PromptLookup
 from llama_core.errors import NonFiniteLogits, QueueFull
 from llama_core.request import FinishReason, Sequence
+
+
+# So many tokens of prompts take about as long as a decode step on CPUs, and each decode makes that longer by so many more.
+PROMPT_TOKENS: Final = 128
+PROMPT_TOKENS_A_DECODE: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,7 @@ class Scheduler:
         """The next step, or None when nothing can run before an output comes back, or nothing is left to run."""
         flight = _Flight(StepInput(self.epoch, self._step + 1, rows=[]))
         prefills, budget = self._add_decodes(flight)
+        budget = min(budget, self._room_for_prompts(len(flight.sequences), len(prefills)))
         for seq in prefills:
             budget -= self._add_prefill(seq, flight, budget)
         self._admit(flight, budget)
@@ -265,6 +271,17 @@ class Scheduler:
             flight.add(seq, Row(seq.slot, start, 1 + len(drafts), True, len(drafts)))
             num_tokens += 1 + len(drafts)
         return prefills, self.config.max_step_tokens - num_tokens
+
+    def _room_for_prompts(self, num_decodes: int, num_prefills: int) -> int:
+        """Tokens of prompts beside so many decodes, each of which they delay by the time that they take themselves.
+
+        The more decodes, the longer a step takes without them, and the less they are felt. Where more sequences wait for
+        their first token than for their next, a step may be as long as it can.
+        """
+        num_prompts = num_prefills + min(len(self._waiting), len(self._free_slots))
+        if num_prompts > num_decodes:
+            return self.config.max_step_tokens
+        return PROMPT_TOKENS + PROMPT_TOKENS_A_DECODE * num_decodes
 
     def _add_prefill(self, seq: Sequence, flight: _Flight, budget: int) -> int:
         """A row for as many of the sequence's known tokens as the budget allows. Returns how many."""
