@@ -3,8 +3,9 @@
 A step is made in three moves under one budget of tokens. Decodes, oldest first: a row for each running sequence that has
 one token to go. One that crosses into a new block gets it; when none is free, the sequence admitted last is preempted: it
 gives its blocks back and waits, first in line, to be computed again from its tokens. Prefills: prompts in chunks of what
-is left, and of fewer tokens where they would make the decodes beside them stutter. Admission: whoever waits longest gets a slot, blocks for all its known tokens and its first row, as long as there
-is budget, so that its beginning is looked for in the cache when it is needed, not before.
+is left, and of fewer tokens where they would make the decodes beside them stutter. Admission: whoever waits longest gets a
+slot, blocks for all its known tokens and its first row, as long as there is budget, so that its beginning is looked for in
+the cache when it is needed, not before.
 
 Steps may be pipelined. `schedule` counts a step's tokens as computed and its samples as in flight; `commit` takes the
 outputs in the order of the steps. Ranks run steps in order, so what a sequence frees may be given to the next step at
@@ -26,10 +27,9 @@ from llama_core.drafting import MAX_DRAFTS_A_ROW, PromptLookup
 from llama_core.errors import NonFiniteLogits, QueueFull
 from llama_core.request import FinishReason, Sequence
 
-
 # So many tokens of prompts take about as long as a decode step on CPUs, and each decode makes that longer by so many more.
 PROMPT_TOKENS: Final = 128
-PROMPT_TOKENS_A_DECODE: Final = 12
+PROMPT_TOKENS_A_DECODE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
