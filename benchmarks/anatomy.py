@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.in_process import StartFunction, around_steps
-from llama_core.batch import StepInput, StepUnderWay
+from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import ModelConfig
 from llama_core.runner import ModelRunner
 
@@ -53,14 +53,14 @@ def dissected(runner: ModelRunner, counts: Callable[[StepInput], bool]) -> Itera
     steps: list[dict[str, float]] = []
     with _clock(runner) as seconds:
 
-        def dissect(start: StartFunction, batch: StepInput) -> StepUnderWay:
+        def dissect(start: StartFunction, batch: StepInput) -> Pending[StepOutput]:
             before, begin = seconds(), time.perf_counter()
             output = start(batch).result()
             whole, after = 1e3 * (time.perf_counter() - begin), seconds()
             parts = {part: 1e3 * (after[part] - before.get(part, 0.0)) for part in after}
             if counts(batch):
                 steps.append(parts | {REST: max(0.0, whole - sum(parts.values()))})
-            return StepUnderWay.done(output)
+            return Pending.done(output)
 
         with around_steps(runner, dissect):
             yield steps

@@ -23,7 +23,7 @@ from ray.util.placement_group import placement_group
 from cluster.placement import group_bundles
 from cluster.rank_group import RankGroup
 from cluster.runner_factory import Seat
-from llama_core.batch import Grow, Row, StepInput, StepOutput, StepUnderWay
+from llama_core.batch import Grow, Pending, Row, StepInput, StepOutput
 from llama_core.config import EngineConfig
 
 REPOSITORY = Path(__file__).parents[1]
@@ -52,8 +52,8 @@ class NullRunner:
     def warm_up(self) -> None:
         pass
 
-    def start(self, batch: StepInput) -> StepUnderWay:
-        return StepUnderWay.done(StepOutput(batch.epoch, batch.step, [31_999] * len(batch.rows)))
+    def start(self, batch: StepInput) -> Pending[StepOutput]:
+        return Pending.done(StepOutput(batch.epoch, batch.step, [31_999] * len(batch.rows)))
 
 
 def make_null_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> NullRunner:

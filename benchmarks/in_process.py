@@ -17,7 +17,7 @@ import torch
 from benchmarks.workload import Request
 from llama_core import Llama
 from llama_core import parallel as groups
-from llama_core.batch import StepInput, StepOutput, StepUnderWay
+from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import DType, EngineConfig, ModelConfig
 from llama_core.request import SamplingParams
 from llama_core.request import Sequence as LlamaSequence
@@ -27,7 +27,7 @@ from llama_core.tokenizer import Tokenizer
 # What would change how much is computed: off, unless the command line says otherwise. Peers run without them too.
 OFF_BY_DEFAULT = ("speculation", "prefix_caching")
 BLOCK_SIZE = 16
-StartFunction = Callable[[StepInput], StepUnderWay]
+StartFunction = Callable[[StepInput], Pending[StepOutput]]
 
 
 class NumbersOnly:
@@ -160,19 +160,21 @@ def watched(runner: Any) -> Iterator[list[Step]]:
     """Every step that `runner` takes meanwhile, in order."""
     steps: list[Step] = []
 
-    def watch(start: StartFunction, batch: StepInput) -> StepUnderWay:
+    def watch(start: StartFunction, batch: StepInput) -> Pending[StepOutput]:
         begin = time.perf_counter()
         under_way = start(batch)
 
         def result() -> StepOutput:
+            nonlocal begin
             output = under_way.result()
+            begin = max(begin, steps[-1].end_s if steps else begin)  # it waited for the step before it, on a GPU
             # A row with drafts has several tokens and reads no prompt.
             is_decode = all(row.length == 1 + row.num_drafts for row in batch.rows)
             end = time.perf_counter()
             steps.append(Step(begin, end, len(batch.rows), batch.num_tokens, len(output.tokens), is_decode))
             return output
 
-        return StepUnderWay.done(result()) if under_way.is_done else StepUnderWay(result)
+        return Pending.done(result()) if under_way.is_done else Pending(result, under_way.is_ready)
 
     with around_steps(runner, watch):
         yield steps
@@ -180,7 +182,7 @@ def watched(runner: Any) -> Iterator[list[Step]]:
 
 
 @contextmanager
-def around_steps(runner: Any, around: Callable[[StartFunction, StepInput], StepUnderWay]) -> Iterator[None]:
+def around_steps(runner: Any, around: Callable[[StartFunction, StepInput], Pending[StepOutput]]) -> Iterator[None]:
     """Meanwhile `runner.start(batch)` is around(start, batch), with `start` as it was. Contexts may be nested."""
     before = vars(runner).get("start")
     runner.start = functools.partial(around, runner.start)

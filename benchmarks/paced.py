@@ -23,7 +23,7 @@ from cluster.runner_factory import Seat
 from cluster.transport import Invitation, RankListener, connect
 from cluster.wire import Answer, decode_step
 from deployments.args import ServerArgs
-from llama_core.batch import StepInput, StepOutput, StepUnderWay
+from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import EngineConfig
 from llama_core.errors import RankFailure
 
@@ -59,7 +59,7 @@ class PacedRunner:
     def warm_up(self) -> None:
         pass
 
-    def start(self, batch: StepInput) -> StepUnderWay:
+    def start(self, batch: StepInput) -> Pending[StepOutput]:
         self._free_at_s = max(self._free_at_s, time.monotonic()) + self._step_s
         if (left_s := self._free_at_s - time.monotonic()) > 0:
             time.sleep(left_s)
@@ -69,7 +69,7 @@ class PacedRunner:
             for row in batch.rows
             if row.samples
         ]
-        return StepUnderWay.done(StepOutput(batch.epoch, batch.step, tokens, elapsed_ms=1e3 * self._step_s))
+        return Pending.done(StepOutput(batch.epoch, batch.step, tokens, elapsed_ms=1e3 * self._step_s))
 
 
 def make_paced_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> PacedRunner:

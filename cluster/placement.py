@@ -53,11 +53,11 @@ def fair_cpus_per_rank(
 
     At least one; one with CUDA, where the GPU does the arithmetic, and where the nodes are not known.
     """
-    cpus = [node.get("CPU", 0) for node in nodes]
-    if device == "cuda" or not any(cpus):
+    cpus = [count for node in nodes if (count := node.get("CPU", 0))]
+    if device == "cuda" or not cpus:
         return 1
     if "SPREAD" in strategy:
-        return max(1, int(min(filter(None, cpus))) // -(-world_size // len(cpus)))
+        return max(1, int(min(cpus)) // -(-world_size // len(cpus)))
     return max(1, int(max(cpus)) // world_size)
 
 

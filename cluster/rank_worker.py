@@ -10,10 +10,12 @@ not before.
 import gc
 import logging
 import os
+import platform
 import socket
 import sys
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NoReturn, Protocol
@@ -27,13 +29,15 @@ from cluster.process_end import ProcessIdentity
 from cluster.runner_factory import RunnerFactory, Seat, StepExecutor
 from cluster.transport import Invitation, connect
 from cluster.wire import Ack, Answer, Fault, FrameSocket, WireError, decode_step
-from llama_core.batch import StepOutput, StepUnderWay
+from llama_core.batch import Pending, StepOutput
 from llama_core.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
 _LINGER_S: Final = 5.0  # a rank whose driver has left ends by itself after so long, should nobody end it
 _PROGRESS_INTERVAL_S: Final = 1.0
+_STEPS_BEHIND: Final = 1  # that are queued on a device behind the one that computes
+_LOOK_EVERY_S: Final = 50e-6  # whether a device's step is ready, while the next one's message may come
 
 
 class Phase(StrEnum):
@@ -130,7 +134,8 @@ class RankWorker:
         if config.device == "cpu" or (config.device == "auto" and not ray.get_gpu_ids()):
             self._core_claim = cores.pin_process(num_threads)
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own: no product of matrices is its work here
+        if platform.machine() == "x86_64":  # elsewhere torch multiplies with it too
+            os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own: no product of matrices is its work here
         self._choose_interface(store_host)
         listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
         seat = Seat(self._rank, self._world_size, store_host, store_port, listen_fd, num_threads, timeout_s)
@@ -193,20 +198,21 @@ class RankWorker:
         return self._rank
 
     def _serve(self, driver: FrameSocket, runner: StepExecutor) -> None:
-        """Answers steps in their order. One that computes by itself, on a GPU, is answered when the next one has started,
-        if that is here already."""
-        under_way: StepUnderWay | None = None
-        while (payload := driver.receive()) is not None:
+        """Answers steps in their order, each as soon as it is ready. A step that comes while another computes by itself, on a
+        GPU, is started behind it."""
+        under_way: deque[Pending[StepOutput]] = deque()
+        while True:
+            while under_way and (len(under_way) > _STEPS_BEHIND or under_way[0].is_ready()):
+                self._answer(driver, under_way.popleft().result())
+            if under_way and not driver.is_waiting(_LOOK_EVERY_S):
+                continue
+            payload = driver.receive()
+            if payload is None:
+                return
             batch = decode_step(payload)
             if batch.epoch != self._epoch:
                 raise WireError(f"got a step of epoch {batch.epoch} in epoch {self._epoch}")
-            started = runner.start(batch)
-            if under_way is not None:
-                self._answer(driver, under_way.result())
-            under_way = started
-            if started.is_done or not driver.is_waiting():
-                self._answer(driver, started.result())
-                under_way = None
+            under_way.append(runner.start(batch))
 
     def _answer(self, driver: FrameSocket, output: StepOutput) -> None:
         if self._rank == 0:

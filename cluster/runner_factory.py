@@ -1,4 +1,4 @@
-"""What a rank runs: the factory it is given, and the default one, which joins torch's group and loads the model."""
+"""What a rank runs: the factory it is given, or the default one, which joins torch's group and loads the model."""
 
 import os
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from llama_core.batch import StepInput, StepUnderWay
+from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class StepExecutor(Protocol):
     def max_num_blocks(self) -> int: ...
     def allocate_cache(self, num_blocks: int) -> None: ...
     def warm_up(self) -> None: ...
-    def start(self, batch: StepInput) -> StepUnderWay: ...
+    def start(self, batch: StepInput) -> Pending[StepOutput]: ...
 
 
 # Called in the rank with (bytes loaded, bytes in all) for a callback. It travels by a Ray call: any picklable callable.
@@ -57,7 +57,7 @@ RunnerFactory = Callable[[EngineConfig, Seat, Callable[[int, int], None]], StepE
 
 
 def load_model_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> StepExecutor:
-    """Joins torch's group of ranks, loads this rank's share. Raises CheckpointError, ConfigError, RuntimeError."""
+    """Joins torch's group if there are others, loads this rank's share. Raises CheckpointError, ConfigError, RuntimeError."""
     import torch
 
     from llama_core.parallel import alone

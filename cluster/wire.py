@@ -149,10 +149,11 @@ class FrameSocket:
         """Raises OSError if the peer is gone, WireError if the message is too long."""
         self._socket.sendall(frame(message))
 
-    def is_waiting(self) -> bool:
-        """Whether there is something to receive."""
-        decrypted = isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
-        return decrypted or bool(select.select([self._socket], [], [], 0)[0])
+    def is_waiting(self, timeout_s: float) -> bool:
+        """Whether something to receive, or the end, comes within so many seconds."""
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        return bool(select.select([self._socket], [], [], timeout_s)[0])  # poll() counts in whole milliseconds
 
     def receive(self) -> bytes | None:
         """The next payload, or None when the peer has closed between two frames. Raises WireError, OSError."""

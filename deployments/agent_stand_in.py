@@ -10,7 +10,17 @@ import time
 
 CHECK_EVERY_S = 1.0
 
+
+def is_raylet(pid: int) -> bool:
+    """Whether it is one, for all that can be seen: the raylet may have ended before this process looked."""
+    try:
+        with open(f"/proc/{pid}/comm") as name:
+            return name.read().strip() == "raylet"
+    except OSError:
+        return not os.path.isdir("/proc/self")
+
+
 if __name__ == "__main__":
     parent = os.getppid()
-    while os.getppid() == parent:
+    while os.getppid() == parent and is_raylet(parent):
         time.sleep(CHECK_EVERY_S)

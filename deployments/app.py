@@ -30,6 +30,8 @@ def build_app(args: ServerArgs) -> Application:
     num_ranks = args.num_ranks()
     strategy = args.placement_strategy or "PACK"
     cpus_per_rank = args.cpus_per_rank or fair_cpus_per_rank(device, num_ranks, nodes, strategy)
+    if args.cpus_per_rank is None and device == "cpu" and not ray.is_initialized():
+        log.warning("the cluster is not known yet, so each rank gets one CPU: cpus_per_rank=N gives it more")
     bundles = group_bundles(num_ranks, device, cpus_per_rank=cpus_per_rank)
     lacking = shortage(bundles, nodes, strategy) if ray.is_initialized() else None
     if lacking is not None:

@@ -49,7 +49,7 @@ class ServerArgs(BaseModel):
     verify_checksums: bool = Field(True, description="Compare every shard with the checksums in it before serving.")
     speculation: bool = Field(True, description="Check tokens that repeat earlier ones, several in one step.")
     backend: BackendName = Field(
-        "auto", description="On a CPU: native (C++) or torch; auto is native where it can be built."
+        "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto is the fastest there is."
     )
     quantization: Quantization = Field(
         "none", description="int8 keeps linear layers' weights in 8 bits; needs the native backend."

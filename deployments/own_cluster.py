@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import ray
 import ray._private.node
-import ray._private.ray_constants as names
 from ray._private import services
 from ray._raylet import (  # type: ignore[attr-defined]
     DASHBOARD_AGENT_LISTEN_PORT_NAME,
@@ -42,7 +41,6 @@ SETTINGS: Final = {
 # complain of a container's small /dev/shm.
 OBJECT_STORE_BYTES: Final = 256 * 2**20
 STAND_IN: Final = Path(__file__).parent / "agent_stand_in.py"
-NOWHERE: Final = b"127.0.0.1:9"  # the discard port
 _REGISTERED_WITHIN_S: Final = 30.0
 
 
@@ -62,7 +60,7 @@ def start(namespace: str) -> None:
 
 
 class _SmallNode(ray._private.node.Node):
-    """The node that `ray.init` makes, without dashboard, monitor and exporters."""
+    """The node that `ray.init` makes, without dashboard, its agent, monitor and exporters."""
 
     def __init__(self, ray_params: Any, **options: Any) -> None:
         ray_params.update(no_monitor=True, dashboard_agent_listen_port=0)
@@ -74,10 +72,7 @@ class _SmallNode(ray._private.node.Node):
         super().start_head_processes()  # type: ignore[no-untyped-call]
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
-        """Not started. The node's agent would ask for its address every second, and log each time that there is none."""
-        address = names.DASHBOARD_ADDRESS.encode()
-        gcs = self.get_gcs_client()  # type: ignore[no-untyped-call]
-        gcs.internal_kv_put(address, NOWHERE, True, names.KV_NAMESPACE_DASHBOARD)
+        """Not started."""
 
     def start_ray_processes(self) -> None:
         super().start_ray_processes()  # type: ignore[no-untyped-call]
@@ -97,8 +92,9 @@ class _SmallNode(ray._private.node.Node):
         def without_agent(command: list[str], *rest: Any, **settings: Any) -> Any:
             option = "--dashboard_agent_command="
             stand_in = subprocess.list2cmdline([sys.executable, "-I", "-S", str(STAND_IN)])
-            command = [f"{option}{stand_in}" if part.startswith(option) else part for part in command]
-            return start_process(command, *rest, **settings)
+            changed = [f"{option}{stand_in}" if part.startswith(option) else part for part in command]
+            assert changed != command, "Ray starts its raylet in another way than this was written for"
+            return start_process(changed, *rest, **settings)
 
         with _replaced(services, "start_ray_process", without_agent):
             super().start_raylet(*arguments, **options)

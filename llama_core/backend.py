@@ -1,13 +1,11 @@
 """The seam between what a step is (`runner.py`) and how it is computed: torch anywhere, C++ on CPU cores, graphs on GPUs."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
-from llama_core.batch import Row
+from llama_core.batch import Pending, Row
 
 
 class Drawn(NamedTuple):
@@ -15,18 +13,6 @@ class Drawn(NamedTuple):
 
     tokens: list[int]
     non_finite: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A step that was started. `result` waits for it, unless it is done; call it once, in the order of the steps."""
-
-    result: Callable[[], Drawn]
-    is_done: bool = False
-
-    @staticmethod
-    def done(drawn: Drawn) -> "Pending":
-        return Pending(lambda: drawn, is_done=True)
 
 
 class Backend(Protocol):
@@ -47,7 +33,7 @@ class Backend(Protocol):
 
     def allocate_cache(self, num_blocks: int) -> None: ...
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending:
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Drawn]:
         """Run the rows, draw, remember what was drawn. The same on every rank. `keep_logits`: `logits_of_draws` may follow.
 
         The next step may start before this one's result is read, unless its logits are asked for.

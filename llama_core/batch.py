@@ -7,7 +7,7 @@ Knows nothing of how the messages travel (`cluster/wire.py`) or who decides (`sc
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from llama_core.request import TokenLogprob
 
@@ -118,13 +118,21 @@ class StepOutput:
     device_memory_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepUnderWay:
-    """A step that was started. `result` waits for it, unless it is done; call it once, in the order of the steps."""
+Result = TypeVar("Result")
 
-    result: Callable[[], StepOutput]
+
+@dataclass(frozen=True, slots=True)
+class Pending(Generic[Result]):
+    """Something that was started and may still be computed, on a GPU. Results are read once, in the order of the starts.
+
+    `result` waits if it must; `is_ready` says, without waiting, whether it would. `is_done`: nothing was left to compute when
+    it was started, which, unlike the other, is the same on all ranks.
+    """
+
+    result: Callable[[], Result]
+    is_ready: Callable[[], bool]
     is_done: bool = False
 
     @staticmethod
-    def done(output: StepOutput) -> "StepUnderWay":
-        return StepUnderWay(lambda: output, is_done=True)
+    def done(value: Result) -> "Pending[Result]":
+        return Pending(lambda: value, lambda: True, is_done=True)

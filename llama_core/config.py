@@ -154,8 +154,9 @@ class EngineConfig:
     kv_cache_bytes: cache memory of one rank; None takes what a full batch of full-length sequences needs, bounded by a
     share of what is free. verify_checksums: compare every shard's bytes with the CRC-32 that its archive states.
     speculation: let a step check tokens that repeat earlier ones. prefix_caching: compute a shared beginning once. Neither
-    changes a request's tokens. backend: what computes on a CPU, "native" (C++) or "torch"; "auto" is native where it can be
-    built. quantization: "int8" keeps the weights of linear layers as 8-bit integers, one scale an output.
+    changes a request's tokens. backend: what computes: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
+    "torch"; "auto" is native on a CPU where it can be built. quantization: "int8" keeps the weights of linear layers as
+    8-bit integers, one scale an output.
     """
 
     ckpt_dir: str

@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from llama_core import parallel as groups
-from llama_core.batch import StepUnderWay
+from llama_core.batch import Pending, StepOutput
 from llama_core.blocks import BlockPool
 from llama_core.chat import Dialog, encode_dialog
 from llama_core.config import BackendName, Device, DType, EngineConfig, Quantization
@@ -78,8 +78,9 @@ class Llama:
         turn. model_parallel_size: the number of ranks if it is to be checked. seed: requests without a seed of their own
         draw from seeds derived from it, in the order of their coming. dtype "auto" is the checkpoint's own. speculation:
         check several tokens at once where a text repeats itself. prefix_caching: compute what the prompts of one call begin
-        with in common once. Neither changes a token. backend: "auto" computes natively (C++) on a CPU where it can be built,
-        else with torch. quantization: "int8" keeps the weights of linear layers in 8 bits (native only).
+        with in common once. Neither changes a token. backend: "auto" computes natively (C++) on a CPU where it can be
+        built, with CUDA graphs ("fused") on a GPU, else with torch. quantization: "int8" keeps the weights of linear layers
+        in 8 bits (native only).
         Raises ConfigError, CheckpointError, TokenizerError.
         """
         begin = time.perf_counter()
@@ -257,7 +258,7 @@ class Llama:
             scheduler.add(seq)
         # A step that computes by itself (on a GPU) has the next one queued behind it before it is waited for. One that is
         # done already is read first: else the rows of sequences that ended in it would be computed once more.
-        under_way: StepUnderWay | None = None
+        under_way: Pending[StepOutput] | None = None
         while (batch := scheduler.schedule()) is not None or under_way is not None:
             following = self.runner.start(batch) if batch is not None else None
             if under_way is not None:

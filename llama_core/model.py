@@ -64,6 +64,11 @@ def attend_decodes(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, le
 def attend_prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
     """Several queries of one row, query i at position start + i: q [S, n_heads, head_dim], keys [start + S, ...]."""
     mask = None
+    shares_keys = q.shape[1] != keys.shape[1]
+    if start and shares_keys and q.is_cuda:
+        # With a mask and shared keys torch takes a path that keeps all scores in float32: keys are repeated instead.
+        keys, values = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (keys, values))
+        shares_keys = False
     if start:
         seen = torch.arange(keys.shape[0], device=q.device)
         mask = seen <= (start + torch.arange(q.shape[0], device=q.device))[:, None]
@@ -73,7 +78,7 @@ def attend_prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, st
         values.transpose(0, 1)[None],
         attn_mask=mask,
         is_causal=mask is None,
-        enable_gqa=q.shape[1] != keys.shape[1],
+        enable_gqa=shares_keys,
     )
     return out[0].transpose(0, 1)
 

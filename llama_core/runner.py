@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from llama_core.backend import Backend
-from llama_core.batch import PromptLogprobs, Row, SlotInit, StepInput, StepOutput, StepUnderWay
+from llama_core.batch import Pending, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
 from llama_core.checkpoint import Checkpoint, Progress
 from llama_core.config import EngineConfig, ModelConfig, read_params
 from llama_core.errors import ConfigError, NonFiniteLogits
@@ -55,6 +55,7 @@ class ModelRunner:
         self.backend = backend
         self.report = report
         self._slots = slots
+        self._ended = 0.0  # when the latest result was read
 
     @classmethod
     def load(
@@ -69,7 +70,7 @@ class ModelRunner:
             checkpoint.verify_checksums(parallel.rank, parallel.world_size)
         dtype = checkpoint.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         kind = _kind_of_backend(config, model_config, dtype, parallel)
-        slots = SlotTable(config, parallel.device)
+        slots = SlotTable(config, parallel.device, spare=kind == "fused")
         weights = checkpoint.weights(parallel.rank, parallel.world_size, dtype, parallel.device, on_progress)
         backend: Backend
         if kind == "native":
@@ -157,38 +158,42 @@ class ModelRunner:
         return self.start(batch).result()
 
     @torch.inference_mode()
-    def start(self, batch: StepInput) -> StepUnderWay:
+    def start(self, batch: StepInput) -> Pending[StepOutput]:
         """Like `step`, without waiting for what can go on by itself. One more step may start before `result` is called."""
         begin = time.perf_counter()
+        slots = self._slots
         for init in batch.admit:
-            self._slots.admit(init)
+            slots.admit(init)
         for grow in batch.grow:
-            self._slots.grow(grow)
+            slots.grow(grow)
         for draft in batch.drafts:
-            self._slots.propose(draft)
+            slots.propose(draft)
         rows = batch.rows
-        top_logprobs = self._slots.top_logprobs
-        wanted = any(row.samples and top_logprobs[row.slot] >= 0 for row in rows)
+        wanted = any(row.samples and slots.top_logprobs[row.slot] >= 0 for row in rows)
+        wanted_of_prompts = any(slots.prompt_logprobs[row.slot] for row in rows)
         pending = self.backend.start(rows, keep_logits=wanted)
 
         @torch.inference_mode()
         def result() -> StepOutput:
             tokens, non_finite = pending.result()
-            return StepOutput(
+            output = StepOutput(
                 epoch=batch.epoch,
                 step=batch.step,
                 tokens=tokens,
                 logprobs=self._logprobs(rows, tokens) if wanted else [],
-                prompt_logprobs=self._prompt_logprobs(rows),
+                prompt_logprobs=self._prompt_logprobs(rows) if wanted_of_prompts else [],
                 non_finite=non_finite,
-                elapsed_ms=(time.perf_counter() - begin) * 1e3,
+                # Of its own: the step before it may have ended after this one was started.
+                elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
                 device_memory_bytes=torch.cuda.memory_allocated() if self.parallel.device.type == "cuda" else 0,
             )
+            self._ended = time.perf_counter()
+            return output
 
-        # Logits are those of the latest step: who wants some must have them before the next one starts.
-        if pending.is_done or wanted or any(self._slots.prompt_logprobs[row.slot] for row in rows):
-            return StepUnderWay.done(result())
-        return StepUnderWay(result)
+        # Logits are those of the latest step, and slots may be others' after the next one has started.
+        if pending.is_done or wanted or wanted_of_prompts:
+            return Pending.done(result())
+        return Pending(result, pending.is_ready)
 
     def _logprobs(self, rows: list[Row], tokens: list[int]) -> list[TokenLogprob | None]:
         """One entry a draw, None where its slot did not ask."""

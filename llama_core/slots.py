@@ -8,10 +8,13 @@ from llama_core.sampling import GREEDY_BELOW
 
 
 class SlotTable:
-    """tokens int64 [slots, max_seq_len]: known tokens, prompt and drawn. tables int64 [slots, blocks_per_sequence]."""
+    """tokens int64 [slots, max_seq_len]: known tokens, prompt and drawn. tables int64 [slots, blocks_per_sequence].
 
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
-        slots = config.max_batch_size
+    `spare` more slots than the driver knows of are the backend's own.
+    """
+
+    def __init__(self, config: EngineConfig, device: torch.device, spare: int = 0) -> None:
+        slots = config.max_batch_size + spare
         self.tokens = torch.zeros((slots, config.max_seq_len), dtype=torch.int64, device=device)
         self.tables = torch.zeros((slots, config.blocks_per_sequence), dtype=torch.int64, device=device)
         self.temperature = torch.zeros(slots, dtype=torch.float32, device=device)

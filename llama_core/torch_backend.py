@@ -4,8 +4,8 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from llama_core.backend import Drawn, Pending
-from llama_core.batch import Row
+from llama_core.backend import Drawn
+from llama_core.batch import Pending, Row
 from llama_core.config import EngineConfig
 from llama_core.kv_cache import KVCache
 from llama_core.layout import lay_out
@@ -52,7 +52,7 @@ class TorchBackend:
         n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
         self._cache = KVCache(n_layers, num_blocks, block_size, n_kv_heads, head_dim, dtype, self._parallel.device)
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending:
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Drawn]:
         assert self._cache is not None, "allocate_cache comes first"
         tokens, layout, ends = lay_out(rows, self._slots, self._config.block_size)
         self._states = self.model(tokens, self._cache, layout)

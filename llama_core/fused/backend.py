@@ -1,21 +1,20 @@
 """Steps on a GPU: a decode step is one CUDA graph, sampling included, and its tokens are read while the next one runs."""
 
 import logging
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 
-from llama_core.backend import Drawn, Pending
-from llama_core.batch import Row
+from llama_core.backend import Drawn
+from llama_core.batch import Pending, Row
 from llama_core.config import EngineConfig
 from llama_core.fused.model import FusedTransformer
-from llama_core.fused.ops import Ops, TorchOps
+from llama_core.fused.ops import SPLIT, Ops, TorchOps
 from llama_core.kv_cache import KVCache
 from llama_core.layout import lay_out
 from llama_core.model import attend_prefill
-from llama_core.parallel import Parallel
+from llama_core.parallel import Parallel, smallest
 from llama_core.sampling import sample_sorted
 from llama_core.slots import SlotTable
 
@@ -33,10 +32,13 @@ def ops_for(device: torch.device) -> Ops:
     if device.type == "cuda":
         try:
             from llama_core.fused.kernels import TritonOps
-        except ImportError as error:
-            log.warning("attention gathers the cache and layers take more launches, which is slower: %s", error)
+
+            ops = TritonOps()
+            ops.gated_silu(torch.zeros((1, 2), device=device))  # Triton builds its launcher now: it needs a C compiler
+        except Exception as error:  # of whatever kind: Triton's, the compiler's, the file system's
+            log.warning("without Triton attention gathers the cache and layers take more launches: %s", error)
         else:
-            return TritonOps()
+            return ops
     return TorchOps()
 
 
@@ -67,13 +69,14 @@ class FusedBackend:
         self._states = torch.empty(0)
         draws = config.max_step_draws
         self._buckets = bucket_sizes(draws)
+        self._spare_slot = config.max_batch_size
         self._graphs: dict[tuple[int, bool], _Graph] = {}
-        # Slot and position of each token of a decode step: what a graph reads.
-        self._inputs = torch.zeros((2, draws), dtype=torch.int64, device=self._device)
+        # What a graph reads: the slots of a decode step's tokens, then their positions, as many as the bucket has.
+        self._inputs = torch.zeros(2 * draws, dtype=torch.int64, device=self._device)
         self._logits = torch.empty((draws, config.vocab_size), dtype=torch.float32, device=self._device)
         # Page-locked, because only from and to such memory the device copies while the host goes on.
         self._turn = 0
-        self._sent = torch.zeros((_TURNS, 2, draws), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._sent = torch.zeros((_TURNS, 2 * draws), dtype=torch.int64, pin_memory=self._on_gpu)
         self._answers = torch.zeros((_TURNS, draws), dtype=torch.int64, pin_memory=self._on_gpu)
 
     @property
@@ -92,24 +95,30 @@ class FusedBackend:
     def working_bytes(self) -> int:
         """The largest step: its activations, a prompt's keys and values gathered, and sampling."""
         config, model, ranks = self._config, self.model.config, self._parallel.world_size
-        itemsize = self.model.dtype.itemsize
+        itemsize, rows, splits = self.model.dtype.itemsize, config.max_step_draws, -(-config.max_seq_len // SPLIT)
         heads = self.model.n_heads + 2 * self.model.n_kv_heads
         activations = config.max_step_tokens * (
             4 * model.dim + 2 * heads * model.head_dim + 3 * model.hidden_dim // ranks
         )
         gathered = 2 * config.max_seq_len * self.model.n_kv_heads * model.head_dim
         mask = config.max_step_tokens * config.max_seq_len
-        logits = config.max_step_draws * config.vocab_size * (_BYTES_PER_LOGIT + 4)
-        return (activations + gathered + mask) * itemsize + logits
+        partial = (
+            rows * self.model.n_heads * splits * (model.head_dim + 1) * 4
+        )  # of attention, before splits are combined
+        # Sampling's, in the graphs' memory and outside of it, and the logits that stay.
+        logits = rows * config.vocab_size * (2 * _BYTES_PER_LOGIT + 4)
+        return (activations + gathered + mask) * itemsize + 2 * partial + logits
 
     def allocate_cache(self, num_blocks: int) -> None:
         n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
-        self._cache = KVCache(n_layers, num_blocks, block_size, n_kv_heads, head_dim, dtype, self._device)
+        # One more, which only the spare slot has: what pads a bucket is computed there.
+        self._cache = KVCache(n_layers, num_blocks + 1, block_size, n_kv_heads, head_dim, dtype, self._device)
+        self._slots.tables[self._spare_slot].fill_(num_blocks)
         if self._on_gpu:
             with torch.inference_mode():
                 self._capture()
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending:
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Drawn]:
         """Queue the step on the device. What it draws is the next step's input at once, and known here when it is read."""
         if all(row.samples and row.length == 1 + row.num_drafts for row in rows):
             return self._start_decode(rows)
@@ -121,17 +130,16 @@ class FusedBackend:
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
         return self.model.logits(self._states[tokens.start : tokens.stop])
 
-    def _start_decode(self, rows: Seq[Row]) -> Pending:
+    def _start_decode(self, rows: Seq[Row]) -> Pending[Drawn]:
         """Every token of every row draws. A row's drafts are further queries of its slot, at the positions that follow."""
         slots = [row.slot for row in rows for _ in range(row.length)]
         positions = [row.start + i for row in rows for i in range(row.length)]
         count = len(slots)
         bucket = next(size for size in self._buckets if size >= count)
-        # What pads a bucket repeats the first token: it computes, writes and draws the same again.
         padding = bucket - count
-        sent = self._sent[self._turn, :, :bucket]
-        sent.copy_(torch.tensor([slots + slots[:1] * padding, positions + positions[:1] * padding]))
-        self._inputs[:, :bucket].copy_(sent, non_blocking=True)
+        sent = self._sent[self._turn, : 2 * bucket]
+        sent.copy_(torch.tensor(slots + [self._spare_slot] * padding + positions + [0] * padding))
+        self._inputs[: 2 * bucket].copy_(sent, non_blocking=True)
         is_greedy = all(self._slots.is_greedy[slot] for slot in slots)
         captured = self._graphs.get((bucket, is_greedy))
         if captured is None:
@@ -145,7 +153,7 @@ class FusedBackend:
         """The step whose slots and positions are in `_inputs`. Nothing in it waits for the host or depends on a value."""
         assert self._cache is not None, "allocate_cache comes first"
         cache, ops, block_size = self._cache, self._ops, self._config.block_size
-        index, positions = self._inputs[:, :bucket].unbind(0)
+        index, positions = self._inputs[: 2 * bucket].view(2, bucket).unbind(0)
         tables = self._slots.tables[index]
         lengths = positions + 1
         block = tables.gather(1, (positions // block_size)[:, None]).squeeze(1)
@@ -157,7 +165,7 @@ class FusedBackend:
         states = self.model.states(tokens, positions, block * block_size + positions % block_size, cache, attend)
         return self._draw(index, lengths, states, is_greedy)
 
-    def _start_mixed(self, rows: Seq[Row]) -> Pending:
+    def _start_mixed(self, rows: Seq[Row]) -> Pending[Drawn]:
         """A step with a prompt's tokens in it: each such row attends by itself, the others together."""
         assert self._cache is not None, "allocate_cache comes first"
         cache, ops = self._cache, self._ops
@@ -214,7 +222,7 @@ class FusedBackend:
         slots.tokens[index, positions] = tokens
         return torch.where(finite, tokens, NOT_FINITE)
 
-    def _read_later(self, tokens: torch.Tensor) -> Pending:
+    def _read_later(self, tokens: torch.Tensor) -> Pending[Drawn]:
         answer = self._answers[self._turn, : len(tokens)]
         self._turn = (self._turn + 1) % _TURNS
         answer.copy_(tokens, non_blocking=True)
@@ -231,38 +239,41 @@ class FusedBackend:
                 [max(0, value) for value in values], [i for i, value in enumerate(values) if value == NOT_FINITE]
             )
 
-        return Pending(read)
+        return Pending(read, copied.query if copied is not None else lambda: True)
 
     def _capture(self) -> None:
         """A graph for each bucket, greedy and not; largest first, so that the others fit into its memory.
 
-        Captured steps run on slot 0, position 0, before there is anything in the cache. A device or a library that cannot be
-        captured costs speed only: decode steps then run as they are.
+        Captured steps run on the spare slot, or on slot 0 before there is anything in the cache. A device or a library that
+        cannot be captured, on any rank, costs speed only: decode steps then run as they are, on all.
         """
+        steps = [(bucket, is_greedy) for bucket in reversed(self._buckets) for is_greedy in (True, False)]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # Once as they are, on a stream of their own as torch asks for: compiles kernels, opens NCCL's channels. Ranks meet in
+        # these, so an error here is one of the whole start.
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for bucket, is_greedy in steps:
+                self._decode(bucket, is_greedy)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
         pool = torch.cuda.graph_pool_handle()
+        failed = ""
         try:
-            for bucket in reversed(self._buckets):
-                for is_greedy in (True, False):
-                    self._graphs[bucket, is_greedy] = _captured(lambda b=bucket, g=is_greedy: self._decode(b, g), pool)  # type: ignore[misc]
+            with torch.cuda.stream(torch.cuda.current_stream()):  # also after a capture that fails in its middle
+                for bucket, is_greedy in steps:
+                    graph = torch.cuda.CUDAGraph()
+                    # thread_local: NCCL's watchdog asks after its events from another thread, which must not end the capture.
+                    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                        tokens = self._decode(bucket, is_greedy)
+                    self._graphs[bucket, is_greedy] = _Graph(graph, tokens)
         except RuntimeError as error:
+            failed = str(error).splitlines()[0]
+        if not smallest(self._parallel, not failed):
             self._graphs.clear()
-            log.warning("decode steps run without CUDA graphs, which is slower: %s", str(error).splitlines()[0])
+            log.warning("decode steps run without CUDA graphs, which is slower: %s", failed or "another rank failed")
 
     def _cache_shape(self) -> tuple[int, int, int, int, torch.dtype]:
         """n_layers, block_size, key/value heads of this rank, head_dim, dtype."""
         model = self.model
         return model.config.n_layers, self._config.block_size, model.n_kv_heads, model.head_dim, model.dtype
-
-
-def _captured(run: Callable[[], torch.Tensor], pool: object) -> _Graph:
-    # Once outside a graph, on a stream of its own as torch asks for: compiles kernels, opens NCCL's channels.
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # thread_local: NCCL's watchdog asks after its events from another thread meanwhile, which must not end the capture.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # type: ignore[arg-type]
-        tokens = run()
-    return _Graph(graph, tokens)

@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-SPLIT = 128  # cached positions that one program of attention reads
-TILE = 32  # of these at a time
+from llama_core.fused.ops import SPLIT
+
+TILE = 32  # cached positions that attention reads at a time
 _MIN_DOT = 16  # the smallest side of a matrix product on tensor cores
 
 
@@ -72,7 +73,8 @@ def _gated_silu(gate_up, out, hidden, block: tl.constexpr):
     tl.store(out + row * hidden + column, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)
 
 
-@triton.jit
+# Else Triton compiles anew for some numbers of blocks, in the middle of serving.
+@triton.jit(do_not_specialize=["table_stride", "n_splits"])
 def _attend_split(
     q,
     keys,
@@ -130,7 +132,7 @@ def _attend_split(
         tl.store(log_sums + out, best + tl.log(total), mask=is_member)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_splits"])
 def _combine_splits(
     partial,
     log_sums,

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 
 from llama_core.model import attend_decodes, rotate
 
+SPLIT = 128  # cached positions that one program of a kernel's attention reads
+
 
 class Ops(Protocol):
     """T tokens of a step, B rows of one token. H and K: query and key/value heads of this rank."""

@@ -10,8 +10,8 @@ from functools import cache
 
 import torch
 
-from llama_core.backend import Drawn, Pending
-from llama_core.batch import Row
+from llama_core.backend import Drawn
+from llama_core.batch import Pending, Row
 from llama_core.config import EngineConfig, ModelConfig
 from llama_core.model import rotary_table
 from llama_core.native.build import Unavailable, library_path
@@ -216,7 +216,7 @@ class NativeBackend:
         if self._native.llama_make_cache(self._engine, num_blocks):
             raise MemoryError(f"a cache of {num_blocks * self.cache_block_bytes} bytes could not be allocated")
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending:
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Drawn]:
         flat: list[int] = []
         count = num_tokens = 0
         for slot, start, length, samples, num_drafts in rows:

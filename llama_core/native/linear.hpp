@@ -426,10 +426,7 @@ inline void Linear::block<float>(const Rows<float>& x, size_t row, int rows, int
 template <>
 inline void Linear::block<bf16>(const Rows<bf16>& x, size_t row, int rows, int g, bool first, float* out) const {
 #if defined(LLAMA_AMX)
-    // Whole tiles: rows beyond are computed from whatever lies there, and not read.
-    auto kernel = rows > 16 ? (first ? kernels::amx_bfloat16_32<true> : kernels::amx_bfloat16_32<false>)
-                            : (first ? kernels::amx_bfloat16_16<true> : kernels::amx_bfloat16_16<false>);
-    kernel(x[row], x.stride, group(g), padded_, out, true);
+    add_slice(x, row, rows, g, first, 0, padded_, out);
 #else
     kernels::by_rows<kernels::kFloatRows>(rows, first, [&](auto n, auto ask, int r) {
         kernels::bfloat16<n, ask>(x[row + r], x.stride, group(g), padded_, out + r * kGroup);
@@ -451,6 +448,7 @@ inline void Linear::block(const Quantized& x, size_t row, int rows, int g, bool 
 
 #if defined(LLAMA_AMX)
 inline void Linear::add_slice(const Rows<bf16>& x, size_t row, int rows, int g, bool first, size_t from, size_t to, void* sums) const {
+    // Whole tiles: rows beyond are computed from whatever lies there, and not read.
     auto kernel = rows > 16 ? (first ? kernels::amx_bfloat16_32<true> : kernels::amx_bfloat16_32<false>)
                             : (first ? kernels::amx_bfloat16_16<true> : kernels::amx_bfloat16_16<false>);
     kernel(x[row] + from, x.stride, group(g) + from * kGroup * sizeof(bf16), to - from, static_cast<float*>(sums), from == 0);

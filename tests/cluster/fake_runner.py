@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from cluster.rank_worker import RankIdentity, RankWorker
 from cluster.runner_factory import Seat
-from llama_core.batch import StepInput, StepOutput, StepUnderWay
+from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError
 
+COMPUTES_S = 0.01  # a step that computes by itself
 CONFIG = EngineConfig(ckpt_dir="none", vocab_size=100, max_seq_len=64, max_batch_size=32, device="cpu")
 
 
@@ -61,6 +62,7 @@ class FakeRunner:
         self._faults = faults
         self._seat = seat
         self._steps: list[int] = []
+        self._ready_at = 0.0
 
     def max_num_blocks(self) -> int:
         return 50 - self._seat.rank  # ranks differ, so that the smallest must be taken
@@ -75,7 +77,7 @@ class FakeRunner:
         if self._seat.rank == self._faults.on_rank and self._faults.die_in_warm_up:
             os.kill(os.getpid(), 9)
 
-    def start(self, batch: StepInput) -> StepUnderWay:
+    def start(self, batch: StepInput) -> Pending[StepOutput]:
         self._steps.append(batch.step)
         assert self._steps == sorted(self._steps), "steps out of order"
         if batch.step == self._faults.raise_at_step:
@@ -87,9 +89,19 @@ class FakeRunner:
         if self._faults.step_seconds:
             time.sleep(self._faults.step_seconds)
         if self._faults.computes_by_itself:
-            return StepUnderWay(lambda: StepOutput(batch.epoch, batch.step, [len(self._steps)] * batch.num_draws))
+            return self._compute_by_itself(batch)
         tokens = [1000 * batch.step + row.slot for row in batch.rows if row.samples]
-        return StepUnderWay.done(StepOutput(batch.epoch, batch.step, tokens))
+        return Pending.done(StepOutput(batch.epoch, batch.step, tokens))
+
+    def _compute_by_itself(self, batch: StepInput) -> Pending[StepOutput]:
+        ready_at = max(time.monotonic(), self._ready_at) + COMPUTES_S
+        self._ready_at = ready_at
+
+        def result() -> StepOutput:
+            time.sleep(max(0.0, ready_at - time.monotonic()))
+            return StepOutput(batch.epoch, batch.step, [len(self._steps)] * batch.num_draws)
+
+        return Pending(result, lambda: time.monotonic() >= ready_at)
 
 
 class SilentRankOne(RankWorker):

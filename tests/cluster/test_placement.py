@@ -45,6 +45,7 @@ def test_cores_of_a_rank_can_be_chosen() -> None:
         ("cpu", 2, [0, 4, 8], "STRICT_PACK", 4),
         ("cpu", 2, [4, 8], "SPREAD", 4),
         ("cpu", 3, [4, 8], "SPREAD", 2),
+        ("cpu", 3, [0, 8, 8], "SPREAD", 4),
         ("cpu", 2, [], "PACK", 1),
         ("cpu", 2, [0], "PACK", 1),
         ("cuda", 2, [64], "PACK", 1),

@@ -32,12 +32,12 @@ def children() -> list[str]:
 def run() -> dict[str, Any]:
     import ray
     import ray._private.node
-    import ray._private.utils
+    import ray._private.services
 
     from deployments import own_cluster
 
     def replaced() -> list[object]:
-        return [ray._private.node.Node, ray._private.utils.get_dashboard_dependency_error]
+        return [ray._private.node.Node, ray._private.services.start_ray_process]
 
     before = replaced()
     own_cluster.start("serve")

@@ -38,6 +38,12 @@ def test_a_small_cluster_has_neither_dashboard_nor_autoscaler(small: dict[str, A
     assert not small["dashboard"]
 
 
+def test_a_small_clusters_agent_is_stood_in_for(small: dict[str, Any], usual: dict[str, Any]) -> None:
+    assert count(small, "dashboard/agent.py") == count(usual, "agent_stand_in.py") == 0
+    # The raylet's own command line has it too.
+    assert count(small, "agent_stand_in.py") - count(small, "raylet/raylet") == 1
+
+
 def test_a_small_cluster_reserves_little_memory_for_objects(small: dict[str, Any]) -> None:
     assert small["object_store_bytes"] == OBJECT_STORE_BYTES
 

@@ -23,7 +23,7 @@ def world_size(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(params=["native", "fused", "torch"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Both must agree with the reference, and with each other."""
+    """All must agree with the reference, and with each other."""
     name: str = request.param
     return name
 

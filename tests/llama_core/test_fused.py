@@ -81,6 +81,21 @@ def test_a_step_may_start_before_the_one_before_it_was_read() -> None:
     assert len({tuple(row) for row in zip(*one_by_one, strict=True)}) == 5
 
 
+def test_a_slot_that_changes_hands_before_its_step_was_read_changes_nothing() -> None:
+    """The step has a row of a sequence that ended; the next one gives the slot to one that wants its prompt's logprobs."""
+    runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
+    prompt = [1, 5, 40]
+    runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, prompt, [0], 0.0, 1.0, 0, 0)]))
+    expected = runner.step(step_of(1, [3], [])).tokens
+    runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, prompt, [0], 0.0, 1.0, 0, 0)]))
+    wasted = runner.start(step_of(1, [3], []))
+    heir = SlotInit(0, [1, *range(4, 40)], [1, 2, 3], 0.0, 1.0, 0, 0, top_logprobs=0, prompt_logprobs=True)
+    following = runner.start(StepInput(0, 2, [Row(0, 0, 37, True)], admit=[heir]))
+    output = wasted.result()
+    assert output.tokens == expected and output.prompt_logprobs == []
+    assert len(following.result().prompt_logprobs[0].values) == 36
+
+
 def test_who_wants_logprobs_has_them_before_the_next_step_starts() -> None:
     runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
     admit = [SlotInit(0, [1, 9, 30], [0], 0.0, 1.0, 0, 0, top_logprobs=2)]
