@@ -9,6 +9,19 @@ from llama_core.kv_cache import PrefillRow, StepLayout
 from llama_core.slots import SlotTable
 
 
+def draws_of(rows: Seq[Row], ends: Seq[int]) -> list[tuple[int, int, int]]:
+    """(token of the step that is drawn from, slot, position that is drawn for) of each draw. `ends`: of the rows in the step.
+
+    A row draws from its last 1 + num_drafts states; it nearly always has one.
+    """
+    return [
+        (end - back, row.slot, row.start + row.length + 1 - back)
+        for row, end in zip(rows, ends, strict=True)
+        if row.samples
+        for back in range(row.num_drafts + 1, 0, -1)
+    ]
+
+
 def lay_out(rows: Seq[Row], slots: SlotTable, block_size: int) -> tuple[torch.Tensor, StepLayout, list[int]]:
     """The step's tokens int64 [T], where they go, and the end of each row in T."""
     device = slots.tokens.device

@@ -8,7 +8,7 @@ from llama_core.backend import Drawn
 from llama_core.batch import Pending, Row
 from llama_core.config import EngineConfig
 from llama_core.kv_cache import KVCache
-from llama_core.layout import lay_out
+from llama_core.layout import draws_of, lay_out
 from llama_core.model import Transformer
 from llama_core.parallel import Parallel
 from llama_core.sampling import sample
@@ -56,13 +56,7 @@ class TorchBackend:
         assert self._cache is not None, "allocate_cache comes first"
         tokens, layout, ends = lay_out(rows, self._slots, self._config.block_size)
         self._states = self.model(tokens, self._cache, layout)
-        # A row draws from its last 1 + num_drafts states; it nearly always has one.
-        draws = [
-            (end - back, row.slot, row.start + row.length + 1 - back)
-            for row, end in zip(rows, ends, strict=True)
-            if row.samples
-            for back in range(row.num_drafts + 1, 0, -1)
-        ]
+        draws = draws_of(rows, ends)
         if not draws:
             return Pending.done(Drawn([], []))
         last, slots, positions = torch.tensor(draws, device=self._parallel.device).unbind(1)

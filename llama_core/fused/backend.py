@@ -12,7 +12,7 @@ from llama_core.config import EngineConfig
 from llama_core.fused.model import FusedTransformer
 from llama_core.fused.ops import SPLIT, Ops, TorchOps
 from llama_core.kv_cache import KVCache
-from llama_core.layout import lay_out
+from llama_core.layout import draws_of, lay_out
 from llama_core.model import attend_prefill
 from llama_core.parallel import Parallel, smallest
 from llama_core.sampling import sample_sorted
@@ -185,12 +185,7 @@ class FusedBackend:
             return out
 
         self._states = self.model.states(tokens, layout.positions, layout.write, cache, attend)
-        draws = [
-            (end - back, row.slot, row.start + row.length + 1 - back)
-            for row, end in zip(rows, ends, strict=True)
-            if row.samples
-            for back in range(row.num_drafts + 1, 0, -1)
-        ]
+        draws = draws_of(rows, ends)
         if not draws:
             return self._read_later(torch.empty(0, dtype=torch.int64, device=self._device))
         last, slots, positions = torch.tensor(draws, device=self._device).unbind(1)
@@ -244,7 +239,7 @@ class FusedBackend:
     def _capture(self) -> None:
         """A graph for each bucket, greedy and not; largest first, so that the others fit into its memory.
 
-        Captured steps run on the spare slot, or on slot 0 before there is anything in the cache. A device or a library that
+        Captured steps run on slot 0, before there is anything in the cache. A device or a library that
         cannot be captured, on any rank, costs speed only: decode steps then run as they are, on all.
         """
         steps = [(bucket, is_greedy) for bucket in reversed(self._buckets) for is_greedy in (True, False)]

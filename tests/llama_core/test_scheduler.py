@@ -12,7 +12,7 @@ from llama_core.batch import StepOutput
 from llama_core.blocks import BlockPool, block_key
 from llama_core.errors import QueueFull
 from llama_core.request import FinishReason, SamplingParams, Sequence
-from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduler import PROMPT_TOKENS, PROMPT_TOKENS_A_DECODE, Scheduler, SchedulerConfig
 from tests.llama_core.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
 
@@ -58,6 +58,26 @@ def test_every_sequence_gets_its_own_tokens_whatever_runs_beside_it(depth: int) 
     for seq in sequences:
         assert seq.output == expected_output(seq)
     assert scheduler.pool.num_used == 0
+
+
+@pytest.mark.parametrize(("num_decodes", "num_prompts"), [(4, 1), (4, 4), (4, 5), (0, 2), (20, 1)])
+def test_prompts_leave_room_beside_decodes_unless_more_wait_for_their_first_token(
+    num_decodes: int, num_prompts: int
+) -> None:
+    scheduler = make(num_blocks=1000, slots=32, budget=400)
+    ranks = FakeRanks(4)
+    running = [sequence(2 + i, 50, ignore_eos=True) for i in range(num_decodes)]
+    for seq in running:
+        scheduler.add(seq)
+    while any(not seq.output for seq in running):
+        scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
+    for i in range(num_prompts):
+        scheduler.add(sequence(390 - i, 2, ignore_eos=True))
+    batch = scheduler.schedule()
+    assert batch is not None and len(batch.rows) > num_decodes
+    room = PROMPT_TOKENS + PROMPT_TOKENS_A_DECODE * num_decodes
+    is_free = num_prompts > num_decodes or num_decodes + room >= 400
+    assert batch.num_tokens == (400 if is_free and num_prompts > 1 else min(num_decodes + min(room, 390), 400))
 
 
 def test_a_prompt_longer_than_the_budget_is_prefilled_in_chunks_beside_a_running_decode() -> None:
