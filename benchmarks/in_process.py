@@ -18,7 +18,7 @@ from benchmarks.workload import Request
 from llama_core import Llama
 from llama_core import parallel as groups
 from llama_core.batch import Pending, StepInput, StepOutput
-from llama_core.config import DType, EngineConfig, ModelConfig
+from llama_core.config import DEFAULT_STEP_TOKENS, DType, EngineConfig, ModelConfig
 from llama_core.request import SamplingParams
 from llama_core.request import Sequence as LlamaSequence
 from llama_core.runner import ModelRunner
@@ -62,7 +62,7 @@ def built_llama(
         max_seq_len=max_seq_len + BLOCK_SIZE,
         max_batch_size=max_batch_size,
         block_size=BLOCK_SIZE,
-        **({"max_step_tokens": max(512, max_batch_size)} | chosen | settings),
+        **({"max_step_tokens": max(DEFAULT_STEP_TOKENS, max_batch_size)} | chosen | settings),
     )
     llama = llama_of(config, tokenizer)
     try:

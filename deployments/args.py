@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from llama_core.config import BackendName, Device, DType, EngineConfig, Quantization
+from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
 from llama_core.shards import find_shards
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +39,7 @@ class ServerArgs(BaseModel):
     max_batch_size: Count = Field(32, description="Sequences that run at once.")
     max_queue: Count = Field(256, description="Sequences that may wait; more are answered 429.")
     max_step_tokens: Count | None = Field(
-        None, description="Tokens of one step; 512, or max_batch_size if that is more."
+        None, description="Tokens of one step; 2048, or max_batch_size if that is more."
     )
     device: Device = "auto"
     dtype: DType = Field("auto", description="auto: the checkpoint's own.")
@@ -101,7 +101,7 @@ class ServerArgs(BaseModel):
             vocab_size=vocab_size,
             max_seq_len=self.max_seq_len,
             max_batch_size=self.max_batch_size,
-            max_step_tokens=self.max_step_tokens or max(512, self.max_batch_size),
+            max_step_tokens=self.max_step_tokens or max(DEFAULT_STEP_TOKENS, self.max_batch_size),
             block_size=self.block_size,
             device=self.device,
             dtype=self.dtype,

@@ -16,10 +16,13 @@ from deployments.token_stream import TokenStream
 from llama_core.batch import StepInput, StepOutput
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady
 from llama_core.request import FinishReason, SamplingParams, Sequence, check_prompt
-from llama_core.scheduler import Progress, Scheduler
+from llama_core.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
 from llama_core.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+# How long a step that reads prompts may take: a newcomer waits for it, and so do those who run.
+LONGEST_STEP_S = 3.0
 
 
 class StepStats(NamedTuple):
@@ -84,6 +87,7 @@ class EngineLoop:
         self._failure: EngineError | None = None
         self._draining = False
         self._counts = (0, 0, 0)  # the scheduler's, as far as they have been reported
+        scheduler.max_prompt_tokens = TOKENS_ALONE  # until it is known how fast the ranks are
 
     @property
     def failure(self) -> EngineError | None:
@@ -136,6 +140,7 @@ class EngineLoop:
                 # string ends is seen a step later for it, which wastes a row.
                 self._send(runner, flights)
                 self._deliver(progress)
+                self._pace(answered.batch, output)
                 self._report(answered, output, progress)
         finally:
             for flight in flights:
@@ -191,6 +196,12 @@ class EngineLoop:
                 stream.fail(EngineError("the text of this request could not be made"))
             if seq.finished:
                 self._streams.pop(seq, None)
+
+    def _pace(self, batch: StepInput, output: StepOutput) -> None:
+        """Learn from a step that read prompts how many of their tokens fit the time that one may take."""
+        if batch.num_tokens >= TOKENS_A_PROMPT and output.elapsed_ms > 0:
+            fitting = int(batch.num_tokens / output.elapsed_ms * 1e3 * LONGEST_STEP_S)
+            self.scheduler.max_prompt_tokens = max(TOKENS_A_PROMPT, fitting)
 
     def _report(self, flight: _Flight, output: StepOutput, progress: list[Progress]) -> None:
         scheduler, batch = self.scheduler, flight.batch

@@ -11,6 +11,9 @@ from llama_core.errors import ConfigError
 # Proposed tokens of one step at most: so many more rows still cost a CPU less than a step of their own.
 MAX_DRAFTS = 8
 
+# Tokens of one step at most, where nobody says otherwise: a burst of prompts is read in few steps.
+DEFAULT_STEP_TOKENS = 2048
+
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 BackendName = Literal["auto", "native", "fused", "torch"]
@@ -163,7 +166,7 @@ class EngineConfig:
     vocab_size: int
     max_seq_len: int
     max_batch_size: int
-    max_step_tokens: int = 512
+    max_step_tokens: int = DEFAULT_STEP_TOKENS
     block_size: int = 16
     device: Device = "auto"
     dtype: DType = "auto"

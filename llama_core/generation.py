@@ -17,7 +17,7 @@ from llama_core import parallel as groups
 from llama_core.batch import Pending, StepOutput
 from llama_core.blocks import BlockPool
 from llama_core.chat import Dialog, encode_dialog
-from llama_core.config import BackendName, Device, DType, EngineConfig, Quantization
+from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
 from llama_core.errors import ConfigError, InvalidParameter, SpecialTags
 from llama_core.request import (
     SamplingParams,
@@ -97,7 +97,7 @@ class Llama:
             vocab_size=tokenizer.n_words,
             max_seq_len=max_seq_len,
             max_batch_size=max_batch_size,
-            max_step_tokens=max_step_tokens or max(512, max_batch_size),
+            max_step_tokens=max_step_tokens or max(DEFAULT_STEP_TOKENS, max_batch_size),
             device=device,
             dtype=dtype,
             kv_cache_bytes=kv_cache_bytes,

@@ -26,6 +26,9 @@ from llama_core.torch_backend import TorchBackend
 
 log = logging.getLogger(__name__)
 
+# Rows of logits that exist at once where a prompt's are asked for: of a long one they would be gigabytes.
+LOGITS_AT_A_TIME = 64
+
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
@@ -215,13 +218,16 @@ class ModelRunner:
             if not self._slots.prompt_logprobs[row.slot]:
                 continue
             known = min(row.start + row.length + 1, self._slots.num_known[row.slot])  # targets are start + 1 .. known
-            count = known - row.start - 1
-            if count <= 0:
-                continue
-            logits = self.backend.logits_of_tokens(range(begin, begin + count))
-            targets = self._slots.tokens[row.slot, row.start + 1 : known].tolist()
-            num_top = [max(0, self._slots.top_logprobs[row.slot])] * count
-            result.append(PromptLogprobs(i, row.start, _token_logprobs(logits, targets, num_top)))
+            num_top = max(0, self._slots.top_logprobs[row.slot])
+            values: list[TokenLogprob] = []
+            for at in range(row.start, known - 1, LOGITS_AT_A_TIME):
+                count = min(LOGITS_AT_A_TIME, known - 1 - at)
+                first = begin + at - row.start
+                logits = self.backend.logits_of_tokens(range(first, first + count))
+                targets = self._slots.tokens[row.slot, at + 1 : at + 1 + count].tolist()
+                values += _token_logprobs(logits, targets, [num_top] * count)
+            if values:
+                result.append(PromptLogprobs(i, row.start, values))
         return result
 
 

@@ -27,9 +27,13 @@ from llama_core.drafting import MAX_DRAFTS_A_ROW, PromptLookup
 from llama_core.errors import NonFiniteLogits, QueueFull
 from llama_core.request import FinishReason, Sequence
 
-# So many tokens of prompts take about as long as a decode step on CPUs, and each decode makes that longer by so many more.
-PROMPT_TOKENS: Final = 128
-PROMPT_TOKENS_A_DECODE: Final = 16
+# Tokens of prompts beside decodes: on CPUs they take about as long as the decodes' own step, which each of these lengthens.
+TOKENS_BESIDE: Final = 64
+TOKENS_BESIDE_EACH: Final = 2
+# And of a step that nobody waits through for a next token.
+TOKENS_ALONE: Final = 512
+# What each of many prompts may bring.
+TOKENS_A_PROMPT: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.epoch = 0
+        self.max_prompt_tokens = config.max_step_tokens  # in one step; who times the ranks may lower it
         self.num_preemptions = 0
         self.num_prefix_hits = 0  # tokens that were found in the cache instead of computed
         self.num_drafts = 0  # proposed tokens that came back checked
@@ -275,13 +280,15 @@ class Scheduler:
     def _room_for_prompts(self, num_decodes: int, num_prefills: int) -> int:
         """Tokens of prompts beside so many decodes, each of which they delay by the time that they take themselves.
 
-        The more decodes, the longer a step takes without them, and the less they are felt. Where more sequences wait for
-        their first token than for their next, a step may be as long as it can.
+        A prompt that comes alone is read in pieces that are hardly felt. When many come at once, a third of all or more wait
+        for their first token, and few long pauses cost them and the others less than many short ones: every prompt may
+        bring a piece.
         """
+        room = TOKENS_BESIDE + TOKENS_BESIDE_EACH * num_decodes if num_decodes else TOKENS_ALONE
         num_prompts = num_prefills + min(len(self._waiting), len(self._free_slots))
-        if num_prompts > num_decodes:
-            return self.config.max_step_tokens
-        return PROMPT_TOKENS + PROMPT_TOKENS_A_DECODE * num_decodes
+        if 2 * num_prompts >= num_decodes:
+            room = max(room, TOKENS_A_PROMPT * num_prompts)
+        return min(room, self.max_prompt_tokens)
 
     def _add_prefill(self, seq: Sequence, flight: _Flight, budget: int) -> int:
         """A row for as many of the sequence's known tokens as the budget allows. Returns how many."""

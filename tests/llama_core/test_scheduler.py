@@ -12,7 +12,14 @@ from llama_core.batch import StepOutput
 from llama_core.blocks import BlockPool, block_key
 from llama_core.errors import QueueFull
 from llama_core.request import FinishReason, SamplingParams, Sequence
-from llama_core.scheduler import PROMPT_TOKENS, PROMPT_TOKENS_A_DECODE, Scheduler, SchedulerConfig
+from llama_core.scheduler import (
+    TOKENS_A_PROMPT,
+    TOKENS_ALONE,
+    TOKENS_BESIDE,
+    TOKENS_BESIDE_EACH,
+    Scheduler,
+    SchedulerConfig,
+)
 from tests.llama_core.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
 
@@ -60,11 +67,23 @@ def test_every_sequence_gets_its_own_tokens_whatever_runs_beside_it(depth: int) 
     assert scheduler.pool.num_used == 0
 
 
-@pytest.mark.parametrize(("num_decodes", "num_prompts"), [(4, 1), (4, 4), (4, 5), (0, 2), (20, 1)])
-def test_prompts_leave_room_beside_decodes_unless_more_wait_for_their_first_token(
-    num_decodes: int, num_prompts: int
+@pytest.mark.parametrize(
+    ("num_decodes", "num_prompts", "longest", "room"),
+    [
+        (0, 1, 4000, TOKENS_ALONE),  # nobody waits for a next token
+        (0, 8, 4000, 8 * TOKENS_A_PROMPT),
+        (0, 20, 4000, 2000),  # all that a step may hold
+        (1, 1, 4000, TOKENS_A_PROMPT),
+        (8, 1, 4000, TOKENS_BESIDE + 8 * TOKENS_BESIDE_EACH),  # one newcomer among many is hardly felt
+        (8, 3, 4000, TOKENS_BESIDE + 8 * TOKENS_BESIDE_EACH),
+        (8, 4, 4000, 4 * TOKENS_A_PROMPT),  # a burst
+        (8, 4, 300, 300),  # of ranks that are slow
+    ],
+)
+def test_prompts_take_little_of_a_step_beside_decodes_unless_they_come_in_a_burst(
+    num_decodes: int, num_prompts: int, longest: int, room: int
 ) -> None:
-    scheduler = make(num_blocks=1000, slots=32, budget=400)
+    scheduler = make(num_blocks=10_000, slots=32, budget=2000)
     ranks = FakeRanks(4)
     running = [sequence(2 + i, 50, ignore_eos=True) for i in range(num_decodes)]
     for seq in running:
@@ -72,12 +91,11 @@ def test_prompts_leave_room_beside_decodes_unless_more_wait_for_their_first_toke
     while any(not seq.output for seq in running):
         scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
     for i in range(num_prompts):
-        scheduler.add(sequence(390 - i, 2, ignore_eos=True))
+        scheduler.add(sequence(790 - i, 2, ignore_eos=True))
+    scheduler.max_prompt_tokens = longest
     batch = scheduler.schedule()
-    assert batch is not None and len(batch.rows) > num_decodes
-    room = PROMPT_TOKENS + PROMPT_TOKENS_A_DECODE * num_decodes
-    is_free = num_prompts > num_decodes or num_decodes + room >= 400
-    assert batch.num_tokens == (400 if is_free and num_prompts > 1 else min(num_decodes + min(room, 390), 400))
+    assert batch is not None
+    assert batch.num_tokens == num_decodes + room
 
 
 def test_a_prompt_longer_than_the_budget_is_prefilled_in_chunks_beside_a_running_decode() -> None:
