@@ -1,6 +1,7 @@
 """The loop between scheduler, ranks and readers: every stream gets its own text, and ends exactly once."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,11 +9,12 @@ import pytest
 
 from deployments.engine_loop import EngineLoop, StepStats
 from deployments.token_stream import TokenStream
+from llama_core.batch import StepInput, StepOutput
 from llama_core.blocks import BlockPool
 from llama_core.config import MAX_DRAFTS
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
 from llama_core.request import FinishReason, SamplingParams
-from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler, SchedulerConfig
 from llama_core.tokenizer import Tokenizer
 from tests.conftest import GOLDEN
 from tests.deployments.fake_ranks import EOS, FakeGroup, continuation
@@ -337,6 +339,24 @@ async def test_a_stall_is_seen_and_idleness_is_none() -> None:
         group.go.set()
         await asyncio.sleep(0.02)
         assert loop.stalled_s() == 0.0
+
+
+@pytest.mark.parametrize(("tokens_a_second", "longest"), [(1000.0, 3000), (10.0, TOKENS_A_PROMPT)])
+async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(tokens_a_second: float, longest: int) -> None:
+    class Timed(FakeGroup):
+        async def _compute(self, batch: StepInput) -> StepOutput:
+            elapsed_ms = 1e3 * batch.num_tokens / tokens_a_second
+            return dataclasses.replace(await super()._compute(batch), elapsed_ms=elapsed_ms)
+
+    scheduler = Scheduler(SchedulerConfig(4, 4000, EOS), BlockPool(1000, 16))
+    loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=4000)
+    assert scheduler.max_prompt_tokens == TOKENS_ALONE, "nothing is known yet"
+    task = asyncio.create_task(loop.run(Timed(num_blocks=1000)))
+    await read(loop.submit([1, 3], greedy(5)))
+    assert scheduler.max_prompt_tokens == TOKENS_ALONE, "decodes say nothing of prompts"
+    await read(loop.submit([1] * 400, greedy(1)))
+    assert scheduler.max_prompt_tokens == longest
+    task.cancel()
 
 
 async def test_ranks_that_fail_and_are_followed_by_others_lose_and_double_nothing() -> None:
