@@ -67,6 +67,7 @@ class FanOut:
         self._watch: asyncio.TimerHandle | None = None
         self._verdict: asyncio.TimerHandle | None = None
         self._signs: dict[int, str] = {}
+        self._raised: set[int] = set()  # ranks that reported an exception of their own
         for rank, connection in enumerate(self._connections):
             connection.attend(partial(self._on_payload, rank), partial(self._on_closed, rank))
 
@@ -80,7 +81,7 @@ class FanOut:
         """
         assert batch.epoch == self._epoch, f"a step of epoch {batch.epoch} in epoch {self._epoch}"
         if self.failure is not None:
-            raise RankFailure(self.failure.message, rank=self.failure.rank)
+            raise self.failure.again()
         data = frame(batch)
         result: asyncio.Future[StepOutput] = self._loop.create_future()
         if not self._flights:
@@ -117,11 +118,11 @@ class FanOut:
         flights, self._flights = self._flights, deque()
         for flight in flights:
             if not flight.result.done():
-                flight.result.set_exception(RankFailure(failure.message, rank=failure.rank))
+                flight.result.set_exception(failure.again())
         self._on_failure(failure)
 
     def _decide(self, rank: int) -> None:
-        self.fail(RankFailure(f"rank {rank} {self._signs[rank]}", rank=rank))
+        self.fail(RankFailure(f"rank {rank} {self._signs[rank]}", rank=rank, raised=rank in self._raised))
 
     def _on_closed(self, rank: int, reason: str) -> None:
         self.suspect(rank, f"died: {reason}")
@@ -133,6 +134,8 @@ class FanOut:
             self.suspect(rank, f"sent what is no answer: {error}")
             return
         if isinstance(reply, Fault):
+            if not reply.collective:
+                self._raised.add(rank)
             self.suspect(rank, f"failed: {reply.kind}: {reply.message}", certain=not reply.collective)
             return
         if isinstance(reply, Answer):

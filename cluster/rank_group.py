@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import ray
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.fan_out import FanOut
-from cluster.placement import FIRST_RANK_BUNDLE, actor_options, rank_bundle_index
+from cluster.placement import FIRST_RANK_BUNDLE, rank_bundle_index
 from cluster.process_end import end_process
-from cluster.rank_worker import RankIdentity, RankLoad, RankStatus, RankWorker
+from cluster.rank_actor import new_rank
+from cluster.rank_worker import RankIdentity, RankLoad, RankStatus
 from cluster.ray_calls import answer_within, first_line, in_passing_thread, result_of, results_of_all
 from cluster.runner_factory import RunnerFactory, load_model_runner
 from cluster.transport import Invitation, RankConnection, RankListener
@@ -36,9 +37,6 @@ _PROBE_S: Final = 0.5  # a rank that does not answer a status call for so long i
 # Ray ends a running process within milliseconds, and takes 5 s for a stopped one: after so long it is our SIGKILL.
 _PATIENCE_AFTER_FAILURE_S: Final = 0.1
 _PATIENCE_WITH_HEALTHY_S: Final = 2.0
-
-_OPTIONS: Final[dict[str, Any]] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"control": 1}}
-_RankActor: Any = ray.remote(**_OPTIONS)(RankWorker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,8 @@ class RankGroup:
 
     Bundle 1 + r of `placement_group` is rank r's, and is taken whole. `runner_factory` makes what a rank runs.
     `num_blocks` is how many cache blocks to allocate, for a group that must fit a pool which exists already; None
-    takes as many as every rank can hold.
+    takes as many as every rank can hold. `spares` are processes that become the ranks, in their order; without any they
+    are created.
     """
 
     def __init__(
@@ -85,6 +84,7 @@ class RankGroup:
         num_blocks: int | None = None,
         limits: GroupLimits | None = None,
         runner_factory: RunnerFactory = load_model_runner,
+        spares: Sequence[Any] = (),
     ) -> None:
         assert num_blocks is None or num_blocks > 0
         self.epoch = epoch
@@ -95,6 +95,7 @@ class RankGroup:
         self._num_blocks = num_blocks
         self._limits = limits or GroupLimits()
         self._runner_factory = runner_factory
+        self._spares = list(spares)
         self._actors: list[Any] = []
         self._identities: dict[int, RankIdentity] = {}  # by rank, as they become known
         self._listener: RankListener | None = None
@@ -128,7 +129,7 @@ class RankGroup:
         self._check_step_size()
         try:
             async with asyncio.timeout(self._limits.start_timeout_s):
-                self.info = await self._start()
+                self.info = await self._start_unless_silent()
         except TimeoutError:
             try:
                 where = await self._where_ranks_are()
@@ -167,17 +168,49 @@ class RankGroup:
             self._ending = asyncio.create_task(self._end(graceful=True))
         await asyncio.shield(self._ending)
 
+    async def _start_unless_silent(self) -> GroupInfo:
+        """A rank that does not even answer a status call for as long as a step may take will not come up."""
+        starting = asyncio.create_task(self._start())
+        listening = asyncio.create_task(self._first_silent())
+        try:
+            await asyncio.wait((starting, listening), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                return starting.result()
+            rank = listening.result()
+            text = f"rank {rank} hangs: no answer to a status call within {self._limits.step_timeout_s:g} s"
+            raise RankFailure(text, rank=rank)
+        finally:
+            for task in (starting, listening):
+                task.cancel()
+            await asyncio.gather(starting, listening, return_exceptions=True)
+
+    async def _first_silent(self) -> int:
+        """The first rank of those that have begun to answer which stops doing so."""
+        heard: dict[int, float] = {}
+        while True:
+            await asyncio.sleep(_PROBE_S)
+            now = asyncio.get_running_loop().time()
+            statuses = await self.statuses(_PROBE_S)
+            for rank in self._identities:
+                if statuses[rank] is not None or rank not in heard:
+                    heard[rank] = now
+                elif now - heard[rank] >= self._limits.step_timeout_s:
+                    return rank
+
     async def _start(self) -> GroupInfo:
         # Reading the bundles is a blocking call to Ray's control service.
         bundles = await in_passing_thread(lambda: self._placement_group.bundle_specs)
         world_size = len(bundles) - FIRST_RANK_BUNDLE
         if world_size < 1:
             raise RankFailure("the placement group has no bundle for a rank")
-        for rank in range(world_size):
-            strategy = PlacementGroupSchedulingStrategy(self._placement_group, rank_bundle_index(rank))
-            options = actor_options(bundles[rank_bundle_index(rank)])
-            actor = _RankActor.options(scheduling_strategy=strategy, **options)
-            self._actors.append(actor.remote(rank, world_size, self.epoch))
+        if self._spares:
+            assert len(self._spares) == world_size
+            self._actors, self._spares = self._spares, []
+        else:
+            self._actors = [
+                new_rank(self._placement_group, rank, world_size, bundles[rank_bundle_index(rank)])
+                for rank in range(world_size)
+            ]
         await results_of_all([self._identify(rank) for rank in range(world_size)], "starting")
 
         store_host = self._shared_host()
@@ -205,7 +238,7 @@ class RankGroup:
 
     async def _identify(self, rank: int) -> None:
         """Each rank is known as soon as it answers, so that it is ended for certain even if another never does."""
-        self._identities[rank] = await result_of(self._actors[rank].identify.remote())
+        self._identities[rank] = await result_of(self._actors[rank].identify.remote(self.epoch))
 
     def _common_num_blocks(self, loads: Sequence[RankLoad]) -> int:
         """How many cache blocks every rank allocates. Raises RankFailure if one cannot hold what is asked for."""
@@ -317,7 +350,7 @@ class RankGroup:
             task.cancel()
 
     def _kill_actors(self) -> None:
-        for actor in self._actors:
+        for actor in self._actors + self._spares:
             ray.kill(actor, no_restart=True)
 
     async def _end_process(self, identity: RankIdentity, patience_s: float) -> bool:

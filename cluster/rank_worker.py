@@ -8,6 +8,7 @@ not before.
 """
 
 import gc
+import importlib
 import logging
 import os
 import platform
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NoReturn, Protocol
@@ -31,12 +33,14 @@ from cluster.transport import Invitation, connect
 from cluster.wire import Ack, Answer, Fault, FrameSocket, WireError, decode_step
 from llama_core.batch import Pending, StepOutput
 from llama_core.config import EngineConfig
+from llama_core.host_memory import available_host_bytes
 
 logger = logging.getLogger(__name__)
 
 _LINGER_S: Final = 5.0  # a rank whose driver has left ends by itself after so long, should nobody end it
 _PROGRESS_INTERVAL_S: Final = 1.0
 _STEPS_BEHIND: Final = 1  # that are queued on a device behind the one that computes
+SPARE_NEEDS_BYTES: Final = 2 * 2**30  # free memory, of which it takes a tenth
 _LOOK_EVERY_S: Final = 50e-6  # whether a device's step is ready, while the next one's message may come
 
 
@@ -51,11 +55,20 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What a rank may use of its node: threads that compute, and GPUs by the numbers under which its node knows them."""
+
+    num_threads: int
+    gpu_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RankIdentity:
     rank: int
     process: ProcessIdentity
     node_id: str
     node_ip: str
+    share: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +105,14 @@ class _Text(Protocol):
 
 class RankWorker:
     """Methods are called in this order: identify, connect, offer_store (rank 0), load, prepare, serve. `status` at
-    any time.
+    any time. A spare process is told to `get_ready` first, and identified when it is needed.
     """
 
-    def __init__(self, rank: int, world_size: int, epoch: int) -> None:
+    def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._epoch = epoch
+        self._epoch = -1
+        self._share: Share | None = None  # of a spare, which has no resources of its own
         self._phase = Phase.STARTED
         self._bytes = (0, 0)
         context = ray.get_runtime_context()
@@ -108,10 +122,40 @@ class RankWorker:
         self._driver: FrameSocket | None = None
         self._runner: StepExecutor | None = None
         self._core_claim: cores.CoreClaim | None = None
-        log_with_rank(rank, epoch)
+        log_with_rank(rank, "spare")
 
-    def identify(self) -> RankIdentity:
-        return RankIdentity(self._rank, ProcessIdentity.of(os.getpid()), self._node_id, self._node_ip)
+    def identify(self, epoch: int) -> RankIdentity:
+        """From now on this is the rank of that epoch."""
+        self._epoch = epoch
+        log_with_rank(self._rank, epoch)
+        share = self._own_share()
+        return RankIdentity(self._rank, ProcessIdentity.of(os.getpid()), self._node_id, self._node_ip, share)
+
+    def get_ready(self, share: "Share") -> bool:
+        """Do before it is needed what takes a rank longest: import torch. Quietly: in a thread that yields to all others.
+
+        False, and nothing is done, where the host's memory is short.
+        """
+        free_bytes = available_host_bytes()
+        if free_bytes < SPARE_NEEDS_BYTES:
+            logger.warning("no spare: %d MB of memory are free", free_bytes // 10**6)
+            return False
+        self._share = share
+        os.environ["OMP_NUM_THREADS"] = str(share.num_threads)
+        if share.gpu_ids:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpu_ids)
+        thread = threading.Thread(target=_import_quietly)
+        thread.start()
+        thread.join()
+        logger.info("ready to take over")
+        return True
+
+    def _own_share(self) -> "Share":
+        if self._share is None:
+            assigned: dict[str, float] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+            gpu_ids = tuple(str(index) for index in ray.get_gpu_ids())
+            self._share = Share(max(1, int(assigned.get("CPU", 1))), gpu_ids)
+        return self._share
 
     def connect(self, invitation: Invitation, timeout_s: float) -> None:
         """Connects to the driver. Raises OSError."""
@@ -129,9 +173,9 @@ class RankWorker:
         """Joins the group, loads the weights. Raises what the factory raises (CheckpointError, ConfigError, ...)."""
         began = time.monotonic()
         self._phase = Phase.RENDEZVOUS
-        assigned: dict[str, float] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
-        num_threads = max(1, int(assigned.get("CPU", 1)))
-        if config.device == "cpu" or (config.device == "auto" and not ray.get_gpu_ids()):
+        share = self._own_share()
+        num_threads = share.num_threads
+        if config.device == "cpu" or (config.device == "auto" and not share.gpu_ids):
             self._core_claim = cores.pin_process(num_threads)
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
         if platform.machine() == "x86_64":  # elsewhere torch multiplies with it too
@@ -255,7 +299,14 @@ def is_collective(error: BaseException) -> bool:
     )
 
 
-def log_with_rank(rank: int, epoch: int) -> None:
+def _import_quietly() -> None:
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of a thread, where the system is Linux
+    importlib.import_module("llama_core.runner")
+
+
+def log_with_rank(rank: int, epoch: int | str) -> None:
     """Sends this project's log lines to stderr, which Ray files for each worker and shows the driver, with the rank
     in them.
     """

@@ -61,11 +61,26 @@ class ServerArgs(BaseModel):
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] | None = Field(
         None, description="Of the placement group; PACK if absent."
     )
+    request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Longest time of a request over HTTP; x-request-timeout-seconds may ask for less."
+    )
+    api_key_file: str | None = Field(
+        None, description="API keys, one a line, read again when it changes. LLAMA_API_KEYS has others. Without any, all may ask."
+    )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
         60.0, description="A rank that takes longer for a step is hung."
     )
     start_timeout_s: Annotated[float, Field(gt=0)] = Field(1800.0, description="Limit for loading and warming up.")
+    recovery_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        300.0, description="Ranks that cannot be brought back for so long fail the replica."
+    )
+    spare_ranks: bool = Field(
+        True, description="Keep a process ready beside each rank, where 2 GiB of memory are free: failures cost less time."
+    )
+    runner_factory: str | None = Field(
+        None, pattern=r"^[\w.]+:\w+$", description="module:function that makes what a rank runs; for tests of failures."
+    )
     drain_timeout_s: Annotated[float, Field(gt=0)] = Field(
         60.0, description="Live streams get so long when a replica leaves."
     )

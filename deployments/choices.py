@@ -9,7 +9,7 @@ from functools import partial
 
 from deployments.engine import Delta, Engine, TokenStream
 from deployments.plan import Plan
-from llama_core.errors import RequestCancelled
+from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.request import FinishReason
 
 
@@ -65,6 +65,11 @@ class Choices:
             return await self._waiter
         finally:
             self._waiter = None
+
+    def end(self, error: LlamaError) -> None:
+        """Every choice that has not ended does so now, with this error."""
+        for stream in self.streams:
+            stream.end(error)
 
     def cancel(self) -> None:
         """Idempotent; never waits, so that it works while a cancelled task is unwound."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from llama_core.errors import LlamaError
 from llama_core.request import FinishReason, SamplingParams, TokenLogprob
 from llama_core.tokenizer import Tokenizer
 
@@ -27,12 +28,17 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether requests are taken now. phase: loading, ready, draining or failed. detail: one sentence for people."""
+    """Whether requests are served now. phase: loading, ready, recovering, draining or failed. detail: one sentence for people."""
 
     ready: bool
     phase: str
     detail: str = ""
     retry_after_s: float = 2.0
+
+    @property
+    def takes_requests(self) -> bool:
+        """While ranks are brought back, requests wait for them."""
+        return self.ready or self.phase == "recovering"
 
 
 class TokenStream(Protocol):
@@ -57,6 +63,9 @@ class TokenStream(Protocol):
 
     def cancel(self) -> None:
         """Ends the sequence and frees its cache blocks; does nothing when it has ended already."""
+
+    def end(self, error: LlamaError) -> None:
+        """`cancel`, with an error for the reader, who gets it after what there is to take."""
 
 
 class Engine(Protocol):

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 from deployments.token_stream import TokenStream
 from llama_core.batch import StepInput, StepOutput
-from llama_core.errors import EngineError, NonFiniteLogits, NotReady
-from llama_core.request import FinishReason, SamplingParams, Sequence, check_prompt
+from llama_core.errors import EngineError, NonFiniteLogits, NotReady, PoisonRequest, RankFailure
+from llama_core.request import CRASHES_OF_A_SUSPECT, FinishReason, SamplingParams, Sequence, check_prompt
 from llama_core.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
 from llama_core.tokenizer import Tokenizer
 
@@ -77,6 +77,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self.max_seq_len = max_seq_len
         self.last_progress_s = time.monotonic()
+        self.num_steps = 0  # that were answered
         self._tokenizer = tokenizer
         self._depth = pipeline_depth
         self._on_step = on_step
@@ -93,6 +94,11 @@ class EngineLoop:
     def failure(self) -> EngineError | None:
         """Why no request can be served any more; None while they can."""
         return self._failure
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
 
     def submit(self, prompt: list[int], params: SamplingParams, *, stop: Seq[str] = ()) -> TokenStream:
         """Queue a prompt. Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure; never waits."""
@@ -116,8 +122,8 @@ class EngineLoop:
     async def run(self, runner: Runner) -> None:
         """Step until cancelled, or until the runner raises, which this passes on; the streams are left as they are.
 
-        What follows is for the caller to decide: `fail` ends them, or, once other ranks are there, `scheduler.restart` and
-        `run` with their runner go on with every stream where it was.
+        What follows is for the caller to decide: `fail` ends them, or `restart`, and once other ranks are there `run` with their
+        runner, go on with every stream where it was.
         """
         flights: deque[_Flight] = deque()
         try:
@@ -135,6 +141,7 @@ class EngineLoop:
                 output = await flights[0].output
                 answered = flights.popleft()
                 progress = self.scheduler.commit(output)
+                self.num_steps += 1
                 self.last_progress_s = time.monotonic()
                 # The ranks first: they have their next step before the readers get what the last one brought. What a stop
                 # string ends is seen a step later for it, which wastes a row.
@@ -146,6 +153,23 @@ class EngineLoop:
             for flight in flights:
                 flight.output.cancel()
             await asyncio.gather(*(flight.output for flight in flights), return_exceptions=True)
+
+    def restart(self, epoch: int, failure: RankFailure) -> None:
+        """Ready the live requests for new ranks: `run` may then go on with their runner. They lose nothing, but one that
+        alone can be to blame for repeated failures ends, or it would take every group of ranks down.
+        """
+        suspects = [seq for seq in self.scheduler.restart(epoch) if seq.is_suspect]
+        self.last_progress_s = time.monotonic()
+        if len(suspects) != 1:
+            return
+        (seq,) = suspects
+        # An exception is the ranks' own word; a death or a hang may come from elsewhere, so it takes one more to believe it.
+        if failure.raised or seq.num_crashes > CRASHES_OF_A_SUSPECT:
+            self.scheduler.finish(seq, FinishReason.ERROR)
+            text = f"the model's processes failed {seq.num_crashes} times while they computed this request, which is given up"
+            log.error("a request of %d tokens is given up: %s", seq.length, failure.message)
+            if (stream := self._streams.pop(seq, None)) is not None:
+                stream.fail(PoisonRequest(text))
 
     def fail(self, error: EngineError) -> None:
         """End every live request with `error`, once, and refuse new ones with it."""

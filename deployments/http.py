@@ -4,6 +4,8 @@ Decides which route does what; reading bodies, planning, streaming and writing a
 the engine only by its seam, and nothing of Ray: Ray Serve, uvicorn and the tests all run what `build_http_app` returns.
 """
 
+import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -15,9 +17,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.api_keys import ApiKeys, Guard
 from deployments.bodies import BodyLimits, parse_json, read_body, validate
 from deployments.choices import Choices
-from deployments.engine import Delta, Engine
+from deployments.engine import Delta, Engine, Readiness
 from deployments.interruption import while_connected
 from deployments.logprobs import BOS_NAME, EOS_NAME
 from deployments.metrics import CONTENT_TYPE, Metrics
@@ -38,9 +41,11 @@ from deployments.problems import (
 from deployments.request_log import RequestRecord
 from deployments.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from deployments.streaming import EventStream
-from llama_core.errors import EngineError, LlamaError, NotReady, RequestCancelled
+from llama_core.errors import DeadlineExceeded, EngineError, InvalidParameter, LlamaError, NotReady, RequestCancelled
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+TIMEOUT_HEADER = "x-request-timeout-seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class HttpLimits:
     body: BodyLimits = field(default_factory=BodyLimits)
     ping_s: float = 15.0  # an idle stream says ": ping" so often
     send_timeout_s: float = 30.0  # a client that reads nothing for so long is cut off
+    request_timeout_s: float | None = None  # from a request's head to its answer's end; a client may ask for less
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ def build_http_app(
     limits: HttpLimits | None = None,
     *,
     max_body_bytes: int | None = None,
+    request_timeout_s: float | None = None,
+    keys: ApiKeys | None = None,
     sends_request_id: bool = True,
 ) -> FastAPI:
     """An ASGI application that serves `engine`, which may still be loading: then requests are answered 503.
@@ -95,11 +103,15 @@ def build_http_app(
     limits = limits or HttpLimits()
     if max_body_bytes is not None:
         limits = replace(limits, body=replace(limits.body, max_bytes=max_body_bytes))
+    if request_timeout_s is not None:
+        limits = replace(limits, request_timeout_s=request_timeout_s)
     app = App(title="Llama on Ray", description="OpenAI's completions and chat completions.", version="1")
+    keys = keys or ApiKeys()
+    app.add_middleware(Guard, keys=keys)
     app.add_middleware(RequestScope, sends_id=sends_request_id)
     app.add_exception_handler(LlamaError, _on_llama_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    _add_generation_routes(app, engine, metrics, limits, sends_request_id)
+    _add_generation_routes(app, engine, metrics, limits, keys, sends_request_id)
     _add_model_routes(app, engine, created=int(time.time()))
     _add_tokenizer_routes(app, engine, limits)
     _add_operator_routes(app, engine, metrics)
@@ -137,10 +149,16 @@ class Generation(Generic[BodyT]):
         record = RequestRecord(self._metrics, self.route.path, scope["state"]["request_id"])
         choices: Choices | None = None
         stream: EventStream | None = None
+        deadline: asyncio.TimerHandle | None = None
         try:
-            plan = await self._plan(Request(scope, receive))
+            request, loop = Request(scope, receive), asyncio.get_running_loop()
+            limit_s, began_s = self._limit_s(request), loop.time()
+            plan = await self._plan(request)
             record.planned(plan)
             choices = Choices(self._engine, plan)
+            if limit_s is not None:
+                error = DeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this request.")
+                deadline = loop.call_at(began_s + limit_s, choices.end, error)
             reply = self.route.reply(self._engine, plan, choices.streams)
             async with while_connected(receive) as ending:
                 if plan.stream:
@@ -157,12 +175,27 @@ class Generation(Generic[BodyT]):
             if not (isinstance(error, RequestCancelled) and stream is not None and stream.has_started):
                 raise
         finally:
+            if deadline is not None:
+                deadline.cancel()
             if choices is not None:
                 choices.cancel()
             record.closed()
 
+    def _limit_s(self, request: Request) -> float | None:
+        """How long this request may take: as its header asks, and no longer than the server allows."""
+        given = request.headers.get(TIMEOUT_HEADER)
+        if given is None:
+            return self._limits.request_timeout_s
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise InvalidParameter(f"{TIMEOUT_HEADER}: must be a number of seconds greater than 0", param=TIMEOUT_HEADER)
+        return min(seconds, self._limits.request_timeout_s or math.inf)
+
     async def _plan(self, request: Request) -> Plan:
-        check_ready(self._engine)
+        check_takes_requests(self._engine)
         raw = parse_json(await read_body(request, self._limits.body))
         return await self.route.plan(validate(self.route.body, raw), raw, self._engine)
 
@@ -178,17 +211,23 @@ async def _whole(choices: Choices, reply: Reply, record: RequestRecord) -> Respo
     return json_response(reply.whole(deltas))
 
 
-def check_ready(engine: Engine) -> None:
+def check_takes_requests(engine: Engine) -> None:
     """Raises NotReady, which says why and when to come back."""
     readiness = engine.readiness()
-    if not readiness.ready:
-        detail = f"The server is not ready ({readiness.phase}). {readiness.detail}".strip()
-        raise NotReady(detail, retry_after_s=readiness.retry_after_s)
+    if not readiness.takes_requests:
+        raise _not_ready(readiness)
 
 
-def _add_generation_routes(app: App, engine: Engine, metrics: Metrics, limits: HttpLimits, sends_id: bool) -> None:
+def _not_ready(readiness: Readiness) -> NotReady:
+    detail = f"The server is not ready ({readiness.phase}). {readiness.detail}".strip()
+    return NotReady(detail, retry_after_s=readiness.retry_after_s)
+
+
+def _add_generation_routes(
+    app: App, engine: Engine, metrics: Metrics, limits: HttpLimits, keys: ApiKeys, sends_id: bool
+) -> None:
     for endpoint in (Generation(COMPLETIONS, engine, metrics, limits), Generation(CHAT, engine, metrics, limits)):
-        app.short_ways[endpoint.route.path] = RequestScope(endpoint, sends_id)
+        app.short_ways[endpoint.route.path] = RequestScope(Guard(endpoint, keys), sends_id)
         # For whoever reads the list of routes, and for requests that are no POST.
         app.router.routes.append(Route(endpoint.route.path, endpoint, methods=["POST"]))
 
@@ -212,7 +251,7 @@ def _add_tokenizer_routes(app: FastAPI, engine: Engine, limits: HttpLimits) -> N
     @app.post("/tokenize", openapi_extra=body_docs(TokenizeBody), tags=["tokenizer"])
     async def tokenize(request: Request) -> Response:
         """Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template writes it."""
-        check_ready(engine)
+        check_takes_requests(engine)
         body = validate(TokenizeBody, parse_json(await read_body(request, limits.body)))
         check_model(body.model, engine)
         tokens = await encode_text(body, engine)
@@ -221,7 +260,7 @@ def _add_tokenizer_routes(app: FastAPI, engine: Engine, limits: HttpLimits) -> N
     @app.post("/detokenize", openapi_extra=body_docs(DetokenizeBody), tags=["tokenizer"])
     async def detokenize(request: Request) -> Response:
         """Text of ids; control tokens have none."""
-        check_ready(engine)
+        check_takes_requests(engine)
         body = validate(DetokenizeBody, parse_json(await read_body(request, limits.body)))
         check_model(body.model, engine)
         text = await encode_aside(len(body.tokens), lambda: engine.tokenizer.decode(body.tokens))
@@ -230,7 +269,7 @@ def _add_tokenizer_routes(app: FastAPI, engine: Engine, limits: HttpLimits) -> N
     @app.get("/tokenizer_info", tags=["tokenizer"])
     async def tokenizer_info() -> Response:
         """Names of the control tokens. The chat template is not Jinja: send messages, or ask /tokenize."""
-        check_ready(engine)
+        check_takes_requests(engine)
         size = {"vocab_size": engine.tokenizer.n_words, "max_model_len": engine.max_seq_len}
         return json_response({"bos_token": BOS_NAME, "eos_token": EOS_NAME, "chat_template": None, **size})
 
@@ -246,15 +285,14 @@ def _add_operator_routes(app: FastAPI, engine: Engine, metrics: Metrics) -> None
 
     @app.get("/ready", tags=["operation"])
     async def ready() -> Response:
-        """Readiness: 503 with Retry-After while loading, draining or failed."""
+        """Readiness: 503 with Retry-After while loading, recovering (requests are taken and wait), draining or failed."""
         readiness = engine.readiness()
         state = {"ready": readiness.ready, "phase": readiness.phase, "detail": readiness.detail}
-        try:
-            check_ready(engine)
-        except NotReady as error:
-            retry = error_response(error).headers["Retry-After"]
-            return json_response({**state, **error_object(error)}, 503, {"Retry-After": retry})
-        return json_response(state)
+        if readiness.ready:
+            return json_response(state)
+        error = _not_ready(readiness)
+        retry = error_response(error).headers["Retry-After"]
+        return json_response({**state, **error_object(error)}, 503, {"Retry-After": retry})
 
     @app.get("/metrics", tags=["operation"])
     async def prometheus() -> Response:

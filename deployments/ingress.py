@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import os
+import pkgutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,9 +14,12 @@ from typing import Any
 import ray
 from ray import serve
 
-from cluster.rank_group import GroupLimits, RankGroup
+from cluster.rank_group import GroupLimits
+from cluster.rank_groups import RankGroups
 from cluster.ray_calls import in_passing_thread
-from deployments.args import ServerArgs
+from cluster.runner_factory import load_model_runner
+from deployments.api_keys import ApiKeys
+from deployments.args import ServerArgs, resolve
 from deployments.banner import banner
 from deployments.http import build_http_app
 from deployments.metrics import Metrics
@@ -23,7 +27,6 @@ from deployments.request_log import Batched
 from deployments.service import LlamaService
 from deployments.token_stream import TokenStream
 from llama_core.chat import Dialog, encode_dialog
-from llama_core.config import EngineConfig
 from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull, SpecialTags
 from llama_core.request import SamplingParams, describe_request, warn_of_unfinished
 from llama_core.results import (
@@ -47,7 +50,7 @@ class LlamaIngress:
         _log_like_serve()
         self.metrics = Metrics()
         self.service = LlamaService(
-            args, _open_group_for(args), on_step=self.metrics.on_step, on_failure=self.metrics.on_failure
+            args, _groups_for(args), on_step=self.metrics.on_step, on_failure=self.metrics.on_failure
         )
         self.metrics.watch(self.service)
         self._starting = asyncio.create_task(self.service.start())
@@ -57,7 +60,12 @@ class LlamaIngress:
             limit = None if await _another_replica_runs() else args.answer_after_s
             # Here, where the ranks are starting: Serve asks for it only when this returns.
             self._http_app = build_http_app(
-                self.service, self.metrics, max_body_bytes=args.max_body_bytes, sends_request_id=False
+                self.service,
+                self.metrics,
+                max_body_bytes=args.max_body_bytes,
+                request_timeout_s=args.request_timeout_s,
+                keys=ApiKeys(os.environ.get("LLAMA_API_KEYS", ""), resolve(args.api_key_file) if args.api_key_file else None),
+                sends_request_id=False,
             )
             await asyncio.wait_for(asyncio.shield(self._starting), limit)
         except TimeoutError:
@@ -278,15 +286,16 @@ async def _read_to_end(stream: TokenStream, on_delta: Callable[[], None]) -> Non
         on_delta()
 
 
-def _open_group_for(args: ServerArgs) -> Any:
+def _groups_for(args: ServerArgs) -> Callable[[], RankGroups]:
     limits = GroupLimits(start_timeout_s=args.start_timeout_s, step_timeout_s=args.step_timeout_s)
 
-    def open_group(config: EngineConfig, epoch: int) -> RankGroup:
+    def open_groups() -> RankGroups:
         placement_group = ray.util.get_current_placement_group()
         assert placement_group is not None, "build_app gives every replica a placement group"
-        return RankGroup(config, placement_group, epoch=epoch, limits=limits)
+        factory = pkgutil.resolve_name(args.runner_factory) if args.runner_factory else load_model_runner
+        return RankGroups(placement_group, limits, spares=args.spare_ranks, runner_factory=factory)
 
-    return open_group
+    return open_groups
 
 
 async def _another_replica_runs() -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from llama_core.errors import (
+    DeadlineExceeded,
     InvalidRequest,
     LlamaError,
     NonFiniteLogits,
@@ -45,6 +46,10 @@ class Unsupported(InvalidRequest):
     code = "unsupported"
 
 
+class Unauthorized(InvalidRequest):
+    code = "invalid_api_key"
+
+
 class ModelNotFound(InvalidRequest):
     code = "model_not_found"
 
@@ -64,16 +69,18 @@ STATUS: dict[type[LlamaError], int] = {
     BodyTooLarge: 413,
     BodyTimeout: 408,
     UnsupportedMediaType: 415,
+    Unauthorized: 401,
     ModelNotFound: 404,
     RouteNotFound: 404,
     MethodNotAllowed: 405,
     QueueFull: 429,
     NotReady: 503,
     RankFailure: 503,
+    DeadlineExceeded: 504,
     NonFiniteLogits: 500,
     RequestCancelled: 503,
 }
-TYPES = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable_error"}  # others: the caller's fault
+TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "service_unavailable_error", 504: "timeout_error"}  # others: the caller's fault
 RANK_FAILURE_RETRY_S = 5.0  # about the time in which a small group of ranks is back
 INTERNAL = LlamaError("The server failed to answer this request; its log says why under the request's id.")
 

@@ -1,12 +1,16 @@
-"""One replica's engine from start to end: rank group, scheduler and engine loop brought up, watched, and taken down.
+"""One replica's engine from start to end: rank group, scheduler and engine loop brought up, kept up, and taken down.
+
+When the ranks fail, other ranks take their place and go on with every live request from its tokens: its reader sees a pause.
 
 Implements `deployments.engine.Engine` for the HTTP layer. Knows nothing of HTTP and nothing of Serve.
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from cluster.rank_group import GroupInfo
@@ -26,6 +30,8 @@ from llama_core.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 LOADING_PERIOD_S = 1.0
+RETRY_AFTER_S = 0.5  # between attempts to bring the ranks back; longer each time
+MAX_FRUITLESS = 8  # failures in turn without a step between them: other ranks do not help, whichever request is to blame
 
 
 class Group(Runner, Protocol):
@@ -37,13 +43,23 @@ class Group(Runner, Protocol):
     async def stop(self) -> None: ...
 
 
+class Groups(Protocol):
+    """Where the service has its groups from, one after the other; `cluster.rank_groups.RankGroups` is one."""
+
+    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None) -> Group:
+        """One that has not started, with as many cache blocks, or None for as many as there is room for."""
+
+    def prepare_spares(self, info: GroupInfo) -> None: ...
+    async def stop(self) -> None: ...
+
+
 class LlamaService:
-    """`check` what can be known without ranks, `start`, serve, `stop`. `open_group` makes the ranks' group of an epoch."""
+    """`check` what can be known without ranks, `start`, serve, `stop`. `open_groups` is called once, by then."""
 
     def __init__(
         self,
         args: ServerArgs,
-        open_group: Callable[[EngineConfig, int], Group],
+        open_groups: Callable[[], Groups],
         on_step: Callable[[StepStats], None] = lambda stats: None,
         on_failure: Callable[[LlamaError], None] = lambda error: None,
     ) -> None:
@@ -55,16 +71,21 @@ class LlamaService:
         find_shards(args.checkpoint)
         self.config = args.engine_config(self.tokenizer.n_words)
         self.info: GroupInfo | None = None
-        self._open_group = open_group
+        self.epoch = 0  # of the group that serves, or is to serve
+        self._open_groups = open_groups
+        self._groups: Groups | None = None
         self._on_step = on_step
         self._on_failure = on_failure
         self._group: Group | None = None
         self._loop: EngineLoop | None = None
         self._failure: LlamaError | None = None
         self._draining = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._recovering: RankFailure | None = None  # what it recovers from
+        self._serving: asyncio.Task[None] | None = None
         self._started_s = time.monotonic()
         self._num_seeds = 0
+        self._num_steps = 0  # that had been done when the ranks last failed
+        self._num_fruitless = 0  # failures since a step was done
         self._loading = "the ranks are being placed"
 
     # What a replica goes through.
@@ -72,20 +93,17 @@ class LlamaService:
     async def start(self) -> None:
         """Bring the ranks up and begin to serve. Raises what kept them from it."""
         try:
-            self._group = self._open_group(self.config, 0)
-            following = asyncio.create_task(self._follow_loading(self._group))
-            try:
-                self.info = await self._group.start()
-            finally:
-                following.cancel()
-            self._begin(self.info, self._group)
+            self._groups = self._open_groups()
+            self._group = self._groups.open(self.config, self.epoch, None)
+            self.info = await self._start_group(self._group)
+            self._begin(self.info, self._groups, self._group)
         except Exception as error:
             log.exception("the start has failed")
             self._failure = error if isinstance(error, LlamaError) else EngineError(f"{type(error).__name__}: {error}")
             self._on_failure(self._failure)
             raise
 
-    def _begin(self, info: GroupInfo, group: Group) -> None:
+    def _begin(self, info: GroupInfo, groups: Groups, group: Group) -> None:
         scheduler = Scheduler(
             SchedulerConfig(
                 max_batch_size=self.config.max_batch_size,
@@ -98,7 +116,8 @@ class LlamaService:
             BlockPool(info.num_blocks, self.config.block_size),
         )
         self._loop = EngineLoop(scheduler, self.tokenizer, max_seq_len=self.config.max_seq_len, on_step=self._on_step)
-        self._tasks = [asyncio.create_task(self._run(self._loop, group)), asyncio.create_task(self._watch(group))]
+        self._serving = asyncio.create_task(self._serve(self._loop, groups, group))
+        groups.prepare_spares(info)
         log.info(
             "ready after %.1f s: world size %d, max_seq_len %d, max_batch_size %d, vocabulary %d, %d cache blocks of %d",
             time.monotonic() - self._started_s,
@@ -119,11 +138,13 @@ class LlamaService:
     async def stop(self) -> None:
         """End whatever is left. No process of the group remains when this returns."""
         self._draining = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
         if self._loop is not None:
             self._loop.fail(NotReady("the server has shut down"))
+        if self._groups is not None:
+            await self._groups.stop()
         if self._group is not None:
             await self._group.stop()
 
@@ -144,21 +165,24 @@ class LlamaService:
             return Readiness(False, "draining", "shutting down", retry_after_s=5.0)
         if self._loop is None:
             return Readiness(False, "loading", self._loading, retry_after_s=2.0)
+        if self._recovering is not None:
+            detail = f"{self._recovering.message}; new ranks: {self._loading}"
+            return Readiness(False, "recovering", detail, retry_after_s=2.0)
         return Readiness(True, "ready")
 
     def live(self) -> bool:
         """False once only a new replica can help: the group has failed, or work waits and no step completes."""
         if self._failure is not None:
             return False
-        # The group's own step deadline comes first; this catches whatever it does not see.
-        return self._loop is None or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
+        # The group's own step deadline comes first; this catches whatever it does not see. Recovery has limits of its own.
+        return self._loop is None or self._recovering is not None or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
 
     def submit(self, prompt: list[int], params: SamplingParams, *, stop: Sequence[str] = ()) -> TokenStream:
         """Queue a prompt. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
         readiness = self.readiness()
-        if self._loop is None or not readiness.ready:
+        if self._loop is None or not readiness.takes_requests:
             raise NotReady(
                 f"the server is {readiness.phase}: {readiness.detail}", retry_after_s=readiness.retry_after_s
             )
@@ -176,7 +200,7 @@ class LlamaService:
             "model": self.model_id,
             "phase": self.readiness().phase,
             "world_size": self.num_ranks,
-            "epoch": self.info.epoch if self.info is not None else 0,
+            "epoch": self.epoch,
             "ranks": [
                 {
                     "rank": report.identity.rank,
@@ -212,26 +236,87 @@ class LlamaService:
             words = [f"rank {rank} {_progress(status)}" for rank, status in enumerate(statuses)]
             self._loading = ", ".join(words) or self._loading
 
-    async def _run(self, loop: EngineLoop, group: Group) -> None:
+    # Serving, and going on after a failure of the ranks.
+
+    async def _serve(self, loop: EngineLoop, groups: Groups, group: Group) -> None:
         try:
-            await loop.run(group)
+            while True:
+                failure = await _run_until_failure(loop, group)
+                group = await self._recover(loop, groups, group, failure)
         except LlamaError as error:
-            self._fail(error)
+            self._give_up(error)
         except Exception as error:
             log.exception("the engine loop failed")
-            self._fail(EngineError(f"the engine loop failed: {type(error).__name__}"))
+            self._give_up(EngineError(f"the engine loop failed: {type(error).__name__}"))
 
-    async def _watch(self, group: Group) -> None:
-        self._fail(await group.wait_failed())
+    async def _recover(self, loop: EngineLoop, groups: Groups, group: Group, failure: RankFailure) -> Group:
+        """Other ranks in the place of those that failed, and every live request ready to go on. Raises what keeps it from that."""
+        began = time.monotonic()
+        self._on_failure(failure)
+        log.error("recovering %d live requests: %s", loop.num_live, failure.message)
+        self._recovering, self._loading = failure, "being placed"
+        self._num_fruitless = self._num_fruitless + 1 if loop.num_steps == self._num_steps else 0
+        self._num_steps = loop.num_steps
+        await group.stop()
+        if self._num_fruitless > MAX_FRUITLESS:
+            raise RankFailure(f"{MAX_FRUITLESS} groups of ranks in turn did not get through a step: {failure.message}")
+        self.epoch += 1
+        loop.restart(self.epoch, failure)
+        for attempt in itertools.count(1):
+            try:
+                # The files have been checked once.
+                config = replace(self.config, verify_checksums=False)
+                self._group = groups.open(config, self.epoch, loop.scheduler.pool.num_blocks)
+                self.info = await self._start_group(self._group)
+                break
+            except RankFailure as error:
+                left_s = began + self.args.recovery_timeout_s - time.monotonic()
+                if left_s <= 0:
+                    text = f"the ranks could not be brought back in {self.args.recovery_timeout_s:g} s: {error.message}"
+                    raise RankFailure(text, rank=error.rank) from error
+                log.warning("attempt %d to bring the ranks back failed: %s", attempt, error.message)
+                self._on_failure(error)
+                self.epoch += 1
+                loop.restart(self.epoch, error)
+                await asyncio.sleep(min(left_s, RETRY_AFTER_S * min(attempt, 10)))
+        self._recovering = None
+        groups.prepare_spares(self.info)
+        log.warning("recovered after %.2f s, epoch %d", time.monotonic() - began, self.epoch)
+        return self._group
 
-    def _fail(self, error: LlamaError) -> None:
-        """Every live request gets one error. Bringing the ranks back and going on (`Scheduler.restart`) would begin here."""
-        if self._failure is None:
-            log.error("the engine has failed: %s", error.message)
-            self._failure = error
-            self._on_failure(error)
+    async def _start_group(self, group: Group) -> GroupInfo:
+        following = asyncio.create_task(self._follow_loading(group))
+        try:
+            return await group.start()
+        finally:
+            following.cancel()
+
+    def _give_up(self, error: LlamaError) -> None:
+        """Every live request gets one error, and Serve replaces the replica."""
+        log.error("the engine has failed: %s", error.message)
+        self._failure = error
+        self._on_failure(error)
         if self._loop is not None:
             self._loop.fail(error if isinstance(error, EngineError) else EngineError(error.message))
+
+
+async def _run_until_failure(loop: EngineLoop, group: Group) -> RankFailure:
+    """Serve until the ranks fail, with steps under way or idle. Raises what else goes wrong."""
+    running = asyncio.create_task(loop.run(group))
+    watching = asyncio.create_task(group.wait_failed())
+    try:
+        await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            return watching.result()
+        try:
+            await running
+        except RankFailure as failure:
+            return failure
+        raise AssertionError("the loop ends with an error or not at all")
+    finally:
+        for task in (running, watching):
+            task.cancel()
+        await asyncio.gather(running, watching, return_exceptions=True)
 
 
 def _progress(status: RankStatus | None) -> str:

@@ -81,8 +81,12 @@ class TokenStream:
 
     def cancel(self) -> None:
         """Leave the engine at once; the sequence's cache blocks are free when this returns. Harmless once it has ended."""
+        self.end(RequestCancelled("the request was cancelled"))
+
+    def end(self, error: LlamaError) -> None:
+        """`cancel`, with another error for the reader."""
         self._on_cancel(self.sequence)
-        self.fail(RequestCancelled("the request was cancelled"))
+        self.fail(error)
 
     def listen(self, wake: Callable[[], None]) -> None:
         """`wake` is called when there is something to take: once, until it has been taken, and now if there is already."""

@@ -13,7 +13,9 @@
         ├── QueueFull                     too much waits already; says when to come back
         ├── NotReady                      still loading, or draining
         ├── RequestCancelled              the caller went away
+        ├── DeadlineExceeded              the time that the caller allowed is over
         ├── NonFiniteLogits               the model computed NaN or infinity for this request
+        ├── PoisonRequest                 the ranks failed again and again with this request in the step
         └── RankFailure                   a rank died, hung or raised
 
 Messages name the field and the limit and never repeat the caller's input. All of them survive pickling, because Ray
@@ -101,15 +103,32 @@ class RequestCancelled(EngineError):
     code = "request_cancelled"
 
 
+class DeadlineExceeded(EngineError):
+    code = "deadline_exceeded"
+
+
 class NonFiniteLogits(EngineError):
     code = "non_finite_logits"
 
 
+class PoisonRequest(EngineError):
+    code = "poison_request"
+
+
 class RankFailure(EngineError):
-    """`rank` is the first rank seen to fail; None when the group as a whole did not come up."""
+    """`rank` is the first rank seen to fail; None when the group as a whole did not come up.
+
+    `raised`: it said so itself, with an exception that the step's own content may have caused. A process that died or hangs
+    may have been ended or held up by anybody.
+    """
 
     code = "rank_failure"
 
-    def __init__(self, message: str, *, rank: int | None = None, param: str | None = None) -> None:
+    def __init__(self, message: str, *, rank: int | None = None, raised: bool = False, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.rank = rank
+        self.raised = raised
+
+    def again(self) -> "RankFailure":
+        """The same, to be raised once more: an exception that is raised twice collects both tracebacks."""
+        return RankFailure(self.message, rank=self.rank, raised=self.raised, param=self.param)

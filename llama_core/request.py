@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 2**31 - 1
 MAX_TEMPERATURE = 1e4  # beyond it every token is as likely as any other
+CRASHES_OF_A_SUSPECT = 2
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -155,6 +156,8 @@ class Sequence:
     num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
+    num_crashes: int = 0  # failures of the ranks with one of its rows under way, since it was last seen past the place
+    doubtful_until: int = 0  # tokens that it must have before it is past it
     finish_reason: FinishReason | None = None
     error: LlamaError | None = None
 
@@ -178,6 +181,11 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def is_suspect(self) -> bool:
+        """The ranks have failed twice where it is: once with it and others, and once more when those were computed again."""
+        return self.num_crashes >= CRASHES_OF_A_SUSPECT
 
     def cut(self, num_tokens: int) -> None:
         """Take back the last `num_tokens` generated tokens: drawn in one step with an earlier one that ended the text."""

@@ -143,18 +143,27 @@ class Scheduler:
             del self._waiting[seq]
             self._head_lacks_blocks = False
 
-    def restart(self, epoch: int) -> None:
+    def restart(self, epoch: int) -> list[Sequence]:
         """The ranks are new and remember nothing: every live sequence starts over from its tokens, in its old order.
 
-        Steps in flight are forgotten; their outputs will never come.
+        Steps in flight are forgotten; their outputs will never come. Returns the live sequences that had a row in one: the
+        old ranks' failure may be due to any of them. One that was so twice is suspected; from now on no step has two suspects, so
+        that a third failure tells which it is.
         """
         self.epoch = epoch
+        under_way = list(dict.fromkeys(seq for flight in self._flights for seq in flight.sequences if not seq.finished))
+        for seq in under_way:
+            seq.num_crashes += 1
+            # As many tokens as it would have had with all that was under way. Of one preempted meanwhile, `scheduled` says nothing.
+            reached = max(seq.scheduled + seq.num_drafts + 1, len(seq.tokens) + seq.inflight)
+            seq.doubtful_until = max(seq.doubtful_until, reached)
         self._flights.clear()
         while self._running:
             self._requeue_youngest()
         for seq in self._waiting:
             seq.inflight = seq.num_drafts = 0
         self.pool.forget()
+        return under_way
 
     # One step.
 
@@ -236,6 +245,8 @@ class Scheduler:
             if output.logprobs and (logprob := output.logprobs[i]) is not None:
                 seq.logprobs.append(logprob)
         seq.tokens += taken
+        if seq.num_crashes and len(seq.tokens) >= seq.doubtful_until:
+            seq.num_crashes = 0
         seq.inflight -= 1
         seq.num_drafts = 0
         if seq.slot is not None:  # else it was preempted meanwhile, and nothing computed for it counts
@@ -305,6 +316,8 @@ class Scheduler:
         while budget and self._waiting and self._free_slots and not self._head_lacks_blocks:
             seq = next(iter(self._waiting))
             if seq.inflight:  # preempted in mid-step: its next token is still on its way back
+                return
+            if seq.is_suspect and any(other.is_suspect for other in self._running):
                 return
             found = self._find_prefix(seq)
             needed = self.pool.blocks_for(seq.length) - len(found)

@@ -13,7 +13,8 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.cores import claim_cores, in_pod
 from cluster.process_end import ProcessIdentity, is_running
-from cluster.rank_group import _OPTIONS, GroupInfo, GroupLimits, RankGroup
+from cluster.rank_actor import OPTIONS
+from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
 from cluster.rank_worker import Phase
 from cluster.socket_dir import PREFIX, parent_dir
 from cluster.transport import Invitation, RankConnection, RankListener
@@ -217,7 +218,7 @@ async def test_a_death_right_after_identify_ends_all(
 async def test_a_death_before_identify_ends_the_ranks_that_are_known(
     two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.rank_group._RankActor", ray.remote(**_OPTIONS)(SilentRankOne))
+    monkeypatch.setattr("cluster.rank_actor.RankActor", ray.remote(**OPTIONS)(SilentRankOne))
     group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
     starting = asyncio.create_task(group.start())
     while 0 not in group._identities or (silent := (await group.statuses())[1]) is None:  # noqa: ASYNC110
@@ -310,6 +311,22 @@ async def test_a_start_that_hangs_ends_at_its_deadline_and_says_where(two_rank_p
     group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
     with pytest.raises(RankFailure, match=r"within 4 s: .*rank 1 loading \(0 of 1,000 bytes\)"):
         await group.start()
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+
+
+async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_deadline(
+    two_rank_placement: PlacementGroup,
+) -> None:
+    limits = GroupLimits(start_timeout_s=60, step_timeout_s=1)
+    group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
+    starting = asyncio.create_task(group.start())
+    while not any(s and s.phase == Phase.LOADING for s in await group.statuses()):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    os.kill(group._identities[1].process.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(RankFailure, match="rank 1 hangs: no answer to a status call within 1 s"):
+        await starting
+    assert time.monotonic() - begin < 8
     assert not any(is_running(identity.process) for identity in group._identities.values())
 
 

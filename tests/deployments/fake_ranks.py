@@ -6,6 +6,7 @@ from collections.abc import Callable
 from cluster.rank_group import GroupInfo
 from cluster.rank_worker import RankStatus
 from llama_core.batch import StepInput, StepOutput
+from llama_core.config import EngineConfig
 from llama_core.errors import LlamaError, RankFailure
 from tests.llama_core.fake_ranks import FakeRanks
 
@@ -23,6 +24,29 @@ def continuation(prompt: list[int], max_tokens: int, model: Callable[[list[int]]
     while len(tokens) < len(prompt) + max_tokens and (token := model(tokens)) != EOS:
         tokens.append(token)
     return tokens[len(prompt) :]
+
+
+class FakeGroups:
+    """Implements `deployments.service.Groups`: each is made by `make`, and recorded."""
+
+    def __init__(self, make: "Callable[[], FakeGroup]") -> None:
+        self.make = make
+        self.made: list[FakeGroup] = []
+        self.opened: list[tuple[int, int | None]] = []  # epoch and blocks
+        self.num_prepared = 0
+        self.stopped = False
+
+    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None) -> "FakeGroup":
+        assert not self.made or self.made[-1].stopped, "the old ranks are gone before others come"
+        self.opened.append((epoch, num_blocks))
+        self.made.append(self.make())
+        return self.made[-1]
+
+    def prepare_spares(self, info: GroupInfo) -> None:
+        self.num_prepared += 1
+
+    async def stop(self) -> None:
+        self.stopped = True
 
 
 class FakeGroup:

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from deployments.args import PROJECT_ROOT, ServerArgs, resolve
 from deployments.service import LlamaService
-from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, RankFailure, TokenizerError
+from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, TokenizerError
 from llama_core.request import SamplingParams
 from tests.conftest import GOLDEN
-from tests.deployments.fake_ranks import FakeGroup, continuation
+from tests.deployments.fake_ranks import FakeGroup, FakeGroups, continuation
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -28,7 +28,7 @@ def service(
 ) -> LlamaService:
     record = failures.append if failures is not None else lambda error: None
     open_group = group if callable(group) else lambda: group
-    return LlamaService(args(**changes), lambda config, epoch: open_group(), on_failure=record)
+    return LlamaService(args(**changes), lambda: FakeGroups(open_group), on_failure=record)
 
 
 async def tokens_of(engine: LlamaService, prompt: list[int]) -> list[int]:
@@ -79,20 +79,6 @@ async def test_whatever_keeps_the_ranks_from_starting_is_a_failure_not_loading_f
     with pytest.raises(OSError, match="AF_UNIX"):
         await engine.start()
     assert not engine.live() and "AF_UNIX path too long" in engine.readiness().detail
-    await engine.stop()
-
-
-async def test_ranks_that_fail_while_idle_turn_health_red_too() -> None:
-    group, failures = FakeGroup(), list[LlamaError]()
-    engine = service(group, failures)
-    await engine.start()
-    assert engine.live()
-    group.fail("rank 0 died")
-    await asyncio.sleep(0.01)
-    assert not engine.live() and engine.readiness().phase == "failed"
-    with pytest.raises(RankFailure, match="rank 0 died"):
-        engine.submit([1, 5], GREEDY)
-    assert [failure.message for failure in failures] == ["rank 0 died"], "counted once"
     await engine.stop()
 
 

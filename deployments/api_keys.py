@@ -1,0 +1,117 @@
+"""Who may ask: keys from the environment and from a file that is read again when it changes.
+
+LLAMA_API_KEYS has keys separated by commas, the file one a line; empty lines and those that begin with # are passed over.
+Of a key only its SHA-256 is kept, and digests are compared in constant time, all of them, so that the time of an answer says
+nothing of how near a guess came.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import time
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from deployments.problems import Unauthorized, error_response
+from llama_core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0  # whether the file has changed
+OPEN_PATHS = frozenset({"/health", "/ready"})  # for probes, which have no key
+
+
+class ApiKeys:
+    """`owner_of` a key. Without any key configured, everybody may ask."""
+
+    def __init__(self, keys: str = "", file: Path | None = None) -> None:
+        """Raises ConfigError if the file cannot be read or has no key in it."""
+        self._fixed = frozenset(_digest(key.strip()) for key in keys.split(",") if key.strip())
+        self._file = file
+        self._from_file: frozenset[bytes] = frozenset()
+        self._stamp: tuple[int, int, int] | None = None
+        self._looked_s = -LOOK_EVERY_S
+        if file is not None:
+            try:
+                self._read(file)
+            except OSError as error:
+                raise ConfigError(f"api_key_file: {file}: {error.strerror}", param="api_key_file") from None
+            if not self._from_file:
+                raise ConfigError(f"api_key_file: {file} has no key in it", param="api_key_file")
+
+    @property
+    def are_required(self) -> bool:
+        return bool(self._fixed or self._file)
+
+    def owner_of(self, key: str) -> str | None:
+        """A short name for who has this key, which does not tell it; None if nobody has."""
+        self._refresh()
+        digest, known = _digest(key), False
+        for other in self._fixed | self._from_file:
+            known |= hmac.compare_digest(digest, other)
+        return digest.hex()[:12] if known else None
+
+    def _refresh(self) -> None:
+        """A file that cannot be read, or has no key, changes nothing: whoever writes it may not be done yet."""
+        if self._file is None or time.monotonic() - self._looked_s < LOOK_EVERY_S:
+            return
+        try:
+            self._read(self._file)
+        except OSError as error:
+            log.warning("the file of API keys cannot be read, the keys stay as they were: %s", error.strerror)
+
+    def _read(self, file: Path) -> None:
+        self._looked_s = time.monotonic()
+        status = file.stat()
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if stamp == self._stamp:
+            return
+        lines = (line.strip() for line in file.read_text().splitlines())
+        keys = frozenset(_digest(line) for line in lines if line and not line.startswith("#"))
+        if not keys:
+            return
+        if self._stamp is not None:
+            log.info("the file of API keys has changed: %d keys", len(keys))
+        self._stamp, self._from_file = stamp, keys
+
+
+class Guard:
+    """Lets through who has a key, and answers 401 to others. `request.state.owner` is who asks, "" where nobody needs a key."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._keys.are_required:
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            owner = self._keys.owner_of(_key_of(Headers(scope=scope)))
+            if owner is None and path not in OPEN_PATHS:
+                # Browsers ask their user for a password then, and send it with all that the page does.
+                challenge = {"WWW-Authenticate": 'Basic realm="API key as password"' if path == "/" else "Bearer"}
+                answer = error_response(Unauthorized("A valid API key is required."), challenge)
+                return await answer(scope, receive, send)
+            scope.setdefault("state", {})["owner"] = owner or ""
+        await self._app(scope, receive, send)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _key_of(headers: Headers) -> str:
+    """`Authorization: Bearer KEY`, the password of `Basic`, or `x-api-key`; "" where there is none."""
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    value = value.strip()
+    if kind.lower() == "bearer":
+        return value
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return headers.get("x-api-key", "")

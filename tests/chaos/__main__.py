@@ -1,0 +1,219 @@
+"""Kills, stops, breaks, starves and slows ranks under live streams, and says what became of every stream.
+
+    python -m tests.chaos --faults 200 --streams 50 --json report.json
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, PHASES, Kind, Phase, order
+from tests.chaos.load import Streams, asks
+from tests.deployments.served import Server, served
+
+READY_TIMEOUT_S = 120.0
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}).*?(recovering|recovered after)")
+
+
+@dataclass
+class Fault:
+    """One that happened; times as of time.time()."""
+
+    kind: Kind
+    rank: int
+    phase: Phase | str
+    at: float
+
+
+async def main_async(options: argparse.Namespace) -> dict[str, Any]:
+    draw = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        args = {"model_parallel_size": options.ranks, "step_timeout_s": options.step_timeout, "max_batch_size": 64}
+        args |= {"spare_ranks": options.spares, "cpus_per_rank": 1}
+        env = {DIRECTORY: str(directory), "LLAMA_RUNNER_FACTORY": FACTORY}
+        with served(args=args, env=env) as server:
+            server.wait_ready()
+            model = server.get("/v1/models")[1]["data"][0]["id"]
+            streams = Streams(server.url, asks(options.streams, model, options.max_tokens), options.streams)
+            await streams.learn()
+            before = footprint(server)
+            streams.start()
+            faults = await strike(server, directory, draw, options)
+            await streams.stop()
+            await ready(server)
+            await asyncio.sleep(options.settle)
+            after = footprint(server)
+            return report(options, faults, streams, server.output(), before, after)
+
+
+async def strike(server: Server, directory: Path, draw: random.Random, options: argparse.Namespace) -> list[Fault]:
+    faults: list[Fault] = []
+    while len(faults) < options.faults:
+        await asyncio.sleep(draw.uniform(0.0, options.pause))
+        kind: Kind = draw.choice(options.kinds)
+        rank, phase = draw.randrange(options.ranks), draw.choice(PHASES)
+        if phase in ("load", "rendezvous"):
+            # The next group's ranks meet it; this group is ended for that.
+            pending = order(directory, rank, kind, phase)
+            faults.append(kill_a_rank(server, draw))
+        else:
+            pending = order(directory, rank, kind, phase)
+        when = await happened(pending)
+        faults.append(Fault(kind, rank, phase, when))
+        if draw.random() < 0.5:  # else the next one meets a server that has not recovered yet
+            await ready(server)
+    await ready(server)
+    return faults
+
+
+def kill_a_rank(server: Server, draw: random.Random) -> Fault:
+    """Any process of a rank or a spare, from outside, whatever it does."""
+    while True:
+        ranks = [pid for pid, command in server.processes().items() if command.startswith("ray::RankWorker")]
+        if ranks:
+            pid = draw.choice(ranks)
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            return Fault("kill", -1, "any", time.time())
+        time.sleep(0.02)
+
+
+async def happened(done: Path) -> float:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            return float(done.read_text())
+        except (FileNotFoundError, ValueError):
+            await asyncio.sleep(0.01)
+    raise TimeoutError(f"nobody came to take {done.name}")
+
+
+async def ready(server: Server) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if (await asyncio.to_thread(server.get, "/ready"))[0] == 200:
+            return
+        await asyncio.sleep(0.05)
+    raise TimeoutError("the server does not come back:\n" + server.output()[-3000:])
+
+
+def footprint(server: Server) -> dict[str, float]:
+    """Of all processes that lasted from start to end (the replica, Serve, Ray): anonymous memory, threads, descriptors."""
+    total: Counter[str] = Counter()
+    for pid, command in server.processes().items():
+        if "RankWorker" in command:
+            total["ranks"] += 1
+            continue
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            total["threads"] += int(re.search(r"Threads:\s+(\d+)", status)[1])  # type: ignore[index]
+            total["anonymous MB"] += int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+            total["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
+        except (FileNotFoundError, TypeError):
+            continue
+    total["shared memory files"] = len(os.listdir("/dev/shm"))
+    return dict(total)
+
+
+def report(
+    options: argparse.Namespace,
+    faults: list[Fault],
+    streams: Streams,
+    output: str,
+    before: dict[str, float],
+    after: dict[str, float],
+) -> dict[str, Any]:
+    stamps = sorted({(_seconds(match[1]), match[2]) for match in _STAMP.finditer(output)})
+    seen = [at for at, what in stamps if what == "recovering"]
+    recovered = [at for at, what in stamps if what != "recovering"]
+    detection: dict[str, list[float]] = {"death": [], "hang": []}
+    for fault in faults:
+        index = bisect_right(seen, fault.at - 0.002)
+        if fault.phase in ("prefill", "decode") and fault.kind in ("kill", "stop") and index < len(seen):
+            detection["hang" if fault.kind == "stop" else "death"].append(seen[index] - fault.at)
+    pauses = []
+    for at, back in zip(seen, (next((r for r in recovered if r > at), None) for at in seen), strict=True):
+        if back is None:
+            continue
+        for times in streams.times:
+            index = bisect_right(times, back)
+            if 0 < index < len(times) and times[0] < at:
+                pauses.append(times[index] - back)
+    return {
+        "faults": len(faults),
+        "kinds": dict(Counter(fault.kind for fault in faults)),
+        "phases": dict(Counter(fault.phase for fault in faults)),
+        "streams": options.streams,
+        "answers": streams.num_answers,
+        "lost": len(streams.lost),
+        "differing": len(streams.differing),
+        "examples": (streams.lost + streams.differing)[:5],
+        "recoveries": len(recovered),
+        "detection_s": {name: spread(values) for name, values in detection.items()},
+        "recovery_s": spread([float(x) for x in re.findall(r"recovered after ([\d.]+) s", output)]),
+        "first_token_after_recovery_s": spread(pauses),
+        "before": before,
+        "after": after,
+    }
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp()  # noqa: DTZ007 (the log's own clock)
+
+
+def spread(values: list[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return {
+        "count": len(values),
+        "median": round(statistics.median(ordered), 3),
+        "p99": round(p99, 3),
+        "most": round(ordered[-1], 3),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--streams", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--pause", type=float, default=2.0, help="seconds between faults at most")
+    parser.add_argument("--settle", type=float, default=10.0, help="seconds before the last look at memory and threads")
+    parser.add_argument("--step-timeout", type=float, default=3.0)
+    parser.add_argument("--kinds", nargs="+", default=["kill", "stop", "raise", "memory", "slow"])
+    parser.add_argument("--spares", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    result = asyncio.run(main_async(options))
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+    if result["lost"] or result["differing"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

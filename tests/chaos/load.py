@@ -1,0 +1,162 @@
+"""Live streams of every kind, each compared with what the undisturbed server answered."""
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+WORDS = "once upon a time there was a little red dog who liked to sing and play with a big blue ball in the garden".split()
+KINDS = ("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request; `path` and `body` as sent."""
+
+    kind: str
+    path: str
+    body: dict[str, Any]
+
+
+@dataclass
+class Heard:
+    """What came: per choice the text, the tokens' logprobs and the end, and when something came."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+    num_tokens: int = 0
+    done: bool = False
+    error: str | None = None
+    times: list[float] = field(default_factory=list)  # of time.time()
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        return (self.texts, self.logprobs, self.finish_reasons, self.num_tokens, self.done, self.error)
+
+
+def asks(count: int, model: str, max_tokens: int, seed: int = 0) -> list[Ask]:
+    """The kinds in turn, with different prompts."""
+    draw = random.Random(seed)
+    result = []
+    for i in range(count):
+        kind = KINDS[i % len(KINDS)]
+        prompt = " ".join(draw.choices(WORDS, k=draw.randint(4, 40)))
+        body: dict[str, Any] = {"model": model, "max_tokens": draw.randint(max_tokens // 2, max_tokens), "stream": True}
+        body |= {"temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
+        path = "/v1/completions"
+        if kind in ("seeded", "two choices"):
+            body |= {"temperature": 0.9, "top_p": 0.95, "seed": draw.randrange(2**31)}
+        if kind == "logprobs":
+            body |= {"logprobs": 2}
+        if kind == "stop":
+            body |= {"stop": [" and ", "dog"]}
+        if kind == "two choices":
+            body |= {"n": 2}
+        if kind == "whole":
+            body |= {"stream": False}
+            del body["stream_options"]
+        if kind == "chat":
+            path = "/v1/chat/completions"
+            body |= {"messages": [{"role": "user", "content": prompt}]}
+        else:
+            body |= {"prompt": prompt}
+        result.append(Ask(kind, path, body))
+    return result
+
+
+async def hear(client: httpx.AsyncClient, ask: Ask) -> Heard:
+    """Never raises: what went wrong is in `error`."""
+    heard = Heard()
+    try:
+        if not ask.body["stream"]:
+            response = await client.post(ask.path, json=ask.body)
+            if response.status_code == 200:
+                _take(heard, response.json())
+                heard.done = True
+            else:
+                heard.error = f"{response.status_code} {response.text[:200]}"
+            return heard
+        async with client.stream("POST", ask.path, json=ask.body) as response:
+            if response.status_code != 200:
+                heard.error = f"{response.status_code} {(await response.aread())[:200]!r}"
+                return heard
+            async for line in response.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                if line == "data: [DONE]":
+                    heard.done = True
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    heard.error = event["error"]["message"]
+                    continue
+                _take(heard, event)
+    except (httpx.HTTPError, ValueError) as error:
+        heard.error = f"{type(error).__name__}: {error}"
+    return heard
+
+
+def _take(heard: Heard, event: dict[str, Any]) -> None:
+    if event.get("usage"):
+        heard.num_tokens = event["usage"]["completion_tokens"]
+    for choice in event["choices"]:
+        index = choice["index"]
+        message = choice.get("delta") or choice.get("message") or {}
+        text = choice.get("text") or message.get("content") or ""
+        heard.texts[index] = heard.texts.get(index, "") + text
+        if text:
+            heard.times.append(time.time())
+        if choice.get("logprobs"):
+            heard.logprobs.setdefault(index, []).extend(choice["logprobs"]["token_logprobs"])
+        if choice.get("finish_reason"):
+            heard.finish_reasons[index] = choice["finish_reason"]
+
+
+class Streams:
+    """So many clients that ask one after the other, until told to stop; what differs from `expected` is kept."""
+
+    def __init__(self, url: str, requests: list[Ask], num_clients: int) -> None:
+        limits = httpx.Limits(max_connections=num_clients + 8, max_keepalive_connections=num_clients)
+        self._client = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(120.0), limits=limits, trust_env=False)
+        self._requests = requests
+        self._num_clients = num_clients
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self.expected: list[Heard] = []
+        self.num_answers = 0
+        self.lost: list[str] = []
+        self.differing: list[str] = []
+        self.times: list[list[float]] = []  # of each stream that was answered
+
+    async def learn(self) -> None:
+        """Ask each once, undisturbed."""
+        self.expected = await asyncio.gather(*(hear(self._client, ask) for ask in self._requests))
+        for ask, heard in zip(self._requests, self.expected, strict=True):
+            assert heard.error is None and heard.done, f"{ask.kind}: {heard.error}"
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._ask_on(i)) for i in range(self._num_clients)]
+
+    async def stop(self) -> None:
+        """Wait for the answers under way."""
+        self._stopping = True
+        await asyncio.gather(*self._tasks)
+        await self._client.aclose()
+
+    async def _ask_on(self, number: int) -> None:
+        while not self._stopping:
+            ask, expected = self._requests[number % len(self._requests)], self.expected[number % len(self._requests)]
+            heard = await hear(self._client, ask)
+            self.num_answers += 1
+            self.times.append(heard.times)
+            if heard.error is not None or not heard.done:
+                self.lost.append(f"{ask.kind}: {heard.error or 'ended without a word'}")
+                await asyncio.sleep(0.2)
+            elif heard.content != expected.content:
+                self.differing.append(f"{ask.kind}: {heard.content!r:.400} instead of {expected.content!r:.400}")
+            number += self._num_clients + 1

@@ -1,0 +1,213 @@
+"""Ranks that fail and others that take their place: no request is lost but the one that brings them down."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deployments.args import ServerArgs
+from deployments.service import MAX_FRUITLESS, LlamaService
+from deployments.token_stream import TokenStream
+from llama_core.batch import StepInput, StepOutput
+from llama_core.errors import CheckpointError, LlamaError, PoisonRequest, RankFailure
+from llama_core.request import CRASHES_OF_A_SUSPECT, SamplingParams
+from tests.conftest import GOLDEN
+from tests.deployments.fake_ranks import FakeGroup, FakeGroups, continuation
+
+POISON = 599
+
+
+class Crash(Exception):
+    """Raised by a model where it would take its rank down."""
+
+
+class Group(FakeGroup):
+    """Its model may crash it: with an exception if `raises`, else by dying."""
+
+    def __init__(self, token: Callable[[list[int]], int], *, raises: bool = False) -> None:
+        super().__init__(token=token, step_s=0.0005)
+        self.raises = raises
+
+    async def _compute(self, batch: StepInput) -> StepOutput:
+        try:
+            return await super()._compute(batch)
+        except Crash:
+            self.crash("rank 1 failed" if self.raises else "rank 1 died", raised=self.raises)
+            return await asyncio.Future()
+
+    def crash(self, message: str, *, raised: bool) -> None:
+        if not self._failed.done():
+            self._failed.set_result(RankFailure(message, rank=1, raised=raised))
+
+
+class Served:
+    """A service whose groups are made by `make`, and what happened to it."""
+
+    def __init__(self, make: Callable[[], FakeGroup], **changes: Any) -> None:
+        self.groups = FakeGroups(make)
+        self.failures: list[LlamaError] = []
+        fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 64, "max_batch_size": 8, "recovery_timeout_s": 5}
+        self.service = LlamaService(ServerArgs(**fields | changes), lambda: self.groups, on_failure=self.failures.append)
+
+    async def __aenter__(self) -> "Served":
+        await self.service.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.service.stop()
+
+    def ask(self, prompt: list[int], max_tokens: int = 30) -> TokenStream:
+        return self.service.submit(prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens))
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [[1, *range(3, 5 + n)] for n in range(count)]
+
+
+def steady(tokens: list[int]) -> int:
+    """Never the end, so that a request's length is known."""
+    return 3 + hash(tuple(tokens)) % 500
+
+
+async def read(stream: TokenStream) -> list[int]:
+    return [token async for delta in stream for token in delta.tokens]
+
+
+async def test_every_stream_goes_on_where_it_was_and_new_requests_wait() -> None:
+    async with Served(lambda: Group(steady)) as served:
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(12)]
+        await asyncio.sleep(0.01)
+        gate = asyncio.Event()
+        served.groups.make = lambda: _gated(Group(steady), gate)
+        served.groups.made[0].fail()
+        await asyncio.sleep(0.01)
+        readiness = served.service.readiness()
+        assert (readiness.ready, readiness.phase, readiness.takes_requests) == (False, "recovering", True)
+        assert "rank 1 died" in readiness.detail and served.service.live()
+        reading.append(asyncio.create_task(read(served.ask(prompts(13)[-1]))))
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in reading)
+        gate.set()
+        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(13)]
+        assert served.service.readiness().ready
+        assert served.groups.opened == [(0, None), (1, 64)], "as many blocks as the pool has"
+        assert [failure.message for failure in served.failures] == ["rank 1 died"]
+        assert served.service.describe()["epoch"] == 1
+
+
+def _gated(group: FakeGroup, gate: asyncio.Event) -> FakeGroup:
+    group.go = gate
+    return group
+
+
+async def test_ranks_that_die_while_idle_are_replaced_too() -> None:
+    async with Served(lambda: Group(steady)) as served:
+        served.groups.made[0].fail()
+        await asyncio.sleep(0.01)
+        assert served.service.readiness().ready and len(served.groups.made) == 2
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_failures_at_any_moment_lose_and_double_nothing(seed: int) -> None:
+    draw = random.Random(seed)
+    async with Served(lambda: Group(steady)) as served:
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(24)]
+        for _ in range(12):
+            await asyncio.sleep(draw.uniform(0.001, 0.008))
+            group = served.groups.made[-1]
+            if not group._failed.done():
+                group.fail()
+        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(24)]
+        assert len(served.groups.made) > 5
+        assert served.service.describe()["blocks_used"] == 0
+
+
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "among others"])
+@pytest.mark.parametrize("at", [3, 20], ids=["in its prompt", "while it decodes"])
+async def test_a_request_that_takes_the_ranks_down_fails_alone(raises: bool, alone: bool, at: int) -> None:
+    def poisonous(tokens: list[int]) -> int:
+        if tokens[1] == POISON and len(tokens) >= at:
+            raise Crash
+        return steady(tokens)
+
+    async with Served(lambda: Group(poisonous, raises=raises)) as served:
+        others = prompts(0 if alone else 10)
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in others[:5]]
+        poison = served.ask([1, POISON, 7])
+        reading += [asyncio.create_task(read(served.ask(prompt))) for prompt in others[5:]]
+        with pytest.raises(PoisonRequest, match="failed [23] times while they computed this request"):
+            await read(poison)
+        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in others]
+        most = CRASHES_OF_A_SUSPECT if alone and raises else CRASHES_OF_A_SUSPECT + 1
+        assert len(served.failures) == most
+        assert served.service.describe()["blocks_used"] == 0
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+
+
+async def test_two_poisonous_requests_fail_and_the_others_do_not() -> None:
+    def poisonous(tokens: list[int]) -> int:
+        if tokens[1] == POISON and len(tokens) >= 12:
+            raise Crash
+        return steady(tokens)
+
+    async with Served(lambda: Group(poisonous, raises=True)) as served:
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(5)]
+        results = await asyncio.gather(
+            *(read(served.ask([1, POISON, 7 + i])) for i in range(2)), return_exceptions=True
+        )
+        assert all(isinstance(result, PoisonRequest) for result in results)
+        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(5)]
+
+
+async def test_a_group_that_does_not_come_up_is_tried_again() -> None:
+    async with Served(lambda: Group(steady)) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+
+        def broken() -> FakeGroup:
+            group = Group(steady)
+            group.start_error = RankFailure("rank 0 died while loading") if len(served.groups.made) < 3 else None
+            return group
+
+        served.groups.make = broken
+        served.groups.made[0].fail()
+        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+        assert [epoch for epoch, _ in served.groups.opened] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "timeout_s"),
+    [(CheckpointError("consolidated.00.pth: gone"), 60.0), (RankFailure("no room"), 0.2)],
+    ids=["at once, what no other try changes", "after its time, what might"],
+)
+async def test_ranks_that_cannot_be_brought_back_fail_the_replica(error: LlamaError, timeout_s: float) -> None:
+    async with Served(lambda: Group(steady), recovery_timeout_s=timeout_s) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+
+        def broken() -> FakeGroup:
+            group = Group(steady)
+            group.start_error = error
+            return group
+
+        served.groups.make = broken
+        served.groups.made[0].fail()
+        with pytest.raises(LlamaError, match=error.message):
+            await read(stream)
+        assert not served.service.live() and served.service.readiness().phase == "failed"
+
+
+async def test_ranks_of_which_no_group_gets_through_a_step_fail_the_replica() -> None:
+    def broken(tokens: list[int]) -> int:
+        raise Crash
+
+    async with Served(lambda: Group(broken)) as served:
+        # Each is blamed in its turn, as far as the replica's patience goes.
+        results = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(20)), return_exceptions=True)
+        assert all(isinstance(result, LlamaError) for result in results)
+        assert not served.service.live() and "did not get through a step" in served.service.readiness().detail
+        assert len(served.groups.made) == MAX_FRUITLESS + 1
