@@ -134,10 +134,10 @@ class HttpSession:
         began = time.perf_counter()
         pieces: list[tuple[float, bytes]] = []
         try:
-            if self._connection is None or self._connection.closed:
-                loop = asyncio.get_running_loop()
-                _, self._connection = await loop.create_connection(_Connection, self._host, self._port)
-            pieces = await self._connection.exchange(message)
+            is_new = self._connection is None or self._connection.closed
+            pieces = await (await self._open()).exchange(message)
+            if not pieces and not is_new:  # the server closed it while the message was on its way, as it may
+                pieces = await (await self._open()).exchange(message)
         except OSError as error:
             pieces = [(time.perf_counter(), f"HTTP/1.1 000 {error}\r\n\r\n".encode())]
         self._seen.append((began, time.perf_counter(), pieces))
@@ -152,6 +152,12 @@ class HttpSession:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+
+    async def _open(self) -> "_Connection":
+        if self._connection is None or self._connection.closed:
+            loop = asyncio.get_running_loop()
+            _, self._connection = await loop.create_connection(_Connection, self._host, self._port)
+        return self._connection
 
     def _message(self, request: Request) -> bytes:
         body = json.dumps(

@@ -234,6 +234,13 @@ inline void prefetch(const char* p) { __builtin_prefetch(p + kAhead, 0, 2); }
 inline void prefetch_tiles(const char* p) {
     for (size_t line = 0; line < kTiles * kTileBytes; line += 64) prefetch(p + line);
 }
+// A quarter of them, between loads that would wait for the buffers that all at once take.
+template <bool Ask>
+inline void prefetch_quarter(const char* p, int quarter) {
+    constexpr size_t bytes = kTiles * kTileBytes / 4;
+    if (Ask)
+        for (size_t line = 0; line < bytes; line += 64) prefetch(p + quarter * bytes + line);
+}
 
 template <int N, bool Ask>
 void float32(const float* x, size_t stride, const char* weights, size_t inputs, float* out) {
@@ -349,13 +356,16 @@ void amx_bfloat16_32(const bf16* x, size_t stride, const char* weights, size_t p
         _tile_loadd(2, out + 16 * kGroup, kOutBytes); _tile_loadd(3, out + 16 * kGroup + 16, kOutBytes);
     }
     for (size_t step = 0; step < padded / 32; step++, weights += kTiles * kTileBytes) {
-        if (Ask) prefetch_tiles(weights);
         _tile_loadd(4, x + step * 32, stride * 2);
+        prefetch_quarter<Ask>(weights, 0);
         _tile_loadd(6, weights, 64);
+        prefetch_quarter<Ask>(weights, 1);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(5, x + 16 * stride + step * 32, stride * 2);
+        prefetch_quarter<Ask>(weights, 2);
         _tile_dpbf16ps(2, 5, 6);
         _tile_loadd(7, weights + kTileBytes, 64);
+        prefetch_quarter<Ask>(weights, 3);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
     }

@@ -167,3 +167,23 @@ async def test_the_end_is_known_in_any_pieces_and_a_head_that_looks_like_it_is_n
         load = await drive([session], [request, request])
         await session.close()
     assert [(one.error, len(one.token_times)) for one in load.answers] == [(None, 1), (None, 1)]
+
+
+async def test_a_connection_that_the_server_closes_between_two_answers_is_opened_again() -> None:
+    event = b'data: {"choices": [{"index": 0, "text": "a"}], "usage": {"completion_tokens": 1}}\n\ndata: [DONE]\n\n'
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+        writer.write(answer)
+        await reader.read(1)  # the next request's first byte
+        writer.close()
+
+    server = await asyncio.start_server(once, "127.0.0.1", 0)
+    async with server:
+        session = HttpSession(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "any")
+        for _ in range(3):
+            await session.ask(Request([5], 1))
+        await session.close()
+    assert [answer.error for answer in session.answers()] == [None] * 3
