@@ -14,7 +14,9 @@ OPTIONS: Final[dict[str, Any]] = {"max_restarts": 0, "max_task_retries": 0, "con
 RankActor: Any = ray.remote(**OPTIONS)(RankWorker)
 
 
-def new_rank(placement_group: PlacementGroup, rank: int, world_size: int, bundle: Mapping[str, float] | None = None) -> Any:
+def new_rank(
+    placement_group: PlacementGroup, rank: int, world_size: int, bundle: Mapping[str, float] | None = None
+) -> Any:
     """An actor that takes all of its `bundle`, or, without one, nothing of what another actor has."""
     strategy = PlacementGroupSchedulingStrategy(placement_group, rank_bundle_index(rank))
     options = actor_options(bundle or {})

@@ -65,7 +65,8 @@ class ServerArgs(BaseModel):
         None, description="Longest time of a request over HTTP; x-request-timeout-seconds may ask for less."
     )
     api_key_file: str | None = Field(
-        None, description="API keys, one a line, read again when it changes. LLAMA_API_KEYS has others. Without any, all may ask."
+        None,
+        description="API keys, one a line, read again when it changes. LLAMA_API_KEYS has others. Without any, all may ask.",
     )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
@@ -76,7 +77,8 @@ class ServerArgs(BaseModel):
         300.0, description="Ranks that cannot be brought back for so long fail the replica."
     )
     spare_ranks: bool = Field(
-        True, description="Keep a process ready beside each rank, where 2 GiB of memory are free: failures cost less time."
+        True,
+        description="Keep a process ready beside each rank, where 2 GiB of memory are free: failures cost less time.",
     )
     runner_factory: str | None = Field(
         None, pattern=r"^[\w.]+:\w+$", description="module:function that makes what a rank runs; for tests of failures."

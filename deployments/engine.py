@@ -28,7 +28,7 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether requests are served now. phase: loading, ready, recovering, draining or failed. detail: one sentence for people."""
+    """Whether requests are served now. phase: loading, ready, recovering, draining or failed. detail: a sentence for people."""
 
     ready: bool
     phase: str

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from deployments.token_stream import TokenStream
 from llama_core.batch import StepInput, StepOutput
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, PoisonRequest, RankFailure
-from llama_core.request import CRASHES_OF_A_SUSPECT, FinishReason, SamplingParams, Sequence, check_prompt
+from llama_core.request import CRASHES_OF_A_CULPRIT, FinishReason, SamplingParams, Sequence, check_prompt
 from llama_core.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
 from llama_core.tokenizer import Tokenizer
 
@@ -122,8 +122,8 @@ class EngineLoop:
     async def run(self, runner: Runner) -> None:
         """Step until cancelled, or until the runner raises, which this passes on; the streams are left as they are.
 
-        What follows is for the caller to decide: `fail` ends them, or `restart`, and once other ranks are there `run` with their
-        runner, go on with every stream where it was.
+        What follows is for the caller to decide: `fail` ends them; or `restart`, and `run` with the runner of other ranks, go
+        on with every stream where it was.
         """
         flights: deque[_Flight] = deque()
         try:
@@ -163,8 +163,8 @@ class EngineLoop:
         if len(suspects) != 1:
             return
         (seq,) = suspects
-        # An exception is the ranks' own word; a death or a hang may come from elsewhere, so it takes one more to believe it.
-        if failure.raised or seq.num_crashes > CRASHES_OF_A_SUSPECT:
+        # An exception is the ranks' own word. A death or a hang may come from elsewhere: it takes more of them.
+        if failure.raised or seq.num_crashes >= CRASHES_OF_A_CULPRIT:
             self.scheduler.finish(seq, FinishReason.ERROR)
             text = f"the model's processes failed {seq.num_crashes} times while they computed this request, which is given up"
             log.error("a request of %d tokens is given up: %s", seq.length, failure.message)

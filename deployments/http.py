@@ -157,7 +157,9 @@ class Generation(Generic[BodyT]):
             record.planned(plan)
             choices = Choices(self._engine, plan)
             if limit_s is not None:
-                error = DeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this request.")
+                error = DeadlineExceeded(
+                    f"The answer was not complete within {limit_s:g} s, the limit of this request."
+                )
                 deadline = loop.call_at(began_s + limit_s, choices.end, error)
             reply = self.route.reply(self._engine, plan, choices.streams)
             async with while_connected(receive) as ending:
@@ -191,7 +193,9 @@ class Generation(Generic[BodyT]):
         except ValueError:
             seconds = math.nan
         if not 0 < seconds < math.inf:
-            raise InvalidParameter(f"{TIMEOUT_HEADER}: must be a number of seconds greater than 0", param=TIMEOUT_HEADER)
+            raise InvalidParameter(
+                f"{TIMEOUT_HEADER}: must be a number of seconds greater than 0", param=TIMEOUT_HEADER
+            )
         return min(seconds, self._limits.request_timeout_s or math.inf)
 
     async def _plan(self, request: Request) -> Plan:

@@ -80,7 +80,13 @@ STATUS: dict[type[LlamaError], int] = {
     NonFiniteLogits: 500,
     RequestCancelled: 503,
 }
-TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "service_unavailable_error", 504: "timeout_error"}  # others: the caller's fault
+TYPES = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}  # others: the caller's fault
 RANK_FAILURE_RETRY_S = 5.0  # about the time in which a small group of ranks is back
 INTERNAL = LlamaError("The server failed to answer this request; its log says why under the request's id.")
 

@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 
 LOADING_PERIOD_S = 1.0
 RETRY_AFTER_S = 0.5  # between attempts to bring the ranks back; longer each time
-MAX_FRUITLESS = 8  # failures in turn without a step between them: other ranks do not help, whichever request is to blame
+MAX_FRUITLESS = (
+    12  # failures in turn without a step between them: other ranks do not help, whichever request is to blame
+)
 
 
 class Group(Runner, Protocol):
@@ -175,7 +177,11 @@ class LlamaService:
         if self._failure is not None:
             return False
         # The group's own step deadline comes first; this catches whatever it does not see. Recovery has limits of its own.
-        return self._loop is None or self._recovering is not None or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
+        return (
+            self._loop is None
+            or self._recovering is not None
+            or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
+        )
 
     def submit(self, prompt: list[int], params: SamplingParams, *, stop: Sequence[str] = ()) -> TokenStream:
         """Queue a prompt. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
@@ -250,7 +256,7 @@ class LlamaService:
             self._give_up(EngineError(f"the engine loop failed: {type(error).__name__}"))
 
     async def _recover(self, loop: EngineLoop, groups: Groups, group: Group, failure: RankFailure) -> Group:
-        """Other ranks in the place of those that failed, and every live request ready to go on. Raises what keeps it from that."""
+        """Other ranks in the place of those that failed, and every live request ready to go on. Raises what keeps them away."""
         began = time.monotonic()
         self._on_failure(failure)
         log.error("recovering %d live requests: %s", loop.num_live, failure.message)
@@ -263,13 +269,13 @@ class LlamaService:
         self.epoch += 1
         loop.restart(self.epoch, failure)
         for attempt in itertools.count(1):
+            # The files have been checked once.
+            config = replace(self.config, verify_checksums=False)
+            self._group = group = groups.open(config, self.epoch, loop.scheduler.pool.num_blocks)
             try:
-                # The files have been checked once.
-                config = replace(self.config, verify_checksums=False)
-                self._group = groups.open(config, self.epoch, loop.scheduler.pool.num_blocks)
-                self.info = await self._start_group(self._group)
-                break
+                self.info = info = await self._start_group(group)
             except RankFailure as error:
+                await group.stop()
                 left_s = began + self.args.recovery_timeout_s - time.monotonic()
                 if left_s <= 0:
                     text = f"the ranks could not be brought back in {self.args.recovery_timeout_s:g} s: {error.message}"
@@ -279,10 +285,12 @@ class LlamaService:
                 self.epoch += 1
                 loop.restart(self.epoch, error)
                 await asyncio.sleep(min(left_s, RETRY_AFTER_S * min(attempt, 10)))
+            else:
+                break
         self._recovering = None
-        groups.prepare_spares(self.info)
+        groups.prepare_spares(info)
         log.warning("recovered after %.2f s, epoch %d", time.monotonic() - began, self.epoch)
-        return self._group
+        return group
 
     async def _start_group(self, group: Group) -> GroupInfo:
         following = asyncio.create_task(self._follow_loading(group))

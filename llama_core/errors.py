@@ -124,7 +124,9 @@ class RankFailure(EngineError):
 
     code = "rank_failure"
 
-    def __init__(self, message: str, *, rank: int | None = None, raised: bool = False, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, rank: int | None = None, raised: bool = False, param: str | None = None
+    ) -> None:
         super().__init__(message, param=param)
         self.rank = rank
         self.raised = raised

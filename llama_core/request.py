@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 2**31 - 1
 MAX_TEMPERATURE = 1e4  # beyond it every token is as likely as any other
-CRASHES_OF_A_SUSPECT = 2
+CRASHES_OF_A_SUSPECT = 2  # failures of the ranks after which a request is looked at by itself
+CRASHES_OF_A_CULPRIT = 5  # after which it is to blame, where the ranks have not said so themselves
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 

@@ -147,14 +147,14 @@ class Scheduler:
         """The ranks are new and remember nothing: every live sequence starts over from its tokens, in its old order.
 
         Steps in flight are forgotten; their outputs will never come. Returns the live sequences that had a row in one: the
-        old ranks' failure may be due to any of them. One that was so twice is suspected; from now on no step has two suspects, so
+        old ranks' failure may be due to any of them. One that was there twice is suspected, and no step has two suspects, so
         that a third failure tells which it is.
         """
         self.epoch = epoch
         under_way = list(dict.fromkeys(seq for flight in self._flights for seq in flight.sequences if not seq.finished))
         for seq in under_way:
             seq.num_crashes += 1
-            # As many tokens as it would have had with all that was under way. Of one preempted meanwhile, `scheduled` says nothing.
+            # As many tokens as it would have had with all that was under way; once preempted, `scheduled` says nothing.
             reached = max(seq.scheduled + seq.num_drafts + 1, len(seq.tokens) + seq.inflight)
             seq.doubtful_until = max(seq.doubtful_until, reached)
         self._flights.clear()

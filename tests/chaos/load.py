@@ -9,7 +9,32 @@ from typing import Any
 
 import httpx
 
-WORDS = "once upon a time there was a little red dog who liked to sing and play with a big blue ball in the garden".split()
+WORDS = [
+    "once",
+    "upon",
+    "a",
+    "time",
+    "there",
+    "was",
+    "a",
+    "little",
+    "red",
+    "dog",
+    "who",
+    "liked",
+    "to",
+    "sing",
+    "and",
+    "play",
+    "with",
+    "a",
+    "big",
+    "blue",
+    "ball",
+    "in",
+    "the",
+    "garden",
+]
 KINDS = ("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat")
 
 
@@ -45,7 +70,7 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0) -> list[Ask]:
     result = []
     for i in range(count):
         kind = KINDS[i % len(KINDS)]
-        prompt = " ".join(draw.choices(WORDS, k=draw.randint(4, 40)))
+        prompt = " ".join(draw.choices(TALE.split(), k=draw.randint(4, 40)))
         body: dict[str, Any] = {"model": model, "max_tokens": draw.randint(max_tokens // 2, max_tokens), "stream": True}
         body |= {"temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
         path = "/v1/completions"

@@ -20,9 +20,7 @@ from tests.cluster.fake_runner import CONFIG, FakeFactory
 
 
 @pytest.fixture
-async def groups(
-    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[RankGroups]:
+async def groups(two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RankGroups]:
     monkeypatch.setattr(rank_groups, "SPARES_AFTER_S", 0.0)
     made = RankGroups(two_rank_placement, LIMITS, spares=True, runner_factory=FakeFactory())
     yield made
@@ -98,7 +96,7 @@ async def test_stopping_leaves_no_spare(groups: RankGroups) -> None:
     await groups.stop()
     await first.stop()
     async with asyncio.timeout(10):
-        while any(os.path.exists(f"/proc/{pid}") for pid in spares):  # noqa: ASYNC110
+        while any(os.path.exists(f"/proc/{pid}") for pid in spares):  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.02)
 
 

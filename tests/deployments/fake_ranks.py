@@ -93,6 +93,8 @@ class FakeGroup:
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
             async with self._turn:
+                if self._failed.done():
+                    raise self._failed.result()
                 computing = asyncio.ensure_future(self._compute(batch))
                 await asyncio.wait([computing, self._failed], return_when=asyncio.FIRST_COMPLETED)
                 if self._failed.done():

@@ -352,9 +352,7 @@ def test_the_handle_example_runs(demo: Server) -> None:
 
 
 @pytest.mark.parametrize("server", ["plain", "demo"], ids=["through Serve's proxy", "through HAProxy"])
-def test_a_killed_rank_costs_live_streams_a_pause_and_not_a_token(
-    server: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_killed_rank_costs_live_streams_a_pause_and_not_a_token(server: str, request: pytest.FixtureRequest) -> None:
     running: Server = request.getfixturevalue(server)
     ranks = running.get("/props")[1]["ranks"]
     model = running.get("/v1/models")[1]["data"][0]

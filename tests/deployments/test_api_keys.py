@@ -1,0 +1,116 @@
+"""Keys: who has one may ask, who has none is told so on every route but those of probes."""
+
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments import api_keys
+from deployments.api_keys import ApiKeys
+from deployments.http import build_http_app
+from deployments.metrics import Metrics
+from llama_core.errors import ConfigError
+from tests.deployments.fakes import MODEL_ID, FakeEngine
+
+COMPLETION = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 3}
+
+
+def http(keys: ApiKeys) -> httpx.AsyncClient:
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False), keys=keys)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+ROUTES = [
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", f"/v1/models/{MODEL_ID}"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
+    ("GET", "/metrics"),
+    ("GET", "/props"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+    ("GET", "/"),
+    ("GET", "/nowhere"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer " + "k" * 10_000},
+        {"Authorization": "Basic not/base64!"},
+        {"x-api-key": "secret-1 "},
+    ],
+    ids=["none", "wrong", "empty", "long", "garbled", "nearly"],
+)
+async def test_every_route_but_the_probes_wants_a_key(method: str, path: str, headers: dict[str, str]) -> None:
+    async with http(ApiKeys("secret-1x,secret-2")) as client:
+        answer = await client.request(method, path, headers=headers, json=COMPLETION if method == "POST" else None)
+    assert answer.status_code == 401
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
+    assert "secret" not in answer.text
+    assert answer.headers["www-authenticate"].startswith("Basic" if path == "/" else "Bearer")
+
+
+async def test_no_route_is_left_out() -> None:
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False))
+    paths = {getattr(route, "path", "") for route in app.router.routes}
+    listed = {path for _, path in ROUTES} | {"/v1/models/{model_id:path}", *api_keys.OPEN_PATHS}
+    assert paths - {"/docs/oauth2-redirect", "/redoc"} <= listed
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer secret-2"},
+        {"Authorization": "bearer  secret-2"},
+        {"x-api-key": "secret-2"},
+        {"Authorization": "Basic dXNlcjpzZWNyZXQtMg=="},
+    ],
+    ids=["bearer", "spaces", "x-api-key", "basic"],
+)
+async def test_who_has_a_key_may_ask(headers: dict[str, str]) -> None:
+    async with http(ApiKeys(" secret-1 , secret-2,")) as client:
+        assert (await client.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
+        assert (await client.get("/metrics", headers=headers)).status_code == 200
+
+
+async def test_probes_need_none_and_without_keys_nobody_does() -> None:
+    async with http(ApiKeys("secret")) as client:
+        assert [(await client.get(path)).status_code for path in ("/health", "/ready")] == [200, 200]
+    async with http(ApiKeys()) as client:
+        assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+def test_the_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_keys, "LOOK_EVERY_S", 0.0)
+    file = tmp_path / "keys"
+    file.write_text("# of the team\n\n  first \nsecond\n")
+    keys = ApiKeys("fixed", file)
+    assert all(keys.owner_of(key) for key in ("first", "second", "fixed"))
+    assert len({keys.owner_of(key) for key in ("first", "second", "fixed")}) == 3
+    assert not keys.owner_of("# of the team") and not keys.owner_of("")
+    file.write_text("second\nthird\n")
+    os.utime(file, ns=(1, 1))
+    assert [bool(keys.owner_of(key)) for key in ("first", "second", "third", "fixed")] == [False, True, True, True]
+    for change in (lambda: file.write_text("\n"), file.unlink):
+        change()
+        assert [bool(keys.owner_of(key)) for key in ("first", "second")] == [False, True], "nobody is locked out"
+
+
+@pytest.mark.parametrize("content", [None, "# nothing\n"], ids=["missing", "empty"])
+def test_a_file_without_keys_stops_the_start(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match="api_key_file"):
+        ApiKeys("", file)
