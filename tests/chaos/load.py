@@ -9,32 +9,7 @@ from typing import Any
 
 import httpx
 
-WORDS = [
-    "once",
-    "upon",
-    "a",
-    "time",
-    "there",
-    "was",
-    "a",
-    "little",
-    "red",
-    "dog",
-    "who",
-    "liked",
-    "to",
-    "sing",
-    "and",
-    "play",
-    "with",
-    "a",
-    "big",
-    "blue",
-    "ball",
-    "in",
-    "the",
-    "garden",
-]
+TALE = "once upon a time there was a little red dog who liked to sing and play with a big blue ball in the garden"
 KINDS = ("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat")
 
 

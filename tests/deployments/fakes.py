@@ -22,7 +22,7 @@ from deployments.engine import Delta, Readiness
 from deployments.http import HttpLimits, build_http_app
 from deployments.metrics import Metrics
 from llama_core.detokenizer import IncrementalDetokenizer, StopChecker
-from llama_core.errors import QueueFull, RequestCancelled
+from llama_core.errors import LlamaError, QueueFull, RequestCancelled
 from llama_core.request import FinishReason, SamplingParams, TokenLogprob, check_prompt
 from llama_core.tokenizer import Tokenizer
 from tests.conftest import GOLDEN
@@ -72,6 +72,12 @@ class FakeStream:
         if not self.ended:
             self.cancelled = self.ended = True
             self._producing.cancel()
+
+    def end(self, error: LlamaError) -> None:
+        if not self.ended:
+            self.cancel()
+            self._next = error
+            self._wake()
 
     async def _produce(self) -> None:
         """One delta at a time: the next is begun when the last has been taken, so `num_asked` tells how far its reader is."""
