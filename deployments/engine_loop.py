@@ -144,9 +144,11 @@ class EngineLoop:
                 self.num_steps += 1
                 self.last_progress_s = time.monotonic()
                 # The ranks first: they have their next step before the readers get what the last one brought. What a stop
-                # string ends is seen a step later for it, which wastes a row.
-                self._send(runner, flights)
-                self._deliver(progress)
+                # string ends is seen a step later for it, which wastes a row. If they have failed, it is delivered all the same.
+                try:
+                    self._send(runner, flights)
+                finally:
+                    self._deliver(progress)
                 self._pace(answered.batch, output)
                 self._report(answered, output, progress)
         finally:

@@ -5,6 +5,7 @@ python -m tests.chaos --faults 200 --streams 50 --json report.json
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -54,11 +55,17 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
             await streams.learn()
             before = footprint(server)
             streams.start()
-            faults = await strike(server, directory, draw, options)
+            try:
+                faults = await strike(server, directory, draw, options)
+            finally:
+                if options.log:
+                    options.log.write_text(server.output())
             await streams.stop()
             await ready(server)
             await asyncio.sleep(options.settle)
             after = footprint(server)
+            if options.log:
+                options.log.write_text(server.output())
             return report(options, faults, streams, server.output(), before, after)
 
 
@@ -68,12 +75,13 @@ async def strike(server: Server, directory: Path, draw: random.Random, options: 
         await asyncio.sleep(draw.uniform(0.0, options.pause))
         kind: Kind = draw.choice(options.kinds)
         rank, phase = draw.randrange(options.ranks), draw.choice(PHASES)
+        pending = order(directory, rank, kind, phase)
         if phase in ("load", "rendezvous"):
-            # The next group's ranks meet it; this group is ended for that.
-            pending = order(directory, rank, kind, phase)
+            # The next group's ranks meet it. This group is ended for that, unless it is ending already.
+            await ready(server)
             faults.append(kill_a_rank(server, draw))
-        else:
-            pending = order(directory, rank, kind, phase)
+        elif draw.random() < 0.2:
+            faults.append(kill_any(server, draw))
         when = await happened(pending)
         faults.append(Fault(kind, rank, phase, when))
         if draw.random() < 0.5:  # else the next one meets a server that has not recovered yet
@@ -83,15 +91,19 @@ async def strike(server: Server, directory: Path, draw: random.Random, options: 
 
 
 def kill_a_rank(server: Server, draw: random.Random) -> Fault:
-    """Any process of a rank or a spare, from outside, whatever it does."""
+    """One that serves, from outside, whatever it does."""
+    ranks = server.get("/props")[1]["ranks"]
+    chosen = draw.choice(ranks)
+    os.kill(chosen["pid"], signal.SIGKILL)
+    return Fault("kill", chosen["rank"], "any", time.time())
+
+
+def kill_any(server: Server, draw: random.Random) -> Fault:
+    """A process that is a rank, becomes one, or is a spare."""
     while True:
-        ranks = [pid for pid, command in server.processes().items() if command.startswith("ray::RankWorker")]
-        if ranks:
-            pid = draw.choice(ranks)
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        found = [pid for pid, command in server.processes().items() if command.startswith("ray::RankWorker")]
+        with contextlib.suppress(ProcessLookupError, IndexError):
+            os.kill(draw.choice(found), signal.SIGKILL)
             return Fault("kill", -1, "any", time.time())
         time.sleep(0.02)
 
@@ -205,6 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--spares", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--log", type=Path, help="the server's output goes there")
     options = parser.parse_args(arguments)
     result = asyncio.run(main_async(options))
     text = json.dumps(result, indent=2)

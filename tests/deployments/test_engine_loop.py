@@ -359,6 +359,32 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(tokens_
     task.cancel()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_what_the_last_answer_brought_is_delivered_though_the_next_step_cannot_be_sent(depth: int) -> None:
+    class Dying(FakeGroup):
+        def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
+            if len(self.steps) == 6:
+                raise RankFailure("rank 1 died")
+            return super().submit(batch)
+
+    scheduler = Scheduler(SchedulerConfig(4, 16, EOS), BlockPool(64, 16))
+    loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100, pipeline_depth=depth)
+    prompts = [[1, *range(3, 4 + n)] for n in range(4)]
+    streams = [loop.submit(prompt, greedy(30)) for prompt in prompts]
+    reading = asyncio.gather(*(read(stream) for stream in streams))
+    failure = RankFailure("")
+    try:
+        await loop.run(Dying())
+    except RankFailure as error:
+        failure = error
+    loop.restart(1, failure)
+    running_second = asyncio.create_task(loop.run(FakeGroup()))
+    results = await reading
+    running_second.cancel()
+    assert [tokens for _, tokens, _ in results] == [continuation(prompt, 30) for prompt in prompts]
+    assert [text for text, _, _ in results] == [TOKENIZER.decode(continuation(prompt, 30)) for prompt in prompts]
+
+
 async def test_ranks_that_fail_and_are_followed_by_others_lose_and_double_nothing() -> None:
     """The seam for recovery: the streams survive the runner; the scheduler starts them over from their tokens."""
     first = FakeGroup(step_s=0.001)
