@@ -6,11 +6,11 @@ CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup serve test lint clean
+.PHONY: help setup serve test chaos lint clean
 
 help:
 	@sed -n '1,2p' Makefile
-	@echo "targets: setup serve test lint clean"
+	@echo "targets: setup serve test chaos lint clean"
 
 setup: $(VENV)/.ready
 
@@ -28,6 +28,10 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest
+
+# 200 faults at random moments under 50 live streams: ten minutes.
+chaos: setup
+	$(BIN)/python -m tests.chaos --faults 200 --streams 50
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -65,7 +65,7 @@ def serve_app(ready: Connection) -> None:
     import uvloop
     from ray.serve._private.http_util import RequestIdMiddleware
 
-    from benchmarks.paced import PacedGroup
+    from benchmarks.paced import PacedGroups
     from deployments.args import ServerArgs
     from deployments.http import build_http_app
     from deployments.metrics import Metrics
@@ -76,7 +76,7 @@ def serve_app(ready: Connection) -> None:
     async def run() -> None:
         metrics = Metrics(in_ray=False)
         args = ServerArgs.model_validate(ARGS)
-        service = LlamaService(args, lambda config, epoch: PacedGroup(config), on_step=metrics.on_step)
+        service = LlamaService(args, PacedGroups, on_step=metrics.on_step)
         metrics.watch(service)
         await service.start()
         app = RequestIdMiddleware(build_http_app(service, metrics, sends_request_id=False))

@@ -5,7 +5,6 @@ an engine without Ray. The pace is PACED_STEP_MS in the environment.
 """
 
 import asyncio
-import functools
 import multiprocessing
 import os
 import time
@@ -17,7 +16,7 @@ from ray.serve import Application
 import deployments.app
 import deployments.ingress
 from cluster.fan_out import FanOut
-from cluster.rank_group import GroupInfo, RankGroup
+from cluster.rank_group import GroupInfo
 from cluster.rank_worker import RankStatus
 from cluster.runner_factory import Seat
 from cluster.transport import Invitation, RankListener, connect
@@ -118,12 +117,25 @@ class PacedGroup:
             self._fan_out.fail(RankFailure("stopped"))
 
 
+class PacedGroups:
+    """`deployments.service.Groups` of such groups."""
+
+    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None) -> PacedGroup:
+        return PacedGroup(config)
+
+    def prepare_spares(self, info: GroupInfo) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+
 class PacedArgs(ServerArgs):
     """A replica that gets its arguments imports this module, and has paced ranks from then on."""
 
 
-# The one place where a replica makes its ranks' group.
-vars(deployments.ingress)["RankGroup"] = functools.partial(RankGroup, runner_factory=make_paced_runner)
+# What a replica's ranks run where nobody says otherwise.
+vars(deployments.ingress)["load_model_runner"] = make_paced_runner
 
 
 def build_app(args: PacedArgs) -> Application:

@@ -1,8 +1,8 @@
 """Who may ask: keys from the environment and from a file that is read again when it changes.
 
-LLAMA_API_KEYS has keys separated by commas, the file one a line; empty lines and those that begin with # are passed over.
-Of a key only its SHA-256 is kept, and digests are compared in constant time, all of them, so that the time of an answer says
-nothing of how near a guess came.
+LLAMA_API_KEYS, where the application is built, has keys separated by commas, the file one a line; empty lines and those that
+begin with # are passed over. Of a key only its SHA-256 is kept and passed on. Digests are compared in constant time, all of
+them, so that the time of an answer says nothing of how near a guess came.
 """
 
 import base64
@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -28,9 +29,9 @@ OPEN_PATHS = frozenset({"/health", "/ready"})  # for probes, which have no key
 class ApiKeys:
     """`owner_of` a key. Without any key configured, everybody may ask."""
 
-    def __init__(self, keys: str = "", file: Path | None = None) -> None:
-        """Raises ConfigError if the file cannot be read or has no key in it."""
-        self._fixed = frozenset(_digest(key.strip()) for key in keys.split(",") if key.strip())
+    def __init__(self, digests: Iterable[str] = (), file: Path | None = None) -> None:
+        """`digests`: as `digests_of` gives them. Raises ConfigError if the file cannot be read or has no key in it."""
+        self._fixed = frozenset(bytes.fromhex(digest) for digest in digests)
         self._file = file
         self._from_file: frozenset[bytes] = frozenset()
         self._stamp: tuple[int, int, int] | None = None
@@ -97,6 +98,11 @@ class Guard:
                 return await answer(scope, receive, send)
             scope.setdefault("state", {})["owner"] = owner or ""
         await self._app(scope, receive, send)
+
+
+def digests_of(keys: str) -> tuple[str, ...]:
+    """In hexadecimal, of keys separated by commas."""
+    return tuple(_digest(key.strip()).hex() for key in keys.split(",") if key.strip())
 
 
 def _digest(key: str) -> bytes:

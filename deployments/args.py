@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from deployments.api_keys import digests_of
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
 from llama_core.shards import find_shards
 
@@ -64,9 +65,10 @@ class ServerArgs(BaseModel):
     request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Longest time of a request over HTTP; x-request-timeout-seconds may ask for less."
     )
+    api_key_digests: tuple[str, ...] = Field((), description="SHA-256 of keys; those in LLAMA_API_KEYS if absent.")
     api_key_file: str | None = Field(
         None,
-        description="API keys, one a line, read again when it changes. LLAMA_API_KEYS has others. Without any, all may ask.",
+        description="API keys, one a line, read again when it changes. Without any keys, all may ask.",
     )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
@@ -96,7 +98,9 @@ class ServerArgs(BaseModel):
     def _from_environment(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        settings = {name: os.environ.get(f"LLAMA_{name.upper()}") for name in cls.model_fields}
+        settings: dict[str, Any] = {name: os.environ.get(f"LLAMA_{name.upper()}") for name in cls.model_fields}
+        if keys := os.environ.get("LLAMA_API_KEYS"):
+            settings["api_key_digests"] = digests_of(keys)
         return {name: value for name, value in settings.items() if value is not None} | given
 
     @property

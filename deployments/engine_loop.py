@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from deployments.token_stream import TokenStream
 from llama_core.batch import StepInput, StepOutput
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, PoisonRequest, RankFailure
-from llama_core.request import CRASHES_OF_A_CULPRIT, FinishReason, SamplingParams, Sequence, check_prompt
+from llama_core.request import FinishReason, SamplingParams, Sequence, check_prompt
 from llama_core.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
 from llama_core.tokenizer import Tokenizer
 
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 # How long a step that reads prompts may take: a newcomer waits for it, and so do those who run.
 LONGEST_STEP_S = 3.0
+# So many failures of the ranks with one suspect under way prove it guilty: errors that they report themselves, and deaths and
+# hangs, which may come from elsewhere.
+ENOUGH_ERRORS, ENOUGH_DEATHS = 2, 3
 
 
 class StepStats(NamedTuple):
@@ -144,7 +147,7 @@ class EngineLoop:
                 self.num_steps += 1
                 self.last_progress_s = time.monotonic()
                 # The ranks first: they have their next step before the readers get what the last one brought. What a stop
-                # string ends is seen a step later for it, which wastes a row. If they have failed, it is delivered all the same.
+                # string ends is seen a step later for it, which wastes a row. It is delivered also if they have failed.
                 try:
                     self._send(runner, flights)
                 finally:
@@ -165,13 +168,16 @@ class EngineLoop:
         if len(suspects) != 1:
             return
         (seq,) = suspects
-        # An exception is the ranks' own word. A death or a hang may come from elsewhere: it takes more of them.
-        if failure.raised or seq.num_crashes >= CRASHES_OF_A_CULPRIT:
-            self.scheduler.finish(seq, FinishReason.ERROR)
-            text = f"the model's processes failed {seq.num_crashes} times while they computed this request, which is given up"
-            log.error("a request of %d tokens is given up: %s", seq.length, failure.message)
-            if (stream := self._streams.pop(seq, None)) is not None:
-                stream.fail(PoisonRequest(text))
+        seq.num_crashes_alone += 1
+        if seq.num_crashes_alone < (ENOUGH_ERRORS if failure.raised else ENOUGH_DEATHS):
+            return
+        self.scheduler.finish(seq, FinishReason.ERROR)
+        text = (
+            f"the model's processes failed {seq.num_crashes} times while they computed this request, which is given up"
+        )
+        log.error("a request of %d tokens is given up: %s", seq.length, failure.message)
+        if (stream := self._streams.pop(seq, None)) is not None:
+            stream.fail(PoisonRequest(text))
 
     def fail(self, error: EngineError) -> None:
         """End every live request with `error`, once, and refuse new ones with it."""

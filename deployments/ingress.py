@@ -64,9 +64,7 @@ class LlamaIngress:
                 self.metrics,
                 max_body_bytes=args.max_body_bytes,
                 request_timeout_s=args.request_timeout_s,
-                keys=ApiKeys(
-                    os.environ.get("LLAMA_API_KEYS", ""), resolve(args.api_key_file) if args.api_key_file else None
-                ),
+                keys=ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None),
                 sends_request_id=False,
             )
             await asyncio.wait_for(asyncio.shield(self._starting), limit)

@@ -17,7 +17,6 @@ MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 2**31 - 1
 MAX_TEMPERATURE = 1e4  # beyond it every token is as likely as any other
 CRASHES_OF_A_SUSPECT = 2  # failures of the ranks after which a request is looked at by itself
-CRASHES_OF_A_CULPRIT = 5  # after which it is to blame, where the ranks have not said so themselves
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -158,6 +157,7 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
     num_crashes: int = 0  # failures of the ranks with one of its rows under way, since it was last seen past the place
+    num_crashes_alone: int = 0  # of those, with no other suspect under way
     doubtful_until: int = 0  # tokens that it must have before it is past it
     finish_reason: FinishReason | None = None
     error: LlamaError | None = None

@@ -147,8 +147,8 @@ class Scheduler:
         """The ranks are new and remember nothing: every live sequence starts over from its tokens, in its old order.
 
         Steps in flight are forgotten; their outputs will never come. Returns the live sequences that had a row in one: the
-        old ranks' failure may be due to any of them. One that was there twice is suspected, and no step has two suspects, so
-        that a third failure tells which it is.
+        old ranks' failure may be due to any of them. One that was there twice is suspected, and runs with nobody who was there
+        at all, so that further failures tell which it is.
         """
         self.epoch = epoch
         under_way = list(dict.fromkeys(seq for flight in self._flights for seq in flight.sequences if not seq.finished))
@@ -246,7 +246,7 @@ class Scheduler:
                 seq.logprobs.append(logprob)
         seq.tokens += taken
         if seq.num_crashes and len(seq.tokens) >= seq.doubtful_until:
-            seq.num_crashes = 0
+            seq.num_crashes = seq.num_crashes_alone = 0
         seq.inflight -= 1
         seq.num_drafts = 0
         if seq.slot is not None:  # else it was preempted meanwhile, and nothing computed for it counts
@@ -317,7 +317,7 @@ class Scheduler:
             seq = next(iter(self._waiting))
             if seq.inflight:  # preempted in mid-step: its next token is still on its way back
                 return
-            if seq.is_suspect and any(other.is_suspect for other in self._running):
+            if seq.num_crashes and self._must_be_apart(seq):
                 return
             found = self._find_prefix(seq)
             needed = self.pool.blocks_for(seq.length) - len(found)
@@ -337,6 +337,10 @@ class Scheduler:
             self._running.append(seq)
             flight.batch.admit.append(_slot_init(seq))
             budget -= self._add_prefill(seq, flight, budget)
+
+    def _must_be_apart(self, seq: Sequence) -> bool:
+        """Whether somebody runs with whom the ranks' next failure would not tell which of the two it is due to."""
+        return any(other.is_suspect or (seq.is_suspect and other.num_crashes) for other in self._running)
 
     # Blocks.
 

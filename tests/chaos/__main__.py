@@ -75,6 +75,10 @@ async def strike(server: Server, directory: Path, draw: random.Random, options: 
         await asyncio.sleep(draw.uniform(0.0, options.pause))
         kind: Kind = draw.choice(options.kinds)
         rank, phase = draw.randrange(options.ranks), draw.choice(PHASES)
+        if kind in ("raise", "memory"):
+            # An exception again and again in the same prefill, with nothing between, is what a poisonous request looks like.
+            await ready(server)
+            await asyncio.sleep(1.0)
         pending = order(directory, rank, kind, phase)
         if phase in ("load", "rendezvous"):
             # The next group's ranks meet it. This group is ended for that, unless it is ending already.

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from deployments import api_keys
-from deployments.api_keys import ApiKeys
+from deployments.api_keys import ApiKeys, digests_of
+from deployments.args import ServerArgs
 from deployments.http import build_http_app
 from deployments.metrics import Metrics
 from llama_core.errors import ConfigError
@@ -52,7 +53,7 @@ ROUTES = [
     ids=["none", "wrong", "empty", "long", "garbled", "nearly"],
 )
 async def test_every_route_but_the_probes_wants_a_key(method: str, path: str, headers: dict[str, str]) -> None:
-    async with http(ApiKeys("secret-1x,secret-2")) as client:
+    async with http(ApiKeys(digests_of("secret-1x,secret-2"))) as client:
         answer = await client.request(method, path, headers=headers, json=COMPLETION if method == "POST" else None)
     assert answer.status_code == 401
     error = answer.json()["error"]
@@ -79,13 +80,13 @@ async def test_no_route_is_left_out() -> None:
     ids=["bearer", "spaces", "x-api-key", "basic"],
 )
 async def test_who_has_a_key_may_ask(headers: dict[str, str]) -> None:
-    async with http(ApiKeys(" secret-1 , secret-2,")) as client:
+    async with http(ApiKeys(digests_of(" secret-1 , secret-2,"))) as client:
         assert (await client.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
         assert (await client.get("/metrics", headers=headers)).status_code == 200
 
 
 async def test_probes_need_none_and_without_keys_nobody_does() -> None:
-    async with http(ApiKeys("secret")) as client:
+    async with http(ApiKeys(digests_of("secret"))) as client:
         assert [(await client.get(path)).status_code for path in ("/health", "/ready")] == [200, 200]
     async with http(ApiKeys()) as client:
         assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
@@ -95,7 +96,7 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(api_keys, "LOOK_EVERY_S", 0.0)
     file = tmp_path / "keys"
     file.write_text("# of the team\n\n  first \nsecond\n")
-    keys = ApiKeys("fixed", file)
+    keys = ApiKeys(digests_of("fixed"), file)
     assert all(keys.owner_of(key) for key in ("first", "second", "fixed"))
     assert len({keys.owner_of(key) for key in ("first", "second", "fixed")}) == 3
     assert not keys.owner_of("# of the team") and not keys.owner_of("")
@@ -113,4 +114,13 @@ def test_a_file_without_keys_stops_the_start(tmp_path: Path, content: str | None
     if content is not None:
         file.write_text(content)
     with pytest.raises(ConfigError, match="api_key_file"):
-        ApiKeys("", file)
+        ApiKeys((), file)
+
+
+def test_keys_of_the_environment_become_digests_where_the_application_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_API_KEYS", "first, second")
+    args = ServerArgs()
+    assert args.api_key_digests == digests_of("first,second") and len(args.api_key_digests) == 2
+    assert "first" not in args.model_dump_json(), "Serve shows an application's arguments"
+    keys = ApiKeys(args.api_key_digests)
+    assert keys.are_required and keys.owner_of("second") and not keys.owner_of("third")

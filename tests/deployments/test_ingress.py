@@ -12,7 +12,7 @@ from deployments.metrics import Metrics
 from deployments.service import LlamaService
 from llama_core.errors import InvalidDialog, InvalidParameter, QueueFull
 from tests.conftest import GOLDEN
-from tests.deployments.fake_ranks import FakeGroup, continuation
+from tests.deployments.fake_ranks import FakeGroup, FakeGroups, continuation
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ async def ingress() -> AsyncIterator[Any]:
     made = object.__new__(LlamaIngress)  # without the constructor, which asks Serve
     made.metrics = Metrics(in_ray=False)
     group = FakeGroup()
-    made.service = LlamaService(args, lambda config, epoch: group)
+    made.service = LlamaService(args, lambda: FakeGroups(lambda: group))
     await made.service.start()
     yield made
     await made.service.stop()

@@ -1,0 +1,30 @@
+"""The short form of `python -m tests.chaos`: a few faults of each kind under live streams."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs import REPOSITORY, environment
+
+
+@pytest.mark.parametrize("spares", [True, False], ids=["with spares", "without"])
+def test_faults_cost_live_streams_not_a_token(spares: bool, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    flags = ["--faults", "10" if spares else "6", "--streams", "20", "--pause", "1.5", "--settle", "1"]
+    flags += ["--spares" if spares else "--no-spares", "--json", str(report)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos", *flags],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    seen = json.loads(report.read_text())
+    assert seen["lost"] == seen["differing"] == 0
+    assert seen["faults"] >= 6 and seen["recoveries"] >= 2 and seen["answers"] >= 20
