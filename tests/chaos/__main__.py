@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -160,19 +162,20 @@ def report(
     stamps = sorted({(_seconds(match[1]), match[2]) for match in _STAMP.finditer(output)})
     seen = [at for at, what in stamps if what == "recovering"]
     recovered = [at for at, what in stamps if what != "recovering"]
-    detection: dict[str, list[float]] = {"death": [], "hang": []}
-    for fault in faults:
+    detection: dict[str, list[float]] = {"death": [], "error": [], "hang": []}
+    for fault, following in zip_longest(faults, faults[1:]):
         index = bisect_right(seen, fault.at - 0.002)
-        if fault.phase in ("prefill", "decode") and fault.kind in ("kill", "stop") and index < len(seen):
-            detection["hang" if fault.kind == "stop" else "death"].append(seen[index] - fault.at)
+        alone = following is None or index == len(seen) or seen[index] < following.at
+        if fault.rank >= 0 and fault.phase not in ("load", "rendezvous") and alone and index < len(seen):
+            sign = {"kill": "death", "stop": "hang", "raise": "error", "memory": "error"}.get(fault.kind)
+            if sign:
+                detection[sign].append(seen[index] - fault.at)
     pauses = []
-    for at, back in zip(seen, (next((r for r in recovered if r > at), None) for at in seen), strict=True):
-        if back is None:
-            continue
+    for at, following_s in zip_longest(seen, seen[1:], fillvalue=math.inf):
         for times in streams.times:
-            index = bisect_right(times, back)
-            if 0 < index < len(times) and times[0] < at:
-                pauses.append(times[index] - back)
+            index = bisect_right(times, at)
+            if 0 < index < len(times) and times[index] < following_s:
+                pauses.append(times[index] - at)
     return {
         "faults": len(faults),
         "kinds": dict(Counter(fault.kind for fault in faults)),
@@ -185,7 +188,7 @@ def report(
         "recoveries": len(recovered),
         "detection_s": {name: spread(values) for name, values in detection.items()},
         "recovery_s": spread([float(x) for x in re.findall(r"recovered after ([\d.]+) s", output)]),
-        "first_token_after_recovery_s": spread(pauses),
+        "first_new_token_s": spread(pauses),
         "before": before,
         "after": after,
     }
