@@ -39,6 +39,7 @@ class ServerArgs(BaseModel):
     max_seq_len: Count = Field(512, description="Prompt and generated tokens of one sequence at most.")
     max_batch_size: Count = Field(32, description="Sequences that run at once.")
     max_queue: Count = Field(256, description="Sequences that may wait; more are answered 429.")
+    max_queue_tokens: Count = Field(65_536, description="Tokens of the prompts that wait; more are answered 429.")
     max_step_tokens: Count | None = Field(
         None, description="Tokens of one step; 2048, or max_batch_size if that is more."
     )

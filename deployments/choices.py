@@ -31,7 +31,9 @@ class Choices:
         self._alarm: asyncio.TimerHandle | None = None
         try:
             for prompt, params in plan.choices():
-                self.streams.append(engine.submit(prompt, params, stop=plan.stop))
+                self.streams.append(
+                    engine.submit(prompt, params, stop=plan.stop, owner=plan.owner, priority=plan.priority)
+                )
         except BaseException:
             self.cancel()
             raise

@@ -81,8 +81,19 @@ class Engine(Protocol):
     def live(self) -> bool:
         """False when only a restart helps."""
 
-    def submit(self, prompt: list[int], params: SamplingParams, *, stop: Sequence[str] = ()) -> TokenStream:
-        """Takes one sequence. Raises QueueFull, NotReady or ContextLengthExceeded; nothing is kept then."""
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        stop: Sequence[str] = (),
+        owner: str = "",
+        priority: int = 0,
+    ) -> TokenStream:
+        """Takes one sequence. Owners share what there is; the lowest priority is served first.
+
+        Raises QueueFull, NotReady or ContextLengthExceeded; nothing is kept then.
+        """
 
     def next_seed(self) -> int:
         """An int64 for a request that names none; never the same twice in a row."""

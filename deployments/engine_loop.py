@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from deployments.token_stream import TokenStream
 from llama_core.batch import StepInput, StepOutput
-from llama_core.errors import EngineError, NonFiniteLogits, NotReady, PoisonRequest, RankFailure
+from llama_core.errors import EngineError, NonFiniteLogits, NotReady, PoisonRequest, QueueFull, RankFailure
 from llama_core.request import FinishReason, SamplingParams, Sequence, check_prompt
 from llama_core.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
 from llama_core.tokenizer import Tokenizer
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 # How long a step that reads prompts may take: a newcomer waits for it, and so do those who run.
 LONGEST_STEP_S = 3.0
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 120.0  # what a client that finds the queue full is told
 # So many failures of the ranks with one suspect under way prove it guilty: errors that they report themselves, and deaths and
 # hangs, which may come from elsewhere.
 ENOUGH_ERRORS, ENOUGH_DEATHS = 2, 3
@@ -85,6 +86,7 @@ class EngineLoop:
         self._depth = pipeline_depth
         self._on_step = on_step
         self._streams: dict[Sequence, TokenStream] = {}
+        self._ends: deque[float] = deque(maxlen=64)  # of the latest requests, in time.monotonic()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -103,15 +105,31 @@ class EngineLoop:
         """Requests that have not ended."""
         return len(self._streams)
 
-    def submit(self, prompt: list[int], params: SamplingParams, *, stop: Seq[str] = ()) -> TokenStream:
-        """Queue a prompt. Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure; never waits."""
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        stop: Seq[str] = (),
+        owner: str = "",
+        priority: int = 0,
+    ) -> TokenStream:
+        """Queue a prompt; owners who wait take turns by what they were given (`llama_core/waiting.py`). Never waits.
+
+        Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure.
+        """
         if self._failure is not None:
             raise self._failure
         if self._draining:
             raise NotReady("the server is shutting down and takes no new requests")
         prompt = check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len)
-        self.scheduler.check_room()
-        seq = Sequence(prompt, params, min(self.max_seq_len, len(prompt) + params.max_tokens))
+        try:
+            self.scheduler.check_room(num_tokens=len(prompt))
+        except QueueFull as error:
+            error.retry_after_s = self._wait_s()
+            raise
+        max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
+        seq = Sequence(prompt, params, max_length, owner=owner, priority=priority)
         stream = TokenStream(seq, self._tokenizer, stop, self._cancel)
         self.scheduler.add(seq)
         if seq.finished:
@@ -201,6 +219,14 @@ class EngineLoop:
         """Seconds since a step completed while work waited; 0 when idle."""
         return time.monotonic() - self.last_progress_s if self._streams else 0.0
 
+    def _wait_s(self) -> float:
+        """How long, at the pace of the latest ends, until half of those who wait have been served: there is room then."""
+        now = time.monotonic()
+        if len(self._ends) < 2 or now - self._ends[-1] > LONGEST_RETRY_S:
+            return SHORTEST_RETRY_S
+        pace = len(self._ends) / (now - self._ends[0])
+        return min(max(SHORTEST_RETRY_S, self.scheduler.num_waiting / 2 / pace), LONGEST_RETRY_S)
+
     def _send(self, runner: Runner, flights: deque[_Flight]) -> None:
         while len(flights) < self._depth and (batch := self.scheduler.schedule()) is not None:
             flights.append(_Flight(batch, runner.submit(batch), time.monotonic()))
@@ -227,6 +253,7 @@ class EngineLoop:
                 self.scheduler.finish(seq, FinishReason.ERROR)
                 stream.fail(EngineError("the text of this request could not be made"))
             if seq.finished:
+                self._ends.append(self.last_progress_s)
                 self._streams.pop(seq, None)
 
     def _pace(self, batch: StepInput, output: StepOutput) -> None:

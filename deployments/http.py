@@ -201,7 +201,9 @@ class Generation(Generic[BodyT]):
     async def _plan(self, request: Request) -> Plan:
         check_takes_requests(self._engine)
         raw = parse_json(await read_body(request, self._limits.body))
-        return await self.route.plan(validate(self.route.body, raw), raw, self._engine)
+        plan = await self.route.plan(validate(self.route.body, raw), raw, self._engine)
+        key_owner = request.scope["state"].get("owner")
+        return replace(plan, owner=key_owner) if key_owner else plan
 
 
 async def _whole(choices: Choices, reply: Reply, record: RequestRecord) -> Response:

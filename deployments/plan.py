@@ -29,6 +29,7 @@ from llama_core.tokenizer import Tokenizer
 
 DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 0.6, 0.9  # the reference's
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
+MAX_OWNER_CHARS = 64
 INLINE_CHARS = 16_384  # longer texts are encoded in a thread (about 10 ms), so that streams go on meanwhile
 
 Result = TypeVar("Result")
@@ -46,6 +47,8 @@ class Plan:
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    owner: str = ""  # with whom it shares what there is
+    priority: int = 0
 
     @property
     def num_choices(self) -> int:
@@ -211,4 +214,6 @@ def _plan(
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
+        owner=(body.user or "")[:MAX_OWNER_CHARS],
+        priority=body.priority or 0,
     )

@@ -14,6 +14,7 @@ from deployments.problems import Unsupported
 from llama_core.errors import InvalidParameter
 from llama_core.request import INT64_MAX, INT64_MIN, MAX_TOP_LOGPROBS
 
+MAX_PRIORITY = 100
 MAX_CHOICES = 128  # prompts * n of one request
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
@@ -135,7 +136,8 @@ class GenerationBody(Body):
     stream: Flag = None
     stream_options: StreamOptions | None = None
     ignore_eos: Flag = Field(None, description="Go on to max_tokens.")
-    user: str | None = None
+    user: str | None = Field(None, description="Users share what there is; where keys are asked for, keys do instead.")
+    priority: int | None = Field(None, ge=0, le=MAX_PRIORITY, description="0, the default, is served first.")
     # Ranges are checked first; then anything but the neutral value is refused as unsupported.
     presence_penalty: float | None = _number(-2, 2, "Only 0.")
     frequency_penalty: float | None = _number(-2, 2, "Only 0.")

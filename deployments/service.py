@@ -112,6 +112,7 @@ class LlamaService:
                 max_step_tokens=self.config.max_step_tokens,
                 eos_id=self.tokenizer.eos_id,
                 max_waiting=self.args.max_queue,
+                max_waiting_tokens=self.args.max_queue_tokens,
                 max_drafts=self.config.max_drafts,
                 prefix_caching=self.config.prefix_caching,
             ),
@@ -183,7 +184,15 @@ class LlamaService:
             or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
         )
 
-    def submit(self, prompt: list[int], params: SamplingParams, *, stop: Sequence[str] = ()) -> TokenStream:
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        stop: Sequence[str] = (),
+        owner: str = "",
+        priority: int = 0,
+    ) -> TokenStream:
         """Queue a prompt. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
@@ -192,7 +201,7 @@ class LlamaService:
             raise NotReady(
                 f"the server is {readiness.phase}: {readiness.detail}", retry_after_s=readiness.retry_after_s
             )
-        return self._loop.submit(prompt, params, stop=stop)
+        return self._loop.submit(prompt, params, stop=stop, owner=owner, priority=priority)
 
     def next_seed(self) -> int:
         """A seed for a request that names none, derived from the server's and the request's number."""
@@ -223,6 +232,7 @@ class LlamaService:
             "max_batch_size": self.config.max_batch_size,
             "max_step_tokens": self.config.max_step_tokens,
             "max_queue": self.args.max_queue,
+            "max_queue_tokens": self.args.max_queue_tokens,
             "block_size": self.config.block_size,
             "blocks_total": scheduler.pool.num_blocks if scheduler else 0,
             "blocks_used": scheduler.pool.num_used if scheduler else 0,

@@ -144,6 +144,8 @@ class Sequence:
     prompt: list[int]
     params: SamplingParams
     max_length: int  # prompt + generated tokens at most
+    owner: str = ""  # who shares with others what there is
+    priority: int = 0  # the lowest is served first
     tokens: list[int] = field(init=False)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)

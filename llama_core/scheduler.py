@@ -16,7 +16,7 @@ A sequence whose tokens repeat themselves (`drafting.py`) waits for its output, 
 keeps the draws up to the first that differs from its draft; each was made from the same tokens as it would have been alone.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -26,6 +26,7 @@ from llama_core.blocks import BlockId, BlockKey, BlockPool, block_key
 from llama_core.drafting import MAX_DRAFTS_A_ROW, PromptLookup
 from llama_core.errors import NonFiniteLogits, QueueFull
 from llama_core.request import FinishReason, Sequence
+from llama_core.waiting import OUTPUT_COST, PROMPT_COST, WaitingQueue
 
 # Tokens of prompts beside decodes: on CPUs they take about as long as the decodes' own step, which each of these lengthens.
 TOKENS_BESIDE: Final = 64
@@ -38,8 +39,8 @@ TOKENS_A_PROMPT: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """max_batch_size: slots. max_step_tokens: tokens of one step. max_waiting: sequences that may wait, None for any number.
-    max_drafts: proposed tokens of one step, 0 for no speculation."""
+    """max_batch_size: slots. max_step_tokens: tokens of one step. max_waiting and max_waiting_tokens: sequences that
+    may wait and their tokens, None for any number. max_drafts: proposed tokens of one step, 0 for no speculation."""
 
     max_batch_size: int
     max_step_tokens: int
@@ -47,6 +48,7 @@ class SchedulerConfig:
     max_waiting: int | None = None
     max_drafts: int = 0
     prefix_caching: bool = True
+    max_waiting_tokens: int | None = None
 
     def __post_init__(self) -> None:
         assert 0 < self.max_batch_size <= self.max_step_tokens, "every running sequence must find room in a step"
@@ -86,7 +88,7 @@ class Scheduler:
         self.num_drafts = 0  # proposed tokens that came back checked
         self.num_drafts_accepted = 0
         self._step = 0
-        self._waiting: OrderedDict[Sequence, None] = OrderedDict()
+        self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # in the order of admission
         self._free_slots = list(range(config.max_batch_size - 1, -1, -1))
         self._flights: deque[_Flight] = deque()
@@ -116,11 +118,17 @@ class Scheduler:
 
     # Requests come and go.
 
-    def check_room(self, num_sequences: int = 1) -> None:
-        """Raise QueueFull unless so many more may wait. Those that find a slot free do not count as waiting."""
+    def check_room(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
+        """Raise QueueFull unless so many more, of so many tokens together, may wait. Who finds a slot free does not wait."""
+        free = len(self._free_slots)
+        if len(self._waiting) + num_sequences <= free:
+            return
         limit = self.config.max_waiting
-        if limit is not None and len(self._waiting) + num_sequences > limit + len(self._free_slots):
+        if limit is not None and len(self._waiting) + num_sequences > limit + free:
             raise QueueFull(f"{len(self._waiting)} sequences wait already, the limit is {limit}")
+        limit = self.config.max_waiting_tokens
+        if limit is not None and self._waiting.num_tokens + num_tokens > limit:
+            raise QueueFull(f"sequences of {self._waiting.num_tokens} tokens wait already, the limit is {limit}")
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. One that may not grow and has nothing to report ends here."""
@@ -129,7 +137,8 @@ class Scheduler:
         if seq.length >= seq.max_length and not seq.wants_prompt_logprobs:
             seq.finish_reason = FinishReason.LENGTH
             return
-        self._waiting[seq] = None
+        self._waiting.add(seq)
+        self._head_lacks_blocks = False  # it may be another one now
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence wherever it is; its blocks are free when this returns. Once ended, it stays so."""
@@ -140,7 +149,7 @@ class Scheduler:
             self._vacate(seq)
             self._running.remove(seq)
         else:
-            del self._waiting[seq]
+            self._waiting.remove(seq)
             self._head_lacks_blocks = False
 
     def restart(self, epoch: int) -> list[Sequence]:
@@ -245,6 +254,7 @@ class Scheduler:
             if output.logprobs and (logprob := output.logprobs[i]) is not None:
                 seq.logprobs.append(logprob)
         seq.tokens += taken
+        self._waiting.charge(seq.owner, OUTPUT_COST * len(taken))
         if seq.num_crashes and len(seq.tokens) >= seq.doubtful_until:
             seq.num_crashes = seq.num_crashes_alone = 0
         seq.inflight -= 1
@@ -314,7 +324,7 @@ class Scheduler:
     def _admit(self, flight: _Flight, budget: int) -> None:
         """Slots, blocks and first rows for those who wait longest."""
         while budget and self._waiting and self._free_slots and not self._head_lacks_blocks:
-            seq = next(iter(self._waiting))
+            seq = self._waiting.first()
             if seq.inflight:  # preempted in mid-step: its next token is still on its way back
                 return
             if seq.num_crashes and self._must_be_apart(seq):
@@ -326,7 +336,9 @@ class Scheduler:
             if blocks is None:
                 self._head_lacks_blocks = True
                 return
-            del self._waiting[seq]
+            self._waiting.remove(seq)
+            if seq.num_cached is None:  # else it ran before, and was charged then
+                self._waiting.charge(seq.owner, PROMPT_COST * (seq.length - len(found) * self.pool.block_size))
             seq.slot = self._free_slots.pop()
             seq.blocks = found + blocks
             seq.num_named = len(found)
@@ -369,8 +381,7 @@ class Scheduler:
         seq = self._running.pop()
         self._vacate(seq)
         seq.scheduled = 0
-        self._waiting[seq] = None
-        self._waiting.move_to_end(seq, last=False)
+        self._waiting.add_first(seq)
 
     def _vacate(self, seq: Sequence) -> None:
         assert seq.slot is not None

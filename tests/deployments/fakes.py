@@ -133,6 +133,7 @@ class FakeEngine:
         self.answer = answer
         self.step_s = step_s
         self.streams: list[FakeStream] = []
+        self.owners: list[tuple[str, int]] = []  # and priorities, of all that was submitted
         self.state = Readiness(True, "ready")
         self.alive = True
         self.max_streams = 10_000
@@ -151,7 +152,16 @@ class FakeEngine:
         self._num_seeds += 1
         return self._num_seeds
 
-    def submit(self, prompt: list[int], params: SamplingParams, *, stop: Sequence[str] = ()) -> FakeStream:
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        stop: Sequence[str] = (),
+        owner: str = "",
+        priority: int = 0,
+    ) -> FakeStream:
+        self.owners.append((owner, priority))
         check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
         if self.num_open >= self.max_streams:
             raise QueueFull("too many requests wait", retry_after_s=1.5)

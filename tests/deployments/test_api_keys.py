@@ -124,3 +124,21 @@ def test_keys_of_the_environment_become_digests_where_the_application_is_built(m
     assert "first" not in args.model_dump_json(), "Serve shows an application's arguments"
     keys = ApiKeys(args.api_key_digests)
     assert keys.are_required and keys.owner_of("second") and not keys.owner_of("third")
+
+
+async def test_keys_share_what_there_is_and_without_keys_users_do() -> None:
+    body = {**COMPLETION, "user": "u" * 100, "priority": 3}
+    engine, keys = FakeEngine(), ApiKeys(digests_of("one,two"))
+    app = build_http_app(engine, Metrics(in_ray=False), keys=keys)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for key in ("one", "two", "one"):
+            await client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+    owners = [owner for owner, _ in engine.owners]
+    assert owners[0] == owners[2] != owners[1] and "one" not in owners[0] and "u" * 10 not in owners[0]
+    engine = FakeEngine()
+    app = build_http_app(engine, Metrics(in_ray=False))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        await client.post("/v1/completions", json=body)
+        await client.post("/v1/completions", json=COMPLETION)
+        refused = await client.post("/v1/completions", json={**COMPLETION, "priority": -1})
+    assert engine.owners == [("u" * 64, 3), ("", 0)] and refused.status_code == 400

@@ -2,12 +2,13 @@
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from deployments.engine_loop import EngineLoop, StepStats
+from deployments.engine_loop import SHORTEST_RETRY_S, EngineLoop, StepStats
 from deployments.token_stream import TokenStream
 from llama_core.batch import StepInput, StepOutput
 from llama_core.blocks import BlockPool
@@ -317,6 +318,32 @@ async def test_draining_refuses_new_requests_and_lets_the_live_ones_end() -> Non
         assert len((await read(stream))[1]) == 20
         assert await draining
         assert await loop.drain(0.01), "nothing is left"
+
+
+async def test_a_full_queue_says_when_half_of_those_who_wait_will_have_been_served() -> None:
+    scheduler = Scheduler(SchedulerConfig(2, 16, EOS, max_waiting=100, max_waiting_tokens=60), BlockPool(64, 16))
+    loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100)
+    for _ in range(14):  # nothing runs yet: all of them wait, for two slots
+        loop.submit([1, 3, 4, 5], greedy(20))
+    with pytest.raises(QueueFull, match="sequences of 56 tokens wait already, the limit is 60") as refused:
+        loop.submit([1, 3, 4, 5, 6], greedy(20))
+    assert refused.value.retry_after_s == SHORTEST_RETRY_S, "nothing has ended yet"
+    now = time.monotonic()
+    loop._ends.extend([now - 20, now - 15, now - 10, now - 5])
+    with pytest.raises(QueueFull) as refused:
+        loop.submit([1, 3, 4, 5, 6], greedy(20))
+    assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 20), rel=0.1)
+    loop.submit([1, 3, 4], greedy(20))
+
+
+async def test_an_owner_with_many_requests_does_not_keep_another_waiting() -> None:
+    async with running(FakeGroup(step_s=0.0005), slots=2) as loop:
+        greedy_ones = [loop.submit([1, 3 + n], greedy(10), owner="a") for n in range(20)]
+        modest = loop.submit([1, 99], greedy(10), owner="b")
+        await read(modest)
+        assert sum(stream.finish_reason is None for stream in greedy_ones) >= 14
+        for stream in greedy_ones:
+            await read(stream)
 
 
 async def test_draining_gives_up_after_its_limit() -> None:
