@@ -70,8 +70,8 @@ class RankGroup:
     """Takes steps (`submit`) and answers them in their order. Use it from one event loop, the one it was started in.
 
     Bundle 1 + r of `placement_group` is rank r's, and is taken whole. `runner_factory` makes what a rank runs.
-    `num_blocks` is how many cache blocks to allocate, for a group that must fit a pool which exists already; None
-    takes as many as every rank can hold. `spares` are processes that become the ranks, in their order; without any they
+    `num_blocks` is how many cache blocks to allocate at most, for a group that takes another's place; None takes as many as
+    every rank can hold. `spares` are processes that become the ranks, in their order; without any they
     are created.
     """
 
@@ -185,13 +185,14 @@ class RankGroup:
             await asyncio.gather(starting, listening, return_exceptions=True)
 
     async def _first_silent(self) -> int:
-        """The first rank of those that have begun to answer which stops doing so."""
-        heard: dict[int, float] = {}
+        """The first rank which stops to answer, of those that have begun to. Spares have, before they were taken."""
+        loop = asyncio.get_running_loop()
+        heard = dict.fromkeys(range(len(self._spares)), loop.time())
         while True:
             await asyncio.sleep(_PROBE_S)
-            now = asyncio.get_running_loop().time()
+            now = loop.time()
             statuses = await self.statuses(_PROBE_S)
-            for rank in self._identities:
+            for rank in self._identities.keys() | heard.keys():
                 if statuses[rank] is not None or rank not in heard:
                     heard[rank] = now
                 elif now - heard[rank] >= self._limits.step_timeout_s:
@@ -241,15 +242,9 @@ class RankGroup:
         self._identities[rank] = await result_of(self._actors[rank].identify.remote(self.epoch))
 
     def _common_num_blocks(self, loads: Sequence[RankLoad]) -> int:
-        """How many cache blocks every rank allocates. Raises RankFailure if one cannot hold what is asked for."""
-        scarcest = min(range(len(loads)), key=lambda rank: loads[rank].max_num_blocks)
-        have = loads[scarcest].max_num_blocks
-        if self._num_blocks is None:
-            return have
-        if have < self._num_blocks:
-            text = f"rank {scarcest} has room for {have} cache blocks, {self._num_blocks} are needed"
-            raise RankFailure(text, rank=scarcest)
-        return self._num_blocks
+        """How many cache blocks every rank allocates: as many as all can hold, and no more than are asked for."""
+        have = min(load.max_num_blocks for load in loads)
+        return have if self._num_blocks is None else min(have, self._num_blocks)
 
     async def _connect(self, invitation: Invitation) -> None:
         assert self._listener is not None

@@ -1,6 +1,6 @@
 """The groups of ranks that one replica has one after the other, and the spare processes from which the next is made.
 
-What takes a new process longest is importing torch: 2.4 of 3.5 s. A spare has done that beforehand, beside each rank, in
+What takes a new process longest is importing torch. A spare has done that beforehand, beside each rank, in
 the rank's own bundle, where it takes memory and no time. Ray ends it with the replica that owns it.
 """
 
@@ -14,12 +14,13 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.rank_actor import new_rank
 from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
-from cluster.ray_calls import first_line, in_passing_thread, result_of
+from cluster.ray_calls import answer_within, first_line, in_passing_thread, result_of
 from cluster.runner_factory import RunnerFactory, load_model_runner
 from llama_core.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
+LOOK_AFTER_THEM_EVERY_S: Final = 30.0
 SPARES_AFTER_S: Final = 5.0  # once the ranks serve: whoever waits for the server comes first
 
 
@@ -49,8 +50,12 @@ class RankGroups:
 
     def open(self, config: EngineConfig, epoch: int, num_blocks: int | None) -> RankGroup:
         """A group that has not started, made of the spares if they are ready."""
-        spares, self._spares = (self._spares, []) if self._are_ready else ([], self._spares)
-        self._are_ready = False
+        spares: list[Any] = []
+        if self._are_ready:
+            spares, self._spares, self._are_ready = self._spares, [], False
+            assert self._preparing is not None
+            self._preparing.cancel()
+            self._preparing = None
         return RankGroup(
             config,
             self._placement_group,
@@ -63,7 +68,7 @@ class RankGroups:
 
     def prepare_spares(self, info: GroupInfo) -> None:
         """In the background: make ready what takes over from the ranks of `info`, should they fail."""
-        if self._wants_spares and (self._preparing is None or self._preparing.done()) and not self._spares:
+        if self._wants_spares and self._preparing is None:
             self._preparing = asyncio.create_task(self._prepare(info))
 
     async def stop(self) -> None:
@@ -72,21 +77,33 @@ class RankGroups:
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
-        await in_passing_thread(self._kill, self._spares)
-        self._spares = []
+        await self._discard()
 
     async def _prepare(self, info: GroupInfo) -> None:
+        """Until they are taken: make spares, look after them, and make others where one is gone."""
         await asyncio.sleep(SPARES_AFTER_S)
-        try:
-            self._spares = [new_rank(self._placement_group, rank, len(info.ranks)) for rank in range(len(info.ranks))]
-            shares = [report.identity.share for report in info.ranks]
-            getting_ready = [spare.get_ready.remote(share) for spare, share in zip(self._spares, shares, strict=True)]
-            self._are_ready = all(await asyncio.gather(*map(result_of, getting_ready)))
-        except ray.exceptions.RayError as error:
-            logger.warning("no spare ranks: %s", first_line(error))
-        if not self._are_ready:
-            await in_passing_thread(self._kill, self._spares)
-            self._spares = []
+        while True:
+            try:
+                self._are_ready = self._are_ready or await self._make(info)
+            except Exception as error:
+                logger.warning("no spare ranks: %s", first_line(error))
+            if self._are_ready:
+                await asyncio.sleep(LOOK_AFTER_THEM_EVERY_S)
+                answers = await asyncio.gather(*(answer_within(spare.status.remote(), 5.0) for spare in self._spares))
+                self._are_ready = all(answers)
+            if not self._are_ready:
+                await self._discard()
+                await asyncio.sleep(LOOK_AFTER_THEM_EVERY_S)
+
+    async def _make(self, info: GroupInfo) -> bool:
+        self._spares = [new_rank(self._placement_group, rank, len(info.ranks)) for rank in range(len(info.ranks))]
+        shares = [report.identity.share for report in info.ranks]
+        getting_ready = [spare.get_ready.remote(share) for spare, share in zip(self._spares, shares, strict=True)]
+        return all(await asyncio.gather(*map(result_of, getting_ready)))
+
+    async def _discard(self) -> None:
+        spares, self._spares = self._spares, []
+        await in_passing_thread(self._kill, spares)
 
     def _kill(self, actors: Sequence[Any]) -> None:
         for actor in actors:

@@ -141,7 +141,7 @@ class RankWorker:
             logger.warning("no spare: %d MB of memory are free", free_bytes // 10**6)
             return False
         self._share = share
-        os.environ["OMP_NUM_THREADS"] = str(share.num_threads)
+        _limit_threads(share.num_threads)
         if share.gpu_ids:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpu_ids)
         thread = threading.Thread(target=_import_quietly)
@@ -177,9 +177,7 @@ class RankWorker:
         num_threads = share.num_threads
         if config.device == "cpu" or (config.device == "auto" and not share.gpu_ids):
             self._core_claim = cores.pin_process(num_threads)
-        os.environ["OMP_NUM_THREADS"] = str(num_threads)
-        if platform.machine() == "x86_64":  # elsewhere torch multiplies with it too
-            os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own: no product of matrices is its work here
+        _limit_threads(num_threads)
         self._choose_interface(store_host)
         listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
         seat = Seat(self._rank, self._world_size, store_host, store_port, listen_fd, num_threads, timeout_s)
@@ -297,6 +295,13 @@ def is_collective(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         word in text for word in ("gloo", "nccl", "connection closed by peer")
     )
+
+
+def _limit_threads(num_threads: int) -> None:
+    """Before torch and numpy are imported, who read this then."""
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    if platform.machine() == "x86_64":  # elsewhere torch multiplies with it too
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own: no product of matrices is its work here
 
 
 def _import_quietly() -> None:

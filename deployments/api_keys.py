@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.problems import Unauthorized, error_response
@@ -48,7 +47,7 @@ class ApiKeys:
     def are_required(self) -> bool:
         return bool(self._fixed or self._file)
 
-    def owner_of(self, key: str) -> str | None:
+    def owner_of(self, key: bytes) -> str | None:
         """A short name for who has this key, which does not tell it; None if nobody has."""
         self._refresh()
         digest, known = _digest(key), False
@@ -71,13 +70,15 @@ class ApiKeys:
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp == self._stamp:
             return
-        lines = (line.strip() for line in file.read_text().splitlines())
-        keys = frozenset(_digest(line) for line in lines if line and not line.startswith("#"))
+        lines = (line.strip() for line in file.read_bytes().splitlines())
+        keys = frozenset(_digest(line) for line in lines if line and not line.startswith(b"#"))
+        is_first, self._stamp = self._stamp is None, stamp
         if not keys:
+            log.warning("the file of API keys has no key in it, the keys stay as they were")
             return
-        if self._stamp is not None:
+        if not is_first:
             log.info("the file of API keys has changed: %d keys", len(keys))
-        self._stamp, self._from_file = stamp, keys
+        self._from_file = keys
 
 
 class Guard:
@@ -88,36 +89,41 @@ class Guard:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys.are_required:
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
-            owner = self._keys.owner_of(_key_of(Headers(scope=scope)))
-            if owner is None and path not in OPEN_PATHS:
+        if scope["type"] == "lifespan" or not self._keys.are_required:
+            return await self._app(scope, receive, send)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path not in OPEN_PATHS:
+            owner = self._keys.owner_of(_key_of(scope["headers"]))
+            if owner is None and scope["type"] == "websocket":
+                return await send({"type": "websocket.close", "code": 1008})
+            if owner is None:
                 # Browsers ask their user for a password then, and send it with all that the page does.
                 challenge = {"WWW-Authenticate": 'Basic realm="API key as password"' if path == "/" else "Bearer"}
                 answer = error_response(Unauthorized("A valid API key is required."), challenge)
                 return await answer(scope, receive, send)
-            scope.setdefault("state", {})["owner"] = owner or ""
+            scope.setdefault("state", {})["owner"] = owner
         await self._app(scope, receive, send)
 
 
 def digests_of(keys: str) -> tuple[str, ...]:
     """In hexadecimal, of keys separated by commas."""
-    return tuple(_digest(key.strip()).hex() for key in keys.split(",") if key.strip())
+    return tuple(_digest(key.strip().encode()).hex() for key in keys.split(",") if key.strip())
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
-def _key_of(headers: Headers) -> str:
-    """`Authorization: Bearer KEY`, the password of `Basic`, or `x-api-key`; "" where there is none."""
-    kind, _, value = headers.get("authorization", "").partition(" ")
+def _key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """`Authorization: Bearer KEY`, the password of `Basic`, or `x-api-key`; b"" where there is none."""
+    found = dict(headers)
+    kind, _, value = found.get(b"authorization", b"").partition(b" ")
     value = value.strip()
-    if kind.lower() == "bearer":
+    if kind.lower() == b"bearer":
         return value
-    if kind.lower() == "basic":
+    if kind.lower() == b"basic":
         try:
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return ""
-    return headers.get("x-api-key", "")
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return b""
+    return found.get(b"x-api-key", b"")

@@ -66,7 +66,9 @@ class ServerArgs(BaseModel):
     request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Longest time of a request over HTTP; x-request-timeout-seconds may ask for less."
     )
-    api_key_digests: tuple[str, ...] = Field((), description="SHA-256 of keys; those in LLAMA_API_KEYS if absent.")
+    api_key_digests: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
+        (), description="SHA-256 of keys; those in LLAMA_API_KEYS if absent."
+    )
     api_key_file: str | None = Field(
         None,
         description="API keys, one a line, read again when it changes. Without any keys, all may ask.",
@@ -77,7 +79,7 @@ class ServerArgs(BaseModel):
     )
     start_timeout_s: Annotated[float, Field(gt=0)] = Field(1800.0, description="Limit for loading and warming up.")
     recovery_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        300.0, description="Ranks that cannot be brought back for so long fail the replica."
+        600.0, description="Ranks that cannot be brought back for so long fail the replica."
     )
     spare_ranks: bool = Field(
         True,
@@ -100,8 +102,11 @@ class ServerArgs(BaseModel):
         if not isinstance(given, dict):
             return given
         settings: dict[str, Any] = {name: os.environ.get(f"LLAMA_{name.upper()}") for name in cls.model_fields}
+        settings["api_key_digests"] = None
         if keys := os.environ.get("LLAMA_API_KEYS"):
             settings["api_key_digests"] = digests_of(keys)
+            if not settings["api_key_digests"]:
+                raise ValueError("LLAMA_API_KEYS is set, but has no key in it")
         return {name: value for name, value in settings.items() if value is not None} | given
 
     @property

@@ -14,10 +14,20 @@ def base_url(host: str, port: int) -> str:
 
 
 def banner(props: Mapping[str, Any], host: str, port: int) -> str:
-    """`props` is what GET /props answers."""
+    """`props` is what the replica's `describe` gives."""
     url, model = base_url(host, port), props["model"]
     ranks = ", ".join(f"{rank['device']}" for rank in props["ranks"])
-    public = "" if host in _LOOPBACK else "   WARNING: reachable from other machines, without authentication"
+    has_keys = props["api_keys"]
+    if has_keys:
+        auth, header, key = (
+            "every route but /health and /ready asks for an API key",
+            " -H 'Authorization: Bearer KEY'",
+            "KEY",
+        )
+    else:
+        auth, header, key = "off: any or no API key is accepted", "", "none"
+    lacks = "TLS" if has_keys else "authentication"
+    public = "" if host in _LOOPBACK else f"   WARNING: reachable from other machines, without {lacks}"
     return "\n".join(
         (
             "",
@@ -25,13 +35,13 @@ def banner(props: Mapping[str, Any], host: str, port: int) -> str:
             f"    model    {model} ({props['ranks'][0]['dtype']}, context {props['max_seq_len']} tokens)",
             f"    ranks    {props['world_size']}: {ranks}",
             f"    bind     {host}:{port}{public}",
-            "    auth     off: any or no API key is accepted",
+            f"    auth     {auth}",
             f"    chat     {url}/      API reference {url}/docs",
             "",
             "  Try:",
-            f"    curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+            f"    curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} "
             f'-d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Who are you?"}}]}}\'',
-            f'    {sys.executable} -c \'import openai; print(openai.OpenAI(base_url="{url}/v1", api_key="none")'
+            f'    {sys.executable} -c \'import openai; print(openai.OpenAI(base_url="{url}/v1", api_key="{key}")'
             f'.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Who are you?"}}])'
             ".choices[0].message.content)'",
             "",

@@ -147,6 +147,7 @@ class EngineLoop:
         on with every stream where it was.
         """
         flights: deque[_Flight] = deque()
+        self.last_progress_s = time.monotonic()
         try:
             while True:
                 self._send(runner, flights)
@@ -177,25 +178,25 @@ class EngineLoop:
                 flight.output.cancel()
             await asyncio.gather(*(flight.output for flight in flights), return_exceptions=True)
 
-    def restart(self, epoch: int, failure: RankFailure) -> None:
+    def restart(self, epoch: int, failure: RankFailure) -> bool:
         """Ready the live requests for new ranks: `run` may then go on with their runner. They lose nothing, but one that
-        alone can be to blame for repeated failures ends, or it would take every group of ranks down.
+        alone can be to blame for repeated failures ends, or it would take every group of ranks down. Whether one did.
         """
         suspects = [seq for seq in self.scheduler.restart(epoch) if seq.is_suspect]
-        self.last_progress_s = time.monotonic()
         if len(suspects) != 1:
-            return
+            return False
         (seq,) = suspects
         seq.num_crashes_alone += 1
         if seq.num_crashes_alone < (ENOUGH_ERRORS if failure.raised else ENOUGH_DEATHS):
-            return
-        self.scheduler.finish(seq, FinishReason.ERROR)
+            return False
         text = (
             f"the model's processes failed {seq.num_crashes} times while they computed this request, which is given up"
         )
         log.error("a request of %d tokens is given up: %s", seq.length, failure.message)
-        if (stream := self._streams.pop(seq, None)) is not None:
+        self.scheduler.finish(seq, FinishReason.ERROR)
+        if (stream := self._drop(seq)) is not None:
             stream.fail(PoisonRequest(text))
+        return True
 
     def fail(self, error: EngineError) -> None:
         """End every live request with `error`, once, and refuse new ones with it."""
@@ -229,10 +230,22 @@ class EngineLoop:
 
     def _send(self, runner: Runner, flights: deque[_Flight]) -> None:
         while len(flights) < self._depth and (batch := self.scheduler.schedule()) is not None:
-            flights.append(_Flight(batch, runner.submit(batch), time.monotonic()))
+            try:
+                output = runner.submit(batch)
+            except RankFailure:
+                self.scheduler.forget_unsent()  # nobody in it is to blame
+                raise
+            flights.append(_Flight(batch, output, time.monotonic()))
+
+    def _drop(self, seq: Sequence) -> TokenStream | None:
+        """It has ended, also while no ranks run."""
+        stream = self._streams.pop(seq, None)
+        if not self._streams:
+            self._idle.set()
+        return stream
 
     def _cancel(self, seq: Sequence) -> None:
-        if self._streams.pop(seq, None) is not None:
+        if self._drop(seq) is not None:
             self.scheduler.finish(seq, FinishReason.ABORT)
 
     def _deliver(self, progress: list[Progress]) -> None:
@@ -254,11 +267,12 @@ class EngineLoop:
                 stream.fail(EngineError("the text of this request could not be made"))
             if seq.finished:
                 self._ends.append(self.last_progress_s)
-                self._streams.pop(seq, None)
+                self._drop(seq)
 
     def _pace(self, batch: StepInput, output: StepOutput) -> None:
         """Learn from a step that read prompts how many of their tokens fit the time that one may take."""
-        if batch.num_tokens >= TOKENS_A_PROMPT and output.elapsed_ms > 0:
+        num_read = sum(row.length for row in batch.rows if row.length > 1 + row.num_drafts)
+        if num_read >= TOKENS_A_PROMPT and output.elapsed_ms > 0:
             fitting = int(batch.num_tokens / output.elapsed_ms * 1e3 * LONGEST_STEP_S)
             self.scheduler.max_prompt_tokens = max(TOKENS_A_PROMPT, fitting)
 

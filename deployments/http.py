@@ -153,14 +153,15 @@ class Generation(Generic[BodyT]):
         try:
             request, loop = Request(scope, receive), asyncio.get_running_loop()
             limit_s, began_s = self._limit_s(request), loop.time()
-            plan = await self._plan(request)
+            try:
+                async with asyncio.timeout_at(None if limit_s is None else began_s + limit_s):
+                    plan = await self._plan(request)
+            except TimeoutError:
+                raise _late(limit_s) from None
             record.planned(plan)
             choices = Choices(self._engine, plan)
             if limit_s is not None:
-                error = DeadlineExceeded(
-                    f"The answer was not complete within {limit_s:g} s, the limit of this request."
-                )
-                deadline = loop.call_at(began_s + limit_s, choices.end, error)
+                deadline = loop.call_at(began_s + limit_s, choices.end, _late(limit_s))
             reply = self.route.reply(self._engine, plan, choices.streams)
             async with while_connected(receive) as ending:
                 if plan.stream:
@@ -204,6 +205,10 @@ class Generation(Generic[BodyT]):
         plan = await self.route.plan(validate(self.route.body, raw), raw, self._engine)
         key_owner = request.scope["state"].get("owner")
         return replace(plan, owner=key_owner) if key_owner else plan
+
+
+def _late(limit_s: float | None) -> DeadlineExceeded:
+    return DeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this request.")
 
 
 async def _whole(choices: Choices, reply: Reply, record: RequestRecord) -> Response:

@@ -48,6 +48,7 @@ class LlamaIngress:
     async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it
         """Raises what the files can tell of a start that cannot succeed; Serve then reports the deployment as failed."""
         _log_like_serve()
+        self._keys = ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None)
         self.metrics = Metrics()
         self.service = LlamaService(
             args, _groups_for(args), on_step=self.metrics.on_step, on_failure=self.metrics.on_failure
@@ -64,7 +65,7 @@ class LlamaIngress:
                 self.metrics,
                 max_body_bytes=args.max_body_bytes,
                 request_timeout_s=args.request_timeout_s,
-                keys=ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None),
+                keys=self._keys,
                 sends_request_id=False,
             )
             await asyncio.wait_for(asyncio.shield(self._starting), limit)
@@ -83,7 +84,7 @@ class LlamaIngress:
         gc.freeze()
         gc.set_threshold(10_000)
         if os.environ.get("LLAMA_BANNER", "1") != "0":
-            print(banner(self.service.describe(), *_http_address()), flush=True)
+            print(banner(self._describe(), *_http_address()), flush=True)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._http_app
@@ -226,6 +227,13 @@ class LlamaIngress:
             finally:
                 stream.cancel()
             warn_of_unfinished([stream.sequence])
+
+    async def describe(self) -> dict[str, Any]:
+        """What GET /props answers, and whether HTTP asks for API keys."""
+        return self._describe()
+
+    def _describe(self) -> dict[str, Any]:
+        return {**self.service.describe(), "api_keys": self._keys.are_required}
 
     async def drain(self) -> None:
         """Take no new request from now on (503, `/ready` says draining), and return when the live ones have ended."""

@@ -14,6 +14,7 @@ from llama_core.errors import (
     LlamaError,
     NonFiniteLogits,
     NotReady,
+    PoisonRequest,
     QueueFull,
     RankFailure,
     RequestCancelled,
@@ -119,4 +120,6 @@ def json_response(content: object, status: int = 200, headers: dict[str, str] | 
 def error_response(error: LlamaError, headers: dict[str, str] | None = None) -> Response:
     retry = retry_after_s(error)
     extra = {} if retry is None else {"Retry-After": str(retry)}
+    if isinstance(error, PoisonRequest | DeadlineExceeded):
+        extra["x-should-retry"] = "false"  # or OpenAI's clients would ask again by themselves, as they do after any 5xx
     return json_response(error_object(error), status_of(error), {**(headers or {}), **extra})

@@ -21,7 +21,7 @@ from deployments.engine_loop import EngineLoop, Runner, StepStats
 from deployments.token_stream import TokenStream
 from llama_core.blocks import BlockPool
 from llama_core.config import EngineConfig, read_params
-from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
+from llama_core.errors import CheckpointError, EngineError, LlamaError, NotReady, RankFailure, TokenizerError
 from llama_core.request import SamplingParams, mix_seed
 from llama_core.scheduler import Scheduler, SchedulerConfig
 from llama_core.shards import find_shards
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 LOADING_PERIOD_S = 1.0
 RETRY_AFTER_S = 0.5  # between attempts to bring the ranks back; longer each time
-MAX_FRUITLESS = (
-    12  # failures in turn without a step between them: other ranks do not help, whichever request is to blame
-)
+MAX_FRUITLESS = 12  # failures in turn without a step between them that no request is found to be to blame for
+MAX_GIVEN_UP = 8  # requests in turn, likewise, that were: so many can hardly be
+CALM_S = 60.0  # a failure after so long has nothing to do with the last one
 
 
 class Group(Runner, Protocol):
@@ -87,7 +87,9 @@ class LlamaService:
         self._started_s = time.monotonic()
         self._num_seeds = 0
         self._num_steps = 0  # that had been done when the ranks last failed
-        self._num_fruitless = 0  # failures since a step was done
+        self._num_fruitless = 0  # failures since a step was done, or a request was found to be to blame
+        self._num_given_up = 0  # requests that were, since a step was done
+        self._recovered_s = 0.0
         self._loading = "the ranks are being placed"
 
     # What a replica goes through.
@@ -174,7 +176,7 @@ class LlamaService:
         return Readiness(True, "ready")
 
     def live(self) -> bool:
-        """False once only a new replica can help: the group has failed, or work waits and no step completes."""
+        """False once only a new replica can help: the ranks cannot be brought back, or work waits and no step completes."""
         if self._failure is not None:
             return False
         # The group's own step deadline comes first; this catches whatever it does not see. Recovery has limits of its own.
@@ -271,36 +273,53 @@ class LlamaService:
         self._on_failure(failure)
         log.error("recovering %d live requests: %s", loop.num_live, failure.message)
         self._recovering, self._loading = failure, "being placed"
-        self._num_fruitless = self._num_fruitless + 1 if loop.num_steps == self._num_steps else 0
-        self._num_steps = loop.num_steps
         await group.stop()
-        if self._num_fruitless > MAX_FRUITLESS:
-            raise RankFailure(f"{MAX_FRUITLESS} groups of ranks in turn did not get through a step: {failure.message}")
-        self.epoch += 1
-        loop.restart(self.epoch, failure)
+        self._check_patience(loop, failure, began)
         for attempt in itertools.count(1):
+            self.epoch += 1
+            if loop.restart(self.epoch, failure):
+                self._num_fruitless, self._num_given_up = 0, self._num_given_up + 1
             # The files have been checked once.
             config = replace(self.config, verify_checksums=False)
             self._group = group = groups.open(config, self.epoch, loop.scheduler.pool.num_blocks)
+            left_s = began + self.args.recovery_timeout_s - time.monotonic()
             try:
-                self.info = info = await self._start_group(group)
-            except RankFailure as error:
-                await group.stop()
-                left_s = began + self.args.recovery_timeout_s - time.monotonic()
-                if left_s <= 0:
-                    text = f"the ranks could not be brought back in {self.args.recovery_timeout_s:g} s: {error.message}"
-                    raise RankFailure(text, rank=error.rank) from error
-                log.warning("attempt %d to bring the ranks back failed: %s", attempt, error.message)
-                self._on_failure(error)
-                self.epoch += 1
-                loop.restart(self.epoch, error)
-                await asyncio.sleep(min(left_s, RETRY_AFTER_S * min(attempt, 10)))
-            else:
+                async with asyncio.timeout(left_s):
+                    self.info = info = await self._start_group(group)
                 break
+            except (CheckpointError, TokenizerError):
+                raise  # the same files say the same again
+            except Exception as error:
+                await group.stop()
+                failure = error if isinstance(error, RankFailure) else RankFailure(f"{type(error).__name__}: {error}")
+                log.warning("attempt %d to bring the ranks back failed: %s", attempt, failure.message)
+            left_s = began + self.args.recovery_timeout_s - time.monotonic()
+            if left_s <= 0:
+                text = f"the ranks could not be brought back in {self.args.recovery_timeout_s:g} s: {failure.message}"
+                raise RankFailure(text, rank=failure.rank)
+            await asyncio.sleep(min(left_s, RETRY_AFTER_S * min(attempt, 10)))
+        if info.num_blocks != loop.scheduler.pool.num_blocks:
+            log.warning("the new ranks have room for %d cache blocks", info.num_blocks)
+            loop.scheduler.use_pool(BlockPool(info.num_blocks, self.config.block_size))
         self._recovering = None
+        self._recovered_s = loop.last_progress_s = time.monotonic()
         groups.prepare_spares(info)
-        log.warning("recovered after %.2f s, epoch %d", time.monotonic() - began, self.epoch)
+        log.warning("recovered after %.2f s, epoch %d", self._recovered_s - began, self.epoch)
         return group
+
+    def _check_patience(self, loop: EngineLoop, failure: RankFailure, now: float) -> None:
+        """Raise `failure` where other ranks would not help: one group after the other does not get through a step."""
+        if loop.num_steps > self._num_steps:
+            self._num_fruitless = self._num_given_up = 0
+        elif now - self._recovered_s > CALM_S:
+            self._num_fruitless = 0
+        else:
+            self._num_fruitless += 1
+        self._num_steps = loop.num_steps
+        if self._num_fruitless > MAX_FRUITLESS or self._num_given_up > MAX_GIVEN_UP:
+            raise RankFailure(
+                f"{self._num_fruitless} groups of ranks in turn did not get through a step: {failure.message}"
+            )
 
     async def _start_group(self, group: Group) -> GroupInfo:
         following = asyncio.create_task(self._follow_loading(group))
@@ -313,7 +332,8 @@ class LlamaService:
         """Every live request gets one error, and Serve replaces the replica."""
         log.error("the engine has failed: %s", error.message)
         self._failure = error
-        self._on_failure(error)
+        if not isinstance(error, RankFailure):  # those were counted when they came
+            self._on_failure(error)
         if self._loop is not None:
             self._loop.fail(error if isinstance(error, EngineError) else EngineError(error.message))
 

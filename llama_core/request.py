@@ -160,6 +160,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
     num_crashes: int = 0  # failures of the ranks with one of its rows under way, since it was last seen past the place
     num_crashes_alone: int = 0  # of those, with no other suspect under way
+    is_proven: bool = False  # these ranks have drawn a token for it
     doubtful_until: int = 0  # tokens that it must have before it is past it
     finish_reason: FinishReason | None = None
     error: LlamaError | None = None

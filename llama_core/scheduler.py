@@ -93,6 +93,7 @@ class Scheduler:
         self._free_slots = list(range(config.max_batch_size - 1, -1, -1))
         self._flights: deque[_Flight] = deque()
         self._head_lacks_blocks = False  # the first in line was refused, and nothing has been given back since
+        self._num_suspects = 0
 
     @property
     def num_waiting(self) -> int:
@@ -145,6 +146,7 @@ class Scheduler:
         if seq.finished:
             return
         seq.finish_reason = reason
+        self._clear(seq)
         if seq.slot is not None:
             self._vacate(seq)
             self._running.remove(seq)
@@ -171,8 +173,20 @@ class Scheduler:
             self._requeue_youngest()
         for seq in self._waiting:
             seq.inflight = seq.num_drafts = 0
+            seq.is_proven = False
+        self._num_suspects = sum(seq.is_suspect for seq in self._waiting)
         self.pool.forget()
         return under_way
+
+    def use_pool(self, pool: BlockPool) -> None:
+        """Other ranks may have room for fewer blocks, or more. Between `restart` and the next step: nobody has any."""
+        assert not self._running and not self._flights
+        self.pool = pool
+        self._head_lacks_blocks = False
+
+    def forget_unsent(self) -> None:
+        """The step made last has reached no rank. For `restart` to follow: what it counted as computed was not."""
+        self._flights.pop()
 
     # One step.
 
@@ -255,8 +269,9 @@ class Scheduler:
                 seq.logprobs.append(logprob)
         seq.tokens += taken
         self._waiting.charge(seq.owner, OUTPUT_COST * len(taken))
+        seq.is_proven = seq.is_proven or bool(taken)
         if seq.num_crashes and len(seq.tokens) >= seq.doubtful_until:
-            seq.num_crashes = seq.num_crashes_alone = 0
+            self._clear(seq)
         seq.inflight -= 1
         seq.num_drafts = 0
         if seq.slot is not None:  # else it was preempted meanwhile, and nothing computed for it counts
@@ -327,7 +342,7 @@ class Scheduler:
             seq = self._waiting.first()
             if seq.inflight:  # preempted in mid-step: its next token is still on its way back
                 return
-            if seq.num_crashes and self._must_be_apart(seq):
+            if self._num_suspects and self._must_be_apart(seq):
                 return
             found = self._find_prefix(seq)
             needed = self.pool.blocks_for(seq.length) - len(found)
@@ -351,8 +366,16 @@ class Scheduler:
             budget -= self._add_prefill(seq, flight, budget)
 
     def _must_be_apart(self, seq: Sequence) -> bool:
-        """Whether somebody runs with whom the ranks' next failure would not tell which of the two it is due to."""
-        return any(other.is_suspect or (seq.is_suspect and other.num_crashes) for other in self._running)
+        """Whether somebody runs with whom the ranks' next failure would not tell which of the two it is due to: a suspect has
+        with it only those who have drawn a token from these ranks."""
+        if seq.is_suspect:
+            return any(other.num_crashes or not other.is_proven for other in self._running)
+        return any(other.is_suspect for other in self._running)
+
+    def _clear(self, seq: Sequence) -> None:
+        """It is past where the ranks failed, or has ended."""
+        self._num_suspects -= seq.is_suspect
+        seq.num_crashes = seq.num_crashes_alone = 0
 
     # Blocks.
 

@@ -191,7 +191,24 @@ def report(
         "first_new_token_s": spread(pauses),
         "before": before,
         "after": after,
+        "left": leaks(options, before, after),
     }
+
+
+def leaks(options: argparse.Namespace, before: dict[str, float], after: dict[str, float]) -> list[str]:
+    """What there is too much of in the end. Ray's log monitor keeps files of dead workers open: four for each process."""
+    most = {
+        "ranks": options.ranks * (2 if options.spares else 1),
+        "threads": before["threads"] + 10,
+        "anonymous MB": before["anonymous MB"] * 1.1 + 50,
+        "descriptors": before["descriptors"] + 50 + 8 * options.ranks * options.faults,
+        "shared memory files": before["shared memory files"] + 2 * options.ranks,
+    }
+    return [
+        f"{after[name]:g} {name}, at most {limit:g} were expected"
+        for name, limit in most.items()
+        if after[name] > limit
+    ]
 
 
 def _seconds(stamp: str) -> float:
@@ -231,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(text)
     if options.json:
         options.json.write_text(text + "\n")
-    if result["lost"] or result["differing"]:
+    if result["lost"] or result["differing"] or result["left"]:
         sys.exit(1)
 
 

@@ -26,5 +26,5 @@ def test_faults_cost_live_streams_not_a_token(spares: bool, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     seen = json.loads(report.read_text())
-    assert seen["lost"] == seen["differing"] == 0
+    assert seen["lost"] == seen["differing"] == 0 and seen["left"] == []
     assert seen["faults"] >= 6 and seen["recoveries"] >= 2 and seen["answers"] >= 20

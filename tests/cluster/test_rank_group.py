@@ -295,15 +295,14 @@ async def test_an_overdue_step_fails_also_when_ray_cannot_say_who_hangs(
     await assert_gone(group, processes(info))
 
 
-async def test_a_group_has_exactly_the_blocks_asked_for(two_rank_placement: PlacementGroup) -> None:
+async def test_a_group_has_the_blocks_asked_for_as_far_as_there_is_room(two_rank_placement: PlacementGroup) -> None:
     factory = FakeFactory(expect_num_blocks=20)
     group = RankGroup(CONFIG, two_rank_placement, num_blocks=20, limits=LIMITS, runner_factory=factory)
     assert (await group.start()).num_blocks == 20
     await group.stop()
     group = RankGroup(CONFIG, two_rank_placement, num_blocks=50, limits=LIMITS, runner_factory=FakeFactory())
-    with pytest.raises(RankFailure, match="rank 1 has room for 49 cache blocks, 50 are needed") as caught:
-        await group.start()
-    assert caught.value.rank == 1
+    assert (await group.start()).num_blocks == 49, "what the scarcest has room for"
+    await group.stop()
 
 
 async def test_a_start_that_hangs_ends_at_its_deadline_and_says_where(two_rank_placement: PlacementGroup) -> None:

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 from ray.util.placement_group import PlacementGroup
 
-from cluster import rank_groups
+from cluster import rank_groups, rank_worker
 from cluster.process_end import is_running
 from cluster.rank_group import GroupInfo, RankGroup
 from cluster.rank_groups import RankGroups
+from cluster.rank_worker import RankWorker, Share
 from cluster.ray_calls import result_of
 from llama_core.batch import Row, StepInput
 from llama_core.errors import RankFailure
@@ -100,12 +101,27 @@ async def test_stopping_leaves_no_spare(groups: RankGroups) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_there_are_none_where_memory_is_short_or_nobody_wants_them(
-    two_rank_placement: PlacementGroup, groups: RankGroups, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_there_are_none_where_nobody_wants_them(two_rank_placement: PlacementGroup) -> None:
+    unwanted = RankGroups(two_rank_placement, LIMITS, spares=False)
+    unwanted.prepare_spares(GroupInfo(0, 1, ()))
+    assert unwanted._preparing is None
+
+
+def test_no_process_is_made_ready_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_worker, "available_host_bytes", lambda: rank_worker.SPARE_NEEDS_BYTES - 1)
+    monkeypatch.setattr(rank_worker, "_import_quietly", lambda: pytest.fail("it was made ready"))
+    assert not object.__new__(RankWorker).get_ready(Share(1))
+
+
+async def test_a_spare_that_dies_is_followed_by_another(groups: RankGroups, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_groups, "LOOK_AFTER_THEM_EVERY_S", 0.1)
     group = groups.open(CONFIG, 0, None)
     info = await group.start()
-    unwanted = RankGroups(two_rank_placement, LIMITS, spares=False)
-    unwanted.prepare_spares(info)
-    assert unwanted._preparing is None
+    first = await ready(groups, info)
+    os.kill(first[1], signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while groups.num_spares == 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    others = await ready(groups, info)
+    assert not set(first) & set(others)
     await group.stop()

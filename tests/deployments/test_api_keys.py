@@ -95,17 +95,25 @@ async def test_probes_need_none_and_without_keys_nobody_does() -> None:
 def test_the_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_keys, "LOOK_EVERY_S", 0.0)
     file = tmp_path / "keys"
-    file.write_text("# of the team\n\n  first \nsecond\n")
+    file.write_bytes("# of the team\n\n  first \nsecond\nschlüssel\n".encode() + b"\xff\xfe\n")
     keys = ApiKeys(digests_of("fixed"), file)
-    assert all(keys.owner_of(key) for key in ("first", "second", "fixed"))
-    assert len({keys.owner_of(key) for key in ("first", "second", "fixed")}) == 3
-    assert not keys.owner_of("# of the team") and not keys.owner_of("")
+    assert all(keys.owner_of(key.encode()) for key in ("first", "second", "fixed"))
+    assert len({keys.owner_of(key.encode()) for key in ("first", "second", "fixed")}) == 3
+    assert keys.owner_of("schlüssel".encode()) and keys.owner_of(b"\xff\xfe"), "any bytes will do"
+    assert not keys.owner_of(b"# of the team") and not keys.owner_of(b"")
     file.write_text("second\nthird\n")
     os.utime(file, ns=(1, 1))
-    assert [bool(keys.owner_of(key)) for key in ("first", "second", "third", "fixed")] == [False, True, True, True]
+    assert [bool(keys.owner_of(key.encode())) for key in ("first", "second", "third", "fixed")] == [
+        False,
+        True,
+        True,
+        True,
+    ]
     for change in (lambda: file.write_text("\n"), file.unlink):
         change()
-        assert [bool(keys.owner_of(key)) for key in ("first", "second")] == [False, True], "nobody is locked out"
+        assert [bool(keys.owner_of(key.encode())) for key in ("first", "second")] == [False, True], (
+            "nobody is locked out"
+        )
 
 
 @pytest.mark.parametrize("content", [None, "# nothing\n"], ids=["missing", "empty"])
@@ -121,9 +129,15 @@ def test_keys_of_the_environment_become_digests_where_the_application_is_built(m
     monkeypatch.setenv("LLAMA_API_KEYS", "first, second")
     args = ServerArgs()
     assert args.api_key_digests == digests_of("first,second") and len(args.api_key_digests) == 2
+    monkeypatch.setenv("LLAMA_API_KEYS", " , ")
+    with pytest.raises(ValueError, match="LLAMA_API_KEYS"):
+        ServerArgs()  # set, but to nothing: not what somebody meant who set it
+    monkeypatch.delenv("LLAMA_API_KEYS")
+    with pytest.raises(ValueError, match="api_key_digests"):
+        ServerArgs(api_key_digests=("a key in plain text",))
     assert "first" not in args.model_dump_json(), "Serve shows an application's arguments"
     keys = ApiKeys(args.api_key_digests)
-    assert keys.are_required and keys.owner_of("second") and not keys.owner_of("third")
+    assert keys.are_required and keys.owner_of(b"second") and not keys.owner_of(b"third")
 
 
 async def test_keys_share_what_there_is_and_without_keys_users_do() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.engine_loop import SHORTEST_RETRY_S, EngineLoop, StepStats
 from deployments.token_stream import TokenStream
-from llama_core.batch import StepInput, StepOutput
+from llama_core.batch import Row, StepInput, StepOutput
 from llama_core.blocks import BlockPool
 from llama_core.config import MAX_DRAFTS
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
@@ -383,6 +383,8 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(tokens_
     assert scheduler.max_prompt_tokens == TOKENS_ALONE, "decodes say nothing of prompts"
     await read(loop.submit([1] * 400, greedy(1)))
     assert scheduler.max_prompt_tokens == longest
+    loop._pace(StepInput(0, 0, [Row(slot, 9, 1, True) for slot in range(300)]), StepOutput(0, 0, [], elapsed_ms=1e6))
+    assert scheduler.max_prompt_tokens == longest, "nor do many"
     task.cancel()
 
 

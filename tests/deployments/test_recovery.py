@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from cluster.rank_group import GroupInfo
 from deployments.args import ServerArgs
 from deployments.engine_loop import ENOUGH_DEATHS, ENOUGH_ERRORS
-from deployments.service import MAX_FRUITLESS, LlamaService
+from deployments.service import MAX_GIVEN_UP, LlamaService
 from deployments.token_stream import TokenStream
 from llama_core.batch import StepInput, StepOutput
-from llama_core.errors import CheckpointError, LlamaError, PoisonRequest, RankFailure
+from llama_core.errors import CheckpointError, DeadlineExceeded, LlamaError, PoisonRequest, RankFailure
 from llama_core.request import SamplingParams
 from tests.conftest import GOLDEN
 from tests.deployments.fake_ranks import FakeGroup, FakeGroups, continuation
@@ -153,7 +154,8 @@ async def test_a_request_that_takes_the_ranks_down_fails_alone(raises: bool, alo
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
 
 
-async def test_two_poisonous_requests_fail_and_the_others_do_not() -> None:
+@pytest.mark.parametrize("num_poisonous", [2, 6])
+async def test_several_poisonous_requests_fail_and_the_others_do_not(num_poisonous: int) -> None:
     def poisonous(tokens: list[int]) -> int:
         if tokens[1] == POISON and len(tokens) >= 12:
             raise Crash
@@ -162,7 +164,7 @@ async def test_two_poisonous_requests_fail_and_the_others_do_not() -> None:
     async with Served(lambda: Group(poisonous, raises=True)) as served:
         reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(5)]
         results = await asyncio.gather(
-            *(read(served.ask([1, POISON, 7 + i])) for i in range(2)), return_exceptions=True
+            *(read(served.ask([1, POISON, 7 + i])) for i in range(num_poisonous)), return_exceptions=True
         )
         assert all(isinstance(result, PoisonRequest) for result in results)
         assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(5)]
@@ -215,4 +217,113 @@ async def test_ranks_of_which_no_group_gets_through_a_step_fail_the_replica() ->
         results = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(20)), return_exceptions=True)
         assert all(isinstance(result, LlamaError) for result in results)
         assert not served.service.live() and "did not get through a step" in served.service.readiness().detail
-        assert len(served.groups.made) == MAX_FRUITLESS + 1
+        given_up = sum(isinstance(result, PoisonRequest) for result in results)
+        assert given_up == MAX_GIVEN_UP + 1 and len(served.groups.made) < 5 * given_up
+
+
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])
+async def test_a_poison_whose_client_leaves_and_asks_anew_convicts_nobody_else(raises: bool) -> None:
+    def poisonous(tokens: list[int]) -> int:
+        if tokens[1] == POISON:
+            raise Crash
+        return steady(tokens)
+
+    async with Served(lambda: Group(poisonous, raises=raises)) as served:
+        neighbour = asyncio.create_task(read(served.ask([1, 5], 40)))
+        for _ in range(8):
+            num_groups = len(served.groups.made)
+            poison = served.ask([1, POISON, 7])
+            while len(served.groups.made) == num_groups:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            poison.cancel()
+        assert await neighbour == continuation([1, 5], 40, steady)
+
+
+@pytest.mark.parametrize("num_blocks", [40, 90])
+async def test_new_ranks_may_have_room_for_another_number_of_blocks(num_blocks: int) -> None:
+    async with Served(lambda: Group(steady)) as served:
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(12)]
+        await asyncio.sleep(0.01)
+
+        def other() -> FakeGroup:
+            group = Group(steady)
+            group.num_blocks = num_blocks
+            return group
+
+        served.groups.make = other
+        served.groups.made[0].fail()
+        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(12)]
+        assert served.service.describe()["blocks_total"] == num_blocks
+
+
+async def test_an_attempt_that_hangs_ends_with_the_time_for_recovery() -> None:
+    async with Served(lambda: Group(steady), recovery_timeout_s=0.2) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+        served.groups.make = lambda: _gated(Group(steady), asyncio.Event())
+        served.groups.made[0].fail()
+        with pytest.raises(RankFailure, match=r"could not be brought back in 0\.2 s"):
+            await read(stream)
+        assert not served.service.live()
+
+
+async def test_a_passing_error_is_no_reason_to_give_up() -> None:
+    async with Served(lambda: Group(steady)) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+
+        class Unlucky(Group):
+            async def start(self) -> GroupInfo:
+                if len(served.groups.made) == 2:
+                    raise OSError("too many open files")
+                return await super().start()
+
+        served.groups.make = lambda: Unlucky(steady)
+        served.groups.made[0].fail()
+        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+
+
+@pytest.mark.parametrize("end", ["cancel", "deadline", "drain", "stop"])
+async def test_requests_may_end_while_the_ranks_are_brought_back(end: str) -> None:
+    async with Served(lambda: Group(steady), drain_timeout_s=5) as served:
+        stream, gate = served.ask([1, 5], 20), asyncio.Event()
+        await anext(stream)
+        served.groups.make = lambda: _gated(Group(steady), gate)
+        served.groups.made[0].fail()
+        await asyncio.sleep(0.01)
+        assert served.service.readiness().phase == "recovering"
+        if end == "stop":
+            await served.service.stop()
+        elif end == "drain":
+            draining = asyncio.create_task(served.service.drain())
+            await asyncio.sleep(0.01)
+            assert not draining.done()
+            gate.set()
+            assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+            await draining
+            return
+        elif end == "cancel":
+            stream.cancel()
+        else:
+            stream.end(DeadlineExceeded("late"))
+        with pytest.raises(LlamaError):
+            await read(stream)
+        assert not served.service.describe()["blocks_used"]
+        async with asyncio.timeout(1):
+            await served.service.drain()  # nothing is left to wait for
+
+
+async def test_a_replica_is_not_taken_for_dead_after_a_long_recovery() -> None:
+    async with Served(lambda: Group(steady), step_timeout_s=0.01) as served:
+        stream, gate = served.ask([1, 5], 20), asyncio.Event()
+        await anext(stream)
+        served.groups.make = lambda: _gated(Group(steady), gate)
+        served.groups.made[0].fail()
+        await asyncio.sleep(0.01)
+        assert served.service._loop is not None
+        served.service._loop.last_progress_s -= 1000
+        assert served.service.live()
+        gate.set()
+        while served.service.readiness().phase != "ready":  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert served.service.live()

@@ -3,6 +3,7 @@
 import signal
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,18 @@ def test_a_server_that_waits_for_room_ends_at_once_when_told_to(ray_directory: s
         assert server.process.wait(60) == 0
         assert time.monotonic() - began < 20
         assert server.processes() == {}
+
+
+def test_with_keys_the_server_says_that_it_is_ready_and_asks_for_one() -> None:
+    with served(env={"LLAMA_API_KEYS": "kq7-one,kq7-two"}) as server:
+        server.wait_ready()
+        assert server.get("/props")[0] == server.get("/v1/models")[0] == 401
+        assert server.get("/health")[0] == 200
+        request = urllib.request.Request(server.url + "/v1/models", headers={"Authorization": "Bearer kq7-two"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            assert response.status == 200
+        deadline = time.monotonic() + 20
+        while "Llama on Ray is ready" not in server.output() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert "asks for an API key" in server.output() and "Bearer KEY" in server.output()
+        assert "kq7" not in server.output(), "keys are never written"
