@@ -113,7 +113,7 @@ class Scheduler:
         return bool(self._waiting or self._running or self._flights)
 
     def live(self) -> Iterator[Sequence]:
-        """Every sequence that has not ended, in the order in which they will be served."""
+        """Every sequence that has not ended: those that run, then those that wait."""
         yield from self._running
         yield from self._waiting
 
