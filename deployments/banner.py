@@ -14,10 +14,10 @@ def base_url(host: str, port: int) -> str:
 
 
 def banner(props: Mapping[str, Any], host: str, port: int) -> str:
-    """`props` is what the replica's `describe` gives."""
+    """`props` is what GET /props answers, or the replica's `describe`: "api_keys" says whether HTTP asks for keys."""
     url, model = base_url(host, port), props["model"]
     ranks = ", ".join(f"{rank['device']}" for rank in props["ranks"])
-    has_keys = props["api_keys"]
+    has_keys = props.get("api_keys", False)
     if has_keys:
         auth, header, key = (
             "every route but /health and /ready asks for an API key",

@@ -76,20 +76,21 @@ class Watch(threading.Thread):
 
     def _is_ready(self) -> bool:
         """Whether the server is ready; then the banner has been printed. Notes a failure."""
-        from ray import serve
-
         try:
-            readiness = self._get("/ready")
+            readiness, props = self._get("/ready"), self._get("/props")
         except (OSError, ValueError):  # nothing answers there yet
             return False
         if readiness.get("phase") == "failed":
             self.failure = str(readiness.get("detail", ""))
         if readiness.get("phase") != "ready":
             return False
-        try:  # by handle, which asks for no API key
-            props = serve.get_app_handle(self.app_name).describe.remote().result(timeout_s=5)
-        except Exception:  # Serve is ending, or the replica has just gone
-            return False
+        if "error" in props:  # it asks for an API key, a handle does not; but that brings eleven threads along
+            from ray import serve
+
+            try:
+                props = serve.get_app_handle(self.app_name).describe.remote().result(timeout_s=5)
+            except Exception:  # Serve is ending, or the replica has just gone
+                return False
         if props.get("phase") != "ready":  # another replica's
             return False
         print(banner(props, self.host, self.port), flush=True)
