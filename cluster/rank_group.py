@@ -70,9 +70,8 @@ class RankGroup:
     """Takes steps (`submit`) and answers them in their order. Use it from one event loop, the one it was started in.
 
     Bundle 1 + r of `placement_group` is rank r's, and is taken whole. `runner_factory` makes what a rank runs.
-    `num_blocks` is how many cache blocks to allocate at most, for a group that takes another's place; None takes as many as
-    every rank can hold. `spares` are processes that become the ranks, in their order; without any they
-    are created.
+    `num_blocks` is how many cache blocks to allocate at most, for a group that takes another's place; None takes as many
+    as every rank can hold. `spares` are processes that become the ranks, in their order; without any they are created.
     """
 
     def __init__(
@@ -191,9 +190,10 @@ class RankGroup:
         while True:
             await asyncio.sleep(_PROBE_S)
             now = loop.time()
-            statuses = await self.statuses(_PROBE_S)
-            for rank in self._identities.keys() | heard.keys():
-                if statuses[rank] is not None or rank not in heard:
+            for rank, status in enumerate(await self.statuses(_PROBE_S)):
+                if rank not in self._identities and rank not in heard:
+                    continue
+                if status is not None or rank not in heard:
                     heard[rank] = now
                 elif now - heard[rank] >= self._limits.step_timeout_s:
                     return rank

@@ -1,7 +1,7 @@
 """The groups of ranks that one replica has one after the other, and the spare processes from which the next is made.
 
-What takes a new process longest is importing torch. A spare has done that beforehand, beside each rank, in
-the rank's own bundle, where it takes memory and no time. Ray ends it with the replica that owns it.
+What takes a new process longest is importing torch. A spare has done that beforehand, beside each rank, in the rank's own
+bundle, where it takes memory and no time. Ray ends it with the replica that owns it.
 """
 
 import asyncio

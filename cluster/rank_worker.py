@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 _LINGER_S: Final = 5.0  # a rank whose driver has left ends by itself after so long, should nobody end it
 _PROGRESS_INTERVAL_S: Final = 1.0
 _STEPS_BEHIND: Final = 1  # that are queued on a device behind the one that computes
-SPARE_NEEDS_BYTES: Final = 2 * 2**30  # free memory, of which it takes a tenth
 _LOOK_EVERY_S: Final = 50e-6  # whether a device's step is ready, while the next one's message may come
+SPARE_NEEDS_BYTES: Final = 2 * 2**30  # free memory, of which a spare takes a tenth
 
 
 class Phase(StrEnum):
@@ -131,7 +131,7 @@ class RankWorker:
         share = self._own_share()
         return RankIdentity(self._rank, ProcessIdentity.of(os.getpid()), self._node_id, self._node_ip, share)
 
-    def get_ready(self, share: "Share") -> bool:
+    def get_ready(self, share: Share) -> bool:
         """Do before it is needed what takes a rank longest: import torch. Quietly: in a thread that yields to all others.
 
         False, and nothing is done, where the host's memory is short.
@@ -150,7 +150,7 @@ class RankWorker:
         logger.info("ready to take over")
         return True
 
-    def _own_share(self) -> "Share":
+    def _own_share(self) -> Share:
         if self._share is None:
             assigned: dict[str, float] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
             gpu_ids = tuple(str(index) for index in ray.get_gpu_ids())

@@ -82,7 +82,7 @@ class ApiKeys:
 
 
 class Guard:
-    """Lets through who has a key, and answers 401 to others. `request.state.owner` is who asks, "" where nobody needs a key."""
+    """Lets through who has a key, and answers 401 to others. `request.state.owner` is who asks, where keys are asked for."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app

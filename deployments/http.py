@@ -157,6 +157,8 @@ class Generation(Generic[BodyT]):
                 async with asyncio.timeout_at(None if limit_s is None else began_s + limit_s):
                     plan = await self._plan(request)
             except TimeoutError:
+                if limit_s is None:
+                    raise
                 raise _late(limit_s) from None
             record.planned(plan)
             choices = Choices(self._engine, plan)
@@ -207,7 +209,7 @@ class Generation(Generic[BodyT]):
         return replace(plan, owner=key_owner) if key_owner else plan
 
 
-def _late(limit_s: float | None) -> DeadlineExceeded:
+def _late(limit_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this request.")
 
 

@@ -291,6 +291,8 @@ class LlamaService:
                 raise  # the same files say the same again
             except Exception as error:
                 await group.stop()
+                if isinstance(error, TimeoutError):
+                    error = RankFailure(f"the time is over: {self._loading}")
                 failure = error if isinstance(error, RankFailure) else RankFailure(f"{type(error).__name__}: {error}")
                 log.warning("attempt %d to bring the ranks back failed: %s", attempt, failure.message)
             left_s = began + self.args.recovery_timeout_s - time.monotonic()
