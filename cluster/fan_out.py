@@ -24,23 +24,33 @@ logger = logging.getLogger(__name__)
 # reports may overtake the sign of the death itself. So long is the better explanation waited for. (In shared memory the
 # survivors just wait, and are ended.)
 _SECOND_SIGN_S: Final = 0.2
+# A step's deadline, once so many have shown what these ranks need: many times the longest one, and for each token some times
+# what one by itself took at most (which is far more than it costs among others). Never below what a busy machine may cost.
+_ENOUGH_STEPS: Final = 32
+_TIMES_LONGEST: Final = 20.0
+_TIMES_A_TOKEN: Final = 4.0
+_SHORTEST_DEADLINE_S: Final = 10.0
+_LOOK_EVERY_S: Final = 1.0
+_LATE_S: Final = 1.0  # a timer that comes so late says that this process stood still itself
 
 
 class _Flight:
-    """A step that was sent, that draws `num_draws` tokens, and that `num_missing` ranks have not answered."""
+    """A step that was sent, that runs `num_tokens`, draws `num_draws`, and that `num_missing` ranks have not answered."""
 
-    __slots__ = ("num_draws", "num_missing", "result", "step")
+    __slots__ = ("num_draws", "num_missing", "num_tokens", "result", "step")
 
-    def __init__(self, step: int, num_draws: int, num_missing: int, result: asyncio.Future[StepOutput]) -> None:
-        self.step = step
-        self.num_draws = num_draws
+    def __init__(self, batch: StepInput, num_missing: int, result: asyncio.Future[StepOutput]) -> None:
+        self.step = batch.step
+        self.num_tokens = batch.num_tokens
+        self.num_draws = batch.num_draws
         self.num_missing = num_missing
         self.result = result
 
 
 class FanOut:
     """Over one connection a rank, in their order. `on_failure` is called once; `on_overdue` with the ranks that have
-    not answered a step within `step_timeout_s` seconds of its turn, and must lead to `suspect` or `fail`.
+    not answered a step, and how many seconds after its turn: `step_timeout_s` at most, less once it is known what steps
+    take. It must lead to `suspect` or `fail`.
     """
 
     def __init__(
@@ -50,7 +60,7 @@ class FanOut:
         epoch: int,
         step_timeout_s: float,
         on_failure: Callable[[RankFailure], None],
-        on_overdue: Callable[[list[int]], None],
+        on_overdue: Callable[[list[int], float], None],
     ) -> None:
         self.elapsed_ms = [0.0] * len(connections)  # each rank's latest step, to find a slow one
         self.failure: RankFailure | None = None
@@ -64,6 +74,8 @@ class FanOut:
         self._num_completed = 0  # steps that every rank has answered
         self._num_answered = [0] * len(connections)
         self._oldest_since = 0.0  # when the oldest flight became the oldest, in the loop's time
+        self._longest_s = self._longest_of_a_token_s = 0.0
+        self._look_at = 0.0  # when the watch is due
         self._watch: asyncio.TimerHandle | None = None
         self._verdict: asyncio.TimerHandle | None = None
         self._signs: dict[int, str] = {}
@@ -86,11 +98,11 @@ class FanOut:
         result: asyncio.Future[StepOutput] = self._loop.create_future()
         if not self._flights:
             self._oldest_since = self._loop.time()
-        self._flights.append(_Flight(batch.step, batch.num_draws, len(self._connections), result))
+        self._flights.append(_Flight(batch, len(self._connections), result))
         for connection in self._connections:
             connection.write(data)
         if self._watch is None:
-            self._watch = self._loop.call_later(self._step_timeout_s, self._check_deadline)
+            self._look_in(self._deadline_s())
         return result
 
     def suspect(self, rank: int, cause: str, *, certain: bool = True) -> None:
@@ -162,19 +174,39 @@ class FanOut:
         if isinstance(reply, Answer) and not flight.result.done():
             flight.result.set_result(reply.output)
         while self._flights and not self._flights[0].num_missing:
-            self._flights.popleft()
+            completed = self._flights.popleft()
             self._num_completed += 1
-            self._oldest_since = self._loop.time()
+            now = self._loop.time()
+            took_s, self._oldest_since = now - self._oldest_since, now
+            self._longest_s = max(self._longest_s, took_s)
+            self._longest_of_a_token_s = max(self._longest_of_a_token_s, took_s / max(1, completed.num_tokens))
+
+    def _deadline_s(self) -> float:
+        """How long the oldest step may take."""
+        if self._num_completed < _ENOUGH_STEPS:
+            return self._step_timeout_s
+        of_tokens_s = _TIMES_A_TOKEN * self._longest_of_a_token_s * self._flights[0].num_tokens
+        learned_s = max(_SHORTEST_DEADLINE_S, _TIMES_LONGEST * self._longest_s, of_tokens_s)
+        return min(learned_s, self._step_timeout_s)
+
+    def _look_in(self, seconds: float) -> None:
+        seconds = min(seconds, _LOOK_EVERY_S)  # what is allowed changes from step to step
+        self._look_at = self._loop.time() + seconds
+        self._watch = self._loop.call_later(seconds, self._check_deadline)
 
     def _check_deadline(self) -> None:
         """One timer for all steps: it looks at the oldest, and sleeps for what that one has left."""
         self._watch = None
         if not self._flights:
             return
-        left_s = self._oldest_since + self._step_timeout_s - self._loop.time()
+        now = self._loop.time()
+        if now - self._look_at > _LATE_S:
+            self._oldest_since = now
+        deadline_s = self._deadline_s()
+        left_s = self._oldest_since + deadline_s - now
         if left_s > 0:
-            self._watch = self._loop.call_later(left_s, self._check_deadline)
+            self._look_in(left_s)
             return
         silent = [rank for rank, answered in enumerate(self._num_answered) if answered == self._num_completed]
         logger.error("step=%d overdue ranks=%s", self._flights[0].step, silent)
-        self._on_overdue(silent)
+        self._on_overdue(silent, deadline_s)

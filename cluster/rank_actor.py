@@ -15,9 +15,9 @@ RankActor: Any = ray.remote(**OPTIONS)(RankWorker)
 
 
 def new_rank(
-    placement_group: PlacementGroup, rank: int, world_size: int, bundle: Mapping[str, float] | None = None
+    placement_group: PlacementGroup, seat: int, rank: int, world_size: int, bundle: Mapping[str, float] | None = None
 ) -> Any:
-    """An actor that takes all of its `bundle`, or, without one, nothing of what another actor has."""
-    strategy = PlacementGroupSchedulingStrategy(placement_group, rank_bundle_index(rank))
+    """An actor in the bundle of `seat`, that takes all of that `bundle`, or, without one, nothing of what another has."""
+    strategy = PlacementGroupSchedulingStrategy(placement_group, rank_bundle_index(seat))
     options = actor_options(bundle or {})
     return RankActor.options(scheduling_strategy=strategy, **options).remote(rank, world_size)

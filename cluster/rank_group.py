@@ -41,8 +41,8 @@ _PATIENCE_WITH_HEALTHY_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """Deadlines in seconds. A step's counts from when it is the oldest unanswered one; on GPUs a first step may
-    compile.
+    """Deadlines in seconds. A step's counts from when it is the oldest unanswered one; on GPUs a first step may compile. It
+    is `step_timeout_s` at most, and less once it is known what these ranks need (`fan_out.py`).
     """
 
     start_timeout_s: float = 600.0
@@ -69,7 +69,8 @@ class GroupInfo:
 class RankGroup:
     """Takes steps (`submit`) and answers them in their order. Use it from one event loop, the one it was started in.
 
-    Bundle 1 + r of `placement_group` is rank r's, and is taken whole. `runner_factory` makes what a rank runs.
+    Rank r has the bundle of seats[r] in `placement_group`, or of seat r if there are no `seats`, and takes it whole.
+    `runner_factory` makes what a rank runs.
     `num_blocks` is how many cache blocks to allocate at most, for a group that takes another's place; None takes as many
     as every rank can hold. `spares` are processes that become the ranks, in their order; without any they are created.
     """
@@ -83,6 +84,7 @@ class RankGroup:
         num_blocks: int | None = None,
         limits: GroupLimits | None = None,
         runner_factory: RunnerFactory = load_model_runner,
+        seats: Sequence[int] | None = None,
         spares: Sequence[Any] = (),
     ) -> None:
         assert num_blocks is None or num_blocks > 0
@@ -94,6 +96,7 @@ class RankGroup:
         self._num_blocks = num_blocks
         self._limits = limits or GroupLimits()
         self._runner_factory = runner_factory
+        self._seats = seats
         self._spares = list(spares)
         self._actors: list[Any] = []
         self._identities: dict[int, RankIdentity] = {}  # by rank, as they become known
@@ -201,7 +204,8 @@ class RankGroup:
     async def _start(self) -> GroupInfo:
         # Reading the bundles is a blocking call to Ray's control service.
         bundles = await in_passing_thread(lambda: self._placement_group.bundle_specs)
-        world_size = len(bundles) - FIRST_RANK_BUNDLE
+        seats = self._seats if self._seats is not None else range(len(bundles) - FIRST_RANK_BUNDLE)
+        world_size = len(seats)
         if world_size < 1:
             raise RankFailure("the placement group has no bundle for a rank")
         if self._spares:
@@ -209,8 +213,8 @@ class RankGroup:
             self._actors, self._spares = self._spares, []
         else:
             self._actors = [
-                new_rank(self._placement_group, rank, world_size, bundles[rank_bundle_index(rank)])
-                for rank in range(world_size)
+                new_rank(self._placement_group, seat, rank, world_size, bundles[rank_bundle_index(seat)])
+                for rank, seat in enumerate(seats)
             ]
         await results_of_all([self._identify(rank) for rank in range(world_size)], "starting")
 
@@ -266,7 +270,7 @@ class RankGroup:
             epoch=self.epoch,
             step_timeout_s=self._limits.step_timeout_s,
             on_failure=self._on_failure,
-            on_overdue=lambda ranks: self._spawn(self._name_hanging(ranks)),
+            on_overdue=lambda ranks, waited_s: self._spawn(self._name_hanging(ranks, waited_s)),
         )
         self._serving = [asyncio.create_task(self._watch(rank, ref)) for rank, ref in enumerate(serving)]
         if self.failure is not None:
@@ -298,7 +302,7 @@ class RankGroup:
         if self._ending is None:
             self._fan_out.suspect(rank, reason)
 
-    async def _name_hanging(self, ranks: list[int]) -> None:
+    async def _name_hanging(self, ranks: list[int], waited_s: float) -> None:
         """Of the ranks that owe an answer, all but one may only be waiting for that one: it is the one that is silent
         to Ray too.
         """
@@ -309,7 +313,7 @@ class RankGroup:
         except Exception as error:  # the step is overdue whether or not Ray can say why
             logger.warning("epoch=%d the ranks' state is not known: %s", self.epoch, first_line(error))
             silent = []
-        deadline = f"no answer to a step within {self._limits.step_timeout_s:g} s"
+        deadline = f"no answer to a step within {waited_s:.3g} s"
         if silent:
             self._fan_out.suspect(silent[0], f"hangs: {deadline}, nor to a status call")
         else:
@@ -356,15 +360,21 @@ class RankGroup:
         if identity.node_id == ray.get_runtime_context().get_node_id():
             return await in_passing_thread(end_process, *timing)
         there = NodeAffinitySchedulingStrategy(identity.node_id, soft=False)
-        ender = ray.remote(num_cpus=0, max_retries=0)(end_process)
+        ender = ray.remote(num_cpus=0, max_retries=0)(end_process).options(scheduling_strategy=there)
+        ending = asyncio.create_task(result_of(ender.remote(*timing)))
+        losing = asyncio.create_task(_loss_of_node(identity.node_id))  # of which a task there may learn much later
         try:
             async with asyncio.timeout(self._limits.kill_timeout_s * 2):
-                return bool(await result_of(ender.options(scheduling_strategy=there).remote(*timing)))
+                await asyncio.wait((ending, losing), return_when=asyncio.FIRST_COMPLETED)
+            return losing.done() or bool(ending.result())
         except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
             return True
         except (ray.exceptions.RayError, TimeoutError) as error:
             logger.warning("rank %d: its node could not be asked to end it: %s", identity.rank, first_line(error))
             return False
+        finally:
+            ending.cancel()
+            losing.cancel()
 
     async def _where_ranks_are(self) -> str:
         """For the message of a start that took too long."""
@@ -392,3 +402,9 @@ class RankGroup:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _loss_of_node(node_id: str) -> None:
+    """Returns when Ray takes the node for dead."""
+    while any(node["NodeID"] == node_id and node["Alive"] for node in await in_passing_thread(ray.nodes)):  # noqa: ASYNC110
+        await asyncio.sleep(_PROBE_S)

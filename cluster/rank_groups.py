@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import ray
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from cluster.placement import FIRST_RANK_BUNDLE
 from cluster.rank_actor import new_rank
 from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
 from cluster.ray_calls import answer_within, first_line, in_passing_thread, result_of
@@ -21,6 +22,7 @@ from llama_core.config import EngineConfig
 logger = logging.getLogger(__name__)
 
 LOOK_AFTER_THEM_EVERY_S: Final = 30.0
+_TABLES_TIMEOUT_S: Final = 5.0
 SPARES_AFTER_S: Final = 5.0  # once the ranks serve: whoever waits for the server comes first
 
 
@@ -42,20 +44,43 @@ class RankGroups:
         self._spares: list[Any] = []
         self._are_ready = False
         self._preparing: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None  # spares that nobody needs any more
+        self._seats: list[int] | None = None  # of the group opened last
 
     @property
     def num_spares(self) -> int:
         """That could take over now."""
         return len(self._spares) if self._are_ready else 0
 
-    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None) -> RankGroup:
-        """A group that has not started, made of the spares if they are ready."""
+    async def seats(self) -> list[int]:
+        """Those whose node lives. All where Ray's control service does not say."""
+        try:
+            async with asyncio.timeout(_TABLES_TIMEOUT_S):
+                return await in_passing_thread(self._living_seats)
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            logger.warning("which nodes live is not known: %s", first_line(error))
+            return list(range(self._placement_group.bundle_count - FIRST_RANK_BUNDLE))
+
+    def _living_seats(self) -> list[int]:
+        living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
+        nodes: dict[int, str] = placement_group_table(self._placement_group)["bundles_to_node_id"]
+        return [i - FIRST_RANK_BUNDLE for i in sorted(nodes) if i >= FIRST_RANK_BUNDLE and nodes[i] in living]
+
+    def open(
+        self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int] | None = None
+    ) -> RankGroup:
+        """A group that has not started, in these `seats` or in all, made of the spares if they are ready there."""
+        seats = list(seats) if seats is not None else None
         spares: list[Any] = []
-        if self._are_ready:
-            spares, self._spares, self._are_ready = self._spares, [], False
-            assert self._preparing is not None
+        sit_elsewhere = seats != self._seats
+        if self._preparing is not None and (self._are_ready or sit_elsewhere):
             self._preparing.cancel()
             self._preparing = None
+        if sit_elsewhere:
+            self._seats, self._are_ready = seats, False
+            self._leaving = asyncio.create_task(self._discard())
+        elif self._are_ready:
+            spares, self._spares, self._are_ready = self._spares, [], False
         return RankGroup(
             config,
             self._placement_group,
@@ -63,6 +88,7 @@ class RankGroups:
             num_blocks=num_blocks,
             limits=self._limits,
             runner_factory=self._runner_factory,
+            seats=seats,
             spares=spares,
         )
 
@@ -77,6 +103,8 @@ class RankGroups:
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
+        if self._leaving is not None:
+            await asyncio.gather(self._leaving, return_exceptions=True)
         await self._discard()
 
     async def _prepare(self, info: GroupInfo) -> None:
@@ -96,7 +124,9 @@ class RankGroups:
                 await asyncio.sleep(LOOK_AFTER_THEM_EVERY_S)
 
     async def _make(self, info: GroupInfo) -> bool:
-        self._spares = [new_rank(self._placement_group, rank, len(info.ranks)) for rank in range(len(info.ranks))]
+        world_size = len(info.ranks)
+        seats = self._seats if self._seats is not None else range(world_size)
+        self._spares = [new_rank(self._placement_group, seat, rank, world_size) for rank, seat in enumerate(seats)]
         shares = [report.identity.share for report in info.ranks]
         getting_ready = [spare.get_ready.remote(share) for spare, share in zip(self._spares, shares, strict=True)]
         return all(await asyncio.gather(*map(result_of, getting_ready)))

@@ -73,7 +73,10 @@ class RankIdentity:
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """How far a rank is; `bytes_total` is 0 until loading has begun."""
+    """How far a rank is; `bytes_total` is 0 until loading has begun.
+
+    step_s: seconds spent in steps so far, waited_s: those of them in which it waited for other ranks, if that is known.
+    """
 
     rank: int
     phase: Phase
@@ -81,6 +84,9 @@ class RankStatus:
     bytes_total: int
     pid: int
     node_id: str
+    num_steps: int = 0
+    step_s: float = 0.0
+    waited_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,7 @@ class RankWorker:
         self._share: Share | None = None  # of a spare, which has no resources of its own
         self._phase = Phase.STARTED
         self._bytes = (0, 0)
+        self._num_steps, self._step_s = 0, 0.0
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         self._node_ip = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -229,7 +236,18 @@ class RankWorker:
     @ray.method(concurrency_group="control")
     def status(self) -> RankStatus:
         loaded, total = self._bytes
-        return RankStatus(self._rank, self._phase, loaded, total, os.getpid(), self._node_id)
+        waited_s = self._runner.seconds_waited() if self._runner is not None else None
+        return RankStatus(
+            rank=self._rank,
+            phase=self._phase,
+            bytes_loaded=loaded,
+            bytes_total=total,
+            pid=os.getpid(),
+            node_id=self._node_id,
+            num_steps=self._num_steps,
+            step_s=self._step_s,
+            waited_s=waited_s,
+        )
 
     def note_progress(self, loaded: int, total: int) -> None:
         self._phase = Phase.LOADING
@@ -254,9 +272,12 @@ class RankWorker:
             batch = decode_step(payload)
             if batch.epoch != self._epoch:
                 raise WireError(f"got a step of epoch {batch.epoch} in epoch {self._epoch}")
+            began = time.perf_counter()
             under_way.append(runner.start(batch))
+            self._step_s += time.perf_counter() - began if under_way[-1].is_done else 0.0
 
     def _answer(self, driver: FrameSocket, output: StepOutput) -> None:
+        self._num_steps += 1
         if self._rank == 0:
             driver.send(Answer(output))
         else:

@@ -81,6 +81,13 @@ class ServerArgs(BaseModel):
     recovery_timeout_s: Annotated[float, Field(gt=0)] = Field(
         600.0, description="Ranks that cannot be brought back for so long fail the replica."
     )
+    shrink_after_s: Annotated[float, Field(ge=0)] = Field(
+        60.0,
+        description="Ranks that have no room for so long are done without, where the model can be split over fewer.",
+    )
+    min_ranks: Count | None = Field(
+        None, description="Fewest ranks to go on with; 1 if absent. As many as there are: never with fewer."
+    )
     spare_ranks: bool = Field(
         True,
         description="Keep a process ready beside each rank, where 2 GiB of memory are free: failures cost less time.",

@@ -178,12 +178,15 @@ class EngineLoop:
                 flight.output.cancel()
             await asyncio.gather(*(flight.output for flight in flights), return_exceptions=True)
 
-    def restart(self, epoch: int, failure: RankFailure) -> bool:
+    def restart(self, epoch: int, failure: RankFailure | None) -> bool:
         """Ready the live requests for new ranks: `run` may then go on with their runner. They lose nothing, but one that
         alone can be to blame for repeated failures ends, or it would take every group of ranks down. Whether one did.
+
+        failure: of the old ranks; None where they gave way without any.
         """
-        suspects = [seq for seq in self.scheduler.restart(epoch) if seq.is_suspect]
-        if len(suspects) != 1:
+        under_way = self.scheduler.restart(epoch, failed=failure is not None)
+        suspects = [seq for seq in under_way if seq.is_suspect]
+        if failure is None or len(suspects) != 1:
             return False
         (seq,) = suspects
         seq.num_crashes_alone += 1

@@ -51,7 +51,11 @@ class LlamaIngress:
         self._keys = ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None)
         self.metrics = Metrics()
         self.service = LlamaService(
-            args, _groups_for(args), on_step=self.metrics.on_step, on_failure=self.metrics.on_failure
+            args,
+            _groups_for(args),
+            on_step=self.metrics.on_step,
+            on_failure=self.metrics.on_failure,
+            on_pace=self.metrics.on_pace,
         )
         self.metrics.watch(self.service)
         self._starting = asyncio.create_task(self.service.start())

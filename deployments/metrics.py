@@ -8,6 +8,7 @@ import asyncio
 import os
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Literal
 
 import prometheus_client
@@ -133,6 +134,12 @@ class Metrics:
             "non_finite_logits_count", "Requests for which the model computed NaN"
         )
         self.rank_failures_count = self._count("rank_failures_count", "Times the rank group failed")
+        self.num_ranks = self._gauge(
+            "num_ranks", "Ranks that serve; fewer than configured while there is no room for all"
+        )
+        self.rank_step_ms = self._gauge(
+            "rank_step_ms", "Of a step, what a rank computes by itself, without waiting for others", ("rank",)
+        )
         self.generated_tokens_count = self._count("generated_tokens_count", "New tokens since the start")
         self.prefix_cache_hit_tokens_count = self._count(
             "prefix_cache_hit_tokens_count", "Tokens found in the cache instead of computed"
@@ -180,6 +187,11 @@ class Metrics:
         if stats.device_memory_bytes:
             self.gpu_memory_used_bytes.set(stats.device_memory_bytes, rank="0")  # the rank that answers for all
 
+    def on_pace(self, own_ms: Mapping[int, float]) -> None:
+        """What each rank computes of a step by itself, in milliseconds."""
+        for rank, milliseconds in own_ms.items():
+            self.rank_step_ms.set(milliseconds, rank=str(rank))
+
     def watch(self, engine: Engine) -> None:
         """Take queue lengths and cache use from `engine` before every rendering and, where a loop runs, every second."""
         self._engine = engine
@@ -210,6 +222,7 @@ class Metrics:
                 blocks_used=_whole(state.get("blocks_used")),
                 blocks_total=_whole(state.get("blocks_total")),
             )
+            self.num_ranks.set(_whole(state.get("world_size")))
 
     def engine_state(self, *, running: int, waiting: int, blocks_used: int, blocks_total: int) -> None:
         self.num_requests_running.set(running)

@@ -19,7 +19,8 @@ class Backend(Protocol):
     """One rank's weights, cache and buffers. The slots are the runner's: a backend reads them, and writes drawn tokens.
 
     name: how it computes, for people. weight_bytes: of this rank, as they lie in memory. working_bytes: all that a step
-    needs beside weights and cache. cache_block_bytes: keys and values of one block in all layers.
+    needs beside weights and cache. cache_block_bytes: keys and values of one block in all layers. seconds_waited: for the
+    other ranks, in all steps so far; None if that is not known.
     """
 
     @property
@@ -30,6 +31,8 @@ class Backend(Protocol):
     def working_bytes(self) -> int: ...
     @property
     def cache_block_bytes(self) -> int: ...
+    @property
+    def seconds_waited(self) -> float | None: ...
 
     def allocate_cache(self, num_blocks: int) -> None: ...
 

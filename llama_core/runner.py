@@ -109,6 +109,10 @@ class ModelRunner:
         )
         return cls(config, model_config, parallel, slots, backend, report)
 
+    def seconds_waited(self) -> float | None:
+        """For the other ranks, in all steps so far; None where the backend does not know. From any thread."""
+        return self.backend.seconds_waited
+
     def max_num_blocks(self) -> int:
         """Cache blocks that this rank's memory allows, at most what a full batch of full-length sequences needs.
 

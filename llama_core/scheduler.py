@@ -154,16 +154,16 @@ class Scheduler:
             self._waiting.remove(seq)
             self._head_lacks_blocks = False
 
-    def restart(self, epoch: int) -> list[Sequence]:
+    def restart(self, epoch: int, *, failed: bool = True) -> list[Sequence]:
         """The ranks are new and remember nothing: every live sequence starts over from its tokens, in its old order.
 
-        Steps in flight are forgotten; their outputs will never come. Returns the live sequences that had a row in one: the
-        old ranks' failure may be due to any of them. One that was there twice is suspected, and runs with nobody who was there
-        at all, so that further failures tell which it is.
+        Steps in flight are forgotten; their outputs will never come. Returns the live sequences that had a row in one: if the
+        old ranks `failed`, that may be due to any of them. One that was there twice is suspected, and runs with nobody who
+        was there at all, so that further failures tell which it is.
         """
         self.epoch = epoch
         under_way = list(dict.fromkeys(seq for flight in self._flights for seq in flight.sequences if not seq.finished))
-        for seq in under_way:
+        for seq in under_way if failed else ():
             seq.num_crashes += 1
             # As many tokens as it would have had with all that was under way; once preempted, `scheduled` says nothing.
             reached = max(seq.scheduled + seq.num_drafts + 1, len(seq.tokens) + seq.inflight)

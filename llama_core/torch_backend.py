@@ -48,6 +48,10 @@ class TorchBackend:
         scores = 2 * keys * model.n_heads // self._parallel.world_size * 4
         return gathered + scores + config.max_step_draws * config.vocab_size * (dtype.itemsize + 8)
 
+    @property
+    def seconds_waited(self) -> None:
+        return None
+
     def allocate_cache(self, num_blocks: int) -> None:
         n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
         self._cache = KVCache(n_layers, num_blocks, block_size, n_kv_heads, head_dim, dtype, self._parallel.device)

@@ -109,6 +109,10 @@ class FusedBackend:
         logits = rows * config.vocab_size * (2 * _BYTES_PER_LOGIT + 4)
         return (activations + gathered + mask) * itemsize + 2 * partial + logits
 
+    @property
+    def seconds_waited(self) -> None:
+        return None
+
     def allocate_cache(self, num_blocks: int) -> None:
         n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
         # One more, which only the spare slot has: what pads a bucket is computed there.

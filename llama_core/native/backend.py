@@ -212,6 +212,10 @@ class NativeBackend:
         head_dim = math.ceil(shape.head_dim / _LANES) * _LANES
         return int(2 * shape.layers * shape.block_size * shape.kv_heads * head_dim * (2 if shape.bfloat16 else 4))
 
+    @property
+    def seconds_waited(self) -> float:
+        return sum(seconds for op, seconds in self.seconds_by_op().items() if op.startswith("share "))
+
     def allocate_cache(self, num_blocks: int) -> None:
         if self._native.llama_make_cache(self._engine, num_blocks):
             raise MemoryError(f"a cache of {num_blocks * self.cache_block_bytes} bytes could not be allocated")

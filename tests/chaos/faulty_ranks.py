@@ -85,6 +85,7 @@ class FaultyRunner:
         self._faults = faults
         self.report = runner.report
         self.max_num_blocks = runner.max_num_blocks
+        self.seconds_waited = runner.seconds_waited
         self.allocate_cache = runner.allocate_cache
         self.warm_up = runner.warm_up
 

@@ -67,6 +67,9 @@ class FakeRunner:
     def max_num_blocks(self) -> int:
         return 50 - self._seat.rank  # ranks differ, so that the smallest must be taken
 
+    def seconds_waited(self) -> float | None:
+        return 0.0
+
     def allocate_cache(self, num_blocks: int) -> None:
         smallest = 50 - (self._seat.world_size - 1)
         assert num_blocks == (self._faults.expect_num_blocks or smallest)

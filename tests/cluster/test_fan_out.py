@@ -1,11 +1,13 @@
 """Steps to ranks played by the test itself over real sockets: order, epochs, deadlines, and who is blamed. No Ray."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
 
+from cluster import fan_out
 from cluster.fan_out import FanOut
 from cluster.transport import RankListener, connect
 from cluster.wire import Ack, Answer, Fault, FrameSocket, decode_step
@@ -31,7 +33,16 @@ class Bench:
     ranks: list[FrameSocket]
     failures: list[RankFailure]
     failed: asyncio.Event
-    overdue: list[list[int]]
+    overdue: list[tuple[list[int], float]]
+
+    async def run(self, num_steps: int, seconds: float = 0.0) -> None:
+        """Steps 0, 1, ... of a token each, answered by both ranks after so long."""
+        for step in range(num_steps):
+            result = self.fan_out.submit(step_input(step))
+            await asyncio.sleep(seconds)
+            self.reply(1, Ack(EPOCH, step, 1, 0))
+            self.reply(0, answer(step))
+            await result
 
     def reply(self, rank: int, message: Answer | Ack | Fault) -> None:
         self.ranks[rank].send(message)
@@ -47,20 +58,26 @@ class Bench:
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     listener = RankListener(EPOCH, 2, None)
     invitation = await listener.open()
     ranks = [await asyncio.to_thread(connect, invitation, rank, 5) for rank in range(2)]
     failures: list[RankFailure] = []
     failed = asyncio.Event()
-    overdue: list[list[int]] = []
+    overdue: list[tuple[list[int], float]] = []
 
     def on_failure(failure: RankFailure) -> None:
         failures.append(failure)
         failed.set()
 
     connections = await listener.connections()
-    fan_out = FanOut(connections, epoch=EPOCH, step_timeout_s=0.3, on_failure=on_failure, on_overdue=overdue.append)
+    fan_out = FanOut(
+        connections,
+        epoch=EPOCH,
+        step_timeout_s=getattr(request, "param", 0.3),
+        on_failure=on_failure,
+        on_overdue=lambda silent, waited_s: overdue.append((silent, waited_s)),
+    )
     yield Bench(fan_out, ranks, failures, failed, overdue)
     fan_out.fail(RankFailure("end of the test"))
     for rank in ranks:
@@ -180,7 +197,7 @@ async def test_ranks_without_an_answer_are_overdue_after_the_deadline(bench: Ben
     await asyncio.sleep(0.2)
     assert not bench.overdue
     await asyncio.sleep(0.2)
-    assert bench.overdue == [[1]]
+    assert bench.overdue == [([1], 0.3)]
 
 
 async def test_a_steps_deadline_begins_with_its_turn(bench: Bench) -> None:
@@ -193,3 +210,36 @@ async def test_a_steps_deadline_begins_with_its_turn(bench: Bench) -> None:
     await asyncio.sleep(0.4)
     assert not bench.overdue
     assert not bench.failures
+
+
+@pytest.mark.parametrize("bench", [60.0], indirect=True)
+async def test_the_deadline_is_learned_from_what_steps_take(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "_SHORTEST_DEADLINE_S", 0.2)
+    monkeypatch.setattr(fan_out, "_LOOK_EVERY_S", 0.05)
+    await bench.run(fan_out._ENOUGH_STEPS, 0.001)
+    bench.fan_out.submit(step_input(99))
+    await asyncio.sleep(1.0)
+    ((silent, waited_s),) = bench.overdue
+    assert silent == [0, 1] and 0.2 <= waited_s < 1.0
+
+
+@pytest.mark.parametrize("bench", [60.0], indirect=True)
+async def test_a_step_of_many_tokens_has_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "_SHORTEST_DEADLINE_S", 0.1)
+    monkeypatch.setattr(fan_out, "_TIMES_LONGEST", 1.0)
+    monkeypatch.setattr(fan_out, "_LOOK_EVERY_S", 0.05)
+    await bench.run(fan_out._ENOUGH_STEPS, 0.002)
+    bench.fan_out.submit(StepInput(EPOCH, 99, [Row(0, 0, 1000, True)]))
+    await asyncio.sleep(0.5)
+    assert not bench.overdue, "a thousand times what one token took"
+
+
+async def test_a_driver_that_stood_still_itself_blames_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "_LATE_S", 0.2)
+    result = bench.fan_out.submit(step_input(0))
+    time.sleep(1.0)  # noqa: ASYNC251 (as when the process is stopped)
+    await asyncio.sleep(0.1)
+    assert not bench.overdue
+    bench.reply(1, Ack(EPOCH, 0, 1, 0))
+    bench.reply(0, answer(0))
+    assert (await result).tokens == [0]

@@ -32,5 +32,14 @@ def test_a_lost_node_is_noticed_and_leaves_no_rank(seen: dict[str, Any]) -> None
     assert seen["node_loss_s"] < 5
 
 
+def test_without_room_for_all_fewer_ranks_go_on_with_every_stream_and_all_do_when_a_node_joins(
+    seen: dict[str, Any],
+) -> None:
+    assert seen["noticed_s"] < 5
+    assert seen["shrunk"] == [1, "with 1 of 2 ranks, for lack of room"]
+    assert min(seen["answers"]) >= 4
+    assert seen["same"] is True
+
+
 def test_what_a_real_cluster_lacks_is_said(seen: dict[str, Any]) -> None:
     assert seen["shortage"] == "needs 6 CPUs, the cluster has 2 CPUs"

@@ -1,6 +1,6 @@
 """Run by test_two_nodes.py as a program of its own: a cluster of two nodes, one rank on each, since ray.init is one a process.
 
-Prints one JSON line of what it saw.
+Prints one JSON line of what it saw. In the end the second node is lost for good under live streams, and another comes.
 """
 
 import asyncio
@@ -14,13 +14,17 @@ from typing import Any
 import ray
 import uvloop
 from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import PlacementGroup, placement_group
 
 from cluster.placement import shortage
 from cluster.process_end import is_running
 from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
+from cluster.rank_groups import RankGroups
+from deployments.args import ServerArgs
+from deployments.service import LlamaService
 from llama_core.batch import Row, SlotInit, StepInput
 from llama_core.errors import RankFailure
+from llama_core.request import SamplingParams
 from tests.cluster.fake_runner import CONFIG, FakeFactory
 from tests.cluster.test_model import Run, engine_config
 from tests.conftest import GOLDEN
@@ -89,11 +93,67 @@ async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
     await asyncio.wait_for(group.stop(), 60)
     await removing
     seen["node_lost"] = (isinstance(failure, RankFailure), failure.rank == far.rank, gone(info))
+    return seen | await with_fewer_ranks(cluster, placement)
+
+
+async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[str, object]:
+    """Live streams of a replica's service while the second rank's node is lost, and when another node joins."""
+    seen: dict[str, object] = {}
+    node = cluster.add_node(num_cpus=1)
+    groups = RankGroups(placement, GroupLimits(start_timeout_s=60, step_timeout_s=20), spares=False)
+    async with asyncio.timeout(30):
+        while await groups.seats() != [0, 1]:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+    fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 256, "shrink_after_s": 4.0}
+    service = LlamaService(ServerArgs(**fields), lambda: groups)
+    await service.start()
+    try:
+        undisturbed = await asyncio.gather(*(read(service, number) for number in range(4)))
+        stopping, answers = asyncio.Event(), []
+
+        async def ask_on(number: int) -> None:
+            while not stopping.is_set():
+                answers.append(await read(service, number) == undisturbed[number])
+
+        streams = [asyncio.create_task(ask_on(number)) for number in range(4)]
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        await asyncio.to_thread(lambda: cluster.remove_node(node, allow_graceful=False))
+        await phase(service, "recovering")
+        seen["noticed_s"] = time.monotonic() - began
+        await phase(service, "ready")
+        seen["shrunk_s"] = time.monotonic() - began
+        seen["shrunk"] = (service.describe()["world_size"], service.readiness().detail)
+        num_answers = len(answers)
+        cluster.add_node(num_cpus=1)  # only in the main thread; the streams wait for it
+        async with asyncio.timeout(60):
+            while service.describe()["world_size"] != 2 or not service.readiness().ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        seen["answers"] = (num_answers, len(answers) - num_answers)
+        stopping.set()
+        await asyncio.gather(*streams)
+        seen["same"] = all(answers)
+    finally:
+        await service.stop()
     return seen
 
 
+async def read(service: LlamaService, number: int) -> list[int]:
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    return [token async for delta in service.submit([1, 5 + number, 9], params) for token in delta.tokens]
+
+
+async def phase(service: LlamaService, name: str) -> None:
+    async with asyncio.timeout(60):
+        while service.readiness().phase != name:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 if __name__ == "__main__":
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    # A node that does not answer is dead after two seconds instead of Ray's thirty.
+    pace = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 4}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": pace}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     second = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, logging_level=logging.WARNING, log_to_driver=False)
     try:

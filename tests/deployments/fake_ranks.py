@@ -1,7 +1,7 @@
 """A rank group without ranks: the next token depends on every token before it, and failures come when a test says so."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cluster.rank_group import GroupInfo
 from cluster.rank_worker import RankStatus
@@ -27,18 +27,24 @@ def continuation(prompt: list[int], max_tokens: int, model: Callable[[list[int]]
 
 
 class FakeGroups:
-    """Implements `deployments.service.Groups`: each is made by `make`, and recorded."""
+    """Implements `deployments.rank_keeper.Groups`: each is made by `make`, and recorded."""
 
     def __init__(self, make: "Callable[[], FakeGroup]") -> None:
         self.make = make
         self.made: list[FakeGroup] = []
         self.opened: list[tuple[int, int | None]] = []  # epoch and blocks
+        self.seats_opened: list[list[int]] = []
+        self.room: Callable[[], list[int]] | None = None  # the seats there are; all if nobody says
         self.num_prepared = 0
         self.stopped = False
 
-    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None) -> "FakeGroup":
+    async def seats(self) -> list[int]:
+        return self.room() if self.room is not None else self.seats_opened[0]
+
+    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> "FakeGroup":
         assert not self.made or self.made[-1].stopped, "the old ranks are gone before others come"
         self.opened.append((epoch, num_blocks))
+        self.seats_opened.append(list(seats))
         self.made.append(self.make())
         return self.made[-1]
 
@@ -50,7 +56,7 @@ class FakeGroups:
 
 
 class FakeGroup:
-    """Implements `deployments.service.Group`. `step_s` is a step's time; `token` may replace the model."""
+    """Implements `deployments.rank_keeper.Group`. `step_s` is a step's time; `token` may replace the model."""
 
     def __init__(
         self,

@@ -35,6 +35,14 @@ GOLDEN_ARGS = {
 WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
 SERVE_RUN = [str(Path(sys.executable).parent / "serve"), "run"]
 
+# Lets a process run for a fifth of the time.
+THROTTLE = """
+import os, signal, time
+while True:
+    os.kill({pid}, signal.SIGSTOP); time.sleep(0.008)
+    os.kill({pid}, signal.SIGCONT); time.sleep(0.002)
+"""
+
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Server]:
@@ -346,6 +354,28 @@ def test_the_examples_run(demo: Server, example: str) -> None:
 def test_the_handle_example_runs(demo: Server) -> None:
     example = str(REPOSITORY / "examples" / "handle_from_ray_app.py")
     assert run([sys.executable, example, "--address", address_of(demo)], **WITH_TOKEN).strip()
+
+
+def test_a_rank_five_times_slower_is_served_and_named(demo: Server) -> None:
+    slow = demo.get("/props")[1]["ranks"][1]["pid"]
+    body = {"model": "llama-demo", "prompt": "once upon a time", "max_tokens": 300, "temperature": 0}
+    text = "rank 1 is slow and holds the others up"
+    deadline = time.monotonic() + 60
+    with httpx.Client(base_url=demo.url, timeout=60) as http:
+        expected = http.post("/v1/completions", json=body | {"ignore_eos": True}).json()["choices"][0]["text"]
+        throttling = subprocess.Popen([sys.executable, "-c", THROTTLE.format(pid=slow)])
+        try:
+            while text not in demo.output() and time.monotonic() < deadline:
+                answer = http.post("/v1/completions", json=body | {"ignore_eos": True})
+                assert answer.json()["choices"][0]["text"] == expected
+        finally:
+            throttling.kill()
+            throttling.wait()
+            os.kill(slow, signal.SIGCONT)
+        own = dict(re.findall(r'^rank_step_ms\{rank="(\d)"\} (\S+)', http.get("/metrics").text, re.MULTILINE))
+    assert text in demo.output()
+    assert float(own["1"]) > 2 * float(own["0"])
+    assert demo.get("/props")[1]["epoch"] == 0
 
 
 # Destructive: the last tests of each server.

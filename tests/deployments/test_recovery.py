@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from cluster.rank_group import GroupInfo
+from deployments import rank_keeper
 from deployments.args import ServerArgs
 from deployments.engine_loop import ENOUGH_DEATHS, ENOUGH_ERRORS
-from deployments.service import MAX_GIVEN_UP, LlamaService
+from deployments.rank_keeper import MAX_GIVEN_UP
+from deployments.service import LlamaService
 from deployments.token_stream import TokenStream
 from llama_core.batch import StepInput, StepOutput
 from llama_core.errors import CheckpointError, DeadlineExceeded, LlamaError, PoisonRequest, RankFailure
@@ -327,3 +329,93 @@ async def test_a_replica_is_not_taken_for_dead_after_a_long_recovery() -> None:
         while served.service.readiness().phase != "ready":  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert served.service.live()
+
+
+def in_two_seats(**changes: Any) -> Served:
+    return Served(lambda: Group(steady), model_parallel_size=2, shrink_after_s=0.05, **changes)
+
+
+async def test_ranks_without_room_are_done_without_and_come_back_when_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
+    async with in_two_seats() as served:
+        reading = [asyncio.create_task(read(served.ask(prompt, 50))) for prompt in prompts(12)]
+        await asyncio.sleep(0.01)
+        room = [0]
+        served.groups.room = lambda: room
+        served.groups.made[0].fail()
+        await asyncio.sleep(0.02)
+        assert "there is no room for rank 1" in served.service.readiness().detail
+        while len(served.groups.made) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        readiness = served.service.readiness()
+        assert readiness.ready and readiness.detail == "with 1 of 2 ranks, for lack of room"
+        assert served.service.describe()["world_size"] == 1
+        room.append(1)
+        while len(served.groups.made) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await asyncio.gather(*reading) == [continuation(prompt, 50, steady) for prompt in prompts(12)]
+        assert served.groups.seats_opened == [[0, 1], [0], [0, 1]]
+        assert served.service.describe()["world_size"] == 2 and len(served.failures) == 1, "to grow is no failure"
+        assert not any(seq.num_crashes for seq in served.service._loop.scheduler.live())  # type: ignore[union-attr]
+
+
+async def test_the_most_ranks_are_taken_over_which_the_model_can_be_split() -> None:
+    async with Served(
+        lambda: Group(steady), ckpt_dir="demo", model_parallel_size=4, shrink_after_s=0.0, max_seq_len=64
+    ) as served:
+        served.groups.room = lambda: [0, 2, 3]
+        served.groups.made[0].fail()
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        assert served.groups.seats_opened == [[0, 1, 2, 3], [0, 2]]
+
+
+async def test_no_fewer_ranks_than_allowed_ever_serve() -> None:
+    async with in_two_seats(min_ranks=2, recovery_timeout_s=0.3) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+        served.groups.room = lambda: [1]
+        served.groups.made[0].fail()
+        with pytest.raises(RankFailure, match=r"could not be brought back in 0\.3 s: there is no room for rank 0"):
+            await read(stream)
+        assert not served.service.live() and len(served.groups.made) == 1
+
+
+async def test_a_seat_that_every_attempt_fails_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_keeper, "RETRY_AFTER_S", 0.001)
+    async with in_two_seats() as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+
+        def broken() -> FakeGroup:
+            group = Group(steady)
+            if len(served.groups.seats_opened[-1]) == 2:
+                group.start_error = RankFailure("rank 0 failed while loading: no such GPU", rank=0)
+            return group
+
+        served.groups.make = broken
+        served.groups.made[0].fail()
+        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+        assert served.groups.seats_opened[-1] == [1] and len(served.groups.seats_opened) > rank_keeper.ENOUGH_ATTEMPTS
+
+
+async def test_a_failed_try_with_more_ranks_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
+    monkeypatch.setattr(rank_keeper, "RETRY_AFTER_S", 0.001)
+    async with in_two_seats() as served:
+        stream = served.ask([1, 5], 60)
+        await anext(stream)
+
+        def broken() -> FakeGroup:
+            group = Group(steady)
+            if len(served.groups.seats_opened) == 3:
+                group.start_error = RankFailure("rank 1 died while loading", rank=1)
+            return group
+
+        served.groups.make = broken
+        served.groups.room = lambda: [0] if len(served.groups.made) == 1 else [0, 1]
+        served.groups.made[0].fail()
+        assert (await read(stream))[-5:] == continuation([1, 5], 60, steady)[-5:]
+        while len(served.groups.made) < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert served.groups.seats_opened == [[0, 1], [0], [0, 1], [0], [0, 1]]
