@@ -27,6 +27,8 @@ def settings(directory: Path) -> dict[str, str]:
         # Where requests wait while no replica is ready. Serve's proxies of two clusters would share the default, 8500, and
         # each would get some of the other's requests.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
+        # An HAProxy that is gone is noticed after three looks, and until then nobody gets through. Serve's default is 10 s.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         # For load balancers that learn late that a replica is leaving; this HAProxy is told at once.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }

@@ -24,6 +24,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -173,7 +174,7 @@ def main() -> None:
     from deployments import own_cluster
 
     watch = Watch(config["applications"][0]["name"], host, port, is_own=is_own)
-    ending = Ending(watch)
+    ending = Ending(watch, mark, directory.cleanup)
     # Serve's own imports take as long as Ray's processes take to come up.
     threading.Thread(target=importlib.import_module, args=("ray.serve.scripts",), daemon=True, name="import").start()
     try:
@@ -251,8 +252,10 @@ def _import_quietly(import_path: str) -> None:
 class Ending:
     """The first signal lets live requests end, and new ones are answered 503 meanwhile; the second ends everything at once."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, mark: str, clean_up: Callable[[], None]) -> None:
         self.was_told = False
+        self._mark = mark
+        self._clean_up = clean_up
         self.over = threading.Event()
         self._watch = watch
         self._thread = threading.Thread(target=self._end, daemon=True, name="ending")
@@ -263,12 +266,25 @@ class Ending:
         self.was_told = True
         self._watch.stopping.set()
         self._thread.start()
+        if self._watch.is_own:
+            threading.Thread(target=self._end_with_ray, daemon=True, name="mourning").start()
 
     def finish(self) -> None:
         """Ray is about to be left: nothing may ask it anything from here on."""
         self.over.set()
         if self._thread.is_alive():
             self._thread.join(5)
+
+    def _end_with_ray(self) -> None:
+        """Whoever ends all processes at once (systemd does, unless told otherwise) has ended Ray's too: nothing can be drained
+        then, and asking Ray for anything would take for ever.
+        """
+        while not self.over.wait(0.2):
+            if not any(b"/raylet\0" in _command_of(pid) for pid in _marked(self._mark)):
+                print("Ray has been ended too: nothing can be drained.", file=sys.stderr, flush=True)
+                end_marked(self._mark, patience_s=1.0)
+                self._clean_up()
+                os._exit(0)
 
     def _end(self) -> None:
         from ray import serve
@@ -323,6 +339,13 @@ def end_marked(mark: str, patience_s: float = 5.0) -> list[int]:
         ended += [pid for pid in left if pid not in ended]
         time.sleep(0.1)
     return ended
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""
 
 
 def _marked(mark: str) -> list[int]:
