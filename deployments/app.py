@@ -43,6 +43,7 @@ def build_app(args: ServerArgs) -> Application:
         placement_group_bundles=bundles,
         placement_group_strategy=strategy,
         max_ongoing_requests=args.max_batch_size + args.max_queue + SPARE_ONGOING_REQUESTS,
+        max_surge_percent=100 if _has_room_for(bundles) else 0,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=1.0,
@@ -52,6 +53,13 @@ def build_app(args: ServerArgs) -> Application:
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )(LlamaIngress)
     return deployment.bind(args.model_copy(update={"device": device, "model_parallel_size": num_ranks}))
+
+
+def _has_room_for(bundles: list[dict[str, float]]) -> bool:
+    """Whether one more replica fits beside what runs. An update may then start new replicas before it ends old ones, which go
+    on serving if the new ones never do.
+    """
+    return ray.is_initialized() and shortage(bundles, [ray.available_resources()]) is None  # type: ignore[no-untyped-call]
 
 
 def _node_resources() -> list[dict[str, float]]:

@@ -5,14 +5,10 @@ python -m tests.chaos --faults 200 --streams 50 --json report.json
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
-import os
 import random
 import re
-import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -26,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, PHASES, Kind, Phase, order
+from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, kill_any, leaks, ready, spread
 from tests.chaos.load import Streams, asks
 from tests.deployments.served import Server, served
 
-READY_TIMEOUT_S = 120.0
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}).*?(recovering|recovered after)")
 
 
@@ -85,33 +81,16 @@ async def strike(server: Server, directory: Path, draw: random.Random, options: 
         if phase in ("load", "rendezvous"):
             # The next group's ranks meet it. This group is ended for that, unless it is ending already.
             await ready(server)
-            faults.append(kill_a_rank(server, draw))
+            faults.append(Fault("kill", kill_a_rank(server, draw), "any", time.time()))
         elif draw.random() < 0.2:
-            faults.append(kill_any(server, draw))
+            kill_any(server, draw)
+            faults.append(Fault("kill", -1, "any", time.time()))
         when = await happened(pending)
         faults.append(Fault(kind, rank, phase, when))
         if draw.random() < 0.5:  # else the next one meets a server that has not recovered yet
             await ready(server)
     await ready(server)
     return faults
-
-
-def kill_a_rank(server: Server, draw: random.Random) -> Fault:
-    """One that serves, from outside, whatever it does."""
-    ranks = server.get("/props")[1]["ranks"]
-    chosen = draw.choice(ranks)
-    os.kill(chosen["pid"], signal.SIGKILL)
-    return Fault("kill", chosen["rank"], "any", time.time())
-
-
-def kill_any(server: Server, draw: random.Random) -> Fault:
-    """A process that is a rank, becomes one, or is a spare."""
-    while True:
-        found = [pid for pid, command in server.processes().items() if command.startswith("ray::RankWorker")]
-        with contextlib.suppress(ProcessLookupError, IndexError):
-            os.kill(draw.choice(found), signal.SIGKILL)
-            return Fault("kill", -1, "any", time.time())
-        time.sleep(0.02)
 
 
 async def happened(done: Path) -> float:
@@ -122,33 +101,6 @@ async def happened(done: Path) -> float:
         except (FileNotFoundError, ValueError):
             await asyncio.sleep(0.01)
     raise TimeoutError(f"nobody came to take {done.name}")
-
-
-async def ready(server: Server) -> None:
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if (await asyncio.to_thread(server.get, "/ready"))[0] == 200:
-            return
-        await asyncio.sleep(0.05)
-    raise TimeoutError("the server does not come back:\n" + server.output()[-3000:])
-
-
-def footprint(server: Server) -> dict[str, float]:
-    """Of all processes that lasted from start to end (the replica, Serve, Ray): anonymous memory, threads, descriptors."""
-    total: Counter[str] = Counter()
-    for pid, command in server.processes().items():
-        if "RankWorker" in command:
-            total["ranks"] += 1
-            continue
-        try:
-            status = Path(f"/proc/{pid}/status").read_text()
-            total["threads"] += int(re.search(r"Threads:\s+(\d+)", status)[1])  # type: ignore[index]
-            total["anonymous MB"] += int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
-            total["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
-        except (FileNotFoundError, TypeError):
-            continue
-    total["shared memory files"] = len(os.listdir("/dev/shm"))
-    return dict(total)
 
 
 def report(
@@ -191,41 +143,12 @@ def report(
         "first_new_token_s": spread(pauses),
         "before": before,
         "after": after,
-        "left": leaks(options, before, after),
+        "left": leaks(before, after, options.ranks * (2 if options.spares else 1)),
     }
-
-
-def leaks(options: argparse.Namespace, before: dict[str, float], after: dict[str, float]) -> list[str]:
-    """What there is too much of in the end. Ray's log monitor keeps files of dead workers open: four for each process."""
-    most = {
-        "ranks": options.ranks * (2 if options.spares else 1),
-        "threads": before["threads"] + 10,
-        "anonymous MB": before["anonymous MB"] * 1.1 + 50,
-        "descriptors": before["descriptors"] + 50 + 8 * options.ranks * options.faults,
-        "shared memory files": before["shared memory files"] + 2 * options.ranks,
-    }
-    return [
-        f"{after[name]:g} {name}, at most {limit:g} were expected"
-        for name, limit in most.items()
-        if after[name] > limit
-    ]
 
 
 def _seconds(stamp: str) -> float:
     return datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp()
-
-
-def spread(values: list[float]) -> dict[str, float] | None:
-    if not values:
-        return None
-    ordered = sorted(values)
-    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-    return {
-        "count": len(values),
-        "median": round(statistics.median(ordered), 3),
-        "p99": round(p99, 3),
-        "most": round(ordered[-1], 3),
-    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,18 +121,20 @@ def _take(heard: Heard, event: dict[str, Any]) -> None:
 class Streams:
     """So many clients that ask one after the other, until told to stop; what differs from `expected` is kept."""
 
-    def __init__(self, url: str, requests: list[Ask], num_clients: int) -> None:
+    def __init__(self, url: str, requests: list[Ask], num_clients: int, pause_s: float = 0.0) -> None:
+        """pause_s: of a client between two requests."""
         limits = httpx.Limits(max_connections=num_clients + 8, max_keepalive_connections=num_clients)
         self._client = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(120.0), limits=limits, trust_env=False)
         self._requests = requests
         self._num_clients = num_clients
+        self._pause_s = pause_s
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self.expected: list[Heard] = []
         self.num_answers = 0
         self.lost: list[str] = []
         self.differing: list[str] = []
-        self.times: list[list[float]] = []  # of each stream that was answered
+        self.times: deque[list[float]] = deque(maxlen=20_000)  # of each stream that was answered, the latest
 
     async def learn(self) -> None:
         """Ask each once, undisturbed."""
@@ -160,3 +163,4 @@ class Streams:
             elif heard.content != expected.content:
                 self.differing.append(f"{ask.kind}: {heard.content!r:.400} instead of {expected.content!r:.400}")
             number += self._num_clients + 1
+            await asyncio.sleep(self._pause_s)

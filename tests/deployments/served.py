@@ -78,7 +78,7 @@ class Server:
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
                     state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
                     if state != "Z":
-                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
         return found
 
     def end(self) -> None:

@@ -1,0 +1,100 @@
+"""What chaos does to a server from outside, and what it sees of it there: its processes, their memory, threads, descriptors."""
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import signal
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.deployments.served import Server
+
+READY_TIMEOUT_S = 120.0
+
+
+def kill_a_rank(server: Server, draw: random.Random) -> int:
+    """One that serves, from outside, whatever it does. Which."""
+    ranks = server.get("/props")[1]["ranks"]
+    chosen = draw.choice(ranks)
+    os.kill(chosen["pid"], signal.SIGKILL)
+    return int(chosen["rank"])
+
+
+def kill_any(server: Server, draw: random.Random) -> None:
+    """A process that is a rank, becomes one, or is a spare."""
+    while True:
+        found = [pid for pid, command in server.processes().items() if command.startswith("ray::RankWorker")]
+        with contextlib.suppress(ProcessLookupError, IndexError):
+            os.kill(draw.choice(found), signal.SIGKILL)
+            return
+        time.sleep(0.02)
+
+
+async def ready(server: Server) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if (await asyncio.to_thread(server.get, "/ready"))[0] == 200:
+            return
+        await asyncio.sleep(0.05)
+    raise TimeoutError("the server does not come back:\n" + server.output()[-3000:])
+
+
+def footprint(server: Server) -> dict[str, float]:
+    """Of all processes that last from start to end (the replica, Serve, Ray). Ray's log monitor keeps the files of dead workers
+    open, four for each process, and is counted by itself.
+    """
+    total: Counter[str] = Counter()
+    for pid, command in server.processes().items():
+        if "RankWorker" in command:
+            total["ranks"] += 1
+            continue
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            total["threads"] += int(re.search(r"Threads:\s+(\d+)", status)[1])  # type: ignore[index]
+            total["anonymous MB"] += int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    is_socket = os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")
+                    total["sockets" if is_socket else "descriptors"] += 1
+            if "log_monitor" in command:
+                monitored = len(os.listdir(f"/proc/{pid}/fd"))
+                total["descriptors"] -= monitored
+                total["log monitor's descriptors"] += monitored
+        except (FileNotFoundError, TypeError):
+            continue
+    total["shared memory files"] = len(os.listdir("/dev/shm"))
+    return dict(total)
+
+
+def leaks(before: dict[str, float], after: dict[str, float], num_ranks: int) -> list[str]:
+    """What there is too much of in the end; `num_ranks` with spares."""
+    most = {
+        "ranks": num_ranks,
+        "threads": before["threads"] + 10,
+        "anonymous MB": before["anonymous MB"] * 1.1 + 50,
+        "descriptors": before["descriptors"] + 50,
+        "sockets": before["sockets"] + 50,
+        "shared memory files": before["shared memory files"] + 2 * num_ranks,
+    }
+    return [
+        f"{after[name]:g} {name}, at most {limit:g} were expected"
+        for name, limit in most.items()
+        if after[name] > limit
+    ]
+
+
+def spread(values: list[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return {
+        "count": len(values),
+        "median": round(statistics.median(ordered), 3),
+        "p99": round(p99, 3),
+        "most": round(ordered[-1], 3),
+    }

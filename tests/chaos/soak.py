@@ -1,0 +1,114 @@
+"""Hours under load with a rank killed every minute: nobody's request fails, and nothing grows.
+
+python -m tests.chaos.soak --seconds 7200 --every 60 --json report.json
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.from_outside import footprint, kill_a_rank, leaks, ready, spread
+from tests.chaos.load import Streams, asks
+from tests.deployments.served import Server, served
+
+SETTLE_S = 25.0  # spares are made 5 s after ranks serve, and where both were lost, looked after half a minute later
+
+
+async def main_async(options: argparse.Namespace) -> dict[str, Any]:
+    with served(args={"model_parallel_size": options.ranks, "cpus_per_rank": 1, "max_batch_size": 64}) as server:
+        server.wait_ready()
+        model = server.get("/v1/models")[1]["data"][0]["id"]
+        streams = Streams(server.url, asks(options.streams, model, 160), options.streams, pause_s=options.pause)
+        await streams.learn()
+        streams.start()
+        kills, samples = await disturb(server, options)
+        if options.log:
+            options.log.write_text(server.output())
+        await streams.stop()
+        await ready(server)
+        await asyncio.sleep(SETTLE_S)
+        return report(options, streams, kills, samples, footprint(server))
+
+
+async def disturb(server: Server, options: argparse.Namespace) -> tuple[list[float], list[dict[str, float]]]:
+    """Kill on time until the time is over. How long each took from the death to readiness, and a footprint before each kill."""
+    draw, began = random.Random(options.seed), time.monotonic()
+    kills: list[float] = []
+    samples: list[dict[str, float]] = []
+    while (left_s := began + options.seconds - time.monotonic()) > 0:
+        await asyncio.sleep(min(options.every, left_s))
+        if time.monotonic() >= began + options.seconds:
+            break
+        await ready(server)
+        samples.append({"s": round(time.monotonic() - began)} | footprint(server))
+        epoch, killed_at = server.get("/props")[1]["epoch"], time.monotonic()
+        kill_a_rank(server, draw)
+        while server.get("/props")[1].get("epoch") in (epoch, None):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await ready(server)
+        kills.append(time.monotonic() - killed_at)
+    return kills, samples
+
+
+def report(
+    options: argparse.Namespace,
+    streams: Streams,
+    kills: list[float],
+    samples: list[dict[str, float]],
+    after: dict[str, float],
+) -> dict[str, Any]:
+    failed = len(streams.lost) + len(streams.differing)
+    # The first one warms everything up: what it left is no growth yet.
+    before = samples[min(1, len(samples) - 1)]
+    return {
+        "command": "python -m tests.chaos.soak " + " ".join(sys.argv[1:]),
+        "seconds": options.seconds,
+        "kills": len(kills),
+        "streams": options.streams,
+        "answers": streams.num_answers,
+        "failed": failed,
+        "success": round(1 - failed / max(1, streams.num_answers), 6),
+        "examples": (streams.lost + streams.differing)[:5],
+        "ready_again_s": spread(kills),
+        "footprint": {name: trend([sample.get(name, 0.0) for sample in samples[1:]]) for name in before if name != "s"},
+        "after": after,
+        "grown": leaks(before, after, 2 * options.ranks),
+    }
+
+
+def trend(values: list[float]) -> dict[str, float]:
+    """Medians of the first and the last quarter, and the most."""
+    quarter = max(1, len(values) // 4)
+    first, last = statistics.median(values[:quarter] or [0.0]), statistics.median(values[-quarter:] or [0.0])
+    return {"first": round(first, 1), "last": round(last, 1), "most": round(max(values, default=0.0), 1)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=7200.0)
+    parser.add_argument("--every", type=float, default=60.0, help="seconds between kills")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of a client between two requests")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--log", type=Path, help="the server's output goes there")
+    options = parser.parse_args(arguments)
+    result = asyncio.run(main_async(options))
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+    if result["success"] < 0.999 or result["grown"] or not result["kills"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
