@@ -6,11 +6,11 @@ CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup serve test chaos lint clean
+.PHONY: help setup serve test chaos soak lint clean
 
 help:
 	@sed -n '1,2p' Makefile
-	@echo "targets: setup serve test chaos lint clean"
+	@echo "targets: setup serve test chaos soak lint clean"
 
 setup: $(VENV)/.ready
 
@@ -26,12 +26,20 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The short soak takes five minutes and little of the machine, so it runs beside the tests.
 test: lint
-	$(BIN)/python -m pytest
+	@$(BIN)/python -m tests.chaos.soak --seconds 300 --streams 6 --pause 1 >.soak.log 2>&1 & soak=$$!; \
+	$(BIN)/python -m pytest; tests=$$?; \
+	wait $$soak && echo "soak: nothing lost, nothing grown" || { tests=1; cat .soak.log; }; \
+	exit $$tests
 
 # 200 faults at random moments under 50 live streams: ten minutes.
 chaos: setup
 	$(BIN)/python -m tests.chaos --faults 200 --streams 50
+
+# Two hours under load with a rank killed every minute.
+soak: setup
+	$(BIN)/python -m tests.chaos.soak --seconds 7200 --every 60
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,4 +1,4 @@
-"""Kills, stops, breaks, starves and slows ranks under live streams, and says what became of every stream.
+"""Kills, stops, breaks, starves, slows and cuts off ranks under live streams, and says what became of every stream.
 
 python -m tests.chaos --faults 200 --streams 50 --json report.json
 """
@@ -21,7 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, PHASES, Kind, Phase, order
+from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, KINDS, PHASES, Kind, Phase, order
 from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, kill_any, leaks, ready, spread
 from tests.chaos.load import Streams, asks
 from tests.deployments.served import Server, served
@@ -73,6 +73,8 @@ async def strike(server: Server, directory: Path, draw: random.Random, options: 
         await asyncio.sleep(draw.uniform(0.0, options.pause))
         kind: Kind = draw.choice(options.kinds)
         rank, phase = draw.randrange(options.ranks), draw.choice(PHASES)
+        if kind == "partition" and phase in ("load", "rendezvous"):  # what waits there has start_timeout_s
+            phase = "decode"
         if kind in ("raise", "memory"):
             # An exception again and again in the same prefill, with nothing between, is what a poisonous request looks like.
             await ready(server)
@@ -119,7 +121,9 @@ def report(
         index = bisect_right(seen, fault.at - 0.002)
         alone = following is None or index == len(seen) or seen[index] < following.at
         if fault.rank >= 0 and fault.phase not in ("load", "rendezvous") and alone and index < len(seen):
-            sign = {"kill": "death", "stop": "hang", "raise": "error", "memory": "error"}.get(fault.kind)
+            sign = {"kill": "death", "stop": "hang", "partition": "hang", "raise": "error", "memory": "error"}.get(
+                fault.kind
+            )
             if sign:
                 detection[sign].append(seen[index] - fault.at)
     pauses = []
@@ -160,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between faults at most")
     parser.add_argument("--settle", type=float, default=10.0, help="seconds before the last look at memory and threads")
     parser.add_argument("--step-timeout", type=float, default=3.0)
-    parser.add_argument("--kinds", nargs="+", default=["kill", "stop", "raise", "memory", "slow"])
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--spares", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)

@@ -19,7 +19,7 @@ DIRECTORY = "LLAMA_CHAOS_DIR"
 FACTORY = "tests.chaos.faulty_ranks:load"
 SLOW_STEPS, SLOW_S = 20, 0.05
 
-Kind = Literal["kill", "stop", "raise", "memory", "slow"]
+Kind = Literal["kill", "stop", "raise", "memory", "slow", "partition"]
 Phase = Literal["rendezvous", "load", "prefill", "decode"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -69,6 +69,8 @@ class _Faults:
             _exhaust_memory()
         elif kind == "slow":
             self.num_slow = SLOW_STEPS
+        elif kind == "partition":
+            time.sleep(3600)  # Ray still reaches it, but no answer to a step ever comes
 
 
 def _exhaust_memory() -> None:

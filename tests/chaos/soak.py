@@ -10,6 +10,7 @@ import random
 import statistics
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,19 +29,24 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
         streams = Streams(server.url, asks(options.streams, model, 160), options.streams, pause_s=options.pause)
         await streams.learn()
         streams.start()
-        kills, samples = await disturb(server, options)
+        kills, ready_again, samples = await disturb(server, options)
         if options.log:
             options.log.write_text(server.output())
         await streams.stop()
         await ready(server)
         await asyncio.sleep(SETTLE_S)
-        return report(options, streams, kills, samples, footprint(server))
+        return report(options, streams, kills, ready_again, samples, footprint(server))
 
 
-async def disturb(server: Server, options: argparse.Namespace) -> tuple[list[float], list[dict[str, float]]]:
-    """Kill on time until the time is over. How long each took from the death to readiness, and a footprint before each kill."""
+async def disturb(
+    server: Server, options: argparse.Namespace
+) -> tuple[list[float], list[float], list[dict[str, float]]]:
+    """Kill on time until the time is over. Each kill's time.time(), the seconds from there to readiness, and a footprint before
+    each.
+    """
     draw, began = random.Random(options.seed), time.monotonic()
     kills: list[float] = []
+    ready_again: list[float] = []
     samples: list[dict[str, float]] = []
     while (left_s := began + options.seconds - time.monotonic()) > 0:
         await asyncio.sleep(min(options.every, left_s))
@@ -48,19 +54,21 @@ async def disturb(server: Server, options: argparse.Namespace) -> tuple[list[flo
             break
         await ready(server)
         samples.append({"s": round(time.monotonic() - began)} | footprint(server))
-        epoch, killed_at = server.get("/props")[1]["epoch"], time.monotonic()
+        epoch = server.get("/props")[1]["epoch"]
+        kills.append(time.time())
         kill_a_rank(server, draw)
         while server.get("/props")[1].get("epoch") in (epoch, None):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await ready(server)
-        kills.append(time.monotonic() - killed_at)
-    return kills, samples
+        ready_again.append(time.time() - kills[-1])
+    return kills, ready_again, samples
 
 
 def report(
     options: argparse.Namespace,
     streams: Streams,
     kills: list[float],
+    ready_again: list[float],
     samples: list[dict[str, float]],
     after: dict[str, float],
 ) -> dict[str, Any]:
@@ -76,11 +84,20 @@ def report(
         "failed": failed,
         "success": round(1 - failed / max(1, streams.num_answers), 6),
         "examples": (streams.lost + streams.differing)[:5],
-        "ready_again_s": spread(kills),
+        "ready_again_s": spread(ready_again),
+        "first_new_token_s": spread(
+            [pause for at in kills for times in streams.times if (pause := pause_after(at, times))]
+        ),
         "footprint": {name: trend([sample.get(name, 0.0) for sample in samples[1:]]) for name in before if name != "s"},
         "after": after,
         "grown": leaks(before, after, 2 * options.ranks),
     }
+
+
+def pause_after(at: float, times: Sequence[float]) -> float:
+    """Seconds until a stream that was live `at` that time got its next token; 0 for others. `times` are its tokens'."""
+    index = bisect_right(times, at)
+    return times[index] - at if 0 < index < len(times) else 0.0
 
 
 def trend(values: list[float]) -> dict[str, float]:
