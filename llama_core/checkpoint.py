@@ -114,6 +114,10 @@ class Checkpoint:
         """Part `rank` of `world_size` of every weight, on its device. See `weights`."""
         return dict(self.weights(rank, world_size, dtype, device, on_progress))
 
+    def num_values(self, rank: int, world_size: int) -> int:
+        """Of part `rank` of `world_size` of all weights."""
+        return sum(math.prod(spec.part(rank, world_size)) for spec in self.specs.values())
+
     def weights(
         self,
         rank: int,
@@ -126,7 +130,7 @@ class Checkpoint:
 
         Peak memory is what the caller keeps, one weight and one chunk. Raises CheckpointError for a value that is not finite.
         """
-        total = sum(math.prod(spec.part(rank, world_size)) for spec in self.specs.values()) * dtype.itemsize
+        total = self.num_values(rank, world_size) * dtype.itemsize
         done = 0
         for name, spec in self.specs.items():
             weight = torch.empty(spec.part(rank, world_size), dtype=dtype, device=device)

@@ -14,7 +14,7 @@ from llama_core.config import EngineConfig, ModelConfig, read_params
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.fused.backend import FusedBackend, ops_for
 from llama_core.fused.model import FusedTransformer
-from llama_core.memory import free_cache_bytes
+from llama_core.memory import check_weights_fit, free_cache_bytes
 from llama_core.model import Transformer
 from llama_core.native import backend as native
 from llama_core.native.build import Unavailable
@@ -73,6 +73,8 @@ class ModelRunner:
             checkpoint.verify_checksums(parallel.rank, parallel.world_size)
         dtype = checkpoint.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         kind = _kind_of_backend(config, model_config, dtype, parallel)
+        num_values = checkpoint.num_values(parallel.rank, parallel.world_size)
+        check_weights_fit(num_values * (1 if config.quantization == "int8" else dtype.itemsize), parallel)
         slots = SlotTable(config, parallel.device, spare=kind == "fused")
         weights = checkpoint.weights(parallel.rank, parallel.world_size, dtype, parallel.device, on_progress)
         backend: Backend
