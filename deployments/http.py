@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI, Request
@@ -33,6 +34,7 @@ from deployments.problems import (
     InvalidJson,
     MethodNotAllowed,
     RouteNotFound,
+    Unauthorized,
     as_llama_error,
     error_object,
     error_response,
@@ -106,12 +108,12 @@ def build_http_app(
     if request_timeout_s is not None:
         limits = replace(limits, request_timeout_s=request_timeout_s)
     app = App(title="Llama on Ray", description="OpenAI's completions and chat completions.", version="1")
-    keys = keys or ApiKeys()
-    app.add_middleware(Guard, keys=keys)
+    guarded = partial(Guard, keys=keys or ApiKeys(), on_refused=_refusals(app, metrics))
+    app.add_middleware(guarded)
     app.add_middleware(RequestScope, sends_id=sends_request_id)
     app.add_exception_handler(LlamaError, _on_llama_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    _add_generation_routes(app, engine, metrics, limits, keys, sends_request_id)
+    _add_generation_routes(app, engine, metrics, limits, guarded, sends_request_id)
     _add_model_routes(app, engine, created=int(time.time()))
     _add_tokenizer_routes(app, engine, limits)
     _add_operator_routes(app, engine, metrics)
@@ -146,7 +148,8 @@ class Generation(Generic[BodyT]):
         self._engine, self._metrics, self._limits = engine, metrics, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = RequestRecord(self._metrics, self.route.path, scope["state"]["request_id"])
+        state = scope["state"]
+        record = RequestRecord(self._metrics, self.route.path, state["request_id"], owner=state.get("owner", ""))
         choices: Choices | None = None
         stream: EventStream | None = None
         deadline: asyncio.TimerHandle | None = None
@@ -224,6 +227,17 @@ async def _whole(choices: Choices, reply: Reply, record: RequestRecord) -> Respo
     return json_response(reply.whole(deltas))
 
 
+def _refusals(app: App, metrics: Metrics) -> Callable[[Scope, Unauthorized], None]:
+    """Counts and logs requests without a key as others. Paths that are no route's are "other": anybody may make them up."""
+
+    def on_refused(scope: Scope, error: Unauthorized) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        known = any(getattr(route, "path", None) == path for route in app.router.routes)
+        RequestRecord(metrics, path if known else "other", scope["state"]["request_id"]).failed(error)
+
+    return on_refused
+
+
 def check_takes_requests(engine: Engine) -> None:
     """Raises NotReady, which says why and when to come back."""
     readiness = engine.readiness()
@@ -237,10 +251,10 @@ def _not_ready(readiness: Readiness) -> NotReady:
 
 
 def _add_generation_routes(
-    app: App, engine: Engine, metrics: Metrics, limits: HttpLimits, keys: ApiKeys, sends_id: bool
+    app: App, engine: Engine, metrics: Metrics, limits: HttpLimits, guarded: Callable[[ASGIApp], Guard], sends_id: bool
 ) -> None:
     for endpoint in (Generation(COMPLETIONS, engine, metrics, limits), Generation(CHAT, engine, metrics, limits)):
-        app.short_ways[endpoint.route.path] = RequestScope(Guard(endpoint, keys), sends_id)
+        app.short_ways[endpoint.route.path] = RequestScope(guarded(endpoint), sends_id)
         # For whoever reads the list of routes, and for requests that are no POST.
         app.router.routes.append(Route(endpoint.route.path, endpoint, methods=["POST"]))
 
