@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys, Guard
-from deployments.bodies import BodyLimits, parse_json, read_body, validate
+from deployments.bodies import BodyLimits, BodyReader, parse_json, validate
 from deployments.choices import Choices
 from deployments.engine import Delta, Engine, Readiness
 from deployments.interruption import while_connected
@@ -113,9 +113,14 @@ def build_http_app(
     app.add_middleware(RequestScope, sends_id=sends_request_id)
     app.add_exception_handler(LlamaError, _on_llama_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    _add_generation_routes(app, engine, metrics, limits, guarded, sends_request_id)
+    bodies = BodyReader(limits.body)
+    for route in (COMPLETIONS, CHAT):
+        endpoint: Generation[Any] = Generation(route, engine, metrics, limits, bodies)
+        app.short_ways[route.path] = RequestScope(guarded(endpoint), sends_request_id)
+        # For whoever reads the list of routes, and for requests that are no POST.
+        app.router.routes.append(Route(route.path, endpoint, methods=["POST"]))
     _add_model_routes(app, engine, created=int(time.time()))
-    _add_tokenizer_routes(app, engine, limits)
+    _add_tokenizer_routes(app, engine, bodies)
     _add_operator_routes(app, engine, metrics)
     document(
         app, {route.path: operation(route.summary, route.description, route.body) for route in (COMPLETIONS, CHAT)}
@@ -143,9 +148,11 @@ class App(FastAPI):
 class Generation(Generic[BodyT]):
     """One of the two generation routes, streamed or not, as an ASGI application of its own."""
 
-    def __init__(self, route: GenerationRoute[BodyT], engine: Engine, metrics: Metrics, limits: HttpLimits) -> None:
+    def __init__(
+        self, route: GenerationRoute[BodyT], engine: Engine, metrics: Metrics, limits: HttpLimits, bodies: BodyReader
+    ) -> None:
         self.route = route
-        self._engine, self._metrics, self._limits = engine, metrics, limits
+        self._engine, self._metrics, self._limits, self._bodies = engine, metrics, limits, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
@@ -206,7 +213,7 @@ class Generation(Generic[BodyT]):
 
     async def _plan(self, request: Request) -> Plan:
         check_takes_requests(self._engine)
-        raw = parse_json(await read_body(request, self._limits.body))
+        raw = parse_json(await self._bodies.read(request))
         plan = await self.route.plan(validate(self.route.body, raw), raw, self._engine)
         key_owner = request.scope["state"].get("owner")
         return replace(plan, owner=key_owner) if key_owner else plan
@@ -250,15 +257,6 @@ def _not_ready(readiness: Readiness) -> NotReady:
     return NotReady(detail, retry_after_s=readiness.retry_after_s)
 
 
-def _add_generation_routes(
-    app: App, engine: Engine, metrics: Metrics, limits: HttpLimits, guarded: Callable[[ASGIApp], Guard], sends_id: bool
-) -> None:
-    for endpoint in (Generation(COMPLETIONS, engine, metrics, limits), Generation(CHAT, engine, metrics, limits)):
-        app.short_ways[endpoint.route.path] = RequestScope(guarded(endpoint), sends_id)
-        # For whoever reads the list of routes, and for requests that are no POST.
-        app.router.routes.append(Route(endpoint.route.path, endpoint, methods=["POST"]))
-
-
 def _add_model_routes(app: FastAPI, engine: Engine, created: int) -> None:
     def model() -> dict[str, object]:
         size = {"max_model_len": engine.max_seq_len}
@@ -274,12 +272,12 @@ def _add_model_routes(app: FastAPI, engine: Engine, created: int) -> None:
         return json_response(model())
 
 
-def _add_tokenizer_routes(app: FastAPI, engine: Engine, limits: HttpLimits) -> None:
+def _add_tokenizer_routes(app: FastAPI, engine: Engine, bodies: BodyReader) -> None:
     @app.post("/tokenize", openapi_extra=body_docs(TokenizeBody), tags=["tokenizer"])
     async def tokenize(request: Request) -> Response:
         """Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template writes it."""
         check_takes_requests(engine)
-        body = validate(TokenizeBody, parse_json(await read_body(request, limits.body)))
+        body = validate(TokenizeBody, parse_json(await bodies.read(request)))
         check_model(body.model, engine)
         tokens = await encode_text(body, engine)
         return json_response({"count": len(tokens), "max_model_len": engine.max_seq_len, "tokens": tokens})
@@ -288,7 +286,7 @@ def _add_tokenizer_routes(app: FastAPI, engine: Engine, limits: HttpLimits) -> N
     async def detokenize(request: Request) -> Response:
         """Text of ids; control tokens have none."""
         check_takes_requests(engine)
-        body = validate(DetokenizeBody, parse_json(await read_body(request, limits.body)))
+        body = validate(DetokenizeBody, parse_json(await bodies.read(request)))
         check_model(body.model, engine)
         text = await encode_aside(len(body.tokens), lambda: engine.tokenizer.decode(body.tokens))
         return json_response({"prompt": text})
