@@ -66,11 +66,12 @@ class BodyReader:
         try:
             async with asyncio.timeout(limits.timeout_s):
                 async for chunk in request.stream():
+                    is_more = bool(body and chunk)  # what comes in one piece is in nobody's way
                     body += chunk
                     self.num_unfinished_bytes += len(chunk)
                     if len(body) > limits.max_bytes:
                         raise _too_large(limits)
-                    if len(chunk) < len(body) and self.num_unfinished_bytes > limits.most_unfinished * limits.max_bytes:
+                    if is_more and self.num_unfinished_bytes > limits.most_unfinished * limits.max_bytes:
                         raise QueueFull("Too many large bodies are arriving at once.")
         except TimeoutError:
             if declared is not None:

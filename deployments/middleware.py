@@ -15,7 +15,7 @@ from llama_core.errors import LlamaError
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_ID_CHARS = 128
-LINGER_S, LINGER_BYTES = 5.0, 64 * 2**20
+LINGER_S, LINGER_BYTES = 5.0, 16 * 2**20
 
 
 def clean_request_id(given: str | None) -> str:
