@@ -48,6 +48,9 @@ from llama_core.errors import DeadlineExceeded, EngineError, InvalidParameter, L
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
+HEAD_START_S = (
+    0.1  # Serve reads the same header, and would end the request by a text of its own, a stream by cutting it off
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +166,9 @@ class Generation(Generic[BodyT]):
         try:
             request, loop = Request(scope, receive), asyncio.get_running_loop()
             limit_s, began_s = self._limit_s(request), loop.time()
+            end_s = None if limit_s is None else began_s + limit_s - min(HEAD_START_S, limit_s / 10)
             try:
-                async with asyncio.timeout_at(None if limit_s is None else began_s + limit_s):
+                async with asyncio.timeout_at(end_s):
                     plan = await self._plan(request)
             except TimeoutError:
                 if limit_s is None:
@@ -172,8 +176,8 @@ class Generation(Generic[BodyT]):
                 raise _late(limit_s) from None
             record.planned(plan)
             choices = Choices(self._engine, plan)
-            if limit_s is not None:
-                deadline = loop.call_at(began_s + limit_s, choices.end, _late(limit_s))
+            if limit_s is not None and end_s is not None:
+                deadline = loop.call_at(end_s, choices.end, _late(limit_s))
             reply = self.route.reply(self._engine, plan, choices.streams)
             async with while_connected(receive) as ending:
                 if plan.stream:
