@@ -26,7 +26,8 @@ _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 class Answer:
     """One request as its client saw it; times in seconds of time.perf_counter.
 
-    token_times: one for each event that brought a token or more. num_tokens: as the server counts them.
+    token_times: one for each event that brought a token or more. num_tokens: as the server counts them. status: of HTTP, 0
+    where none came. retry_after: what the head said of that, if it did.
     """
 
     began_s: float
@@ -34,6 +35,8 @@ class Answer:
     token_times: list[float] = field(default_factory=list)
     num_tokens: int = 0
     error: str | None = None
+    status: int = 200
+    retry_after: str | None = None
 
 
 class Session(Protocol):
@@ -237,7 +240,11 @@ def read_answer(began_s: float, ended_s: float, pieces: Sequence[tuple[float, by
     head, _, body = raw.partition(b"\r\n\r\n")
     status = head.split(b"\r\n")[0].split(b" ", 1)[-1].decode(errors="replace")
     if not status.startswith("200"):
-        return Answer(began_s, ended_s, error=f"HTTP {status}: {body[:200].decode(errors='replace')}".strip())
+        lines = (line.partition(b":") for line in head.split(b"\r\n"))
+        retry = next((value.strip().decode() for name, _, value in lines if name.lower() == b"retry-after"), None)
+        error = f"HTTP {status}: {body[:200].decode(errors='replace')}".strip()
+        number = int(status[:3]) if status[:3].isdigit() else 0
+        return Answer(began_s, ended_s, error=error, status=number, retry_after=retry)
     ends = list(accumulate(len(data) for _, data in pieces))
     token_times: list[float] = []
     num_tokens, is_whole = None, False

@@ -228,6 +228,40 @@ def memory(results: Sequence[Result]) -> str:
     return table(["everything that serves", "processes", "threads", "RSS GB", "PSS GB", "a rank's peak / plan"], rows)
 
 
+def overload(results: Sequence[Result]) -> str:
+    rows: list[tuple[object, ...]] = []
+    figures = (
+        "goodput_tok_s",
+        "served_requests_s",
+        "ttft_p50_ms",
+        "ttft_p99_ms",
+        "refused_p99_ms",
+        "whole",
+        "refused",
+        "lost",
+    )
+    for result in results:
+        queue = f", queue {result['queue']}" if "queue" in result else ""
+        for what, one in (
+            (f"the peak, {result['peak_clients']} clients", result["peak"]),
+            (f"{result['factor']:g} times that for {result['seconds']:g} s", result["overload"]),
+        ):
+            rows.append((f"{result['model']}{queue}: {what}", *(one[figure] for figure in figures)))
+        first = result["ttft_p99_of_peak"]
+        rows.append(
+            (
+                "share of the peak",
+                f"**{result['goodput_of_peak']:.2f}**",
+                None,
+                None,
+                f"**{first:.2f}**" if first else None,
+            )
+            + (None,) * 4
+        )
+    columns = ["load", "tok/s", "req/s", "TTFT p50 ms", "p99", "refused p99 ms", "whole", "refused", "lost"]
+    return table(columns, rows)
+
+
 def gpu(results: Sequence[Result]) -> str:
     rows = [
         (
@@ -258,6 +292,7 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "quality": quality,
     "startup": startup,
     "memory": memory,
+    "overload": overload,
     "gpu": gpu,
 }
 

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -84,9 +84,11 @@ class ApiKeys:
 class Guard:
     """Lets through who has a key, and answers 401 to others. `request.state.owner` is who asks, where keys are asked for."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, on_refused: Callable[[Scope, Unauthorized], None]) -> None:
+        """`on_refused` is told of every request that is answered 401."""
         self._app = app
         self._keys = keys
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or not self._keys.are_required:
@@ -99,8 +101,9 @@ class Guard:
             if owner is None:
                 # Browsers ask their user for a password then, and send it with all that the page does.
                 challenge = {"WWW-Authenticate": 'Basic realm="API key as password"' if path == "/" else "Bearer"}
-                answer = error_response(Unauthorized("A valid API key is required."), challenge)
-                return await answer(scope, receive, send)
+                error = Unauthorized("A valid API key is required.")
+                self._on_refused(scope, error)
+                return await error_response(error, challenge)(scope, receive, send)
             scope.setdefault("state", {})["owner"] = owner
         await self._app(scope, receive, send)
 

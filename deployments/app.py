@@ -16,8 +16,9 @@ log = logging.getLogger(__name__)
 
 HEALTH_CHECK_PERIOD_S = 2.0  # Serve replaces a replica after three bad answers
 HEALTH_CHECK_TIMEOUT_S = 30.0
-# Serve must hand over more than we queue, so that it is we who refuse, in OpenAI's words; health and cancels come on top.
-SPARE_ONGOING_REQUESTS = 128
+# Serve must hand over more than we queue, so that it is we who refuse, in OpenAI's words. Health comes on top, and whoever is
+# slow to send: what Serve does not hand over waits, health too. HAProxy has no more connections than these.
+SPARE_ONGOING_REQUESTS = 4096
 
 
 def build_app(args: ServerArgs) -> Application:

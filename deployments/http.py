@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI, Request
@@ -18,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys, Guard
-from deployments.bodies import BodyLimits, parse_json, read_body, validate
+from deployments.bodies import BodyLimits, BodyReader, parse_json, validate
 from deployments.choices import Choices
 from deployments.engine import Delta, Engine, Readiness
 from deployments.interruption import while_connected
@@ -33,6 +34,7 @@ from deployments.problems import (
     InvalidJson,
     MethodNotAllowed,
     RouteNotFound,
+    Unauthorized,
     as_llama_error,
     error_object,
     error_response,
@@ -46,6 +48,9 @@ from llama_core.errors import DeadlineExceeded, EngineError, InvalidParameter, L
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
+HEAD_START_S = (
+    0.1  # Serve reads the same header, and would end the request by a text of its own, a stream by cutting it off
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +111,19 @@ def build_http_app(
     if request_timeout_s is not None:
         limits = replace(limits, request_timeout_s=request_timeout_s)
     app = App(title="Llama on Ray", description="OpenAI's completions and chat completions.", version="1")
-    keys = keys or ApiKeys()
-    app.add_middleware(Guard, keys=keys)
+    guarded = partial(Guard, keys=keys or ApiKeys(), on_refused=_refusals(app, metrics))
+    app.add_middleware(guarded)
     app.add_middleware(RequestScope, sends_id=sends_request_id)
     app.add_exception_handler(LlamaError, _on_llama_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    _add_generation_routes(app, engine, metrics, limits, keys, sends_request_id)
+    bodies = BodyReader(limits.body)
+    for route in (COMPLETIONS, CHAT):
+        endpoint: Generation[Any] = Generation(route, engine, metrics, limits, bodies)
+        app.short_ways[route.path] = RequestScope(guarded(endpoint), sends_request_id)
+        # For whoever reads the list of routes, and for requests that are no POST.
+        app.router.routes.append(Route(route.path, endpoint, methods=["POST"]))
     _add_model_routes(app, engine, created=int(time.time()))
-    _add_tokenizer_routes(app, engine, limits)
+    _add_tokenizer_routes(app, engine, bodies)
     _add_operator_routes(app, engine, metrics)
     document(
         app, {route.path: operation(route.summary, route.description, route.body) for route in (COMPLETIONS, CHAT)}
@@ -141,20 +151,24 @@ class App(FastAPI):
 class Generation(Generic[BodyT]):
     """One of the two generation routes, streamed or not, as an ASGI application of its own."""
 
-    def __init__(self, route: GenerationRoute[BodyT], engine: Engine, metrics: Metrics, limits: HttpLimits) -> None:
+    def __init__(
+        self, route: GenerationRoute[BodyT], engine: Engine, metrics: Metrics, limits: HttpLimits, bodies: BodyReader
+    ) -> None:
         self.route = route
-        self._engine, self._metrics, self._limits = engine, metrics, limits
+        self._engine, self._metrics, self._limits, self._bodies = engine, metrics, limits, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = RequestRecord(self._metrics, self.route.path, scope["state"]["request_id"])
+        state = scope["state"]
+        record = RequestRecord(self._metrics, self.route.path, state["request_id"], owner=state.get("owner", ""))
         choices: Choices | None = None
         stream: EventStream | None = None
         deadline: asyncio.TimerHandle | None = None
         try:
             request, loop = Request(scope, receive), asyncio.get_running_loop()
             limit_s, began_s = self._limit_s(request), loop.time()
+            end_s = None if limit_s is None else began_s + limit_s - min(HEAD_START_S, limit_s / 10)
             try:
-                async with asyncio.timeout_at(None if limit_s is None else began_s + limit_s):
+                async with asyncio.timeout_at(end_s):
                     plan = await self._plan(request)
             except TimeoutError:
                 if limit_s is None:
@@ -162,8 +176,8 @@ class Generation(Generic[BodyT]):
                 raise _late(limit_s) from None
             record.planned(plan)
             choices = Choices(self._engine, plan)
-            if limit_s is not None:
-                deadline = loop.call_at(began_s + limit_s, choices.end, _late(limit_s))
+            if limit_s is not None and end_s is not None:
+                deadline = loop.call_at(end_s, choices.end, _late(limit_s))
             reply = self.route.reply(self._engine, plan, choices.streams)
             async with while_connected(receive) as ending:
                 if plan.stream:
@@ -203,7 +217,7 @@ class Generation(Generic[BodyT]):
 
     async def _plan(self, request: Request) -> Plan:
         check_takes_requests(self._engine)
-        raw = parse_json(await read_body(request, self._limits.body))
+        raw = parse_json(await self._bodies.read(request))
         plan = await self.route.plan(validate(self.route.body, raw), raw, self._engine)
         key_owner = request.scope["state"].get("owner")
         return replace(plan, owner=key_owner) if key_owner else plan
@@ -224,6 +238,17 @@ async def _whole(choices: Choices, reply: Reply, record: RequestRecord) -> Respo
     return json_response(reply.whole(deltas))
 
 
+def _refusals(app: App, metrics: Metrics) -> Callable[[Scope, Unauthorized], None]:
+    """Counts and logs requests without a key as others. Paths that are no route's are "other": anybody may make them up."""
+
+    def on_refused(scope: Scope, error: Unauthorized) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        known = any(getattr(route, "path", None) == path for route in app.router.routes)
+        RequestRecord(metrics, path if known else "other", scope["state"]["request_id"]).failed(error)
+
+    return on_refused
+
+
 def check_takes_requests(engine: Engine) -> None:
     """Raises NotReady, which says why and when to come back."""
     readiness = engine.readiness()
@@ -234,15 +259,6 @@ def check_takes_requests(engine: Engine) -> None:
 def _not_ready(readiness: Readiness) -> NotReady:
     detail = f"The server is not ready ({readiness.phase}). {readiness.detail}".strip()
     return NotReady(detail, retry_after_s=readiness.retry_after_s)
-
-
-def _add_generation_routes(
-    app: App, engine: Engine, metrics: Metrics, limits: HttpLimits, keys: ApiKeys, sends_id: bool
-) -> None:
-    for endpoint in (Generation(COMPLETIONS, engine, metrics, limits), Generation(CHAT, engine, metrics, limits)):
-        app.short_ways[endpoint.route.path] = RequestScope(Guard(endpoint, keys), sends_id)
-        # For whoever reads the list of routes, and for requests that are no POST.
-        app.router.routes.append(Route(endpoint.route.path, endpoint, methods=["POST"]))
 
 
 def _add_model_routes(app: FastAPI, engine: Engine, created: int) -> None:
@@ -260,12 +276,12 @@ def _add_model_routes(app: FastAPI, engine: Engine, created: int) -> None:
         return json_response(model())
 
 
-def _add_tokenizer_routes(app: FastAPI, engine: Engine, limits: HttpLimits) -> None:
+def _add_tokenizer_routes(app: FastAPI, engine: Engine, bodies: BodyReader) -> None:
     @app.post("/tokenize", openapi_extra=body_docs(TokenizeBody), tags=["tokenizer"])
     async def tokenize(request: Request) -> Response:
         """Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template writes it."""
         check_takes_requests(engine)
-        body = validate(TokenizeBody, parse_json(await read_body(request, limits.body)))
+        body = validate(TokenizeBody, parse_json(await bodies.read(request)))
         check_model(body.model, engine)
         tokens = await encode_text(body, engine)
         return json_response({"count": len(tokens), "max_model_len": engine.max_seq_len, "tokens": tokens})
@@ -274,7 +290,7 @@ def _add_tokenizer_routes(app: FastAPI, engine: Engine, limits: HttpLimits) -> N
     async def detokenize(request: Request) -> Response:
         """Text of ids; control tokens have none."""
         check_takes_requests(engine)
-        body = validate(DetokenizeBody, parse_json(await read_body(request, limits.body)))
+        body = validate(DetokenizeBody, parse_json(await bodies.read(request)))
         check_model(body.model, engine)
         text = await encode_aside(len(body.tokens), lambda: engine.tokenizer.decode(body.tokens))
         return json_response({"prompt": text})

@@ -59,10 +59,12 @@ class Batched(logging.Handler):
 class RequestRecord:
     """Follows one request from its arrival to its only end."""
 
-    def __init__(self, metrics: Metrics, path: str, request_id: str) -> None:
+    def __init__(self, metrics: Metrics, path: str, request_id: str, owner: str = "") -> None:
+        """owner: who asks, as far as a key has told; else it is whom the plan names."""
         self._metrics = metrics
         self._path = path
         self.request_id = request_id
+        self._owner = owner
         self._started_s = time.monotonic()
         self._ttft_s: float | None = None
         self._plan: Plan | None = None
@@ -72,6 +74,7 @@ class RequestRecord:
 
     def planned(self, plan: Plan) -> None:
         self._plan = plan
+        self._owner = plan.owner
 
     def delta(self, delta: Delta) -> None:
         """More of one choice is here; the first with a token stamps the time to first token."""
@@ -107,6 +110,8 @@ class RequestRecord:
         self._ended = True
         self._metrics.requests_total.add(path=self._path, outcome=outcome)
         fields: dict[str, object] = {"request_id": self.request_id, "path": self._path, "outcome": outcome}
+        if self._owner:
+            fields["owner"] = self._owner
         if (plan := self._plan) is not None:
             fields |= {
                 "batch_size": len(plan.prompts),

@@ -18,9 +18,18 @@ from typing import Any
 import yaml
 
 from benchmarks.programs import free_port
+from tests.conftest import GOLDEN
 from tests.programs import REPOSITORY, environment
 
 TEST_MARK = "LLAMA_TEST_MARK"
+GOLDEN_ARGS = {
+    "model_id": "golden",
+    "ckpt_dir": str(GOLDEN / "mp1"),  # one shard on two ranks
+    "tokenizer_path": str(GOLDEN / "mp1" / "tokenizer.model"),
+    "max_seq_len": 1024,
+    "dtype": "float32",
+}
+SERVE_RUN = [str(Path(sys.executable).parent / "serve"), "run"]
 
 
 class Server:

@@ -1,5 +1,7 @@
 """Keys: who has one may ask, who has none is told so on every route but those of probes."""
 
+import json
+import logging
 import os
 from pathlib import Path
 
@@ -156,3 +158,39 @@ async def test_keys_share_what_there_is_and_without_keys_users_do() -> None:
         await client.post("/v1/completions", json=COMPLETION)
         refused = await client.post("/v1/completions", json={**COMPLETION, "priority": -1})
     assert engine.owners == [("u" * 64, 3), ("", 0)] and refused.status_code == 400
+
+
+async def test_refused_keys_are_counted_and_the_log_names_who_asked_but_never_a_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="llama.requests")
+    engine, metrics = FakeEngine(), Metrics(in_ray=False)
+    app = build_http_app(engine, metrics, keys=ApiKeys(digests_of("secret-1")))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for path in ("/v1/completions", "/metrics", "/nobody/knows/1", "/nobody/knows/2"):
+            refused = await client.get(path, headers={"Authorization": "Bearer secret-0", "X-Request-ID": "r1"})
+            assert refused.status_code == 401
+        for body in (COMPLETION, COMPLETION | {"temperature": -1}):
+            await client.post("/v1/completions", json=body, headers={"Authorization": "Bearer secret-1"})
+    text = metrics.render().decode()
+    for path, count in (("/v1/completions", 1.0), ("/metrics", 1.0), ("other", 2.0)):
+        assert f'requests_total{{outcome="invalid_api_key",path="{path}"}} {count}' in text
+    assert 'requests_total{outcome="ok",path="/v1/completions"} 1.0' in text
+    lines = [json.loads(record.getMessage().removeprefix("request ")) for record in caplog.records]
+    assert [(line["outcome"], line.get("owner")) for line in lines] == [
+        *[("invalid_api_key", None)] * 4,
+        ("ok", digests_of("secret-1")[0][:12]),
+        ("invalid_parameter", digests_of("secret-1")[0][:12]),
+    ]
+    assert lines[0]["request_id"] == "r1" and "secret" not in caplog.text and "nobody" not in caplog.text
+
+
+async def test_without_keys_the_log_names_the_user_that_a_request_names(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="llama.requests")
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for user in ({}, {"user": "team\r\nforged"}):
+            await client.post("/v1/completions", json=COMPLETION | user)
+    lines = [record.getMessage() for record in caplog.records if record.name == "llama.requests"]
+    assert [json.loads(line.removeprefix("request ")).get("owner") for line in lines] == [None, "team\r\nforged"]
+    assert not any("\n" in line for line in lines)

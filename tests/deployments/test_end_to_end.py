@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,8 @@ from tests.conftest import GOLDEN
 from tests.deployments.served import Server, served
 from tests.programs import REPOSITORY, environment
 
-GOLDEN_ARGS = {
-    "model_id": "golden",
-    "ckpt_dir": str(GOLDEN / "mp1"),  # one shard on two ranks
-    "tokenizer_path": str(GOLDEN / "mp1" / "tokenizer.model"),
-    "max_seq_len": 1024,
-    "dtype": "float32",
-}
 # Ray guards a cluster that it starts by a token in the user's home; with an explicit address it must be told to use it.
 WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
-SERVE_RUN = [str(Path(sys.executable).parent / "serve"), "run"]
 
 # Lets a process run for a fifth of the time.
 THROTTLE = """
@@ -42,22 +33,6 @@ while True:
     os.kill({pid}, signal.SIGSTOP); time.sleep(0.008)
     os.kill({pid}, signal.SIGCONT); time.sleep(0.002)
 """
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Server]:
-    """The embedded model, by `make serve`'s command: HAProxy in front."""
-    with served() as server:
-        server.wait_ready()
-        yield server
-
-
-@pytest.fixture(scope="module")
-def plain() -> Iterator[Server]:
-    """The golden model by plain `serve run`: Serve's own proxy."""
-    with served(command=SERVE_RUN, args=GOLDEN_ARGS, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
-        server.wait_ready()
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -292,15 +292,18 @@ async def test_values_that_are_not_finite_end_one_request_and_no_other() -> None
         assert loop.scheduler.pool.num_used == 0
 
 
-async def test_an_exception_in_one_requests_text_leaves_its_neighbours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("part", "method"), [("_detokenizer", "push_one"), ("_stop", "push")])
+async def test_an_exception_in_one_requests_text_leaves_its_neighbours_alone(
+    monkeypatch: pytest.MonkeyPatch, part: str, method: str
+) -> None:
     group = FakeGroup(token=lambda tokens: 5)
     async with running(group, slots=8) as loop:
-        streams = [loop.submit([1, 3], greedy(10)) for _ in range(8)]
+        streams = [loop.submit([1, 3], greedy(10), stop=["never"]) for _ in range(8)]
 
-        def broken(token_id: int) -> str:
+        def broken(given: object) -> str:
             raise RuntimeError("injected")
 
-        monkeypatch.setattr(streams[3]._detokenizer, "push_one", broken)
+        monkeypatch.setattr(getattr(streams[3], part), method, broken)
         results = await asyncio.gather(*(read(stream) for stream in streams), return_exceptions=True)
         assert isinstance(results[3], EngineError)
         assert all(result[1] == [5] * 10 for i, result in enumerate(results) if i != 3)  # type: ignore[index]

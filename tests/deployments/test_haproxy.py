@@ -1,5 +1,6 @@
 """How `make serve` has Serve run HAProxy: beside other servers of the same machine, without touching them."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,18 @@ def test_no_port_is_one_that_the_kernel_may_give_to_another_process_before_hapro
     settings = haproxy.settings(tmp_path)
     ports = [int(value) for name, value in settings.items() if name.endswith("_PORT")]
     assert len(ports) == 3 and not any(first <= port <= last for port in ports)
+
+
+def test_the_command_mends_what_serve_writes_and_once_only(tmp_path: Path) -> None:
+    command = haproxy.settings(tmp_path)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(
+        "defaults\n    mode http\n    timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n"
+        "frontend prometheus\n    bind :9101\nlisten stats\n  bind *:8404\n  stats enable\n"
+    )
+    for _ in range(2):  # Serve has it check the file before it starts it
+        checked = subprocess.run([command, "-c", "-f", str(config)], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+    lines = [line.strip() for line in config.read_text().splitlines()]
+    assert lines.count(f"timeout http-request {haproxy.HEAD_S}s") == 1
+    assert [line for line in lines if line.startswith("bind")] == ["bind 127.0.0.1:9101", "bind 127.0.0.1:8404"]

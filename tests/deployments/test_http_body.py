@@ -1,14 +1,21 @@
-"""Row 3 and the slow body of row 18: caps, declared lengths and chunked bodies, through raw sockets."""
+"""Row 3 and the slow body of row 18: caps, declared lengths, chunked bodies and connections that end, through raw sockets."""
 
+import asyncio
+import contextlib
 import json
 import socket
 import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
-from deployments.bodies import BodyLimits
+from deployments import middleware
+from deployments.bodies import BodyLimits, BodyReader
 from deployments.http import HttpLimits
+from llama_core.errors import QueueFull
 from tests.deployments.fakes import FakeEngine, Served, canary, serve
 
 CAP = 64 * 1024
@@ -99,3 +106,62 @@ def test_a_body_of_one_byte_at_a_time_ends_at_the_deadline(served: Served) -> No
         received = connection.recv(65536)
     assert received.startswith(b"HTTP/1.1 408")
     assert 0.4 < time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD + b"Content-Length: %d\r\n\r\n" % (CAP + 1),
+        HEAD.replace(b"application/json", b"text/plain") + b"Content-Length: 50\r\n\r\n",
+        b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+    ],
+    ids=["too large", "not json", "no route", "chunked"],
+)
+def test_whoever_is_answered_before_the_body_has_come_cannot_keep_the_connection_by_sending_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(middleware, "LINGER_S", 0.3)
+    start = time.monotonic()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+        connection.sendall(head)
+        answer = connection.recv(65536)
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while time.monotonic() - start < 4:
+                connection.sendall(b"1")
+                time.sleep(0.02)
+    assert time.monotonic() - start < 2
+
+
+def test_an_answer_after_the_whole_body_keeps_the_connection(served: Served) -> None:
+    with httpx.Client(base_url=served.url) as client:
+        for body in ({"prompt": 3}, {"prompt": "x"}):
+            answer = client.post("/v1/completions", json=body)
+            assert "connection" not in answer.headers
+
+
+async def test_bodies_that_are_not_complete_have_a_bound_together() -> None:
+    bodies = BodyReader(BodyLimits(max_bytes=100, most_unfinished=2))
+    release = asyncio.Event()
+
+    def request(*pieces: bytes) -> Request:
+        async def receive() -> Message:
+            if left:
+                return {"type": "http.request", "body": left.pop(0), "more_body": True}
+            await release.wait()
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        left = list(pieces)
+        return Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
+
+    reading = [asyncio.create_task(bodies.read(request(b"x" * 50, b"x" * 50))) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert bodies.num_unfinished_bytes == 200
+    with pytest.raises(QueueFull):
+        await bodies.read(request(b"x" * 50, b"x" * 50))
+    small = asyncio.create_task(bodies.read(request(b"{}")))  # what comes in one piece is in nobody's way
+    await asyncio.sleep(0)
+    release.set()
+    assert [len(await task) for task in (*reading, small)] == [100, 100, 2]
+    assert bodies.num_unfinished_bytes == 0

@@ -125,9 +125,11 @@ def test_with_keys_the_server_says_that_it_is_ready_and_asks_for_one() -> None:
         server.wait_ready()
         assert server.get("/props")[0] == server.get("/v1/models")[0] == 401
         assert server.get("/health")[0] == 200
-        request = urllib.request.Request(server.url + "/v1/models", headers={"Authorization": "Bearer kq7-two"})
+        request = urllib.request.Request(server.url + "/metrics", headers={"Authorization": "Bearer kq7-two"})
         with urllib.request.urlopen(request, timeout=10) as response:
             assert response.status == 200
+            # The command itself asks for /props once it is ready.
+            assert b'requests_total{outcome="invalid_api_key",path="/v1/models"} 1.0' in response.read()
         deadline = time.monotonic() + 20
         while "Llama on Ray is ready" not in server.output() and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -1,0 +1,47 @@
+"""The load of bench_overload: what is counted as what, where the peak is, and that nothing is lost on a server that refuses."""
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks import bench_overload
+from benchmarks.bench_overload import Due, figures, peak_of
+from benchmarks.load import Answer
+from tests.deployments.fakes import MODEL_ID, FakeEngine, serve
+
+
+def test_answers_are_whole_refused_or_lost() -> None:
+    whole = Answer(1.0, 3.0, [1.5, 2.0, 2.5, 3.0], 8)
+    refused = Answer(2.0, 2.25, error="HTTP 429", status=429, retry_after="3")
+    without_time = Answer(2.0, 2.01, error="HTTP 429", status=429)
+    cut = Answer(1.0, 2.0, [1.5], error="the stream ended without [DONE]")
+    seen = [Due(whole, 0.9), Due(refused, 1.95), Due(without_time, 2.0), Due(cut, 1.0)]
+    found = figures(seen, began_s=0.0, end_s=2.75, client_cpu_s=1.0)
+    assert (found["whole"], found["refused"], found["lost"]) == (1, 1, 2)
+    assert found["statuses"] == {"200": 2, "429": 2}
+    assert found["ttft_p99_ms"] == pytest.approx(600), "from when it was due"
+    assert found["refused_p99_ms"] == pytest.approx(300)
+    window = 2.75 * (1 - bench_overload.WARM_UP_SHARE)
+    assert found["goodput_tok_s"] == pytest.approx(6 / window), "what came behind the window is not counted"
+    assert found["client_cpu_cores"] == pytest.approx(1 / 3)
+
+
+def test_the_peak_is_at_the_fewest_clients_that_reach_about_the_best() -> None:
+    goodput = {8: 50.0, 16: 99.0, 24: 100.0, 32: 98.5}
+    assert peak_of({clients: {"goodput_tok_s": rate} for clients, rate in goodput.items()}) == 16
+
+
+def test_the_command_loses_nothing_on_a_server_that_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine("One two three four five.", step_s=0.01)
+    engine.max_streams = 4
+    with serve(engine) as served:
+        load = ["--clients", "2", "4", "--peak-seconds", "0.6", "--seconds", "1", "--factor", "4"]
+        sizes = ["--prompt", "8", "--output", "10", "--vocab-size", "200"]
+        bench_overload.main(["--url", served.url, "--model", MODEL_ID, *load, *sizes])
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    over = result["overload"]
+    assert over["lost"] == 0 and over["whole"] > 0 and over["refused"] > 0
+    assert over["requests"] == over["offered_requests"] == over["whole"] + over["refused"]
+    assert set(over["statuses"]) == {"200", "429"}
+    assert result["peak_clients"] in (2, 4) and result["resident_bytes_before"] is None
