@@ -67,11 +67,14 @@ class LlamaService:
     ) -> None:
         """Raises TokenizerError, ConfigError or CheckpointError: whatever the files themselves can tell."""
         self.args = args
+        if (manifest := args.manifest()) is not None:
+            manifest.check_complete(args.checkpoint)  # the ranks read the shards, each on its node
+            manifest.verify([args.tokenizer, args.checkpoint / "params.json"])
         self.tokenizer = Tokenizer(args.tokenizer)
         self.num_ranks = args.num_ranks()
         read_params(args.checkpoint, vocab_size=self.tokenizer.n_words).check_world_size(self.num_ranks)
         find_shards(args.checkpoint)
-        self.config = args.engine_config(self.tokenizer.n_words)
+        self.config = args.engine_config(self.tokenizer.n_words, manifest)
         self.info: GroupInfo | None = None
         self.epoch = 0  # of the group that serves, or is to serve
         self._open_groups = open_groups
@@ -279,9 +282,7 @@ class LlamaService:
             self.epoch += 1
             if loop.restart(self.epoch, failure):
                 self._num_fruitless, self._num_given_up = 0, self._num_given_up + 1
-            # The files have been checked once.
-            config = replace(self.config, verify_checksums=False)
-            self._group = group = groups.open(config, self.epoch, loop.scheduler.pool.num_blocks)
+            self._group = group = groups.open(self.config, self.epoch, loop.scheduler.pool.num_blocks)
             left_s = began + self.args.recovery_timeout_s - time.monotonic()
             try:
                 async with asyncio.timeout(left_s):
@@ -326,9 +327,13 @@ class LlamaService:
     async def _start_group(self, group: Group) -> GroupInfo:
         following = asyncio.create_task(self._follow_loading(group))
         try:
-            return await group.start()
+            info = await group.start()
         finally:
             following.cancel()
+        # Ranks that take these ones' places on the same nodes need not read the same files again to check them.
+        checked = self.config.checked.union(report.load.files_id for report in info.ranks)
+        self.config = replace(self.config, checked=checked)
+        return info
 
     def _give_up(self, error: LlamaError) -> None:
         """Every live request gets one error, and Serve replaces the replica."""

@@ -25,7 +25,7 @@ LAYERS = ("llama_core", "cluster", "deployments")
 # What the replica's process needs, and what generation.py shares with it.
 WITHOUT_TORCH = (
     *("batch", "blocks", "chat", "config", "detokenizer", "errors"),
-    *("request", "results", "scheduler", "shards", "tokenizer"),
+    *("manifest", "request", "results", "scheduler", "shards", "tokenizer"),
 )
 
 

@@ -1,6 +1,7 @@
 """The whole line, as a user starts it: HTTP, handle, examples, many streams, a killed rank, and a clean end."""
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -45,9 +46,13 @@ def demo() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[Server]:
-    """The golden model by plain `serve run`: Serve's own proxy."""
-    with served(command=SERVE_RUN, args=GOLDEN_ARGS, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The golden model, its files checked, by plain `serve run`: Serve's own proxy."""
+    manifest = tmp_path_factory.mktemp("trusted") / "golden.sha256"
+    files = sorted((GOLDEN / "mp1").iterdir())
+    manifest.write_text("".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file}\n" for file in files))
+    args = GOLDEN_ARGS | {"sha256_manifest": str(manifest)}
+    with served(command=SERVE_RUN, args=args, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
         server.wait_ready()
         yield server
 
