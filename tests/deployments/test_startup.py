@@ -122,6 +122,9 @@ def test_a_server_that_waits_for_room_ends_at_once_when_told_to(ray_directory: s
         while "Adding 1 replica" not in server.output() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert "needs 2000 CPUs, the cluster has" in server.output()
+        while (ready := server.get("/ready"))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert (ready[0], ready[1].get("phase")) == (503, "waiting"), "HAProxy answers where no replica can"
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
