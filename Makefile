@@ -6,11 +6,11 @@ CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup serve test chaos soak lint clean
+.PHONY: help setup serve test chaos soak audit lint clean
 
 help:
 	@sed -n '1,2p' Makefile
-	@echo "targets: setup serve test chaos soak lint clean"
+	@echo "targets: setup serve test chaos soak audit lint clean"
 
 setup: $(VENV)/.ready
 
@@ -41,5 +41,9 @@ chaos: setup
 soak: setup
 	$(BIN)/python -m tests.chaos.soak --seconds 7200 --every 60
 
+# Published vulnerabilities in the versions of constraints.txt. Needs the network, so it is no part of the tests.
+audit:
+	$(PYTHON) scripts/audit.py
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

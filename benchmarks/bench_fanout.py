@@ -36,6 +36,7 @@ class NullReport:
     weight_bytes: int = 0
     device: str = "none"
     dtype: str = "none"
+    files_id: int = 0
 
 
 class NullRunner:

@@ -37,6 +37,7 @@ class PacedReport:
     weight_bytes: int = 0
     device: str = "none"
     dtype: str = "none"
+    files_id: int = 0
 
 
 class PacedRunner:

@@ -92,7 +92,7 @@ class RankStatus:
 @dataclass(frozen=True, slots=True)
 class RankLoad:
     """What loading came to. `cores` is empty for a rank that is not pinned; `seconds` covers rendezvous and imports
-    too.
+    too. `files_id` stands for the files that were checked and loaded.
     """
 
     max_num_blocks: int
@@ -101,6 +101,7 @@ class RankLoad:
     seconds: float
     device: str
     dtype: str
+    files_id: int
     cores: tuple[int, ...]
 
 
@@ -201,6 +202,7 @@ class RankWorker:
             seconds=time.monotonic() - began,
             device=str(report.device),
             dtype=str(report.dtype),
+            files_id=report.files_id,
             cores=self._core_claim.cores if self._core_claim else (),
         )
         logger.info("loaded bytes=%d seconds=%.2f device=%s", loaded.weight_bytes, loaded.seconds, loaded.device)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from deployments.api_keys import digests_of
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
+from llama_core.manifest import Manifest
 from llama_core.shards import find_shards
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +50,9 @@ class ServerArgs(BaseModel):
     block_size: Count = Field(16, description="Tokens of one cache block.")
     kv_cache_bytes: Count | None = Field(None, description="Cache memory of one rank.")
     verify_checksums: bool = Field(True, description="Compare every shard with the checksums in it before serving.")
+    sha256_manifest: str | None = Field(
+        None, description="SHA-256 of all files, as sha256sum writes it; SHA256SUMS in ckpt_dir if absent and there."
+    )
     speculation: bool = Field(True, description="Check tokens that repeat earlier ones, several in one step.")
     backend: BackendName = Field(
         "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto is the fastest there is."
@@ -128,7 +132,11 @@ class ServerArgs(BaseModel):
         """Raises CheckpointError where it takes the shards to tell and they are not all there."""
         return self.model_parallel_size or len(find_shards(self.checkpoint))
 
-    def engine_config(self, vocab_size: int) -> EngineConfig:
+    def manifest(self) -> Manifest | None:
+        """What the files must be, if anything says so. Raises CheckpointError."""
+        return Manifest.find(self.checkpoint, resolve(self.sha256_manifest) if self.sha256_manifest else None)
+
+    def engine_config(self, vocab_size: int, manifest: Manifest | None = None) -> EngineConfig:
         """Raises ConfigError that names the field."""
         return EngineConfig(
             ckpt_dir=str(self.checkpoint),
@@ -141,6 +149,7 @@ class ServerArgs(BaseModel):
             dtype=self.dtype,
             kv_cache_bytes=self.kv_cache_bytes,
             verify_checksums=self.verify_checksums,
+            manifest=manifest,
             speculation=self.speculation,
             prefix_caching=self.prefix_caching,
             backend=self.backend,

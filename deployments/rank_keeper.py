@@ -109,7 +109,7 @@ class RankKeeper:
 
     async def start(self) -> GroupInfo:
         """Raises what kept the first ranks from coming up."""
-        self.info = await self._start_group(self._config, None)
+        self.info = await self._start_group(None)
         self._num_blocks = self.info.num_blocks
         self._groups.prepare_spares(self.info)
         return self.info
@@ -167,7 +167,6 @@ class RankKeeper:
             log.warning("%d of %d ranks serve until there is room for all", len(self._seats), self.num_ranks)
 
     async def _bring_up(self, loop: EngineLoop, failure: RankFailure | None, attempts: "_Attempts") -> GroupInfo:
-        config = replace(self._config, verify_checksums=False)  # the files have been checked once
         deadline = attempts.began + self._args.recovery_timeout_s
         for attempt in itertools.count(1):
             self.epoch += 1
@@ -178,7 +177,7 @@ class RankKeeper:
                 self._seats = seats
                 try:
                     async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                        return await self._start_group(config, self._num_blocks)
+                        return await self._start_group(self._num_blocks)
                 except (CheckpointError, TokenizerError):
                     raise  # the same files say the same again
                 except Exception as error:
@@ -263,13 +262,17 @@ class RankKeeper:
                 )
             await asyncio.sleep(PACE_PERIOD_S)
 
-    async def _start_group(self, config: EngineConfig, num_blocks: int | None) -> GroupInfo:
-        self._group = group = self._groups.open(config, self.epoch, num_blocks, self._seats)
+    async def _start_group(self, num_blocks: int | None) -> GroupInfo:
+        self._group = group = self._groups.open(self._config, self.epoch, num_blocks, self._seats)
         following = asyncio.create_task(self._follow_loading(group))
         try:
-            return await group.start()
+            info = await group.start()
         finally:
             following.cancel()
+        # Ranks that take these ones' places on the same nodes need not read the same files again to check them.
+        checked = self._config.checked.union(report.load.files_id for report in info.ranks)
+        self._config = replace(self._config, checked=checked)
+        return info
 
     async def _follow_loading(self, group: Group) -> None:
         """Keep a sentence on how far each rank is, for whoever asks /ready."""

@@ -38,12 +38,15 @@ class LlamaService:
     ) -> None:
         """Raises TokenizerError, ConfigError or CheckpointError: whatever the files themselves can tell."""
         self.args = args
+        if (manifest := args.manifest()) is not None:
+            manifest.check_complete(args.checkpoint)  # the ranks read the shards, each on its node
+            manifest.verify([args.tokenizer, args.checkpoint / "params.json"])
         self.tokenizer = Tokenizer(args.tokenizer)
         self.num_ranks = args.num_ranks()
         self._model = read_params(args.checkpoint, vocab_size=self.tokenizer.n_words)
         self._model.check_world_size(self.num_ranks)
         find_shards(args.checkpoint)
-        self.config = args.engine_config(self.tokenizer.n_words)
+        self.config = args.engine_config(self.tokenizer.n_words, manifest)
         self._open_groups = open_groups
         self._on_step = on_step
         self._on_failure = on_failure

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from llama_core.errors import ConfigError
+from llama_core.manifest import Manifest
 
 # Proposed tokens of one step at most: so many more rows still cost a CPU less than a step of their own.
 MAX_DRAFTS = 8
@@ -156,6 +157,8 @@ class EngineConfig:
     prefilled in chunks of what the running decodes leave of it. block_size: tokens in one block of the cache.
     kv_cache_bytes: cache memory of one rank; None takes what a full batch of full-length sequences needs, bounded by a
     share of what is free. verify_checksums: compare every shard's bytes with the CRC-32 that its archive states.
+    manifest: the SHA-256 that params.json and the shards must have, before any of them is looked into.
+    checked: files (`shards.identity`) for which both has been done.
     speculation: let a step check tokens that repeat earlier ones. prefix_caching: compute a shared beginning once. Neither
     changes a request's tokens. backend: what computes: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
     "torch"; "auto" is native on a CPU where it can be built. quantization: "int8" keeps the weights of linear layers as
@@ -172,6 +175,8 @@ class EngineConfig:
     dtype: DType = "auto"
     kv_cache_bytes: int | None = None
     verify_checksums: bool = True
+    manifest: Manifest | None = None
+    checked: frozenset[int] = frozenset()
     speculation: bool = True
     prefix_caching: bool = True
     backend: BackendName = "auto"

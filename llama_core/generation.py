@@ -19,6 +19,7 @@ from llama_core.blocks import BlockPool
 from llama_core.chat import Dialog, encode_dialog
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
 from llama_core.errors import ConfigError, InvalidParameter, SpecialTags
+from llama_core.manifest import Manifest
 from llama_core.request import (
     SamplingParams,
     Sequence,
@@ -67,6 +68,7 @@ class Llama:
         max_step_tokens: int | None = None,
         kv_cache_bytes: int | None = None,
         verify_checksums: bool = True,
+        sha256_manifest: str | Path | None = None,
         speculation: bool = True,
         prefix_caching: bool = True,
         backend: BackendName = "auto",
@@ -76,11 +78,12 @@ class Llama:
 
         max_seq_len: prompt + generated tokens of one sequence. max_batch_size: sequences that run at once; more wait their
         turn. model_parallel_size: the number of ranks if it is to be checked. seed: requests without a seed of their own
-        draw from seeds derived from it, in the order of their coming. dtype "auto" is the checkpoint's own. speculation:
-        check several tokens at once where a text repeats itself. prefix_caching: compute what the prompts of one call begin
-        with in common once. Neither changes a token. backend: "auto" computes natively (C++) on a CPU where it can be
-        built, with CUDA graphs ("fused") on a GPU, else with torch. quantization: "int8" keeps the weights of linear layers
-        in 8 bits (native only).
+        draw from seeds derived from it, in the order of their coming. sha256_manifest: what the files must be; SHA256SUMS
+        beside the checkpoint if absent, and if it is there. dtype "auto" is the checkpoint's own. speculation: check several
+        tokens at once where a text repeats itself. prefix_caching: compute what the prompts of one call begin with in common
+        once. Neither changes a token. backend: "auto" computes natively (C++) on a CPU where it can be built, with CUDA
+        graphs ("fused") on a GPU, else with torch. quantization: "int8" keeps the weights of linear layers in 8 bits (native
+        only).
         Raises ConfigError, CheckpointError, TokenizerError.
         """
         begin = time.perf_counter()
@@ -91,6 +94,9 @@ class Llama:
                 "start with torchrun --nproc-per-node, or use the server",
                 param="model_parallel_size",
             )
+        manifest = Manifest.find(ckpt_dir, sha256_manifest)
+        if manifest is not None:
+            manifest.verify([Path(tokenizer_path)])
         tokenizer = Tokenizer(tokenizer_path)
         config = EngineConfig(
             ckpt_dir=str(ckpt_dir),
@@ -102,6 +108,7 @@ class Llama:
             dtype=dtype,
             kv_cache_bytes=kv_cache_bytes,
             verify_checksums=verify_checksums,
+            manifest=manifest,
             speculation=speculation,
             prefix_caching=prefix_caching,
             backend=backend,

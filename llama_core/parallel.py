@@ -104,6 +104,16 @@ def smallest(parallel: Parallel, value: int) -> int:
     return int(tensor.item())
 
 
+def ranks_with(parallel: Parallel, value: int) -> list[int]:
+    """The ranks that call this with the same `value` as this one, itself among them, in order."""
+    if parallel.world_size == 1:
+        return [0]
+    own = torch.tensor([value], dtype=torch.int64, device=parallel.device)
+    values = [torch.empty_like(own) for _ in range(parallel.world_size)]
+    dist.all_gather(values, own)
+    return [rank for rank, other in enumerate(values) if int(other.item()) == value]
+
+
 def leave() -> None:
     """Leave the group, if there is one. With CUDA only while every peer is alive: else end the process instead."""
     fairscale_groups.destroy_model_parallel()

@@ -1,6 +1,7 @@
 """Write a checkpoint again as another number of shards: python -m llama_core.reshard SOURCE TARGET --shards N"""
 
 import argparse
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,15 +11,21 @@ import torch
 from llama_core.checkpoint import Checkpoint
 from llama_core.config import read_params
 from llama_core.errors import CheckpointError, LlamaError
+from llama_core.manifest import Manifest
+from llama_core.shards import files_of
 from llama_core.tokenizer import Tokenizer
 
 
 def reshard(source: Path, target: Path, num_shards: int, tokenizer_path: Path | None = None) -> list[Path]:
     """Write `source` to `target` as `num_shards` shards cut as Llama 2's are, one in memory at a time. Returns the files.
 
-    The dtype stays. params.json and the tokenizer are copied. Raises CheckpointError if `target` holds shards already.
+    SHA256SUMS in `source`, if there is one, is checked first. The dtype stays. params.json and the tokenizer are copied.
+    Raises CheckpointError if `target` holds shards already.
     """
     tokenizer_path = tokenizer_path or source / "tokenizer.model"
+    if (manifest := Manifest.find(source)) is not None:
+        manifest.check_complete(source)
+        manifest.verify([*files_of(source), tokenizer_path], os.cpu_count() or 1)
     config = read_params(source, vocab_size=Tokenizer(tokenizer_path).n_words)
     config.check_world_size(num_shards)
     checkpoint = Checkpoint(source, config)

@@ -12,6 +12,7 @@ from llama_core.batch import Pending, PromptLogprobs, Row, SlotInit, StepInput, 
 from llama_core.checkpoint import Checkpoint, Progress
 from llama_core.config import EngineConfig, ModelConfig, read_params
 from llama_core.errors import ConfigError, NonFiniteLogits
+from llama_core.file_checks import FileChecks
 from llama_core.fused.backend import FusedBackend, ops_for
 from llama_core.fused.model import FusedTransformer
 from llama_core.memory import check_weights_fit, free_cache_bytes
@@ -32,12 +33,13 @@ LOGITS_AT_A_TIME = 64
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What loading took: seconds, bytes of weights on this rank, where they are, and as what."""
+    """What loading took: seconds, bytes of weights on this rank, where they are, and as what; which files these were."""
 
     seconds: float
     weight_bytes: int
     device: str
     dtype: str
+    files_id: int
 
 
 class ModelRunner:
@@ -66,11 +68,12 @@ class ModelRunner:
     ) -> "ModelRunner":
         """Check the checkpoint, then read this rank's share. Raises ConfigError or CheckpointError before it allocates."""
         begin = time.perf_counter()
+        checks = FileChecks(config, parallel)
+        checks.verify_manifest()
         model_config = read_params(config.ckpt_dir, vocab_size=config.vocab_size)
         model_config.check_world_size(parallel.world_size)
         checkpoint = Checkpoint(config.ckpt_dir, model_config)
-        if config.verify_checksums:
-            checkpoint.verify_checksums(parallel.rank, parallel.world_size)
+        checks.verify_checksums(checkpoint)
         dtype = checkpoint.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         kind = _kind_of_backend(config, model_config, dtype, parallel)
         num_values = checkpoint.num_values(parallel.rank, parallel.world_size)
@@ -91,11 +94,13 @@ class ModelRunner:
                 model = Transformer(model_config, parallel.world_size, config.max_seq_len, parallel.device)
                 model.load_state_dict(dict(weights), strict=True, assign=True)
             backend = TorchBackend(config, model.eval(), parallel, slots)
+        checks.verify_unchanged()
         report = LoadReport(
             seconds=time.perf_counter() - begin,
             weight_bytes=backend.weight_bytes,
             device=f"{_device_name(parallel.device)}, {backend.name}",
             dtype=str(dtype).removeprefix("torch.") + (" with int8 weights" if config.quantization == "int8" else ""),
+            files_id=checks.files_id,
         )
         log.info(
             "rank %d of %d: %.1f MB of weights loaded in %.2f s on %s as %s; max_seq_len %d, max_batch_size %d, vocabulary %d",

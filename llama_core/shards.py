@@ -1,7 +1,10 @@
 """The files of a checkpoint: whether every shard is there, once, whole and in its place. Reads no weight."""
 
+import hashlib
+import platform
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from llama_core.errors import CheckpointError
@@ -39,6 +42,27 @@ def find_shards(ckpt_dir: str | Path) -> list[Path]:
             )
         seen[contents] = path
     return shards
+
+
+def files_of(ckpt_dir: str | Path) -> list[Path]:
+    """params.json, be it there or not, and all that is called like a shard, in order. Nothing is read."""
+    return [Path(ckpt_dir) / "params.json", *sorted(Path(ckpt_dir).glob("consolidated.*.pth"))]
+
+
+def identity(files: Sequence[Path]) -> int:
+    """A number below 2**63 that changes with the files, and that two processes share only if they see the very same ones, on
+    one host. Nothing is read: the kernel notes each change of a file, with a time that nobody else can set.
+    """
+    boot_id = Path("/proc/sys/kernel/random/boot_id")  # Linux's alone
+    seen = [boot_id.read_text() if boot_id.exists() else platform.node()]
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            seen.append("absent")
+        else:
+            seen.append(f"{file.name} {status.st_dev} {status.st_ino} {status.st_size} {status.st_ctime_ns}")
+    return int.from_bytes(hashlib.sha256("\n".join(seen).encode()).digest()[:8]) >> 1
 
 
 def _check_archive(path: Path, index: int) -> tuple[tuple[int, int], ...]:

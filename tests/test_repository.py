@@ -25,7 +25,7 @@ LAYERS = ("llama_core", "cluster", "deployments")
 # What the replica's process needs, and what generation.py shares with it.
 WITHOUT_TORCH = (
     *("batch", "blocks", "chat", "config", "detokenizer", "errors"),
-    *("request", "results", "scheduler", "shards", "tokenizer"),
+    *("manifest", "request", "results", "scheduler", "shards", "tokenizer"),
 )
 
 
@@ -126,8 +126,27 @@ def test_documents_refer_to_files_and_targets_that_exist() -> None:
         assert set(re.findall(r"`make (\w+)|^ *make (\w+)", text, re.MULTILINE)) <= {
             (target, "") for target in targets
         } | {("", target) for target in targets}, document.name
-        paths = re.findall(r"\b((?:llama_core|cluster|deployments|examples|benchmarks|scripts|docs)/[\w./]*\w)", text)
+        paths = re.findall(
+            r"\b(?<!tests/)((?:llama_core|cluster|deployments|examples|benchmarks|scripts|docs)/[\w./]*\w)", text
+        )
         assert [path for path in paths if not (ROOT / path).exists()] == [], document.name
+
+
+def test_the_page_of_faults_has_every_number_once_and_names_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "faults.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 46))
+    shown = [row for _, row in rows] + re.findall(r"^\| (?!\d+ \||Advisory|#)(\S.*) \|$", page, re.MULTILINE)
+    assert len(shown) == 45 + 7
+    assert [row for row in shown if "::test_" not in row and "(open)" not in row] == []
+    named: dict[str, set[str]] = {}
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page):
+        named.setdefault(path, set()).add(name)
+    assert page.count("::") == len(re.findall(r"`tests/[\w/]+\.py::test_\w+`", page))
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    for path, names in named.items():
+        found = {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, functions)}
+        assert names - found == set(), path
 
 
 def test_serve_config_is_one_that_serve_and_the_server_accept() -> None:

@@ -21,6 +21,7 @@ class FakeReport:
     weight_bytes: int = 1000
     device: str = "cpu"
     dtype: str = "float32"
+    files_id: int = 0
 
 
 @dataclass(frozen=True)

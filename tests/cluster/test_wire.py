@@ -1,8 +1,13 @@
 """Messages as bytes: what goes in comes out, whatever the pieces; what is no message is refused."""
 
+import os
+import pickle
 import socket
 import threading
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +94,32 @@ def test_arbitrary_bytes_raise_wire_error_and_nothing_else(data: bytes) -> None:
             decode(data)
         except WireError:
             continue
+
+
+class Malicious:
+    """A pickle of it makes a directory where it is loaded."""
+
+    def __init__(self, trap: Path) -> None:
+        self.trap = trap
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.trap),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_is_refused_and_never_runs(tmp_path: Path, protocol: int) -> None:
+    data = pickle.dumps(Malicious(tmp_path / "sprung"), protocol)
+    # As it is, and where a message has bytes or a text of its sender's own.
+    hello = msgspec.msgpack.encode(["hello", 0, 0, data])
+    fault = msgspec.msgpack.encode(["fault", 0, 0, "kind", data, False])
+    for decode in (wire.decode_step, wire.decode_reply, wire.decode_hello):
+        for payload in (data, hello, fault, msgspec.msgpack.encode(data)):
+            if decode is wire.decode_hello and payload is hello:
+                assert wire.decode_hello(payload).secret == data
+                continue
+            with pytest.raises(WireError):
+                decode(payload)
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_a_length_over_the_limit_is_refused_before_its_bytes_arrive() -> None:

@@ -3,10 +3,12 @@
 `test_end_to_end.py` ends both. Others that share them come before it in the order of the files.
 """
 
+import hashlib
 from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import GOLDEN
 from tests.deployments.served import GOLDEN_ARGS, SERVE_RUN, Server, served
 
 
@@ -19,9 +21,13 @@ def demo() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def plain() -> Iterator[Server]:
-    """The golden model by plain `serve run`: Serve's own proxy."""
-    with served(command=SERVE_RUN, args=GOLDEN_ARGS, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The golden model, its files checked, by plain `serve run`: Serve's own proxy."""
+    manifest = tmp_path_factory.mktemp("trusted") / "golden.sha256"
+    files = sorted((GOLDEN / "mp1").iterdir())
+    manifest.write_text("".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file}\n" for file in files))
+    args = GOLDEN_ARGS | {"sha256_manifest": str(manifest)}
+    with served(command=SERVE_RUN, args=args, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
         server.wait_ready()
         yield server
 

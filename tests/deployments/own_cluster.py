@@ -33,6 +33,7 @@ def run() -> dict[str, Any]:
     import ray
     import ray._private.node
     import ray._private.services
+    from ray._private import services
 
     from deployments import own_cluster
 
@@ -44,6 +45,8 @@ def run() -> dict[str, Any]:
     try:
         context = ray.get_runtime_context()
         (node,) = ray.nodes()
+        address = context.gcs_address
+        found = address in services.find_gcs_addresses() and services.canonicalize_bootstrap_address(address) == address
         four = ray.get(ray.remote(num_cpus=0)(lambda: 2 + 2).remote())
         return {
             "children": children(),
@@ -51,6 +54,8 @@ def run() -> dict[str, Any]:
             "restored": replaced() == before,
             "object_store_bytes": node["Resources"]["object_store_memory"],
             "four": four,
+            "address": address,
+            "is_found_there": found,
             "settings": {name: os.environ.get(name) for name in own_cluster.SETTINGS},
             "dashboard": ray._private.worker._global_node.webui_url,
         }

@@ -30,6 +30,7 @@ GOLDEN_ARGS = {
     "dtype": "float32",
 }
 SERVE_RUN = [str(Path(sys.executable).parent / "serve"), "run"]
+LISTEN = "0A"  # the state of a socket in /proc/net/tcp
 
 
 class Server:
@@ -88,6 +89,22 @@ class Server:
                     state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
                     if state != "Z":
                         found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+        return found
+
+    def listening(self) -> dict[str, str]:
+        """Where its processes take TCP connections: address and port, as the kernel lists them -> command line."""
+        owners: dict[str, str] = {}
+        for pid, command in self.processes().items():
+            with contextlib.suppress(OSError):
+                for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        owners[os.readlink(descriptor)] = command
+        found = {}
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTEN and (owner := f"socket:[{fields[9]}]") in owners:
+                    found[fields[1]] = owners[owner]
         return found
 
     def end(self) -> None:

@@ -208,6 +208,17 @@ print("SEEN", ray.get(controller.__ray_call__.remote(interval)))
 """
 
 
+def test_nothing_listens_beyond_loopback(demo: Server) -> None:
+    """HTTP, HAProxy's statistics, Ray's processes, Serve's own gRPC, the ranks' store: all of it."""
+    httpx.post(f"{demo.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=30).raise_for_status()
+    listening = demo.listening()
+    commands = " ".join(listening.values())
+    assert all(name in commands for name in ("gcs_server", "raylet", "haproxy", "ServeReplica", "RankWorker")), commands
+    # 127.0.0.1, and the same as an IPv6 address, as the kernel writes them.
+    loopback = ("0100007F:", "0000000000000000FFFF00000100007F:")
+    assert {at: command for at, command in listening.items() if not at.startswith(loopback)} == {}
+
+
 def test_serves_controller_is_calm_once_the_server_is_ready(demo: Server) -> None:
     deadline = time.monotonic() + 20
     while "is ready at" not in demo.output() and time.monotonic() < deadline:

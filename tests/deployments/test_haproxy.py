@@ -1,5 +1,6 @@
 """How `make serve` has Serve run HAProxy: beside other servers of the same machine, without touching them."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -43,3 +44,33 @@ def test_the_command_mends_what_serve_writes_and_once_only(tmp_path: Path) -> No
     lines = [line.strip() for line in config.read_text().splitlines()]
     assert lines.count(f"timeout http-request {haproxy.HEAD_S}s") == 1
     assert [line for line in lines if line.startswith("bind")] == ["bind 127.0.0.1:9101", "bind 127.0.0.1:8404"]
+
+
+CONFIG = """defaults
+  mode http
+  timeout client 1s
+  timeout server 1s
+  timeout connect 1s
+frontend http_frontend
+    bind *:18999
+    default_backend http-llama
+backend http-llama
+  {}server SERVE_PROXY_ACTOR-fallback 127.0.0.1:1 check backup
+"""
+
+
+@pytest.mark.parametrize("replica", ["", "server SERVE_REPLICA-1 127.0.0.1:2 check\n  "], ids=["no replica", "one"])
+def test_haproxy_answers_that_nothing_is_ready_only_while_there_is_no_replica(tmp_path: Path, replica: str) -> None:
+    command = haproxy.settings(tmp_path)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(CONFIG.format(replica))
+    for _ in range(2):  # Serve has it check the file first
+        done = subprocess.run([command, "-c", "-f", str(file)], capture_output=True, text=True, check=False, timeout=30)
+        assert done.returncode == 0, done.stderr
+    rules = [line for line in file.read_text().splitlines() if "path /ready" in line]
+    assert len(rules) == (0 if replica else 1)
+    for rule in rules:
+        assert "status 503" in rule and "hdr Retry-After 2" in rule
+        body = json.loads(rule.split("'")[1])
+        assert (body["ready"], body["phase"], body["error"]["code"]) == (False, "waiting", "not_ready")
+    assert "bind 127.0.0.1:18999" in file.read_text()

@@ -44,6 +44,11 @@ def test_a_small_clusters_agent_is_stood_in_for(small: dict[str, Any], usual: di
     assert count(small, "agent_stand_in.py") - count(small, "raylet/raylet") == 1
 
 
+def test_a_small_cluster_is_on_loopback_and_clients_on_this_machine_find_it_there(small: dict[str, Any]) -> None:
+    assert small["address"].startswith("LOCALHOST:")
+    assert small["is_found_there"]
+
+
 def test_a_small_cluster_reserves_little_memory_for_objects(small: dict[str, Any]) -> None:
     assert small["object_store_bytes"] == OBJECT_STORE_BYTES
 

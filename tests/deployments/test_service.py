@@ -122,6 +122,13 @@ def test_a_start_that_cannot_succeed_is_refused_before_any_rank_exists(tmp_path:
         (broken / name).unlink()
         with pytest.raises(LlamaError, match=name):
             service(no_group, ckpt_dir=str(broken), model_parallel_size=1)
+    for shards, name in (((0, 0), "01.pth: holds"), ((1, 0), "00.pth: holds shard consolidated.01")):
+        broken = tmp_path / name[:2] / str(shards[0])
+        shutil.copytree(GOLDEN / "mp2", broken)
+        for i, shard in enumerate(shards):
+            shutil.copyfile(GOLDEN / "mp2" / f"consolidated.{shard:02d}.pth", broken / f"consolidated.{i:02d}.pth")
+        with pytest.raises(CheckpointError, match=name):
+            service(no_group, ckpt_dir=str(broken))
     with pytest.raises(ConfigError, match="model_parallel_size 4 does not divide n_kv_heads"):
         service(no_group, model_parallel_size=4)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.deployments.served import served
-from tests.deployments.startup import BATCHES, flip_a_bit
+from tests.deployments.startup import BATCHES, Malicious, flip_a_bit
 from tests.llama_core.checkpoints import WIDE, random_weights, split, write
 from tests.programs import seen_by
 
@@ -72,12 +73,19 @@ def ray_directory() -> Iterator[str]:
         yield directory
 
 
-@pytest.mark.parametrize("answer_after_s", [20, 0], ids=["while requests wait", "while requests are answered 503"])
+@pytest.mark.parametrize(
+    ("answer_after_s", "fault"),
+    [(20, "does not match its checksum"), (0, "not a checkpoint that can be loaded safely")],
+    ids=["a flipped bit, while requests wait", "a malicious pickle, while requests are answered 503"],
+)
 def test_the_server_says_which_file_is_damaged_and_ends_with_an_error_and_no_process(
-    tmp_path: Path, ray_directory: str, answer_after_s: int
+    tmp_path: Path, ray_directory: str, answer_after_s: int, fault: str
 ) -> None:
     checkpoint = write(tmp_path / "damaged", split(random_weights(WIDE), 2))
-    flip_a_bit(checkpoint / "consolidated.01.pth")
+    if "checksum" in fault:
+        flip_a_bit(checkpoint / "consolidated.01.pth")
+    else:
+        torch.save({"norm.weight": Malicious(tmp_path / "sprung")}, checkpoint / "consolidated.01.pth")
     args = {
         "ckpt_dir": str(checkpoint),
         "tokenizer_path": str(checkpoint / "tokenizer.model"),
@@ -91,14 +99,15 @@ def test_the_server_says_which_file_is_damaged_and_ends_with_an_error_and_no_pro
         while server.process.poll() is None and time.monotonic() < deadline:
             assert server.get("/ready")[0] != 200
             most = max(most, len(server.processes()))
-            if known is None and "consolidated.01.pth: damaged" in server.output():
+            if known is None and fault in server.output():
                 known = time.monotonic()
             time.sleep(0.1)
         ended = time.monotonic()
         output = server.output()
         assert server.process.poll() == 1, output[-3000:]
         line = next(line for line in output.splitlines() if "The server cannot start: " in line)
-        assert "damaged/consolidated.01.pth" in line and "checksum" in line
+        assert "damaged/consolidated.01.pth" in line and fault in line
+        assert not (tmp_path / "sprung").exists()
         assert known is not None and ended - known < LIMIT_S
         assert most > 5
         while server.processes() and time.monotonic() < ended + 5:
@@ -113,6 +122,9 @@ def test_a_server_that_waits_for_room_ends_at_once_when_told_to(ray_directory: s
         while "Adding 1 replica" not in server.output() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert "needs 2000 CPUs, the cluster has" in server.output()
+        while (ready := server.get("/ready"))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert (ready[0], ready[1].get("phase")) == (503, "waiting"), "HAProxy answers where no replica can"
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0

@@ -172,7 +172,7 @@ class Malicious:
         return os.mkdir, (os.environ["TRAP"],)
 
 
-@pytest.mark.parametrize("how", ["in an archive", "as a bare pickle"])
+@pytest.mark.parametrize("how", ["in an archive", "as a bare pickle", "in the format before archives"])
 def test_a_malicious_pickle_is_refused_and_never_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -181,6 +181,8 @@ def test_a_malicious_pickle_is_refused_and_never_runs(
     path = tmp_path / "consolidated.00.pth"
     if how == "in an archive":
         torch.save({"norm.weight": Malicious()}, path)
+    elif how == "in the format before archives":
+        torch.save({"norm.weight": Malicious()}, path, _use_new_zipfile_serialization=False)
     else:
         path.write_bytes(pickle.dumps(Malicious()))
     with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth"):
@@ -203,8 +205,35 @@ def test_missing_unexpected_and_misshapen_weights_are_named_the_first_five_of_th
 
     (shard,) = split(random_weights(WIDE), 1)
     write(tmp_path, [{name: weight for name, weight in shard.items() if "attention.w" not in name}])
-    with pytest.raises(CheckpointError, match="and 3 more"):
+    with pytest.raises(CheckpointError, match="and 3 more") as caught:
         load(tmp_path)
+    assert str(caught.value).count(" is missing from consolidated.00.pth") == 5
+
+
+@pytest.mark.parametrize(
+    "fault", ["no shard", "missing", "last missing", "duplicated", "swapped", "mixed", "truncated"]
+)
+def test_shards_that_are_not_a_checkpoint_are_refused_before_memory_is_allocated(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocated(*args: Any, **options: Any) -> None:
+        raise AssertionError("memory for a weight or a cache was allocated")
+
+    shards = split(random_weights(WIDE), 2)
+    if fault in ("duplicated", "mixed"):
+        shards[1] = shards[0] if fault == "duplicated" else split(random_weights(WIDE, seed=2), 2)[1]
+    write(tmp_path, shards)
+    first, second = tmp_path / "consolidated.00.pth", tmp_path / "consolidated.01.pth"
+    if fault == "swapped":
+        first.rename(tmp_path / "aside"), second.rename(first), (tmp_path / "aside").rename(second)
+    elif fault == "truncated":
+        second.write_bytes(second.read_bytes()[:-100])
+    for path in {"no shard": [first, second], "missing": [first], "last missing": [second]}.get(fault, []):
+        path.unlink()
+    monkeypatch.setattr(torch, "empty", allocated)
+    monkeypatch.setattr("llama_core.runner.SlotTable", allocated)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        ModelRunner.load(engine_config(tmp_path), alone("cpu"))
 
 
 def test_weights_of_another_width_are_misshapen_before_memory_is_allocated(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import io
 import json
 import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,37 @@ def test_flipped_bits_are_refused_or_harmless(tmp_path: Path) -> None:
 )
 def test_a_model_that_is_not_llamas_kind_is_refused(options: dict[str, object], problem: str, tmp_path: Path) -> None:
     assert problem in assert_refused(train(tmp_path, **options))
+
+
+RULES_FUZZ = """
+import random, sys
+from pathlib import Path
+from llama_core.errors import TokenizerError
+from llama_core.tokenizer import Tokenizer
+data, path, rng = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), random.Random(5)
+end = len(data) - 200  # behind the pieces and the trainer's settings: the normalizer's compiled rules
+num_refused = 0
+for trial in range(150):
+    damaged = bytearray(data)
+    for _ in range(rng.choice([1, 4, 64, 4096])):
+        damaged[rng.randrange(end // 4 if trial % 3 else 0, len(data))] = rng.choice([0, 255, rng.randrange(256)])
+    path.write_bytes(damaged)
+    try:
+        tokenizer = Tokenizer(path)
+        tokenizer.decode(tokenizer.encode("Stra\u00dfe \uff21 \u3000 \u0fb3" * 9, bos=True, eos=True))
+    except TokenizerError:
+        num_refused += 1
+print(num_refused)
+"""
+
+
+def test_damaged_normalization_rules_end_no_process(tmp_path: Path) -> None:
+    """They are a compiled table that SentencePiece walks: in another process, since an error may be a segmentation fault."""
+    model = train(tmp_path, normalization_rule_name="nmt_nfkc")
+    command = [sys.executable, "-c", RULES_FUZZ, str(model), str(tmp_path / "damaged.model")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    assert 0 < int(done.stdout) <= 150
 
 
 def test_text_that_looks_like_any_control_symbol_stays_text(tmp_path: Path) -> None:
