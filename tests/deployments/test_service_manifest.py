@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,11 @@ class Groups(FakeGroups):
         self.configs: list[EngineConfig] = []
         self.opened_again = asyncio.Event()
 
-    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None) -> FakeGroup:
+    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> FakeGroup:
         self.configs.append(config)
         if len(self.configs) > 1:
             self.opened_again.set()
-        return super().open(config, epoch, num_blocks)
+        return super().open(config, epoch, num_blocks, seats)
 
 
 async def test_ranks_that_take_others_places_know_what_was_checked(checkpoint: Path) -> None:
