@@ -211,6 +211,7 @@ def _start_serve_ahead(config: dict[str, Any], watch: Watch) -> None:
     import ray
     from pydantic import ValidationError
     from ray import serve
+    from ray.exceptions import RayActorError
     from ray.serve._private.constants import SERVE_CONTROLLER_NAME
     from ray.serve.schema import ServeDeploySchema
 
@@ -231,16 +232,27 @@ def _start_serve_ahead(config: dict[str, Any], watch: Watch) -> None:
                 http_options=schema.http_options.model_dump(),
                 grpc_options=schema.grpc_options.model_dump(),
             )
+        except RayActorError as error:
+            # On a slow machine Serve now and then takes a new proxy for dead, and puts another in its place.
+            if not _is_there(SERVE_CONTROLLER_NAME):
+                watch.fail(f"Serve did not start: {error}")
         except Exception as error:
             watch.fail(f"Serve did not start: {error}")
 
     starting = threading.Thread(target=start, daemon=True, name="serve")
     starting.start()
-    while starting.is_alive():
-        with contextlib.suppress(ValueError):  # there is no such actor yet
-            ray.get_actor(SERVE_CONTROLLER_NAME, namespace="serve")
-            return
+    while starting.is_alive() and not _is_there(SERVE_CONTROLLER_NAME):
         time.sleep(0.01)
+
+
+def _is_there(actor_name: str) -> bool:
+    import ray
+
+    try:
+        ray.get_actor(actor_name, namespace="serve")
+    except ValueError:  # there is no such actor, or no more
+        return False
+    return True
 
 
 def _import_quietly(import_path: str) -> None:

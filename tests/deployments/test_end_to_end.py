@@ -397,6 +397,7 @@ def test_a_killed_rank_costs_live_streams_a_pause_and_not_a_token(server: str, r
     assert {reason for _, reason in undisturbed} == {"length"}
     replica = _pids(running, "ServeReplica")
     assert asyncio.run(all_streams(kill=True)) == undisturbed
+    running.wait_ready()
     props = running.get("/props")[1]
     assert props["epoch"] == 1 and props["phase"] == "ready"
     assert _pids(running, "ServeReplica") == replica, "the replica lives on"
