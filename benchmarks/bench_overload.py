@@ -140,6 +140,7 @@ def figures(seen: Sequence[Due], began_s: float, end_s: float, client_cpu_s: flo
     )
     first = [1e3 * (one.answer.token_times[0] - one.due_s) for one in whole if start <= one.due_s < end_s]
     told = [1e3 * (one.answer.ended_s - one.due_s) for one in refused if start <= one.due_s < end_s]
+    told_from_sent = [1e3 * (one.answer.ended_s - one.answer.began_s) for one in refused if start <= one.due_s < end_s]
     return {
         "requests": len(seen),
         "whole": len(whole),
@@ -155,6 +156,7 @@ def figures(seen: Sequence[Due], began_s: float, end_s: float, client_cpu_s: flo
         "ttft_p99_ms": percentile(first, 99) if first else None,
         "refused_p50_ms": percentile(told, 50) if told else None,
         "refused_p99_ms": percentile(told, 99) if told else None,
+        "refused_from_sent_p99_ms": percentile(told_from_sent, 99) if told else None,
         "client_cpu_cores": client_cpu_s / (max(one.answer.ended_s for one in seen) - began_s) if seen else 0.0,
     }
 
