@@ -84,3 +84,18 @@ async def test_a_stream_takes_text_ids_or_a_dialog_and_nothing_else(ingress: Any
 async def test_draining_by_handle_refuses_what_comes_after(ingress: Any) -> None:
     await ingress.drain()
     assert ingress.service.readiness().phase == "draining"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1.0), ("temperature", float("nan")), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1), ("seed", 2**64)],
+)  # fmt: skip
+async def test_a_bad_value_by_handle_is_named_and_nobody_else_is_harmed(ingress: Any, field: str, value: float) -> None:
+    other = asyncio.create_task(ingress.generate([[1, 5]], 20, temperature=0))
+    await asyncio.sleep(0)
+    with pytest.raises(InvalidParameter, match=field):
+        await ingress.generate([[1, 6], [1, 7]], 4, **{"temperature": 0.5} | {field: value})
+    with pytest.raises(InvalidParameter, match=field):
+        await anext(ingress.stream([1, 6], **{"temperature": 0.5} | {field: value}))
+    assert (await other)[0] == [continuation([1, 5], 20)]
+    assert ingress.service.describe()["blocks_used"] == 0

@@ -15,8 +15,12 @@ from tests.deployments.served import Server, served
 NUM_STREAMS = 8
 
 
+SHARED_MEMORY_BEFORE: set[str] = set()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
+    SHARED_MEMORY_BEFORE.update(os.listdir("/dev/shm"))
     with served() as running:
         running.wait_ready()
         yield running
@@ -118,3 +122,4 @@ def test_a_signal_to_all_processes_at_once_ends_them_all(server: Server) -> None
     os.killpg(server.process.pid, signal.SIGTERM)
     assert server.process.wait(40) == 0
     assert not server.wait_gone(5)
+    assert not set(os.listdir("/dev/shm")) - SHARED_MEMORY_BEFORE, "nor of the ranks that were killed"
