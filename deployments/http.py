@@ -40,12 +40,11 @@ from deployments.problems import (
 )
 from deployments.request_log import RequestRecord
 from deployments.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
 from deployments.streaming import EventStream
 from llama_core.errors import DeadlineExceeded, EngineError, InvalidParameter, LlamaError, NotReady, RequestCancelled
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
-
-TIMEOUT_HEADER = "x-request-timeout-seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ class Generation(Generic[BodyT]):
 
     def _limit_s(self, request: Request) -> float | None:
         """How long this request may take: as its header asks, and no longer than the server allows."""
-        given = request.headers.get(TIMEOUT_HEADER)
+        given = request.headers.get(MOVED_TIMEOUT_HEADER, request.headers.get(TIMEOUT_HEADER))
         if given is None:
             return self._limits.request_timeout_s
         try:
