@@ -1,8 +1,8 @@
 """What Serve may see of a request's headers. Runs in Serve's proxies and replicas, before Serve itself: `up.py` sees to it.
 
-Serve 2.60 reads some headers of clients by itself, and answers by itself, in another shape than ours: one that is not UTF-8 with
-500, and `x-request-timeout-seconds` with 408 or, in mid-stream, by cutting the answer off, each time before our own limit can
-say so. A request's id, which it repeats, it takes as it comes.
+Serve 2.60 reads some headers of clients by itself, and answers by itself, in another shape than ours: one that is not UTF-8
+with 500, and `x-request-timeout-seconds` with 408 or, in mid-stream, by cutting the answer off, each time before our own limit
+can say so. A request's id, which it repeats, it takes as it comes.
 """
 
 from starlette.middleware import Middleware
@@ -24,7 +24,7 @@ def middlewares() -> list[Middleware]:
 
 
 class SafeForServe:
-    """Hands on each request with headers that Serve can read, and the limit of its time under a name that Serve does not know."""
+    """Hands on each request with headers that Serve can read, and its limit of time under a name that Serve does not know."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

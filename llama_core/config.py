@@ -20,7 +20,8 @@ DType = Literal["auto", "bfloat16", "float16", "float32"]
 BackendName = Literal["auto", "native", "fused", "torch"]
 Quantization = Literal["none", "int8"]
 
-_MAX_LAYERS = 10_000  # Llama's largest has 126; what is listed for each of billions would end the process before any file is read
+# Llama's largest has 126; names of weights are listed for each.
+_MAX_LAYERS = 10_000
 _MAX_SIZE = 2**31 - 1
 _SHOWN_CHARS = 80  # of a value at fault
 

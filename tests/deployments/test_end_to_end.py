@@ -245,7 +245,9 @@ def test_a_limit_of_time_is_kept_in_our_words_and_not_in_serves(demo: Server) ->
 
 @pytest.mark.parametrize("name", [b"x-request-timeout-seconds", b"x-request-id", b"x-request-disconnect-disabled"])
 def test_a_header_that_is_not_utf8_is_no_servers_error(demo: Server, name: bytes) -> None:
-    answer = httpx.post(f"{demo.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=[(name, b"caf\xe9")])
+    answer = httpx.post(
+        f"{demo.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=[(name, b"caf\xe9")]
+    )
     if b"timeout" in name:
         assert answer.status_code == 400 and answer.json()["error"]["param"] == name.decode(), answer.text
     else:

@@ -36,7 +36,9 @@ async def test_the_limit_of_time_passes_under_another_name() -> None:
     assert await passed_on((b"x-request-timeout-seconds", b"2.5")) == [(MOVED_TIMEOUT_HEADER.encode(), b"2.5")]
 
 
-@pytest.mark.parametrize("name", [b"x-request-disconnect-disabled", b"serve_multiplexed_model_id", b"traceparent", b"x"])
+@pytest.mark.parametrize(
+    "name", [b"x-request-disconnect-disabled", b"serve_multiplexed_model_id", b"traceparent", b"x"]
+)
 async def test_what_is_not_utf8_passes_as_utf8(name: bytes) -> None:
     assert await passed_on((name, b"caf\xe9")) == [(name, "café".encode())]
 

@@ -105,7 +105,8 @@ def test_heads_that_the_ranks_cannot_share_are_refused_before_anything_is_loaded
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"dim": NaN}', b"[" * 100_000, b'{"a":' * 100_000, b"9" * 6000]
+    "content",
+    [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"dim": NaN}', b"[" * 100_000, b'{"a":' * 100_000, b"9" * 6000],
 )
 def test_a_params_file_that_is_no_json_object_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "params.json").write_bytes(content)
