@@ -6,11 +6,11 @@ CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup serve test chaos lint clean
+.PHONY: help setup serve test chaos fuzz lint clean
 
 help:
 	@sed -n '1,2p' Makefile
-	@echo "targets: setup serve test chaos lint clean"
+	@echo "targets: setup serve test chaos fuzz lint clean"
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,10 @@ test: lint
 # 200 faults at random moments under 50 live streams: ten minutes.
 chaos: setup
 	$(BIN)/python -m tests.chaos --faults 200 --streams 50
+
+# Made-up requests, operations, messages and files, a million and more: half an hour.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
