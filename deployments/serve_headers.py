@@ -30,7 +30,7 @@ class SafeForServe:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if "headers" in scope:
             scope = {**scope, "headers": [_safe(name, value) for name, value in scope["headers"]]}
         await self._app(scope, receive, send)
 
