@@ -33,7 +33,7 @@ test: lint
 chaos: setup
 	$(BIN)/python -m tests.chaos --faults 200 --streams 50
 
-# Made-up requests, operations, messages and files, a million and more: half an hour.
+# Made-up requests, operations, messages and files, a million and more: half an hour or so.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz
 

@@ -18,8 +18,8 @@ PARTS: dict[str, tuple[Callable[[int, int], Outcome], int]] = {
     # part -> what runs it, and how many cases are worth the while
     "http": (http.run, 100_000),
     "scheduler": (scheduler.run, 1_000_000),
-    "group": (group.run, 1_000_000),
-    "files": (files.run, 10_000),
+    "group": (group.run, 300_000),
+    "files": (files.run, 5_000),
 }
 
 
