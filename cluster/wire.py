@@ -20,7 +20,8 @@ MAX_FRAME_BYTES: Final = 64 * 2**20  # 256 sequences of 32,768 tokens, admitted 
 MAX_HELLO_BYTES: Final = 256  # all that a peer may send before it has shown the group's secret
 _HEADER_BYTES: Final = 4
 _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)  # the latter for a text that is not UTF-8
+# What decoding raises besides: for a text that is not UTF-8, and for what is nested beyond all reason.
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _MAX_REST_BYTES: Final = 260  # a slot's names, numbers, row, new block and a few drafts; also a step's own fields
 
 

@@ -42,15 +42,15 @@ from deployments.problems import (
 )
 from deployments.request_log import RequestRecord
 from deployments.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
 from deployments.streaming import EventStream
 from llama_core.errors import DeadlineExceeded, EngineError, InvalidParameter, LlamaError, NotReady, RequestCancelled
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
-TIMEOUT_HEADER = "x-request-timeout-seconds"
-HEAD_START_S = (
-    0.1  # Serve reads the same header, and would end the request by a text of its own, a stream by cutting it off
-)
+# Where Serve sees `x-request-timeout-seconds` too (`serve_headers.py` hides it), it would end the request by a text of its
+# own, a stream by cutting it off.
+HEAD_START_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class Generation(Generic[BodyT]):
 
     def _limit_s(self, request: Request) -> float | None:
         """How long this request may take: as its header asks, and no longer than the server allows."""
-        given = request.headers.get(TIMEOUT_HEADER)
+        given = request.headers.get(MOVED_TIMEOUT_HEADER, request.headers.get(TIMEOUT_HEADER))
         if given is None:
             return self._limits.request_timeout_s
         try:

@@ -37,6 +37,7 @@ from deployments.banner import banner, base_url
 
 PENDING_NOTICE_S = 10.0
 MARK = "LLAMA_UP_MARK"
+SAFE_HEADERS = "deployments.serve_headers.middlewares"
 
 
 class Watch(threading.Thread):
@@ -166,6 +167,8 @@ def main() -> None:
     # One event loop for HTTP and the engine. On a thread of its own, which is for code that may block, every token would
     # change threads on its way out.
     os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
+    # Serve reads some of the clients' headers before we do, and answers in its own way where it does not like them.
+    os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", SAFE_HEADERS)
     for name, value in haproxy.settings(Path(directory.name)).items():
         os.environ.setdefault(name, value)
 

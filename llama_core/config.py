@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,6 +20,11 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 BackendName = Literal["auto", "native", "fused", "torch"]
 Quantization = Literal["none", "int8"]
+
+# Llama's largest has 126; names of weights are listed for each.
+_MAX_LAYERS = 10_000
+_MAX_SIZE = 2**31 - 1
+_SHOWN_CHARS = 80  # of a value at fault
 
 # Written by some releases of Meta's checkpoints; they do not change the model.
 _IGNORED_FIELDS = frozenset({"max_batch_size", "max_seq_len", "model_parallel_size", "dtype"})
@@ -65,27 +71,25 @@ class ModelConfig:
                         f"{source}: use_scaled_rope (Llama 3.1's scaled rotary embedding) is not supported"
                     )
             elif key not in known:
-                raise ConfigError(f"{source}: unknown field {key!r}")
+                raise ConfigError(f"{source}: unknown field {_shown(key)}")
         given.pop("use_scaled_rope", None)
 
-        def integer(name: str, default: int | None = None) -> int:
+        def integer(name: str, default: int | None = None, most: int = _MAX_SIZE) -> int:
             value = given.get(name, default)
             if value is None:
                 raise ConfigError(f"{source}: field {name!r} is missing")
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-                raise ConfigError(f"{source}: field {name!r} must be a positive integer, is {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+                what = f"a positive integer, at most {most}"
+                raise ConfigError(f"{source}: field {name!r} must be {what}, is {_shown(value)}")
             return value
 
         def number(name: str, default: float | None) -> float | None:
             value = given.get(name, default)
             if value is None:
                 return None
-            if (
-                not isinstance(value, int | float)
-                or isinstance(value, bool)
-                or not (math.isfinite(value) and value > 0)
-            ):
-                raise ConfigError(f"{source}: field {name!r} must be a positive finite number, is {value!r}")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value <= sys.float_info.max:  # nor NaN; an int may be larger than any float
+                raise ConfigError(f"{source}: field {name!r} must be a positive finite number, is {_shown(value)}")
             return float(value)
 
         declared_vocab = given.pop("vocab_size", -1)
@@ -100,7 +104,7 @@ class ModelConfig:
         n_heads = integer("n_heads")
         config = cls(
             dim=integer("dim"),
-            n_layers=integer("n_layers"),
+            n_layers=integer("n_layers", most=_MAX_LAYERS),
             n_heads=n_heads,
             vocab_size=vocab_size,
             n_kv_heads=integer("n_kv_heads", n_heads),
@@ -115,6 +119,12 @@ class ModelConfig:
             raise ConfigError(f"{source}: n_heads {config.n_heads} is not divisible by n_kv_heads {config.n_kv_heads}")
         if config.head_dim % 2:
             raise ConfigError(f"{source}: dim / n_heads is {config.head_dim}, rotary embedding needs an even number")
+        # Each is in its range; the feed-forward width is what comes of them together.
+        width = (config.ffn_dim_multiplier or 1.0) * config.dim * 8 / 3
+        if not (1 <= width <= _MAX_SIZE and config.hidden_dim < _MAX_SIZE):
+            raise ConfigError(
+                f"{source}: ffn_dim_multiplier, dim and multiple_of make a feed-forward width that is not from 1 to {_MAX_SIZE}"
+            )
         return config
 
     def check_world_size(self, world_size: int) -> None:
@@ -134,6 +144,11 @@ class ModelConfig:
                 )
 
 
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
 def read_params(ckpt_dir: str | Path, *, vocab_size: int) -> ModelConfig:
     """Read and validate `ckpt_dir`/params.json. Raises ConfigError that names the file and the field."""
     path = Path(ckpt_dir) / "params.json"
@@ -141,7 +156,7 @@ def read_params(ckpt_dir: str | Path, *, vocab_size: int) -> ModelConfig:
         params = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not readable as JSON: {error}") from None
     if not isinstance(params, dict):
         raise ConfigError(f"{path}: must hold a JSON object")

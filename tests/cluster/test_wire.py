@@ -191,3 +191,12 @@ def test_a_secret_is_not_in_what_is_printed() -> None:
     shown = repr(Invitation(0, b"the secret", key=GroupKey("public", "private part")))
     assert "the secret" not in shown
     assert "private part" not in shown
+
+
+@pytest.mark.parametrize("nested", [b"\x91", b"\x81\xa1a"], ids=["lists", "maps"])
+def test_what_is_nested_beyond_all_reason_is_no_message(nested: bytes) -> None:
+    deep = nested * 60_000 + b"\xc0"
+    for decode in (wire.decode_step, wire.decode_reply, wire.decode_hello):
+        for payload in (deep, b"\x96\xa3ack\x01\x02\x03\xcb" + b"\0" * 8 + deep, b"\x81\xa5other" + deep):
+            with pytest.raises(WireError):
+                decode(payload)

@@ -226,6 +226,28 @@ def test_serves_controller_is_calm_once_the_server_is_ready(demo: Server) -> Non
     assert f"SEEN {CALM_S}" in run([sys.executable, "-c", INTERVAL, address_of(demo)], **WITH_TOKEN)
 
 
+def test_a_limit_of_time_is_kept_in_our_words_and_not_in_serves(demo: Server) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True}
+    url, limit = f"{demo.url}/v1/completions", {"x-request-timeout-seconds": "0.05"}
+    answer = httpx.post(url, json=body, headers=limit)
+    assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded", answer.text
+    answer = httpx.post(url, json=body | {"stream": True}, headers=limit)
+    assert answer.status_code == 200
+    events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert "deadline_exceeded" in events[-1] and "[DONE]" not in answer.text
+
+
+@pytest.mark.parametrize("name", [b"x-request-timeout-seconds", b"x-request-id", b"x-request-disconnect-disabled"])
+def test_a_header_that_is_not_utf8_is_no_servers_error(demo: Server, name: bytes) -> None:
+    answer = httpx.post(
+        f"{demo.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=[(name, b"caf\xe9")]
+    )
+    if b"timeout" in name:
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == name.decode(), answer.text
+    else:
+        assert answer.status_code == 200, answer.text
+
+
 def test_thirty_two_streams_at_once_are_whole_right_and_distinct(demo: Server) -> None:
     prompts = [
         f"Tell me a story about a {animal}." for animal in ("fox", "cat", "dog", "frog", "crow", "pig", "bear", "duck")

@@ -6,8 +6,9 @@ import time
 import httpx
 import pytest
 
-from deployments.http import TIMEOUT_HEADER, HttpLimits, build_http_app
+from deployments.http import HttpLimits, build_http_app
 from deployments.metrics import Metrics
+from deployments.serve_headers import TIMEOUT_HEADER
 from tests.deployments.fakes import MODEL_ID, FakeEngine
 
 BODY = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 200, "ignore_eos": True}

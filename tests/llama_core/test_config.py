@@ -57,11 +57,21 @@ def test_code_llama_states_its_own_theta_and_null_means_absent() -> None:
         ("dim", -4096), ("dim", 0), ("dim", "4096"), ("dim", 4096.0), ("dim", True), ("n_layers", 10**12),
         ("norm_eps", math.nan), ("norm_eps", -1e-5), ("norm_eps", math.inf), ("rope_theta", 0), ("ffn_dim_multiplier", "1.3"),
         ("n_kv_heads", 0), ("multiple_of", -1), ("vocab_size", 0), ("vocab_size", -2),
+        # Which would overflow, or list a weight for each of two billion layers.
+        ("norm_eps", 10**400), ("rope_theta", -(10**400)), ("ffn_dim_multiplier", 10**400), ("ffn_dim_multiplier", 1e308),
+        ("ffn_dim_multiplier", 1e-300), ("multiple_of", 2**31 - 1), ("n_layers", 2**31 - 1),
     ],
 )  # fmt: skip
 def test_an_invalid_field_is_named(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         config(**{field: value})
+
+
+def test_a_value_at_fault_is_shown_in_short() -> None:
+    for changes in ({"dim": "x" * 5000}, {"norm_eps": "x" * 5000}, {"x" * 5000: 1}):
+        with pytest.raises(ConfigError) as raised:
+            config(**changes)
+        assert len(raised.value.message) < 300
 
 
 def test_a_missing_and_an_unknown_field_are_named() -> None:
@@ -94,7 +104,10 @@ def test_heads_that_the_ranks_cannot_share_are_refused_before_anything_is_loaded
         config(n_kv_heads=8).check_world_size(16)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"dim": NaN}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"dim": NaN}', b"[" * 100_000, b'{"a":' * 100_000, b"9" * 6000],
+)
 def test_a_params_file_that_is_no_json_object_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "params.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"params\.json"):

@@ -1,0 +1,52 @@
+"""Makes up input for the server, the scheduler, a group of ranks and the files, and says what should not have happened.
+
+python -m tests.fuzz --parts http scheduler group files --json report.json
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz import files, group, http, scheduler
+from tests.fuzz.outcome import Outcome
+
+PARTS: dict[str, tuple[Callable[[int, int], Outcome], int]] = {
+    # part -> what runs it, and how many cases are worth the while
+    "http": (http.run, 100_000),
+    "scheduler": (scheduler.run, 1_000_000),
+    "group": (group.run, 300_000),
+    "files": (files.run, 5_000),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument(
+        "--cases", type=int, help=f"of each part; else {', '.join(f'{n} {p}' for p, (_, n) in PARTS.items())}"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same cases")
+    parser.add_argument(
+        "--json", type=Path, help="where the report goes; parts that did not run stay as they are there"
+    )
+    options = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)  # the parts provoke what is logged
+    ran: dict[str, dict[str, Any]] = {}
+    for part in options.parts:
+        run, cases = PARTS[part]
+        outcome = run(cases if options.cases is None else options.cases, options.seed)
+        ran[part] = {"seed": options.seed} | outcome.report()
+        print(f"{part}: {json.dumps(ran[part], indent=2)}", flush=True)
+    if options.json:
+        before = json.loads(options.json.read_text()) if options.json.exists() else {}
+        options.json.write_text(json.dumps(before | ran, indent=2) + "\n")
+    if any(part["findings"] for part in ran.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Loads files that may be damaged, in a process of its own that may die of them. Started by `files.py`.
+
+One line of JSON in, `[kind, directory, whether bytes were changed behind the checksums' back]`; one line out: how it ended, and
+what is wrong with that, if anything.
+"""
+
+import hashlib
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llama_core.checkpoint import Checkpoint
+from llama_core.config import read_params
+from llama_core.detokenizer import IncrementalDetokenizer
+from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
+from llama_core.tokenizer import Tokenizer
+from tests.programs import REPOSITORY
+
+DEMO = REPOSITORY / "demo"
+MOST_MEMORY_BYTES = 3 * 2**30  # more than what is mapped before the first file
+# What no damaged file may bring about, by Python's audit events.
+_DEEDS = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.dlopen", "pty.", "webbrowser.", "urllib.", "smtplib.")
+_HARMLESS = ("os.listdir", "os.scandir", "os.fwalk", "os.walk", "os.stat")
+_TEXTS = ("Hello there, how are you?", "naïve 🦙 \u2581 x", "", " ", "a" * 300, "\n\t\x00", "日本語")
+
+_deeds: list[str] = []
+_is_loading = False
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _is_loading:
+        return
+    writes = event == "open" and isinstance(arguments[1], str) and any(letter in arguments[1] for letter in "wax+")
+    if writes or (event.startswith(_DEEDS) and not event.startswith(_HARMLESS)):
+        _deeds.append(f"{event} {arguments!r}"[:300])
+
+
+def load_checkpoint(directory: Path, vocab_size: int) -> str:
+    """A digest of all weights, as one rank would hold them."""
+    config = read_params(directory, vocab_size=vocab_size)
+    config.check_world_size(2)
+    checkpoint = Checkpoint(directory, config)
+    checkpoint.verify_checksums(0, 1)
+    digest = hashlib.sha256()
+    for name, weight in checkpoint.weights(0, 1, checkpoint.dtype, torch.device("cpu")):
+        digest.update(name.encode() + weight.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def load_tokenizer(directory: Path) -> None:
+    """And use it as a server would: whatever loads must do."""
+    tokenizer = Tokenizer(directory / "tokenizer.model")
+    for text in _TEXTS:
+        ids = tokenizer.encode(text, bos=True, eos=False)
+        tokenizer.decode(ids)
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    for token in range(tokenizer.n_words):
+        tokenizer.token_bytes(token)
+        tokenizer.token_text(token)
+        detokenizer.push([token])
+    detokenizer.flush()
+
+
+def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undamaged: str) -> tuple[str, str | None]:
+    """How it ended, and what is wrong with that."""
+    try:
+        if kind == "tokenizer":
+            load_tokenizer(directory)
+        elif load_checkpoint(directory, vocab_size) != undamaged and kind == "checkpoint" and not is_rewritten:
+            return "loaded", "damaged weights were loaded"
+    except LlamaError as error:
+        expected = (TokenizerError,) if kind == "tokenizer" else (CheckpointError, ConfigError)
+        if not isinstance(error, expected):
+            return type(error).__name__, f"{type(error).__name__} is not for files: {error.message[:300]}"
+        if len(error.message) > 2000:
+            return type(error).__name__, f"a message of {len(error.message)} characters: {error.message[:300]}"
+        if str(directory) not in error.message and error.param is None:
+            return type(error).__name__, f"the file is not named: {error.message[:300]}"
+        return type(error).__name__, None
+    except BaseException as error:
+        return "escaped", f"{type(error).__name__}: {str(error)[:300]}"
+    return "loaded", None
+
+
+def main() -> None:
+    global _is_loading
+    torch.set_num_threads(1)
+    vocab_size = Tokenizer(DEMO / "tokenizer.model").n_words
+    undamaged = load_checkpoint(DEMO, vocab_size)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY_BYTES, resource.RLIM_INFINITY))
+    sys.addaudithook(_audit)
+    print(json.dumps(["ready", None]), flush=True)
+    for line in sys.stdin:
+        kind, directory, is_rewritten = json.loads(line)
+        _is_loading = True
+        ended, fault = judge(kind, Path(directory), is_rewritten, vocab_size, undamaged)
+        _is_loading = False
+        if _deeds:
+            fault = f"{fault or ''} side effects: {_deeds}"
+            _deeds.clear()
+        print(json.dumps([ended, fault]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

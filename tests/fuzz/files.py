@@ -1,0 +1,89 @@
+"""Damaged files, each loaded by a process that may die of it. The one that asks must not, and nothing may hang."""
+
+import json
+import select
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+
+from tests.fuzz.damage import damages, put_demo
+from tests.fuzz.file_worker import DEMO
+from tests.fuzz.outcome import Outcome
+from tests.programs import REPOSITORY, environment
+
+WORKER = [sys.executable, "-m", "tests.fuzz.file_worker"]
+TIMEOUT_S = 20.0  # of one file
+_START_TIMEOUT_S = 120.0
+_SHARES = {"checkpoint": 2, "params": 3, "tokenizer": 5}  # of ten cases
+
+
+class Worker:
+    """A process that loads files, one after the other."""
+
+    def __init__(self, directory: Path) -> None:
+        self._process = subprocess.Popen(
+            WORKER,
+            cwd=directory,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._buffer = b""
+        assert self._answer(_START_TIMEOUT_S) == ("ready", None)
+
+    def load(self, kind: str, directory: Path, is_rewritten: bool) -> tuple[str, str | None]:
+        """How it ended, and what is wrong with that. After "died" and "hung" this worker is of no more use."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([kind, str(directory), is_rewritten]).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._answer(TIMEOUT_S)
+
+    def _answer(self, timeout_s: float) -> tuple[str, str | None]:
+        assert self._process.stdout is not None
+        while b"\n" not in self._buffer:
+            if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+                self.end()
+                return "hung", f"no end after {timeout_s:g} s"
+            piece = self._process.stdout.read1(2**16)  # type: ignore[attr-defined]
+            if not piece:
+                return "died", f"the process died with status {self._process.wait()}"
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        ended, fault = json.loads(line)
+        return ended, fault
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def run(cases: int, seed: int) -> Outcome:
+    outcome = Outcome("files")
+    made = damages()
+    kinds = [kind for kind, share in _SHARES.items() for _ in range(share)]
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        put_demo(directory)
+        worker = Worker(REPOSITORY)
+        try:
+            for number in range(cases):
+                case_seed = seed * 1_000_003 + number
+                kind = kinds[number % len(kinds)]
+                file, content, is_rewritten = made[kind](Random(case_seed))
+                (directory / file).write_bytes(content)
+                ended, fault = worker.load(kind, directory, is_rewritten)
+                outcome.case(f"{kind}: {ended}")
+                if fault is not None:
+                    outcome.found(f"{kind}, seed {case_seed}: {fault}")
+                if ended in ("died", "hung"):
+                    worker = Worker(REPOSITORY)
+                (directory / file).write_bytes((DEMO / file).read_bytes())
+        finally:
+            worker.end()
+        for trap in (directory, REPOSITORY, Path.cwd()):
+            if (trap / "sprung").exists():
+                outcome.found(f"a pickle has left {trap / 'sprung'}")
+    return outcome

@@ -1,0 +1,236 @@
+"""Sends made-up requests, many at once, and judges each answer; between batches the server must be as it was."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from multiprocessing.queues import Queue
+from typing import Any, Protocol
+
+import h11
+import httpx
+
+from deployments.http import build_http_app
+from deployments.metrics import Metrics
+from deployments.serve_headers import TIMEOUT_HEADER
+from tests.deployments.fakes import FakeEngine, FakeStream
+from tests.deployments.served import Server, served
+from tests.fuzz.from_schema import covering, negative
+from tests.fuzz.messages import GENERATION, MARK, Message, cheap, made
+from tests.fuzz.outcome import Outcome
+
+CONCURRENCY = 16
+TIMEOUT_S = 30.0  # of one answer; on an idle machine the longest takes a fraction of a second
+MOST_ERROR_BYTES = 1000
+REFUSALS = {400, 404, 405, 408, 413, 415, 429}
+LEAKS = (MARK, "Traceback", "pydantic", 'File "', "site-packages")
+SHARE_OF_SCHEMA = 0.03  # of all cases; schemathesis takes ten times as long to make one as the server to answer it
+# What HAProxy and the replica's web server say of what they cannot read: it never reaches the application.
+NOT_HTTP = ("<html><body><h1>400 Bad request</h1>", "Invalid HTTP request received.")
+_SETTLE_S = 10.0
+
+
+class Watched(Protocol):
+    """What is fuzzed: how to reach it, and what of it may not change."""
+
+    client: httpx.AsyncClient
+
+    async def document(self) -> dict[str, Any]: ...
+    async def state(self) -> dict[str, object]:
+        """Processes, epoch, blocks in use, requests: once idle always the same."""
+
+
+class InProcess:
+    """The application over the engine that needs no model."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self._app = build_http_app(self.engine, Metrics(in_ray=False))
+        transport = httpx.ASGITransport(self._app)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://fuzzed")
+
+    async def document(self) -> dict[str, Any]:
+        return self._app.openapi()
+
+    async def state(self) -> dict[str, object]:
+        open_streams: list[FakeStream] = [stream for stream in self.engine.streams if not stream.ended]
+        self.engine.streams = open_streams
+        return {"open": len(open_streams), "alive": self.engine.live()}
+
+
+class OverHttp:
+    """A server as users start it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        limits = httpx.Limits(max_connections=CONCURRENCY, max_keepalive_connections=CONCURRENCY)
+        self.client = httpx.AsyncClient(base_url=server.url, limits=limits, timeout=TIMEOUT_S, trust_env=False)
+
+    async def document(self) -> dict[str, Any]:
+        document: dict[str, Any] = (await self.client.get("/openapi.json")).json()
+        return document
+
+    async def state(self) -> dict[str, object]:
+        props = (await self.client.get("/props")).json()
+        names = ("epoch", "phase", "blocks_used", "requests_running", "requests_waiting")
+        processes = await asyncio.to_thread(self.server.processes)
+        replicas = sorted(pid for pid, command in processes.items() if "ServeReplica" in command)
+        ranks = [rank["pid"] for rank in props["ranks"]]
+        return {name: props[name] for name in names} | {"ranks": ranks, "replicas": replicas}
+
+
+def judge(message: Message, answer: httpx.Response) -> str | None:
+    """What is wrong with the answer; None if nothing is."""
+    status, text = answer.status_code, answer.text
+    if status < 400:
+        return _judge_success(message, answer)
+    if status >= 500 and not (status == 504 and message.has(TIMEOUT_HEADER.encode())):
+        return f"status {status}"
+    if status not in REFUSALS | {504}:
+        return f"status {status} is not one that is documented"
+    if leak := next((leak for leak in LEAKS if leak in text), None):
+        return f"{leak!r} in an error"
+    if len(answer.content) > MOST_ERROR_BYTES:
+        return f"an error of {len(answer.content)} bytes"
+    if message.method == "HEAD":
+        return None
+    try:
+        body = answer.json()
+        error = body["error"]
+        is_usual = set(body) == {"error"} and set(error) == {"message", "type", "param", "code"}
+    except (ValueError, TypeError, KeyError):
+        return f"status {status} without an error object"
+    is_usual = is_usual and all(isinstance(error[name], str) and error[name] for name in ("message", "type", "code"))
+    if not is_usual or not isinstance(error["param"], str | None):
+        return "an error of another shape"
+    return None
+
+
+def _judge_success(message: Message, answer: httpx.Response) -> str | None:
+    if message.path not in GENERATION or answer.status_code != 200:
+        return None
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        events = [line for line in answer.text.split("\n\n") if line.startswith("data: ")]
+        is_whole = bool(events) and (events[-1] == "data: [DONE]" or '"error"' in events[-1])
+        return None if is_whole else "a stream without an end"
+    return None if answer.json().get("choices") else "an answer without choices"
+
+
+async def fuzz(watched: Watched, next_batch: Callable[[], list[Message] | None], outcome: Outcome) -> None:
+    """Every message once; after every batch the canary sings as before, and nothing is left behind."""
+    song, idle = await canary(watched.client), await settled(watched, None)
+    while (batch := await asyncio.to_thread(next_batch)) is not None:
+        if not batch:
+            continue
+        waiting = iter(batch)
+        await asyncio.gather(*(_send_each(watched.client, waiting, outcome) for _ in range(CONCURRENCY)))
+        try:
+            if (heard := await canary(watched.client)) != song:
+                outcome.found(f"the canary sang {heard!r}, not {song!r}, after {batch[-1]}")
+            if (now := await settled(watched, idle)) != idle:
+                outcome.found(f"what was {idle} is {now} after {batch[-1]}")
+                idle = now
+        except httpx.HTTPError as error:
+            outcome.found(f"the canary is silent ({type(error).__name__}) after {batch[-1]}")
+            return
+    outcome.extra["state"] = {"before and after": idle}
+
+
+async def _send_each(client: httpx.AsyncClient, messages: Iterator[Message], outcome: Outcome) -> None:
+    for message in messages:
+        content = cheap(message.path, message.body)
+        url = client.base_url.copy_with(raw_path=message.path.encode("latin-1", "replace"))
+        try:
+            request = client.build_request(message.method, url, content=content, headers=list(message.headers))
+            answer = await client.send(request)
+        except (httpx.LocalProtocolError, h11.LocalProtocolError):
+            outcome.case("no HTTP")  # the client refuses to write it
+            continue
+        except Exception as error:  # of the application itself where it runs in this process
+            outcome.case(type(error).__name__)
+            if not _closed_on_purpose(message, error):
+                outcome.found(f"{type(error).__name__}: {error}: {message}")
+            continue
+        if answer.status_code == 400 and answer.text.startswith(NOT_HTTP):
+            outcome.case("no HTTP")
+            continue
+        outcome.case(str(answer.status_code))
+        if (fault := judge(message, answer)) is not None:
+            outcome.found(f"{fault}: {message}: {answer.text[:600]!r}")
+
+
+def _closed_on_purpose(message: Message, error: Exception) -> bool:
+    """A message of which the length is not known ends its connection."""
+    unclear = message.has(b"content-length") or message.has(b"transfer-encoding")
+    return unclear and isinstance(error, httpx.TransportError)
+
+
+async def canary(client: httpx.AsyncClient) -> str:
+    body = {"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0, "max_tokens": 12}
+    answer = await client.post("/v1/chat/completions", json=body)
+    return str(answer.json()["choices"][0]["message"]["content"]) if answer.status_code == 200 else answer.text
+
+
+async def settled(watched: Watched, wanted: dict[str, object] | None) -> dict[str, object]:
+    """The state as soon as it is the wanted one, or what it is after a while."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _SETTLE_S
+    while True:
+        state = await watched.state()
+        if wanted is None or state == wanted or loop.time() > end:
+            return state
+        await asyncio.sleep(0.05)
+
+
+def messages(document: dict[str, Any], cases: int, seed: int) -> Iterator[list[Message]]:
+    """So many, more or less: the coverage of the schema, some that break it, and for the rest whatever breaks more."""
+    coverage = list(covering(document))[:cases]
+    yield coverage
+    left = cases - len(coverage)
+    for batch in negative(document, min(left, int(cases * SHARE_OF_SCHEMA)), seed):
+        left -= len(batch)
+        yield batch
+    yield from made(left, seed)
+
+
+def _put_messages(queue: "Queue[list[Message] | None]", document: dict[str, Any], cases: int, seed: int) -> None:
+    for batch in messages(document, cases, seed):
+        queue.put(batch)
+    queue.put(None)
+
+
+async def fuzz_in_process(cases: int, seed: int) -> Outcome:
+    outcome = Outcome("http")
+    watched = InProcess()
+    batches = messages(await watched.document(), cases, seed)
+    async with watched.client:
+        await fuzz(watched, lambda: next(batches, None), outcome)
+    return outcome
+
+
+async def fuzz_server(server: Server, cases: int, seed: int, outcome: Outcome) -> None:
+    """Messages are made by a process of their own, which takes as long as sending them."""
+    watched = OverHttp(server)
+    context = get_context("spawn")
+    queue: Queue[list[Message] | None] = context.Queue(maxsize=4)
+    async with watched.client:
+        maker = context.Process(target=_put_messages, args=(queue, await watched.document(), cases, seed), daemon=True)
+        maker.start()
+        try:
+            await fuzz(watched, queue.get, outcome)
+        finally:
+            maker.terminate()
+            maker.join()
+
+
+def run(cases: int, seed: int) -> Outcome:
+    """Against a server of the demo model on two ranks."""
+    outcome = Outcome("http")
+    with served(args={"cpus_per_rank": 1}) as server:
+        server.wait_ready()
+        asyncio.run(fuzz_server(server, cases, seed, outcome))
+        log = server.output()
+    tracebacks = log.count("Traceback (most recent call last)")
+    if tracebacks:
+        at = log.index("Traceback (most recent call last)")
+        outcome.found(f"{tracebacks} tracebacks in the server's output: {log[at : at + 1500]}")
+    return outcome

@@ -1,0 +1,114 @@
+"""Operations on a scheduler at random, a million of them in minutes, all rules checked after each."""
+
+from collections.abc import Callable
+from random import Random
+
+from llama_core.request import FinishReason
+from tests.fuzz.outcome import Outcome
+from tests.fuzz.scheduler_rules import BEGINNINGS, MAX_LENGTH, OWNERS, Bench, World
+
+OPERATIONS_A_WORLD = 400
+
+
+def run(cases: int, seed: int) -> Outcome:
+    """`cases` operations. A finding says which seed shows it by itself."""
+    outcome = Outcome("scheduler")
+    number, sequences = 0, 0
+    preemptions = hits = drafts = accepted = 0
+    while outcome.cases < cases:
+        world_seed = seed * 1_000_003 + number
+        number += 1
+        bench, done = _in_one_world(world_seed, min(OPERATIONS_A_WORLD, cases - outcome.cases), outcome)
+        sequences += bench.num_ended
+        scheduler = bench.scheduler
+        preemptions, hits = preemptions + scheduler.num_preemptions, hits + scheduler.num_prefix_hits
+        drafts, accepted = drafts + scheduler.num_drafts, accepted + scheduler.num_drafts_accepted
+        if done is not None:
+            outcome.found(f"world {world_seed}: {done}")
+    outcome.extra = {
+        "worlds": number, "sequences": sequences, "preemptions": preemptions, "prefix_hit_tokens": hits,
+        "draft_tokens": drafts, "draft_tokens_accepted": accepted,
+    }  # fmt: skip
+    return outcome
+
+
+def _in_one_world(seed: int, operations: int, outcome: Outcome) -> tuple[Bench, str | None]:
+    draw = Random(seed)
+    bench = Bench(World.drawn(draw))
+    names, weights = zip(*_OPERATIONS, strict=True)
+    for index in range(operations):
+        operation = draw.choices(names, weights)[0]
+        outcome.case(operation.__name__)
+        try:
+            operation(bench, draw)
+            bench.check()
+        except Exception as error:
+            return bench, f"operation {index} ({operation.__name__}): {type(error).__name__}: {error}"
+    try:
+        bench.drain()
+    except Exception as error:
+        return bench, f"in the end: {type(error).__name__}: {error}"
+    return bench, None
+
+
+def add(bench: Bench, draw: Random) -> None:
+    bench.add(
+        draw.randrange(len(BEGINNINGS)),
+        [draw.randint(3, 6) for _ in range(draw.randint(1, 9))],
+        draw.randint(0, 20),
+        n=draw.choice((1, 1, 1, 2, 4)),
+        owner=draw.choice(OWNERS),
+        priority=draw.choice((0, 0, 1, 2)),
+        ignore_eos=draw.random() < 0.5,
+        prompt_logprobs=draw.random() < 0.2,
+        seed=draw.randint(0, 2),
+        oracle=draw.random() < 0.5,
+    )
+
+
+def abort(bench: Bench, draw: Random) -> None:
+    if bench.heard:
+        bench.finish(draw.choice(list(bench.heard)), draw.choice((FinishReason.ABORT, FinishReason.ERROR)))
+
+
+def schedule(bench: Bench, draw: Random) -> None:
+    bench.schedule()
+
+
+def commit(bench: Bench, draw: Random) -> None:
+    bench.commit()
+
+
+def step(bench: Bench, draw: Random) -> None:
+    """As the engine's loop does."""
+    while bench.schedule():
+        pass
+    bench.commit(sends_first=True)
+
+
+def stop_string(bench: Bench, draw: Random) -> None:
+    bench.commit(stops=True, sends_first=draw.random() < 0.5)
+
+
+def not_finite(bench: Bench, draw: Random) -> None:
+    bench.commit(spoilt=draw.randrange(100))
+
+
+def failure(bench: Bench, draw: Random) -> None:
+    least = -(-MAX_LENGTH // 4)
+    num_blocks = draw.randint(least, 20) if draw.random() < 0.3 else None
+    bench.fail(unsent=draw.random() < 0.3, gives_up=draw.random() < 0.5, num_blocks=num_blocks)
+
+
+def slow_ranks(bench: Bench, draw: Random) -> None:
+    bench.limit_prompts(draw.choice((1, 3, 100)))
+
+
+def drain(bench: Bench, draw: Random) -> None:
+    bench.drain()
+
+
+_OPERATIONS: tuple[tuple[Callable[[Bench, Random], None], float], ...] = (
+    (add, 20), (abort, 4), (schedule, 20), (commit, 16), (step, 30), (stop_string, 3), (not_finite, 1), (failure, 1.5),
+    (slow_ranks, 0.5), (drain, 0.3),
+)  # fmt: skip

@@ -1,0 +1,293 @@
+"""What may be done to a scheduler in any order, and what must hold after each: the rules of the fuzz command and of its tests.
+
+The ranks are fakes that define every token by those before it, so a sequence's text is known before it is made.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from random import Random
+
+from llama_core.batch import StepInput, StepOutput
+from llama_core.blocks import BlockPool
+from llama_core.errors import QueueFull
+from llama_core.request import FinishReason, SamplingParams, Sequence, mix_seed
+from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.waiting import WaitingQueue
+from tests.llama_core.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
+
+BLOCK_SIZE = 4
+MAX_LENGTH = 28  # of a sequence
+BEGINNINGS: tuple[list[int], ...] = ([], [5] * 9, list(range(10, 19)), [7, 8] * 6)
+OWNERS = ("", "a", "b", "c")
+
+
+@dataclass(frozen=True)
+class World:
+    """What a scheduler and its ranks are made with."""
+
+    num_blocks: int = 12
+    slots: int = 3
+    extra_tokens: int = 6  # of a step, beside one a slot
+    depth: int = 2
+    max_drafts: int = 4
+    prefix_caching: bool = True
+    max_waiting: int | None = None
+    max_waiting_tokens: int | None = None
+    model: Model = arbitrary
+
+    @staticmethod
+    def drawn(draw: Random) -> "World":
+        return World(
+            num_blocks=draw.randint(7, 20),
+            slots=draw.randint(1, 5),
+            extra_tokens=draw.randint(0, 12),
+            depth=draw.randint(1, 3),
+            max_drafts=draw.choice((0, 4, 8)),
+            prefix_caching=draw.random() < 0.75,
+            max_waiting=draw.choice((None, None, 2, 8)),
+            max_waiting_tokens=draw.choice((None, None, 40, 200)),
+            model=draw.choice((arbitrary, repetitive)),
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Heard:
+    """What the outside knows of a sequence: what it was told, and what it will be told in the end."""
+
+    seq: Sequence
+    expected: list[int]
+    number: int  # in the order in which they came
+    tokens: list[int]
+    reason: FinishReason | None = None
+    is_cut: bool = False  # it ended by a stop string, an abort or an error, with a beginning of what was expected
+    is_queued: bool = False  # it waits for its first turn
+
+
+class Bench:
+    """A scheduler, its fake ranks, and everybody who waits for tokens."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        config = SchedulerConfig(
+            max_batch_size=world.slots,
+            max_step_tokens=world.slots + world.extra_tokens,
+            eos_id=EOS,
+            max_waiting=world.max_waiting,
+            max_drafts=world.max_drafts,
+            prefix_caching=world.prefix_caching,
+            max_waiting_tokens=world.max_waiting_tokens,
+        )
+        self.scheduler = Scheduler(config, BlockPool(world.num_blocks, BLOCK_SIZE))
+        self.ranks = FakeRanks(BLOCK_SIZE, world.model)
+        self.flights: deque[tuple[StepInput, StepOutput]] = deque()
+        self.heard: dict[Sequence, Heard] = {}  # live or just ended
+        self.num_ended = 0
+        self._numbers = 0
+        queue = self.scheduler._waiting
+        first = queue.first
+
+        def checked_first() -> Sequence:
+            seq = first()
+            self._check_turn(queue, seq)
+            return seq
+
+        queue.first = checked_first  # type: ignore[method-assign]
+
+    # What may be done.
+
+    def add(
+        self,
+        beginning: int,
+        own: list[int],
+        max_new: int,
+        *,
+        n: int = 1,
+        owner: str = "",
+        priority: int = 0,
+        ignore_eos: bool = False,
+        prompt_logprobs: bool = False,
+        seed: int = 0,
+        oracle: bool = False,
+    ) -> list[Sequence]:
+        """A request of `n` samples. Nothing of it is taken where there is no room."""
+        prompt = (BEGINNINGS[beginning] + own)[: MAX_LENGTH - 1]
+        try:
+            self.scheduler.check_room(n, n * len(prompt))
+        except QueueFull:
+            assert self.world.max_waiting is not None or self.world.max_waiting_tokens is not None
+            assert self.scheduler.num_waiting + n > self.world.slots - self.scheduler.num_running
+            return []
+        added = []
+        for index in range(n):
+            params = SamplingParams(
+                ignore_eos=ignore_eos, prompt_logprobs=prompt_logprobs, logprobs=0, seed=mix_seed(seed, index)
+            )
+            max_length = min(len(prompt) + max_new, MAX_LENGTH)
+            seq = Sequence(prompt, params, max_length, owner=owner, priority=priority)
+            seq.lookup = Oracle(self.world.model, params.seed) if oracle else None
+            self._numbers += 1
+            heard = Heard(seq, expected_output(seq, self.world.model), self._numbers, [])
+            self.heard[seq] = heard
+            self.scheduler.add(seq)
+            heard.is_queued = not seq.finished
+            if seq.finished:
+                self._ended(heard)
+            added.append(seq)
+        return added
+
+    def finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """As when its reader leaves. One that has ended stays as it was."""
+        was = seq.finish_reason
+        self.scheduler.finish(seq, reason)
+        assert seq.finish_reason is (was or reason)
+        if was is None:
+            self.heard[seq].is_cut = True
+            self._ended(self.heard[seq])
+
+    def schedule(self) -> bool:
+        """One step more, if the pipeline has room; whether there was one to make."""
+        if len(self.flights) >= self.world.depth or (batch := self.scheduler.schedule()) is None:
+            return False
+        config = self.scheduler.config
+        assert 0 < batch.num_tokens <= config.max_step_tokens, "a step over its limit of tokens"
+        assert batch.num_draws <= config.max_batch_size + config.max_drafts, "a step over its limit of draws"
+        assert batch.epoch == self.scheduler.epoch
+        assert all(0 <= row.slot < config.max_batch_size and row.length > 0 for row in batch.rows)
+        self.flights.append((batch, self.ranks.step(batch)))
+        return True
+
+    def commit(self, *, spoilt: int | None = None, stops: bool = False, sends_first: bool = False) -> None:
+        """The oldest answer comes back. `spoilt`: one of its draws is of logits that are not finite. `stops`: what the first
+        to gain tokens gained completes its stop string, perhaps with the next step sent before that is seen."""
+        if not self.flights:
+            return
+        _, output = self.flights.popleft()
+        if spoilt is not None and output.tokens:
+            output = replace(output, non_finite=[spoilt % len(output.tokens)])
+        progress = self.scheduler.commit(output)
+        if sends_first:
+            self.schedule()
+        for seq, tokens in progress:
+            heard = self.heard[seq]
+            assert heard.reason is None, "a sequence that has ended gains tokens"
+            heard.tokens += tokens
+            assert seq.output == heard.tokens, "what it was told is not what it has"
+            assert heard.tokens == heard.expected[: len(heard.tokens)], "a token that the model did not draw"
+            assert len(seq.logprobs) == len(heard.tokens), "each token has its own logprob"
+            if stops and len(tokens) > 0:
+                stops = False
+                seq.cut(len(tokens) - 1)
+                self.scheduler.finish(seq, FinishReason.STOP)
+                heard.tokens = seq.output
+                heard.is_cut = True
+            if seq.finished:
+                self._ended(heard)
+
+    def fail(self, *, unsent: bool = False, gives_up: bool = False, num_blocks: int | None = None) -> None:
+        """The ranks fail, with a step that was made and not sent or without; others come, with their own number of blocks."""
+        if unsent and self.schedule():
+            self.flights.pop()
+            self.scheduler.forget_unsent()
+        self.flights.clear()
+        self.ranks = FakeRanks(BLOCK_SIZE, self.world.model)
+        before = list(self.scheduler.live())
+        under_way = self.scheduler.restart(self.scheduler.epoch + 1)
+        assert set(before) == set(self.scheduler.live()), "a restart lost or made a sequence"
+        assert not self.scheduler.num_running and not self.scheduler.num_in_flight
+        suspects = [seq for seq in under_way if seq.is_suspect]
+        if gives_up and len(suspects) == 1:
+            self.finish(suspects[0], FinishReason.ERROR)
+        if num_blocks is not None:
+            self.scheduler.use_pool(BlockPool(num_blocks, BLOCK_SIZE))
+
+    def limit_prompts(self, num_tokens: int) -> None:
+        """As when the ranks turn out to be slow."""
+        self.scheduler.max_prompt_tokens = num_tokens
+
+    def drain(self) -> None:
+        """Nothing more comes: all ends, within the steps that the design allows. Whoever runs longest is never sent back, and
+        has at least one token of every step that does not wait for an answer of its own."""
+        live = list(self.scheduler.live())
+        left = sum(seq.max_length + 2 for seq in live) + len(self.flights) + 1
+        while self.scheduler.has_work:
+            assert left > 0, "a sequence starves"
+            left -= 1
+            while self.schedule():
+                pass
+            assert self.flights, "work waits, and nothing is under way"
+            self.commit()
+        self.check()
+        assert not self.heard and self.scheduler.pool.num_used == 0, "something is left of those that have ended"
+
+    # What must hold.
+
+    def _ended(self, heard: Heard) -> None:
+        """Once for every sequence."""
+        seq = heard.seq
+        assert heard.reason is None and seq.finish_reason is not None, "a sequence ends once"
+        heard.reason = seq.finish_reason
+        assert seq.slot is None and not seq.blocks, "what it had is free when it has ended"
+        if seq.finish_reason is FinishReason.ERROR:
+            heard.is_cut = True
+        if not heard.is_cut:
+            assert seq.output == heard.expected, "the text is not the whole one"
+            if seq.params.prompt_logprobs:
+                assert [p.logprob for p in seq.prompt_logprobs] == list(range(1, seq.prompt_len))
+        assert seq.output == heard.expected[: len(seq.output)]
+        assert [p.logprob for p in seq.logprobs] == list(range(seq.prompt_len, seq.length))
+        self.num_ended += 1
+        del self.heard[seq]
+
+    def _check_turn(self, queue: WaitingQueue, seq: Sequence) -> None:
+        """Nobody is passed over: those sent back come first; then the best priority, the owner with least, its oldest."""
+        if queue._sent_back:
+            assert seq is next(iter(queue._sent_back))
+            return
+        waiting = [heard for heard in self.heard.values() if heard.seq.slot is None and not heard.seq.finished]
+        best = min(heard.seq.priority for heard in waiting)
+        mine = [heard for heard in waiting if heard.seq.priority == best]
+        assert seq.priority == best, "somebody of a better priority waits"
+        least = min(queue._given[heard.seq.owner] for heard in mine)
+        assert queue._given[seq.owner] == least, "an owner that was given less waits"
+        oldest = min((heard for heard in mine if heard.seq.owner == seq.owner), key=lambda heard: heard.number)
+        assert seq is oldest.seq, "an older one of the same owner waits"
+
+    def check(self) -> None:
+        """After every operation."""
+        scheduler = self.scheduler
+        pool, live = scheduler.pool, list(scheduler.live())
+        assert set(live) == set(self.heard) and len(live) == len(self.heard), "a sequence is lost, or lives twice"
+        holders = Counter(block for seq in live for block in seq.blocks)
+        counts = [holders[block] for block in range(pool.num_blocks)]
+        assert counts == pool._num_holders, "a block's holders are miscounted"
+        assert set(pool._free) == {block for block in range(pool.num_blocks) if not holders[block]}, "a block leaked"
+        slots = [*scheduler._free_slots, *(seq.slot for seq in scheduler._running if seq.slot is not None)]
+        assert sorted(slots) == list(range(self.world.slots)), "a slot leaked or has two owners"
+        for seq in live:
+            assert not seq.finished and len(set(seq.blocks)) == len(seq.blocks)
+            assert (seq.slot is not None) or (not seq.blocks and not seq.scheduled)
+            assert seq.inflight >= 0 and seq.scheduled <= seq.length + seq.inflight
+            written = seq.blocks[seq.scheduled // BLOCK_SIZE :]
+            assert all(holders[block] == 1 for block in written), "a block is written while it is shared"
+        self._check_keys(pool)
+        self._check_queue(scheduler._waiting, live)
+        suspects = [seq for seq in live if seq.is_suspect]
+        assert scheduler._num_suspects == len(suspects), "suspects are miscounted"
+        assert sum(seq.is_suspect for seq in scheduler._running) <= 1, "two suspects run together"
+
+    def _check_keys(self, pool: BlockPool) -> None:
+        named = {key: block for block, key in enumerate(pool._key_of) if key is not None}
+        assert named == pool._block_of, "keys and blocks disagree"
+
+    def _check_queue(self, queue: WaitingQueue, live: list[Sequence]) -> None:
+        counted = dict(queue._sent_back)
+        for line in queue._lines.values():
+            assert line.by_owner, "an empty line is kept"
+            for owner, waiting in line.by_owner.items():
+                assert waiting and owner in line.in_heap and owner in queue._given
+                counted.update(waiting)
+            assert sorted(entry[2] for entry in line.heap) == sorted(line.in_heap)
+        assert set(counted) == {seq for seq in live if seq.slot is None}
+        assert len(queue) == len(counted), "those who wait are miscounted"
+        assert queue.num_tokens == sum(counted.values()), "the tokens that wait are miscounted"
+        assert all(seq.prompt_len <= num_tokens <= seq.length for seq, num_tokens in counted.items())

@@ -1,0 +1,62 @@
+"""The short form of the fuzz command's part for files; and what its workers would say of worse."""
+
+import json
+import shutil
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from llama_core.checkpoint import Checkpoint
+from llama_core.tokenizer import Tokenizer
+from tests.fuzz import file_worker, files
+from tests.fuzz.damage import put_demo
+
+
+def test_two_hundred_damaged_files_are_refused_by_name_or_load() -> None:
+    outcome = files.run(200, seed=Random().randrange(10**6))
+    assert outcome.findings == []
+    assert outcome.counts["checkpoint: CheckpointError"] > 20 and outcome.counts["tokenizer: TokenizerError"] > 20
+
+
+def test_what_a_pickle_does_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_worker, "_is_loading", True)
+    monkeypatch.setattr(file_worker, "_deeds", deeds := list[str]())
+    file_worker._audit("os.system", ("true",))
+    file_worker._audit("open", ("sprung", "w", 0))
+    file_worker._audit("open", ("params.json", "rb", 0))
+    file_worker._audit("os.listdir", (".",))
+    assert [deed.split()[0] for deed in deeds] == ["os.system", "open"]
+
+
+def test_a_damaged_weight_that_is_loaded_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_demo(tmp_path)
+    shard = tmp_path / "consolidated.01.pth"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 4] ^= 1
+    shard.write_bytes(content)
+    vocab_size = Tokenizer(file_worker.DEMO / "tokenizer.model").n_words
+    undamaged = file_worker.load_checkpoint(file_worker.DEMO, vocab_size)
+
+    def judged() -> tuple[str, str | None]:
+        return file_worker.judge("checkpoint", tmp_path, False, vocab_size, undamaged)
+
+    assert judged() == ("CheckpointError", None)
+    monkeypatch.setattr(Checkpoint, "verify_checksums", lambda self, rank, world_size: None)
+    assert judged() == ("loaded", "damaged weights were loaded")
+
+
+@pytest.mark.parametrize(("code", "ended"), [("os.abort()", "died"), ("time.sleep(60)", "hung")])
+def test_a_worker_that_dies_or_hangs_is_a_finding(
+    code: str, ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "TIMEOUT_S", 0.5)
+    program = tmp_path / "program"
+    program.write_text(f"import os, time\nprint({json.dumps(['ready', None])!r}, flush=True)\ninput()\n{code}\n")
+    python = shutil.which("python3") or "python3"
+    monkeypatch.setattr(files, "WORKER", [python, str(program)])
+    worker = files.Worker(tmp_path)
+    try:
+        assert worker.load("checkpoint", tmp_path, False)[0] == ended
+    finally:
+        worker.end()

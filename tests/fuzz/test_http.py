@@ -1,0 +1,82 @@
+"""The short form of the fuzz command's HTTP part: the application in this process, over the engine that needs no model."""
+
+import json
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments import bodies, problems
+from llama_core.errors import LlamaError
+from tests.fuzz.http import fuzz_in_process, judge
+from tests.fuzz.messages import CHAT, COMPLETIONS, MARK, Message, cheap
+
+ASKED = Message("test", "POST", COMPLETIONS, b"{}")
+
+
+async def test_two_thousand_requests_that_nobody_should_send_are_answered_as_they_should() -> None:
+    outcome = await fuzz_in_process(2000, seed=Random().randrange(10**6))
+    assert outcome.findings == []
+    assert outcome.cases >= 1900 and outcome.counts["200"] and outcome.counts["400"] and not outcome.counts["500"]
+
+
+def _error(**changes: Any) -> dict[str, Any]:
+    return {"error": {"message": "no", "type": "invalid_request_error", "param": None, "code": "x"} | changes}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "fault"),
+    [
+        (400, _error(), None),
+        (500, _error(), "status 500"),
+        (504, _error(), "status 504"),
+        (503, _error(), "status 503"),
+        (422, {"detail": []}, "not one that is documented"),
+        (400, {"detail": "no"}, "without an error object"),
+        (400, _error(message=""), "another shape"),
+        (400, _error(extra=1), "another shape"),
+        (400, _error(message=f"{MARK} is wrong"), "in an error"),
+        (400, _error(message="Traceback (most recent call last)"), "in an error"),
+        (400, _error(message="x" * 5000), "an error of"),
+        (200, {"choices": []}, "without choices"),
+        (200, {"choices": [{}]}, None),
+    ],
+)
+def test_an_answer_is_judged_by_its_status_its_shape_and_what_it_repeats(
+    status: int, body: dict[str, Any], fault: str | None
+) -> None:
+    found = judge(ASKED, httpx.Response(status, json=body))
+    assert found is None if fault is None else fault in (found or "")
+
+
+def test_a_stream_must_have_an_end() -> None:
+    headers = {"content-type": "text/event-stream"}
+    assert judge(ASKED, httpx.Response(200, text="data: {}\n\n", headers=headers)) == "a stream without an end"
+    assert judge(ASKED, httpx.Response(200, text="data: {}\n\ndata: [DONE]\n\n", headers=headers)) is None
+
+
+async def test_an_exception_inside_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_explain", lambda details: problems.INTERNAL)
+    outcome = await fuzz_in_process(300, seed=1)
+    assert any("status 500" in finding for finding in outcome.findings)
+
+
+async def test_an_error_that_repeats_its_input_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaError, "message", property(lambda error: f"{error.args[0]} {MARK}"))
+    outcome = await fuzz_in_process(300, seed=1)
+    assert any(MARK in finding for finding in outcome.findings)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sent"),
+    [
+        (CHAT, {"messages": []}, {"messages": [], "max_tokens": 2}),
+        (COMPLETIONS, {"max_tokens": 500, "n": 100}, {"max_tokens": 2, "n": 2}),
+        (COMPLETIONS, {"max_tokens": -1, "n": True}, {"max_tokens": -1, "n": True}),
+        (CHAT, {"max_completion_tokens": 400}, {"max_completion_tokens": 2}),
+        ("/tokenize", {"prompt": "x"}, {"prompt": "x"}),
+    ],
+)
+def test_what_is_valid_asks_for_little(path: str, body: dict[str, Any], sent: dict[str, Any]) -> None:
+    assert json.loads(cheap(path, json.dumps(body).encode())) == sent

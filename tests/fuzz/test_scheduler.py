@@ -1,0 +1,171 @@
+"""The scheduler's rules in any order, found by hypothesis; many more at random; and faults that they must see."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from llama_core.blocks import BlockPool
+from llama_core.request import FinishReason, Sequence
+from llama_core.scheduler import Scheduler
+from llama_core.waiting import WaitingQueue
+from tests.fuzz import scheduler
+from tests.fuzz.scheduler_rules import BEGINNINGS, BLOCK_SIZE, MAX_LENGTH, OWNERS, Bench, World
+from tests.llama_core.fake_ranks import arbitrary, repetitive
+
+_worlds = st.builds(
+    World,
+    num_blocks=st.integers(MAX_LENGTH // BLOCK_SIZE, 20),
+    slots=st.integers(1, 5),
+    extra_tokens=st.integers(0, 12),
+    depth=st.integers(1, 3),
+    max_drafts=st.sampled_from([0, 4, 8]),
+    prefix_caching=st.booleans(),
+    max_waiting=st.none() | st.integers(1, 8),
+    max_waiting_tokens=st.none() | st.integers(20, 200),
+    model=st.sampled_from([arbitrary, repetitive]),
+)
+
+
+class Machine(RuleBasedStateMachine):
+    requests = Bundle("requests")
+
+    @initialize(world=_worlds)
+    def start(self, world: World) -> None:
+        self.bench = Bench(world)
+
+    @rule(
+        target=requests,
+        beginning=st.integers(0, len(BEGINNINGS) - 1),
+        own=st.lists(st.integers(3, 6), min_size=1, max_size=9),
+        max_new=st.integers(0, 20),
+        n=st.integers(1, 4),
+        owner=st.sampled_from(OWNERS),
+        priority=st.integers(0, 2),
+        flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        seed=st.integers(0, 2),
+    )
+    def add(
+        self,
+        beginning: int,
+        own: list[int],
+        max_new: int,
+        n: int,
+        owner: str,
+        priority: int,
+        flags: tuple[bool, bool, bool],
+        seed: int,
+    ) -> list[Sequence]:
+        ignore_eos, prompt_logprobs, oracle = flags
+        return self.bench.add(
+            beginning, own, max_new, n=n, owner=owner, priority=priority, ignore_eos=ignore_eos,
+            prompt_logprobs=prompt_logprobs, seed=seed, oracle=oracle,
+        )  # fmt: skip
+
+    @rule(samples=requests, reason=st.sampled_from([FinishReason.ABORT, FinishReason.ERROR]))
+    def leave(self, samples: list[Sequence], reason: FinishReason) -> None:
+        for seq in samples:
+            self.bench.finish(seq, reason)
+
+    @rule()
+    def schedule(self) -> None:
+        self.bench.schedule()
+
+    @rule(spoilt=st.none() | st.integers(0, 30), stops=st.booleans(), sends_first=st.booleans())
+    def commit(self, spoilt: int | None, stops: bool, sends_first: bool) -> None:
+        self.bench.commit(spoilt=spoilt, stops=stops, sends_first=sends_first)
+
+    @rule(num_steps=st.integers(2, 8))
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            while self.bench.schedule():
+                pass
+            self.bench.commit()
+
+    @rule(
+        unsent=st.booleans(), gives_up=st.booleans(), num_blocks=st.none() | st.integers(MAX_LENGTH // BLOCK_SIZE, 20)
+    )
+    def fail(self, unsent: bool, gives_up: bool, num_blocks: int | None) -> None:
+        self.bench.fail(unsent=unsent, gives_up=gives_up, num_blocks=num_blocks)
+
+    @rule(num_tokens=st.sampled_from([1, 3, 100]))
+    def limit_prompts(self, num_tokens: int) -> None:
+        self.bench.limit_prompts(num_tokens)
+
+    @invariant()
+    def all_is_well(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.drain()
+
+
+TestRules = Machine.TestCase
+TestRules.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+def test_ten_thousand_operations_at_random_break_no_rule() -> None:
+    outcome = scheduler.run(10_000, seed=Random().randrange(10**6))
+    assert outcome.findings == []
+    assert outcome.cases == 10_000 and outcome.extra["preemptions"] and outcome.extra["prefix_hit_tokens"]
+
+
+# A rule that finds nothing may just look away: each of these faults must be seen.
+
+
+def _leak(pool: BlockPool, blocks: Any) -> None:
+    _release(pool, blocks[1:])
+
+
+def _share(pool: BlockPool, num_blocks: int, **asked: Any) -> list[int] | None:
+    blocks = _allocate(pool, num_blocks, **asked)
+    return [*blocks[:-1], 0] if blocks else blocks
+
+
+def _miscount(queue: WaitingQueue, seq: Sequence) -> None:
+    queue._sent_back[seq] = seq.length
+    queue._count(1, seq.length + 1)
+
+
+def _lose(self: Scheduler, epoch: int) -> list[Sequence]:
+    under_way = _restart(self, epoch)
+    if self.num_waiting > 1:
+        self._waiting.remove(self._waiting.first())
+    return under_way
+
+
+def _forget_drafts(self: Scheduler, *given: Any) -> int:
+    return min(_compare(self, *given) + 1, len(given[2]) - 1)
+
+
+def _newest_first(queue: WaitingQueue) -> Sequence:
+    return list(queue)[-1]
+
+
+_release, _allocate = BlockPool.release, BlockPool.try_allocate
+_restart, _compare = Scheduler.restart, Scheduler._compare
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "fault"),
+    [
+        (BlockPool, "release", _leak),
+        (BlockPool, "try_allocate", _share),
+        (WaitingQueue, "add_first", _miscount),
+        (WaitingQueue, "first", _newest_first),
+        (Scheduler, "restart", _lose),
+        (Scheduler, "_compare", _forget_drafts),
+    ],
+    ids=["a leak", "two owners", "a miscount", "one is passed over", "a request is lost", "a wrong draft"],
+)
+def test_a_scheduler_with_a_fault_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, kind: type, name: str, fault: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(kind, name, fault)
+    assert scheduler.run(4000, seed=1).num_findings

@@ -1,0 +1,51 @@
+"""An event loop in which time passes at once: a timer comes due when nothing else is left to do."""
+
+import asyncio
+import selectors
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class _Selector(selectors.SelectSelector):
+    """Waits for nothing; what would have been waited for has passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "everything waits, and nothing will ever happen"
+        self.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """`errors`: what its callbacks have raised, which asyncio would only log."""
+
+    def __init__(self) -> None:
+        self._selector_of_time = _Selector()
+        super().__init__(self._selector_of_time)
+        self.errors: list[str] = []
+        self.set_exception_handler(self._note)
+
+    def time(self) -> float:
+        return self._selector_of_time.now
+
+    def call(self, function: Callable[..., Result], *args: Any) -> Result:
+        """function(*args) inside the loop, and whatever it made ready."""
+
+        async def inside() -> Result:
+            result = function(*args)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return result
+
+        return self.run_until_complete(inside())
+
+    def wait(self, seconds: float) -> None:
+        self.run_until_complete(asyncio.sleep(seconds))
+
+    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
