@@ -197,6 +197,7 @@ def rank_that_reads(data: bytes) -> str:
     """A rank's side of the connection, without Ray: it answers steps of its epoch, each once, until the end or a WireError."""
     worker = object.__new__(RankWorker)
     worker._rank, worker._epoch = 0, EPOCH
+    worker._num_steps, worker._step_s = 0, 0.0
     ours, theirs = socket.socketpair()
     runner, ended = _Runner(), "driver left"
     try:

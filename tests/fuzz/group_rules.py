@@ -104,10 +104,11 @@ class GroupBench:
         connection.connection_made(wire)
         return connection, wire
 
-    def _on_overdue(self, silent: list[int]) -> None:
+    def _on_overdue(self, silent: list[int], waited_s: float) -> None:
         """As `RankGroup` does: somebody is blamed, sooner or later."""
         self.overdue.append(silent)
         assert silent, "overdue, but nobody is silent"
+        assert waited_s <= STEP_TIMEOUT_S, "nobody has longer than that"
         self.is_provoked = True
         self.fan_out.suspect(silent[0], "hangs")
 
