@@ -57,7 +57,7 @@ class RankGroups:
         try:
             async with asyncio.timeout(_TABLES_TIMEOUT_S):
                 return await in_passing_thread(self._living_seats)
-        except (TimeoutError, ray.exceptions.RayError) as error:
+        except Exception as error:  # it is not worth failing for
             logger.warning("which nodes live is not known: %s", first_line(error))
             return list(range(self._placement_group.bundle_count - FIRST_RANK_BUNDLE))
 

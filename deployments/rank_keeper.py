@@ -9,7 +9,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, NoReturn, Protocol
 
 from cluster.pace import Pace, straggler
@@ -17,9 +17,10 @@ from cluster.rank_group import GroupInfo
 from cluster.rank_worker import RankStatus
 from deployments.args import ServerArgs
 from deployments.engine_loop import EngineLoop, Runner
+from deployments.seats import Attempts
 from llama_core.blocks import BlockPool
 from llama_core.config import EngineConfig, ModelConfig
-from llama_core.errors import CheckpointError, ConfigError, LlamaError, RankFailure, TokenizerError
+from llama_core.errors import CheckpointError, LlamaError, RankFailure, TokenizerError
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,6 @@ RETRY_AFTER_S: Final = 0.5  # between attempts to bring the ranks back; longer e
 MAX_FRUITLESS: Final = 12  # failures in turn without a step between them that no request is found to be to blame for
 MAX_GIVEN_UP: Final = 8  # requests in turn, likewise, that were: so many can hardly be
 CALM_S: Final = 60.0  # a failure after so long has nothing to do with the last one
-ENOUGH_ATTEMPTS: Final = 3  # that one seat has failed, and no other: it may be its GPU
 LOOK_FOR_ROOM_S: Final = 10.0  # how often, while fewer ranks serve than should; more seldom each time it did not help
 LONGEST_LOOK_S: Final = 600.0
 PACE_PERIOD_S: Final = 5.0
@@ -57,21 +57,6 @@ class Groups(Protocol):
 
     def prepare_spares(self, info: GroupInfo) -> None: ...
     async def stop(self) -> None: ...
-
-
-@dataclass
-class _Attempts:
-    """To bring ranks back after one failure. `old_seats` are those to fall back to where more are only tried."""
-
-    began: float
-    old_seats: list[int] | None
-    failed_seats: list[int | None] = field(default_factory=list)  # which seat each attempt failed for, if that is known
-
-    @property
-    def unlucky_seat(self) -> int | None:
-        """That one attempt after the other failed for: a GPU may be gone while its node lives."""
-        latest = set(self.failed_seats[-ENOUGH_ATTEMPTS:])
-        return latest.pop() if len(self.failed_seats) >= ENOUGH_ATTEMPTS and len(latest) == 1 else None
 
 
 class RankKeeper:
@@ -143,7 +128,14 @@ class RankKeeper:
     async def _recover(self, loop: EngineLoop, failure: RankFailure | None) -> None:
         """Bring up other ranks, with every live request ready to go on. `failure` is None where the old ones only give way to
         more. Raises what keeps them away."""
-        attempts = _Attempts(time.monotonic(), self._seats if failure is None else None)
+        attempts = Attempts(
+            self._model,
+            all_seats=list(range(self.num_ranks)),
+            seats=self._seats,
+            is_growth=failure is None,
+            patience_s=self._args.shrink_after_s,
+            least=self._args.min_ranks or 1,
+        )
         self.recovering = "there is room for more ranks" if failure is None else failure.message
         self.loading = "being placed"
         log.error("recovering %d live requests: %s", loop.num_live, self.recovering)
@@ -164,29 +156,32 @@ class RankKeeper:
         if not self.is_reduced:
             self._look_s = LOOK_FOR_ROOM_S
         else:
+            self._look_s = min(self._look_s * (2 if attempts.is_growth else 1), LONGEST_LOOK_S)
             log.warning("%d of %d ranks serve until there is room for all", len(self._seats), self.num_ranks)
 
-    async def _bring_up(self, loop: EngineLoop, failure: RankFailure | None, attempts: "_Attempts") -> GroupInfo:
+    async def _bring_up(self, loop: EngineLoop, failure: RankFailure | None, attempts: Attempts) -> GroupInfo:
         deadline = attempts.began + self._args.recovery_timeout_s
         for attempt in itertools.count(1):
             self.epoch += 1
             if loop.restart(self.epoch, failure):
                 self._num_fruitless, self._num_given_up = 0, self._num_given_up + 1
-            seats = await self._choose_seats(attempts)
-            if seats:
+            there = await self._groups.seats()
+            if seats := attempts.choose(there):
                 self._seats = seats
                 try:
                     async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
                         return await self._start_group(self._num_blocks)
-                except (CheckpointError, TokenizerError):
-                    raise  # the same files say the same again
                 except Exception as error:
+                    if isinstance(error, CheckpointError | TokenizerError) and not attempts.is_growth:
+                        raise  # the same files say the same again
                     assert self._group is not None
                     await self._group.stop()
                     failure = self._as_failure(error)
-                    attempts.failed_seats.append(None if failure.rank is None else seats[failure.rank])
+                    attempts.failed.append(None if failure.rank is None else seats[failure.rank])
                     log.warning("attempt %d to bring the ranks back failed: %s", attempt, failure.message)
             else:
+                missing = sorted(set(attempts.wanted) - set(there))
+                self.loading = f"there is no room for rank {', '.join(map(str, missing))}"
                 failure = RankFailure(self.loading)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -194,31 +189,6 @@ class RankKeeper:
                 raise RankFailure(text, rank=failure.rank)
             await asyncio.sleep(min(left_s, RETRY_AFTER_S * min(attempt, 10)))
         raise AssertionError("attempts end with ranks or with the time")
-
-    async def _choose_seats(self, attempts: "_Attempts") -> list[int]:
-        """All where all have a place; fewer, over which the model can be split, once that has taken too long; else none."""
-        if attempts.old_seats is not None and attempts.failed_seats:
-            self._look_s = min(self._look_s * 2, LONGEST_LOOK_S)
-            return attempts.old_seats
-        there = await self._groups.seats()
-        if time.monotonic() - attempts.began >= self._args.shrink_after_s:
-            there = [seat for seat in there if seat != attempts.unlucky_seat]
-            least = self._args.min_ranks or 1
-        else:
-            least = self.num_ranks
-        for num_ranks in range(len(there), least - 1, -1):
-            if self._divides(num_ranks):
-                return there[:num_ranks]
-        missing = sorted(set(range(self.num_ranks)) - set(there))
-        self.loading = f"there is no room for rank {', '.join(map(str, missing))}"
-        return []
-
-    def _divides(self, num_ranks: int) -> bool:
-        try:
-            self._model.check_world_size(num_ranks)
-        except ConfigError:
-            return False
-        return True
 
     def _as_failure(self, error: Exception) -> RankFailure:
         if isinstance(error, RankFailure):

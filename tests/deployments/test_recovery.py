@@ -2,13 +2,14 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from cluster.rank_group import GroupInfo
-from deployments import rank_keeper
+from deployments import rank_keeper, seats
 from deployments.args import ServerArgs
 from deployments.engine_loop import ENOUGH_DEATHS, ENOUGH_ERRORS
 from deployments.rank_keeper import MAX_GIVEN_UP
@@ -360,6 +361,37 @@ async def test_ranks_without_room_are_done_without_and_come_back_when_there_is(m
         assert not any(seq.num_crashes for seq in served.service._loop.scheduler.live())  # type: ignore[union-attr]
 
 
+async def test_a_failure_of_fewer_ranks_costs_no_further_wait_for_the_others() -> None:
+    async with in_two_seats() as served:
+        served.groups.room = lambda: [0]
+        served.groups.made[0].fail()
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        served.groups.room = lambda: [0, 1]  # perhaps its node lives, and its GPU does not
+        began = time.monotonic()
+        served.groups.made[1].fail()
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        assert served.groups.seats_opened == [[0, 1], [0], [0]] and time.monotonic() - began < 0.05
+
+
+async def test_a_node_that_joins_without_the_files_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
+    async with in_two_seats() as served:
+
+        def broken() -> FakeGroup:
+            group = Group(steady)
+            if len(served.groups.seats_opened) == 3:
+                group.start_error = CheckpointError("consolidated.01.pth: no such file")
+            return group
+
+        served.groups.make = broken
+        served.groups.room = lambda: [0] if len(served.groups.made) == 1 else [0, 1]
+        served.groups.made[0].fail()
+        while len(served.groups.made) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        assert served.groups.seats_opened[:4] == [[0, 1], [0], [0, 1], [0]]
+
+
 async def test_the_most_ranks_are_taken_over_which_the_model_can_be_split() -> None:
     async with Served(
         lambda: Group(steady), ckpt_dir="demo", model_parallel_size=4, shrink_after_s=0.0, max_seq_len=64
@@ -396,7 +428,7 @@ async def test_a_seat_that_every_attempt_fails_for_is_left_out(monkeypatch: pyte
         served.groups.make = broken
         served.groups.made[0].fail()
         assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
-        assert served.groups.seats_opened[-1] == [1] and len(served.groups.seats_opened) > rank_keeper.ENOUGH_ATTEMPTS
+        assert served.groups.seats_opened[-1] == [1] and len(served.groups.seats_opened) > seats.ENOUGH_ATTEMPTS
 
 
 async def test_a_failed_try_with_more_ranks_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
