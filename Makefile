@@ -28,9 +28,10 @@ lint: setup
 
 # The short soak takes five minutes and little of the machine, so it runs beside the tests.
 test: lint
-	@$(BIN)/python -m tests.chaos.soak --seconds 300 --streams 6 --pause 1 >.soak.log 2>&1 & soak=$$!; \
+	@$(BIN)/python -m tests.chaos.soak --seconds 300 --every 30 --streams 6 --pause 1 >.soak.log 2>&1 & soak=$$!; \
+	trap 'kill $$soak; wait $$soak; exit 1' INT TERM; \
 	$(BIN)/python -m pytest; tests=$$?; \
-	wait $$soak && echo "soak: nothing lost, nothing grown" || { tests=1; cat .soak.log; }; \
+	wait $$soak && echo "the soak has passed" || { tests=1; cat .soak.log; }; \
 	exit $$tests
 
 # 200 faults at random moments under 50 live streams: ten minutes.

@@ -8,7 +8,7 @@ import asyncio
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ray.serve import Application
@@ -53,6 +53,9 @@ class PacedRunner:
     def max_num_blocks(self) -> int:
         return NUM_BLOCKS
 
+    def seconds_waited(self) -> float | None:
+        return None
+
     def allocate_cache(self, num_blocks: int) -> None:
         pass
 
@@ -85,7 +88,7 @@ def answer_steps(invitation: Invitation, vocab_size: int) -> None:
 
 
 class PacedGroup:
-    """`deployments.service.Group` over one such process."""
+    """`deployments.rank_keeper.Group` over one such process."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -98,7 +101,11 @@ class PacedGroup:
         spawn.Process(target=answer_steps, args=(invitation, self._config.vocab_size), daemon=True).start()
         connections = await listener.connections()
         self._fan_out = FanOut(
-            connections, epoch=0, step_timeout_s=60.0, on_failure=lambda error: None, on_overdue=lambda ranks: None
+            connections,
+            epoch=0,
+            step_timeout_s=60.0,
+            on_failure=lambda error: None,
+            on_overdue=lambda ranks, waited_s: None,
         )
         return GroupInfo(epoch=0, num_blocks=NUM_BLOCKS, ranks=())
 
@@ -119,9 +126,12 @@ class PacedGroup:
 
 
 class PacedGroups:
-    """`deployments.service.Groups` of such groups."""
+    """`deployments.rank_keeper.Groups` of such groups."""
 
-    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None) -> PacedGroup:
+    async def seats(self) -> list[int]:
+        return [0]
+
+    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> PacedGroup:
         return PacedGroup(config)
 
     def prepare_spares(self, info: GroupInfo) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from cluster.rank_worker import RankStatus
 
 TIMES_SLOWER: Final = 2.0  # than the others' median
+WORTH_MENTIONING_MS: Final = 2.0
 
 
 class Pace:
@@ -40,4 +41,5 @@ def straggler(own_ms: Mapping[int, float]) -> int | None:
         return None
     slowest = max(own_ms, key=lambda rank: own_ms[rank])
     others = statistics.median(ms for rank, ms in own_ms.items() if rank != slowest)
-    return slowest if own_ms[slowest] > TIMES_SLOWER * others else None
+    is_slow = own_ms[slowest] > TIMES_SLOWER * others and own_ms[slowest] - others > WORTH_MENTIONING_MS
+    return slowest if is_slow else None

@@ -73,14 +73,15 @@ class RankGroups:
         seats = list(seats) if seats is not None else None
         spares: list[Any] = []
         sit_elsewhere = seats != self._seats
-        if self._preparing is not None and (self._are_ready or sit_elsewhere):
+        if self._preparing is not None:
             self._preparing.cancel()
             self._preparing = None
-        if sit_elsewhere:
-            self._seats, self._are_ready = seats, False
-            self._leaving = asyncio.create_task(self._discard())
-        elif self._are_ready:
-            spares, self._spares, self._are_ready = self._spares, [], False
+        if self._are_ready and not sit_elsewhere:
+            spares, self._spares = self._spares, []
+        else:  # those that are half made may be of other nodes than the next ranks
+            unready, self._spares = self._spares, []
+            self._leaving = asyncio.create_task(in_passing_thread(self._kill, unready))
+        self._seats, self._are_ready = seats, False
         return RankGroup(
             config,
             self._placement_group,

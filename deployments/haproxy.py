@@ -23,7 +23,7 @@ def settings(directory: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{directory}/admin.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{directory}/server-state",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(_write_command(directory)),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(_write_command(directory, (metrics, stats))),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         # One thread passes on 100,000 tokens a second, and wakes less often for the same than two do. Serve's default is 4.
         "RAY_SERVE_HAPROXY_NBTHREAD": str(max(1, min(4, (os.cpu_count() or 1) // 4))),
@@ -43,19 +43,20 @@ def settings(directory: Path) -> dict[str, str]:
     }
 
 
-def _write_command(directory: Path) -> Path:
+def _write_command(directory: Path, private_ports: tuple[int, int]) -> Path:
     """A command in the place of HAProxy's own that mends some things in how Serve runs it.
 
     With kernel splicing (Serve's template asks for it) HAProxy 2.8 does not see that a client has left while its answer
-    is being computed, if the request came in more than one packet: -dS turns splicing off. And its statistics would be
-    open to the network: they are bound to loopback. And whoever opens connections and says nothing would keep them: a request's
-    head has HEAD_S to come.
+    is being computed, if the request came in more than one packet: -dS turns splicing off. Its metrics and statistics, at
+    `private_ports`, would be open to the network: they are bound to loopback. Whoever opens connections and says nothing
+    would keep them: a request's head has HEAD_S to come.
     """
+    ports = "|".join(map(str, private_ports))
     command = directory / "haproxy"
     command.write_text(
         "#!/bin/sh\n"
         "for argument; do\n"
-        """    case $argument in *.cfg) sed -i -E -e 's/^( *bind) [*]?:/\\1 127.0.0.1:/' """
+        f"""    case $argument in *.cfg) sed -i -E -e 's/^( *bind) [*]?:({ports})$/\\1 127.0.0.1:\\2/' """
         # More than once, where HAProxy is started to check the file first.
         f"""-e '/^ *timeout http-request /d' -e 's/^defaults$/&\\n    timeout http-request {HEAD_S}s/' "$argument" ;; esac\n"""
         "done\n"

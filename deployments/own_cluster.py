@@ -69,6 +69,13 @@ class _SmallNode(ray._private.node.Node):
         self._is_on_loopback = loopback.is_resolved()
         if self._is_on_loopback:
             ray_params.update(node_ip_address=loopback.ADDRESS)
+        else:
+            print(
+                f"This machine does not resolve {loopback.NAME} to {loopback.ADDRESS}, so Ray's own ports, guarded by its "
+                "token, are open on every interface. A line for localhost in /etc/hosts changes that.",
+                file=sys.stderr,
+                flush=True,
+            )
         super().__init__(ray_params, **options)
 
     def start_head_processes(self) -> None:

@@ -32,6 +32,9 @@ CALM_S: Final = 60.0  # a failure after so long has nothing to do with the last 
 LOOK_FOR_ROOM_S: Final = 10.0  # how often, while fewer ranks serve than should; more seldom each time it did not help
 LONGEST_LOOK_S: Final = 600.0
 PACE_PERIOD_S: Final = 5.0
+# An attempt to bring ranks back may take so many times what the first start took, and at least so long.
+TIMES_FIRST_START: Final = 5.0
+SHORTEST_ATTEMPT_S: Final = 60.0
 
 
 class Group(Runner, Protocol):
@@ -73,6 +76,7 @@ class RankKeeper:
     ) -> None:
         """on_pace: now and then is given the milliseconds of a step that each rank computed by itself, by rank."""
         self.num_ranks = args.num_ranks()  # that there should be
+        self.num_ranks_now = self.num_ranks  # that serve, or did until they failed
         self.info: GroupInfo | None = None
         self.epoch = 0  # of the group that serves, or is to serve
         self.recovering: str | None = None  # from what
@@ -84,7 +88,8 @@ class RankKeeper:
         self._on_failure = on_failure
         self._on_pace = on_pace
         self._group: Group | None = None
-        self._seats = list(range(self.num_ranks))
+        self._seats = list(range(self.num_ranks))  # of the group that serves, or is tried
+        self._first_start_s = 0.0
         self._num_blocks: int | None = None  # that the first group had
         self._look_s = LOOK_FOR_ROOM_S
         self._num_steps = 0  # that had been done when the ranks last failed
@@ -94,7 +99,9 @@ class RankKeeper:
 
     async def start(self) -> GroupInfo:
         """Raises what kept the first ranks from coming up."""
+        began = time.monotonic()
         self.info = await self._start_group(None)
+        self._first_start_s = time.monotonic() - began
         self._num_blocks = self.info.num_blocks
         self._groups.prepare_spares(self.info)
         return self.info
@@ -109,10 +116,6 @@ class RankKeeper:
             finally:
                 pacing.cancel()
             await self._recover(loop, failure)
-
-    @property
-    def num_ranks_now(self) -> int:
-        return len(self._seats)
 
     @property
     def is_reduced(self) -> bool:
@@ -138,9 +141,11 @@ class RankKeeper:
         )
         self.recovering = "there is room for more ranks" if failure is None else failure.message
         self.loading = "being placed"
-        log.error("recovering %d live requests: %s", loop.num_live, self.recovering)
         if failure is not None:
+            log.error("recovering %d live requests: %s", loop.num_live, failure.message)
             self._on_failure(failure)
+        else:
+            log.warning("growing under %d live requests to %d ranks", loop.num_live, self.num_ranks)
         assert self._group is not None
         await self._group.stop()
         if failure is not None:
@@ -149,7 +154,7 @@ class RankKeeper:
         if info.num_blocks != loop.scheduler.pool.num_blocks:
             log.warning("the new ranks have room for %d cache blocks", info.num_blocks)
             loop.scheduler.use_pool(BlockPool(info.num_blocks, self._config.block_size))
-        self.info, self.recovering = info, None
+        self.info, self.num_ranks_now, self.recovering = info, len(self._seats), None
         self._recovered_s = loop.last_progress_s = time.monotonic()
         self._groups.prepare_spares(info)
         log.warning("recovered after %.2f s, epoch %d", self._recovered_s - attempts.began, self.epoch)
@@ -161,6 +166,7 @@ class RankKeeper:
 
     async def _bring_up(self, loop: EngineLoop, failure: RankFailure | None, attempts: Attempts) -> GroupInfo:
         deadline = attempts.began + self._args.recovery_timeout_s
+        longest_s = max(SHORTEST_ATTEMPT_S, TIMES_FIRST_START * self._first_start_s)
         for attempt in itertools.count(1):
             self.epoch += 1
             if loop.restart(self.epoch, failure):
@@ -169,7 +175,7 @@ class RankKeeper:
             if seats := attempts.choose(there):
                 self._seats = seats
                 try:
-                    async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+                    async with asyncio.timeout(min(longest_s, deadline - time.monotonic())):
                         return await self._start_group(self._num_blocks)
                 except Exception as error:
                     if isinstance(error, CheckpointError | TokenizerError) and not attempts.is_growth:
@@ -178,7 +184,8 @@ class RankKeeper:
                     await self._group.stop()
                     failure = self._as_failure(error)
                     attempts.failed.append(None if failure.rank is None else seats[failure.rank])
-                    log.warning("attempt %d to bring the ranks back failed: %s", attempt, failure.message)
+                    self.loading = f"attempt {attempt} failed: {failure.message}"
+                    log.warning("%s", self.loading)
             else:
                 missing = sorted(set(attempts.wanted) - set(there))
                 self.loading = f"there is no room for rank {', '.join(map(str, missing))}"
@@ -194,7 +201,7 @@ class RankKeeper:
         if isinstance(error, RankFailure):
             return error
         if isinstance(error, TimeoutError):
-            return RankFailure(f"the time is over: {self.loading}")
+            return RankFailure(f"that took too long: {self.loading}")
         return RankFailure(f"{type(error).__name__}: {error}")
 
     async def _room_again(self) -> None:
@@ -222,7 +229,11 @@ class RankKeeper:
     async def _follow_pace(self, group: Group) -> None:
         pace, slow = Pace(), None
         while True:
-            own_ms = pace.look(await group.statuses())
+            try:
+                own_ms = pace.look(await group.statuses())
+            except Exception as error:  # it is for people; the group itself says when it fails
+                log.warning("the ranks' pace is not known: %s", type(error).__name__)
+                own_ms = {}
             self._on_pace(own_ms)
             was_slow, slow = slow, straggler(own_ms)
             if slow is not None and slow != was_slow:

@@ -3,24 +3,29 @@
 import torch
 
 from llama_core.errors import ConfigError
-from llama_core.host_memory import available_host_bytes
-from llama_core.parallel import Parallel
+from llama_core.host_memory import available_host_bytes, host_identity
+from llama_core.parallel import Parallel, ranks_with, smallest
 
 CACHE_SHARE_OF_FREE = 0.5  # of the host memory that is free after load; the rest is for activations and everyone else
 GPU_HEADROOM = 0.1  # of the device's memory, left free for activations and the allocator
 
 
 def check_weights_fit(num_bytes: int, parallel: Parallel) -> None:
-    """Raises ConfigError where this rank's weights do not fit into what its device or host has free.
+    """Raises ConfigError on every rank where one's weights do not fit into what its device, or its host for all that share
+    it, has free. Every rank calls this before any of them allocates.
 
     An error that can be told, instead of a process that the kernel picks to end: maybe another's.
     """
-    on_gpu = parallel.device.type == "cuda"
-    free = torch.cuda.mem_get_info(parallel.device)[0] if on_gpu else available_host_bytes()
-    if num_bytes > free:
+    if parallel.device.type == "cuda":
+        num_sharing, free = 1, torch.cuda.mem_get_info(parallel.device)[0]
+    else:
+        num_sharing, free = len(ranks_with(parallel, host_identity())), available_host_bytes()
+    fits = num_bytes * num_sharing <= free
+    if not smallest(parallel, fits):
+        who = f"{num_sharing} of {parallel.world_size} ranks here need {num_bytes:,} bytes each"
         raise ConfigError(
-            f"the weights of rank {parallel.rank} of {parallel.world_size} need {num_bytes:,} bytes, and {free:,} are free: "
-            "give more ranks, or int8 weights",
+            f"the weights do not fit: {who}, {free:,} are free"
+            + ("" if fits else ": give more ranks, or int8 weights"),
             param="model_parallel_size",
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.from_outside import leaks
-from tests.chaos.soak import pause_after, report, trend
+from tests.chaos.soak import is_passed, pause_after, report, trend
 
 STEADY = {
     "ranks": 4.0, "threads": 200.0, "anonymous MB": 500.0, "descriptors": 300.0, "sockets": 150.0, "shared memory files": 9.0
@@ -14,25 +14,28 @@ STEADY = {
 
 
 class Streams:
-    def __init__(self, num_lost: int) -> None:
-        self.lost, self.differing, self.times = ["lost"] * num_lost, [], [[1.0, 2.0, 5.5]]
+    def __init__(self, num_lost: int, num_differing: int) -> None:
+        self.lost, self.differing = ["lost"] * num_lost, ["differs"] * num_differing
+        self.times = [[1.0, 2.0, 5.5]]
         self.num_answers = 2000
 
 
-def reported(num_lost: int, after: dict[str, float]) -> dict[str, Any]:
+def reported(after: dict[str, float] = STEADY, *, lost: int = 0, differing: int = 0, kills: int = 1) -> dict[str, Any]:
     options = argparse.Namespace(seconds=60.0, streams=8, ranks=2)
-    return report(options, Streams(num_lost), [2.5], [0.7], [STEADY, STEADY], after)  # type: ignore[arg-type]
+    streams: Any = Streams(lost, differing)
+    return report(options, streams, [2.5] * kills, [0.7] * kills, [STEADY] * kills, after)
 
 
 @pytest.mark.parametrize("name", STEADY)
 def test_growth_and_lost_answers_fail_a_soak(name: str) -> None:
-    assert reported(0, STEADY)["grown"] == []
-    assert reported(0, STEADY | {name: STEADY[name] * 2 + 100})["grown"] != []
-    assert reported(2, STEADY)["success"] == 0.999 and reported(3, STEADY)["success"] < 0.999
+    assert is_passed(reported())
+    assert not is_passed(reported(STEADY | {name: STEADY[name] * 2 + 100}))
+    assert is_passed(reported(lost=2)) and not is_passed(reported(lost=3)), "of 2,000"
+    assert not is_passed(reported(differing=1)) and not is_passed(reported(kills=0))
 
 
 def test_the_pause_of_a_stream_is_from_the_kill_to_its_next_token() -> None:
-    assert reported(0, STEADY)["first_new_token_s"]["median"] == 3.0
+    assert reported()["first_new_token_s"]["median"] == 3.0
     assert pause_after(0.5, [1.0, 2.0]) == pause_after(3.0, [1.0, 2.0]) == 0.0, "not begun, or over"
 
 

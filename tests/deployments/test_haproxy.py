@@ -32,18 +32,22 @@ def test_no_port_is_one_that_the_kernel_may_give_to_another_process_before_hapro
 
 
 def test_the_command_mends_what_serve_writes_and_once_only(tmp_path: Path) -> None:
-    command = haproxy.settings(tmp_path)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    settings = haproxy.settings(tmp_path)
+    command = settings["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    metrics, stats = (settings[f"RAY_SERVE_HAPROXY_{name}_PORT"] for name in ("METRICS", "STATS"))
     config = tmp_path / "haproxy.cfg"
     config.write_text(
         "defaults\n    mode http\n    timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n"
-        "frontend prometheus\n    bind :9101\nlisten stats\n  bind *:8404\n  stats enable\n"
+        f"frontend prometheus\n    bind :{metrics}\nlisten stats\n  bind *:{stats}\n  stats enable\n"
+        "frontend http_frontend\n    bind *:18998\n"
     )
     for _ in range(2):  # Serve has it check the file before it starts it
         checked = subprocess.run([command, "-c", "-f", str(config)], capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stderr
     lines = [line.strip() for line in config.read_text().splitlines()]
     assert lines.count(f"timeout http-request {haproxy.HEAD_S}s") == 1
-    assert [line for line in lines if line.startswith("bind")] == ["bind 127.0.0.1:9101", "bind 127.0.0.1:8404"]
+    bound = [line.removeprefix("bind ") for line in lines if line.startswith("bind")]
+    assert bound == [f"127.0.0.1:{metrics}", f"127.0.0.1:{stats}", "*:18998"], "what is to be public stays so"
 
 
 CONFIG = """defaults
@@ -73,4 +77,4 @@ def test_haproxy_answers_that_nothing_is_ready_only_while_there_is_no_replica(tm
         assert "status 503" in rule and "hdr Retry-After 2" in rule
         body = json.loads(rule.split("'")[1])
         assert (body["ready"], body["phase"], body["error"]["code"]) == (False, "waiting", "not_ready")
-    assert "bind 127.0.0.1:18999" in file.read_text()
+    assert "bind *:18999" in file.read_text()

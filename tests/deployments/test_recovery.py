@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -367,10 +366,26 @@ async def test_a_failure_of_fewer_ranks_costs_no_further_wait_for_the_others() -
         served.groups.made[0].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
         served.groups.room = lambda: [0, 1]  # perhaps its node lives, and its GPU does not
-        began = time.monotonic()
+        num_attempts = served.service.describe()["epoch"]
         served.groups.made[1].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
-        assert served.groups.seats_opened == [[0, 1], [0], [0]] and time.monotonic() - began < 0.05
+        assert served.groups.seats_opened == [[0, 1], [0], [0]]
+        assert served.service.describe()["epoch"] == num_attempts + 1, "the first attempt"  # type: ignore[operator]
+
+
+async def test_an_attempt_that_hangs_is_not_the_last_and_the_reason_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_keeper, "SHORTEST_ATTEMPT_S", 0.05)
+    monkeypatch.setattr(rank_keeper, "TIMES_FIRST_START", 0.0)
+    monkeypatch.setattr(rank_keeper, "RETRY_AFTER_S", 0.2)
+    async with Served(lambda: Group(steady)) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+        served.groups.make = lambda: _gated(Group(steady), asyncio.Event())
+        served.groups.made[0].fail()
+        while "attempt 1 failed: that took too long" not in served.service.readiness().detail:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        served.groups.make = lambda: Group(steady)
+        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
 
 
 async def test_a_node_that_joins_without_the_files_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
