@@ -24,7 +24,8 @@ LIMIT_S = 60.0
 BATCHES: dict[str, dict[str, int | None]] = {
     "before any rank exists": {"missing": None, "params": 2, "tokenizer": 2, "truncated": 2},
     "one fault, two ranks": {"flipped": 2},
-    "in a rank": {"pickle": 1, "names": 1, "nan": 2},
+    "in a rank": {"pickle": 1, "names": 1},
+    "NaN, two ranks": {"nan": 2},
 }
 
 
