@@ -9,7 +9,7 @@ from typing import Final
 from cluster.rank_worker import RankStatus
 
 TIMES_SLOWER: Final = 2.0  # than the others' median
-WORTH_MENTIONING_MS: Final = 2.0
+WORTH_MENTIONING_MS: Final = 0.5
 
 
 class Pace:

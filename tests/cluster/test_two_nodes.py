@@ -9,7 +9,7 @@ from tests.programs import seen_by
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    return seen_by("tests.cluster.two_nodes")
+    return seen_by("tests.cluster.two_nodes", timeout_s=400)
 
 
 def test_the_model_over_two_nodes_gives_the_references_tokens(seen: dict[str, Any]) -> None:

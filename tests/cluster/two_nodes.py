@@ -20,6 +20,7 @@ from cluster.placement import shortage
 from cluster.process_end import is_running
 from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
 from cluster.rank_groups import RankGroups
+from deployments import rank_keeper
 from deployments.args import ServerArgs
 from deployments.service import LlamaService
 from llama_core.batch import Row, SlotInit, StepInput
@@ -104,6 +105,7 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
     async with asyncio.timeout(30):
         while await groups.seats() != [0, 1]:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
+    vars(rank_keeper)["LOOK_FOR_ROOM_S"] = 1.0
     fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 256, "shrink_after_s": 4.0}
     service = LlamaService(ServerArgs(**fields), lambda: groups)
     await service.start()
@@ -150,8 +152,8 @@ async def phase(service: LlamaService, name: str) -> None:
 
 
 if __name__ == "__main__":
-    # A node that does not answer is dead after two seconds instead of Ray's thirty.
-    pace = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 4}
+    # A node that does not answer is dead after six seconds instead of Ray's thirty. Less would do it for a busy one too.
+    pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 6}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": pace}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     second = cluster.add_node(num_cpus=1)
