@@ -26,11 +26,11 @@ from tests.programs import REPOSITORY, environment
 # Ray guards a cluster that it starts by a token in the user's home; with an explicit address it must be told to use it.
 WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
 
-# Lets a process run for a fifth of the time.
+# Lets a process run for a sixteenth of the time. What it stands still for while it waits itself is not told from waiting.
 THROTTLE = """
 import os, signal, time
 while True:
-    os.kill({pid}, signal.SIGSTOP); time.sleep(0.008)
+    os.kill({pid}, signal.SIGSTOP); time.sleep(0.030)
     os.kill({pid}, signal.SIGCONT); time.sleep(0.002)
 """
 
@@ -364,25 +364,32 @@ def test_the_handle_example_runs(demo: Server) -> None:
     assert run([sys.executable, example, "--address", address_of(demo)], **WITH_TOKEN).strip()
 
 
-def test_a_rank_five_times_slower_is_served_and_named(demo: Server) -> None:
+def test_a_rank_many_times_slower_is_served_and_named(demo: Server) -> None:
     slow = demo.get("/props")[1]["ranks"][1]["pid"]
-    body = {"model": "llama-demo", "prompt": "once upon a time", "max_tokens": 300, "temperature": 0}
-    text = "rank 1 is slow and holds the others up"
+    body = {
+        "model": "llama-demo",
+        "prompt": "once upon a time",
+        "max_tokens": 300,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    is_named = is_measured = False
     deadline = time.monotonic() + 60
     with httpx.Client(base_url=demo.url, timeout=60) as http:
-        expected = http.post("/v1/completions", json=body | {"ignore_eos": True}).json()["choices"][0]["text"]
+        expected = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
         throttling = subprocess.Popen([sys.executable, "-c", THROTTLE.format(pid=slow)])
         try:
-            while text not in demo.output() and time.monotonic() < deadline:
-                answer = http.post("/v1/completions", json=body | {"ignore_eos": True})
-                assert answer.json()["choices"][0]["text"] == expected
+            while not (is_named and is_measured) and time.monotonic() < deadline:
+                assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
+                is_named = is_named or "rank 1 is slow and holds the others up" in demo.output()
+                figures = re.findall(r'^rank_step_ms\{rank="(\d)"\} (\S+)', http.get("/metrics").text, re.MULTILINE)
+                own_ms = {rank: float(value) for rank, value in figures}
+                is_measured = is_measured or own_ms.get("1", 0.0) > 2 * own_ms.get("0", 1e9)
         finally:
             throttling.kill()
             throttling.wait()
             os.kill(slow, signal.SIGCONT)
-        own = dict(re.findall(r'^rank_step_ms\{rank="(\d)"\} (\S+)', http.get("/metrics").text, re.MULTILINE))
-    assert text in demo.output()
-    assert float(own["1"]) > 2 * float(own["0"])
+    assert is_named and is_measured, own_ms
     assert demo.get("/props")[1]["epoch"] == 0
 
 
