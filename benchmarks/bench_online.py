@@ -10,7 +10,6 @@ itself takes of the cores that it shares with the server is in the table.
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,7 +20,7 @@ import uvloop
 from benchmarks.common import Spread, add_model_options, add_output_option, emit, print_table
 from benchmarks.load import HttpSession, Session, drive
 from benchmarks.programs import end_programs_on_sigterm, our_server
-from benchmarks.serve_ours import OFF
+from benchmarks.serve_ours import server_args
 from benchmarks.workload import Request, mixed_batch, uniform_batch
 
 FIGURES = ("output_tok_s", "requests_s", "ttft_p50_ms", "ttft_p99_ms", "between_p50_ms", "between_p99_ms")
@@ -48,19 +47,7 @@ async def target(options: argparse.Namespace, max_seq_len: int) -> AsyncIterator
             return
         url, model = options.url, options.model
         if options.serve:
-            args = {
-                "model_id": model,
-                "ckpt_dir": str(options.ckpt.resolve()),
-                "tokenizer_path": str((options.tokenizer or options.ckpt / "tokenizer.model").resolve()),
-                "model_parallel_size": 1,
-                "cpus_per_rank": os.cpu_count() or 1,
-                "dtype": options.dtype,
-                "device": options.device,
-                "quantization": options.quantization,
-                "max_seq_len": max_seq_len,
-                "max_batch_size": max(options.concurrency),
-            }
-            args |= OFF | dict(pair.split("=", 1) for pair in options.server)
+            args = server_args(options, max_seq_len=max_seq_len, max_batch_size=max(options.concurrency))
             program, url = stack.enter_context(our_server(args))
             program.wait_until_answers(url + "/ready")
         yield lambda: HttpSession(url, model, json.loads(options.extra), options.new_connections)

@@ -13,7 +13,6 @@ The client shares the server's cores; what it takes of them is in the table.
 import argparse
 import asyncio
 import itertools
-import os
 import random
 import sys
 import time
@@ -29,7 +28,7 @@ from benchmarks import processes
 from benchmarks.common import add_model_options, add_output_option, emit, model_name, percentile, print_table
 from benchmarks.load import Answer, HttpSession
 from benchmarks.programs import Program, end_programs_on_sigterm, our_server
-from benchmarks.serve_ours import OFF
+from benchmarks.serve_ours import server_args
 from benchmarks.workload import Request, random_prompt
 
 NEAR_THE_BEST = 0.98
@@ -233,20 +232,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         program, url = None, options.url
         if options.serve:
             end_programs_on_sigterm()
-            args: dict[str, Any] = {
-                "model_id": options.model,
-                "ckpt_dir": str(options.ckpt.resolve()),
-                "tokenizer_path": str((options.tokenizer or options.ckpt / "tokenizer.model").resolve()),
-                "model_parallel_size": 1,
-                "cpus_per_rank": os.cpu_count() or 1,
-                "dtype": options.dtype,
-                "device": options.device,
-                "quantization": options.quantization,
-                "max_seq_len": options.prompt + options.output,
-                "max_batch_size": options.batch,
-                "max_queue": options.queue,
-            }
-            args |= OFF | dict(pair.split("=", 1) for pair in options.server)
+            args = server_args(
+                options,
+                max_seq_len=options.prompt + options.output,
+                max_batch_size=options.batch,
+                max_queue=options.queue,
+            )
             program, url = stack.enter_context(our_server(args))
             program.wait_until_answers(url + "/ready")
         found = uvloop.run(measure(options, url, program))

@@ -10,10 +10,26 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.programs import write_config
 
 OFF = {"speculation": False, "prefix_caching": False}
+
+
+def server_args(options: argparse.Namespace, **limits: int) -> dict[str, Any]:
+    """For a command's server: the model of its `options` on one rank, with `limits`, and what its --server names."""
+    args = {
+        "model_id": options.model,
+        "ckpt_dir": str(options.ckpt.resolve()),
+        "tokenizer_path": str((options.tokenizer or options.ckpt / "tokenizer.model").resolve()),
+        "model_parallel_size": 1,
+        "cpus_per_rank": os.cpu_count() or 1,
+        "dtype": options.dtype,
+        "device": options.device,
+        "quantization": options.quantization,
+    }
+    return args | limits | OFF | dict(pair.split("=", 1) for pair in options.server)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

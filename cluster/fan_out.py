@@ -62,7 +62,6 @@ class FanOut:
         on_failure: Callable[[RankFailure], None],
         on_overdue: Callable[[list[int], float], None],
     ) -> None:
-        self.elapsed_ms = [0.0] * len(connections)  # each rank's latest step, to find a slow one
         self.failure: RankFailure | None = None
         self._connections = list(connections)
         self._epoch = epoch
@@ -169,7 +168,6 @@ class FanOut:
             self.suspect(rank, f"answered step {step} with {num_tokens} tokens, where {flight.num_draws} were due")
             return
         self._num_answered[rank] += 1
-        self.elapsed_ms[rank] = reply.output.elapsed_ms if isinstance(reply, Answer) else reply.elapsed_ms
         flight.num_missing -= 1
         if isinstance(reply, Answer) and not flight.result.done():
             flight.result.set_result(reply.output)

@@ -116,11 +116,6 @@ class RankGroup:
         """Steps that some rank has not answered yet."""
         return self._fan_out.num_in_flight if self._fan_out else 0
 
-    @property
-    def rank_elapsed_ms(self) -> list[float]:
-        """Each rank's latest step in milliseconds, by rank: one that is far above the others is slow."""
-        return list(self._fan_out.elapsed_ms) if self._fan_out else []
-
     async def start(self) -> GroupInfo:
         """Starts, joins and loads every rank. On any failure no rank is left.
 

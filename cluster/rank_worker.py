@@ -283,7 +283,7 @@ class RankWorker:
         if self._rank == 0:
             driver.send(Answer(output))
         else:
-            driver.send(Ack(output.epoch, output.step, self._rank, output.elapsed_ms))
+            driver.send(Ack(output.epoch, output.step, self._rank))
 
     def _report_and_exit(self, driver: FrameSocket, error: BaseException) -> NoReturn:
         try:

@@ -44,12 +44,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
-    """Another rank's answer to a step: done, in `elapsed_ms` milliseconds."""
+    """Another rank's answer to a step: done."""
 
     epoch: int
     step: int
     rank: int
-    elapsed_ms: float
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True, tag="fault"):

@@ -1,13 +1,13 @@
 """The files of a checkpoint: whether every shard is there, once, whole and in its place. Reads no weight."""
 
 import hashlib
-import platform
 import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from llama_core.errors import CheckpointError
+from llama_core.host_memory import host_identity
 
 
 def find_shards(ckpt_dir: str | Path) -> list[Path]:
@@ -53,8 +53,7 @@ def identity(files: Sequence[Path]) -> int:
     """A number below 2**63 that changes with the files, and that two processes share only if they see the very same ones, on
     one host. Nothing is read: the kernel notes each change of a file, with a time that nobody else can set.
     """
-    boot_id = Path("/proc/sys/kernel/random/boot_id")  # Linux's alone
-    seen = [boot_id.read_text() if boot_id.exists() else platform.node()]
+    seen = [str(host_identity())]
     for file in files:
         try:
             status = file.stat()

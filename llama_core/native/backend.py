@@ -105,6 +105,7 @@ def _library() -> ctypes.CDLL:
         ("logits_of", None, (pointer, pointer, integer)),
         ("logits", pointer, (pointer,)),
         ("seconds", ctypes.POINTER(ctypes.c_double), (pointer,)),
+        ("waited", ctypes.c_double, (pointer,)),
         ("weight_bytes", size, (pointer,)),
         ("working_bytes", size, (pointer,)),
         ("instructions", ctypes.c_char_p, ()),
@@ -214,7 +215,7 @@ class NativeBackend:
 
     @property
     def seconds_waited(self) -> float:
-        return sum(seconds for op, seconds in self.seconds_by_op().items() if op.startswith("share "))
+        return float(self._native.llama_waited(self._engine))
 
     def allocate_cache(self, num_blocks: int) -> None:
         if self._native.llama_make_cache(self._engine, num_blocks):

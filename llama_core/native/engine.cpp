@@ -747,6 +747,7 @@ const char* llama_instructions() {
 
 float* llama_logits(Engine* engine) { return engine->logits.as<float>(); }
 const double* llama_seconds(Engine* engine) { return engine->seconds; }
+double llama_waited(Engine* engine) { return engine->exchange ? engine->exchange->waited() : 0.0; }
 size_t llama_weight_bytes(Engine* engine) { return engine->weight_bytes; }
 size_t llama_working_bytes(Engine* engine) { return engine->working_bytes; }
 

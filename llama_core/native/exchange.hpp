@@ -4,6 +4,7 @@
 // every peer has come to exchange n + 1 and is done reading n. Elsewhere a function of the caller's carries the bytes.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 
@@ -21,6 +22,11 @@ class Exchange {
     virtual const char* of(int rank) = 0;
     // Whether a swap did not succeed: what was computed since means nothing.
     virtual bool failed() const { return false; }
+    // Seconds from when this rank had come to a swap to when the last one had, in all.
+    double waited() const { return waited_; }
+
+  protected:
+    double waited_ = 0;
 };
 
 class SharedMemoryExchange : public Exchange {
@@ -35,15 +41,25 @@ class SharedMemoryExchange : public Exchange {
 
     void swap(size_t) override {
         number_++;
+        const double here = seconds_now();
+        came(rank_).store(here, std::memory_order_relaxed);
         arrived(rank_).store(number_, std::memory_order_seq_cst);
         futex_wake_if_waited(rank_);
-        for (int peer = 0; peer < ranks_; peer++) await(peer);
+        double last = here;
+        for (int peer = 0; peer < ranks_; peer++) {
+            await(peer);
+            last = std::max(last, came(peer).load(std::memory_order_relaxed));
+        }
+        // Not until now: a rank that was without a core meanwhile is late by itself.
+        waited_ += last - here;
     }
 
   private:
     static constexpr size_t kLine = 128;
     static size_t align(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
     std::atomic<uint32_t>& arrived(int rank) { return *reinterpret_cast<std::atomic<uint32_t>*>(memory_ + rank * kLine); }
+    // When a rank came to this swap, by the clock that all processes of a host share. Two places, as for what it brought.
+    std::atomic<double>& came(int rank) { return *reinterpret_cast<std::atomic<double>*>(memory_ + rank * kLine + 8 + number_ % 2 * 8); }
     std::atomic<uint32_t>& waiters(int rank) { return *reinterpret_cast<std::atomic<uint32_t>*>(memory_ + rank * kLine + 64); }
     char* place(int rank, uint32_t number) { return memory_ + ranks_ * kLine + (size_t(rank) * 2 + number % 2) * bytes_; }
 
@@ -85,7 +101,9 @@ class CarriedExchange : public Exchange {
     char* mine() override { return send_.get(); }
     void swap(size_t bytes) override {
         bytes_ = bytes;
+        const double here = seconds_now();
         failed_ = failed_ || carry_(send_.get(), receive_.get(), bytes) != 0;  // once failed, it would only fail again, late
+        waited_ += seconds_now() - here;
     }
     const char* of(int rank) override { return receive_.get() + rank * bytes_; }
     bool failed() const override { return failed_; }

@@ -53,7 +53,6 @@ async def test_steps_reach_every_rank_in_order_and_come_back(start: Start) -> No
         assert (output.epoch, output.step, output.tokens) == (1, step, [1000 * step, 1000 * step + 1])
     assert [status and status.phase for status in await group.statuses()] == [Phase.SERVING] * 2
     assert group.is_serving
-    assert all(elapsed < 1000 for elapsed in group.rank_elapsed_ms)
 
 
 async def test_several_steps_may_be_in_flight(start: Start) -> None:

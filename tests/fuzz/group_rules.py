@@ -143,7 +143,7 @@ class GroupBench:
 
     def due(self, index: int, batch: StepInput) -> Answer | Ack:
         tokens = [batch.step * 1000 + row.slot for row in batch.rows]
-        return Answer(StepOutput(EPOCH, batch.step, tokens)) if index == 0 else Ack(EPOCH, batch.step, index, 1.0)
+        return Answer(StepOutput(EPOCH, batch.step, tokens)) if index == 0 else Ack(EPOCH, batch.step, index)
 
     def say(self, index: int, data: bytes, *, is_fatal: bool) -> None:
         """Anything else is put on its way: certainly the end of this rank, or nobody knows what."""
@@ -166,7 +166,7 @@ class GroupBench:
             "later step": _reply(index, EPOCH, step + 1, num_draws),
             "earlier step": _reply(index, EPOCH, step - 1, num_draws),
             "twice": rank.last,
-            "as another rank": Ack(EPOCH, step, index + 1, 0.0),
+            "as another rank": Ack(EPOCH, step, index + 1),
             # Of a step that is still to come it may be the right number by then.
             "a token too many": Answer(StepOutput(EPOCH, step, [0] * (num_draws + 1))) if rank.owed else None,
             "its last words": Fault(EPOCH, index, "ValueError", "no such slot", False),
@@ -288,7 +288,7 @@ WRONG = ("old epoch", "next epoch", "later step", "earlier step", "twice", "as a
 
 
 def _reply(index: int, epoch: int, step: int, num_draws: int) -> Answer | Ack:
-    return Answer(StepOutput(epoch, step, [0] * num_draws)) if index == 0 else Ack(epoch, step, index, 0.0)
+    return Answer(StepOutput(epoch, step, [0] * num_draws)) if index == 0 else Ack(epoch, step, index)
 
 
 def read_as_everything(payload: bytes) -> str:
