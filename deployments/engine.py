@@ -81,6 +81,9 @@ class Engine(Protocol):
     def live(self) -> bool:
         """False when only a restart helps."""
 
+    def check_room(self) -> None:
+        """Raises QueueFull if not one sequence more may wait: whoever asks first need do nothing for one that would be refused."""
+
     def submit(
         self,
         prompt: list[int],

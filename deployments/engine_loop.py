@@ -105,6 +105,14 @@ class EngineLoop:
         """Requests that have not ended."""
         return len(self._streams)
 
+    def check_room(self, num_tokens: int = 0) -> None:
+        """Raises QueueFull, with when to come back, unless a sequence of so many tokens may wait."""
+        try:
+            self.scheduler.check_room(num_tokens=num_tokens)
+        except QueueFull as error:
+            error.retry_after_s = self._wait_s()
+            raise
+
     def submit(
         self,
         prompt: list[int],
@@ -123,11 +131,7 @@ class EngineLoop:
         if self._draining:
             raise NotReady("the server is shutting down and takes no new requests")
         prompt = check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len)
-        try:
-            self.scheduler.check_room(num_tokens=len(prompt))
-        except QueueFull as error:
-            error.retry_after_s = self._wait_s()
-            raise
+        self.check_room(len(prompt))
         max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
         seq = Sequence(prompt, params, max_length, owner=owner, priority=priority)
         stream = TokenStream(seq, self._tokenizer, stop, self._cancel)

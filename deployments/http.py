@@ -217,7 +217,9 @@ class Generation(Generic[BodyT]):
 
     async def _plan(self, request: Request) -> Plan:
         check_takes_requests(self._engine)
-        raw = parse_json(await self._bodies.read(request))
+        body = await self._bodies.read(request)  # first, or the connection could not be used again
+        self._engine.check_room()
+        raw = parse_json(body)
         plan = await self.route.plan(validate(self.route.body, raw), raw, self._engine)
         key_owner = request.scope["state"].get("owner")
         return replace(plan, owner=key_owner) if key_owner else plan

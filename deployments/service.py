@@ -164,6 +164,10 @@ class LlamaService:
             or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
         )
 
+    def check_room(self) -> None:
+        if self._loop is not None:
+            self._loop.check_room()
+
     def submit(
         self,
         prompt: list[int],

@@ -152,6 +152,10 @@ class FakeEngine:
         self._num_seeds += 1
         return self._num_seeds
 
+    def check_room(self) -> None:
+        if self.num_open >= self.max_streams:
+            raise QueueFull("too many requests wait", retry_after_s=1.5)
+
     def submit(
         self,
         prompt: list[int],
@@ -163,8 +167,7 @@ class FakeEngine:
     ) -> FakeStream:
         self.owners.append((owner, priority))
         check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
-        if self.num_open >= self.max_streams:
-            raise QueueFull("too many requests wait", retry_after_s=1.5)
+        self.check_room()
         answer = self.tokenizer.encode(self.answer, bos=False, eos=False)
         stream = FakeStream(self, prompt, params, stop, answer)
         self.streams.append(stream)

@@ -155,6 +155,20 @@ def test_the_openai_package_raises_its_own_classes(client: openai.OpenAI, served
     served.engine.max_streams = 100
 
 
+def test_where_nobody_may_wait_a_request_costs_no_tokenizing_and_its_connection_stays(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.engine.max_streams = 0
+    with httpx.Client() as client, monkeypatch.context() as patched:
+        patched.setattr(type(served.engine.tokenizer), "encode", lambda *_, **__: pytest.fail("was tokenized"))
+        for _ in range(2):
+            answer = client.post(served.url + "/v1/completions", json={"model": MODEL_ID, "prompt": "Once " * 10_000})
+            assert_error(answer, 429, "queue_full")
+            assert answer.headers["retry-after"] == "2"
+            assert "connection" not in answer.headers
+    served.engine.max_streams = 100
+
+
 def test_a_refused_choice_takes_its_accepted_neighbours_with_it(client: openai.OpenAI, served: Served) -> None:
     served.engine.max_streams = 2
     with pytest.raises(openai.RateLimitError):
