@@ -82,7 +82,7 @@ class Engine(Protocol):
         """False when only a restart helps."""
 
     def check_room(self) -> None:
-        """Raises QueueFull if not one sequence more may wait: whoever asks first need do nothing for one that would be refused."""
+        """Raises QueueFull if not one sequence more may wait; whoever asks first does nothing for one that would be refused."""
 
     def submit(
         self,
