@@ -82,6 +82,11 @@ def groups() -> dict[str, str]:
     return {key: group["state"] for key, group in placement_group_table().items() if group["state"] != "REMOVED"}
 
 
+def nodes_of_groups() -> set[str]:
+    table = placement_group_table().values()
+    return {node for group in table if group["state"] == "CREATED" for node in group["bundles_to_node_id"].values()}
+
+
 def pending_cpus() -> list[float]:
     """What groups of bundles that wait ask for, as Ray's own autoscaler is told: CPUs of each."""
     state = get_cluster_resource_state(ray._private.worker.global_worker.gcs_client)  # type: ignore[attr-defined]
@@ -252,7 +257,39 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         seen["answers"] = list(await until("an answer", client.props, 10))
         for worker in workers:
             worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
         seen["endings"] = client.endings
+
+        # The replica's own node is lost, in the middle of a stream; the other one has room.
+        begun = asyncio.Event()
+        cut = asyncio.create_task(client.stream(400, begun))
+        await asyncio.wait_for(begun.wait(), 10)
+        (lost,) = (node for node in cluster.worker_nodes if node.node_id in nodes_of_groups())
+        removing = asyncio.get_running_loop().run_in_executor(
+            None, lambda: cluster.remove_node(lost, allow_graceful=False)
+        )
+        lost_at, processes = time.monotonic(), {pid: ProcessIdentity.of(pid) for pid in left}
+        seen["stream_of_the_lost_node"] = await cut
+        seen["cut_s"] = time.monotonic() - lost_at
+        # Whoever asks now waits for the next replica, or is told to come again: until a patience of their own ends.
+        meanwhile = [asyncio.create_task(client.stream()) for _ in range(4)]
+
+        async def all_are_gone() -> bool:
+            return not any(is_running(process) for process in processes.values())
+
+        await until("the lost node's ranks are gone", all_are_gone, 30)
+        seen["lost_ranks_gone_s"] = time.monotonic() - lost_at
+
+        async def is_placed_anew() -> tuple[int, ...]:
+            return await client.props()
+
+        anew = await until("another replica serves", is_placed_anew, 90)
+        seen["placed_anew_s"] = time.monotonic() - lost_at
+        seen["meanwhile"] = await asyncio.gather(*meanwhile)
+        seen["anew"], seen["after_node_loss"] = list(anew), await client.stream()
+        await removing
+        stamp("node_lost")
+        processes = {pid: ProcessIdentity.of(pid) for pid in anew}
 
         # The application leaves in the middle of a stream, then the server.
         begun, late = asyncio.Event(), set()
@@ -281,7 +318,11 @@ def run(directory: str) -> dict[str, Any]:
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"  # the cluster's as well as the server's
     port, path, log = free_port(), Path(directory) / "serve_config.yaml", Path(directory) / "output"
     path.write_text(yaml.safe_dump(config(port)))
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    # A node that does not answer is dead after six seconds instead of Ray's thirty. Less would do it for a busy one too.
+    pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 6}
+    # Without memory a replica itself has no room on the head either, which may not be lost.
+    head = {"num_cpus": 0, "memory": 2**20, "include_dashboard": False, "_system_config": pace}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
     with log.open("wb") as output:
         up = subprocess.Popen(

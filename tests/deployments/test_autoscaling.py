@@ -1,4 +1,5 @@
-"""A cluster that grows: a replica waits for room, loads, serves; a second comes with load and goes with all its ranks."""
+"""A cluster that grows: a replica waits for room, loads, serves; a second comes with load and goes with all its ranks. And one
+that shrinks: a node is lost with the replica that is left."""
 
 from typing import Any
 
@@ -58,6 +59,17 @@ def test_when_load_falls_one_replica_goes_with_its_ranks_and_its_placement_group
 def test_no_request_fails_while_replicas_come_and_go(seen: dict[str, Any]) -> None:
     assert set(seen["endings"]) == {"length"}
     assert seen["endings"]["length"] >= 11  # 8 while the second one waited, 3 after it had gone
+
+
+def test_a_replica_whose_node_is_lost_cuts_its_stream_where_its_client_sees_it_and_is_placed_anew(
+    seen: dict[str, Any],
+) -> None:
+    assert "Error" in seen["stream_of_the_lost_node"] and seen["cut_s"] < 5
+    assert seen["lost_ranks_gone_s"] < 30
+    assert len(seen["anew"]) == 2 and not set(seen["anew"]) & set(seen["left"])
+    assert seen["after_node_loss"] == "length"
+    # Who asked meanwhile waited for it, or was told to come again.
+    assert all(ending == "length" or ending.startswith("503 ") for ending in seen["meanwhile"])
 
 
 def test_a_stream_that_runs_when_its_replica_must_leave_ends_whole_and_nothing_is_left(seen: dict[str, Any]) -> None:
