@@ -32,6 +32,7 @@ from tests.deployments.served import free_port
 from tests.programs import REPOSITORY
 
 PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
+MEMORY = 300 * 2**20  # of a node, in bytes: a replica asks for 256 MiB, so that no node has room for two
 T = TypeVar("T")
 
 
@@ -182,7 +183,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         seen["ready_without_room"] = sorted(set(early))
 
         # Room for one.
-        cluster.add_node(num_cpus=2)
+        cluster.add_node(num_cpus=2, memory=MEMORY)
         loading: list[dict[str, Any]] = []
 
         async def is_ready() -> bool:
@@ -227,7 +228,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         seen["replicas_while_waiting"] = len(client.ranks)
 
         # Room for two.
-        cluster.add_node(num_cpus=2)
+        cluster.add_node(num_cpus=2, memory=MEMORY)
 
         async def both_work() -> bool:
             await client.props()
@@ -262,7 +263,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
 
         # The replica's own node is lost, in the middle of a stream; the other one has room.
         begun = asyncio.Event()
-        cut = asyncio.create_task(client.stream(400, begun))
+        cut = asyncio.create_task(client.stream(4000, begun))
         await asyncio.wait_for(begun.wait(), 10)
         (lost,) = (node for node in cluster.worker_nodes if node.node_id in nodes_of_groups())
         removing = asyncio.get_running_loop().run_in_executor(
@@ -320,7 +321,7 @@ def run(directory: str) -> dict[str, Any]:
     path.write_text(yaml.safe_dump(config(port)))
     # A node that does not answer is dead after six seconds instead of Ray's thirty. Less would do it for a busy one too.
     pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 6}
-    # Without memory a replica itself has no room on the head either, which may not be lost.
+    # Nor has the head room for one, which may not be lost.
     head = {"num_cpus": 0, "memory": 2**20, "include_dashboard": False, "_system_config": pace}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
