@@ -245,12 +245,13 @@ def overload(results: Sequence[Result]) -> str:
         for what, one in (
             (f"the peak, {result['peak_clients']} clients", result["peak"]),
             (f"{result['factor']:g} times that for {result['seconds']:g} s", result["overload"]),
+            ("the peak again", result["peak_again"]),
         ):
             rows.append((f"{result['model']}{queue}: {what}", *(one[figure] for figure in figures)))
         first = result["ttft_p99_of_peak"]
         rows.append(
             (
-                "share of the peak",
+                "share of the peaks",
                 f"**{result['goodput_of_peak']:.2f}**",
                 None,
                 None,

@@ -44,4 +44,6 @@ def test_the_command_loses_nothing_on_a_server_that_refuses(capsys: pytest.Captu
     assert over["lost"] == 0 and over["whole"] > 0 and over["refused"] > 0
     assert over["requests"] == over["offered_requests"] == over["whole"] + over["refused"]
     assert set(over["statuses"]) == {"200", "429"}
+    peaks = (result["peak"]["goodput_tok_s"], result["peak_again"]["goodput_tok_s"])
+    assert result["goodput_of_peak"] == pytest.approx(over["goodput_tok_s"] / (sum(peaks) / 2), rel=1e-4)
     assert result["peak_clients"] in (2, 4) and result["resident_bytes_before"] is None
