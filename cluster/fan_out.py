@@ -176,6 +176,8 @@ class FanOut:
             self._num_completed += 1
             now = self._loop.time()
             took_s, self._oldest_since = now - self._oldest_since, now
+            if self._stands_still(now):
+                continue
             self._longest_s = max(self._longest_s, took_s)
             self._longest_of_a_token_s = max(self._longest_of_a_token_s, took_s / max(1, completed.num_tokens))
 
@@ -186,6 +188,10 @@ class FanOut:
         of_tokens_s = _TIMES_A_TOKEN * self._longest_of_a_token_s * self._flights[0].num_tokens
         learned_s = max(_SHORTEST_DEADLINE_S, _TIMES_LONGEST * self._longest_s, of_tokens_s)
         return min(learned_s, self._step_timeout_s)
+
+    def _stands_still(self, now: float) -> bool:
+        """Whether this process itself did nothing for a while, and what took so long was not the ranks."""
+        return now - self._look_at > _LATE_S
 
     def _look_in(self, seconds: float) -> None:
         seconds = min(seconds, _LOOK_EVERY_S)  # what is allowed changes from step to step
@@ -198,7 +204,7 @@ class FanOut:
         if not self._flights:
             return
         now = self._loop.time()
-        if now - self._look_at > _LATE_S:
+        if self._stands_still(now):
             self._oldest_since = now
         deadline_s = self._deadline_s()
         left_s = self._oldest_since + deadline_s - now

@@ -9,6 +9,7 @@ carries the epoch, so nothing of the old group can be taken for an answer of the
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -345,7 +346,10 @@ class RankGroup:
 
     def _kill_actors(self) -> None:
         for actor in self._actors + self._spares:
-            ray.kill(actor, no_restart=True)
+            try:
+                ray.kill(actor, no_restart=True)
+            except Exception as error:  # the others are to be ended too, and this one's process is looked after next
+                logger.warning("epoch=%d Ray cannot end a rank: %s", self.epoch, first_line(error))
 
     async def _end_process(self, identity: RankIdentity, patience_s: float) -> bool:
         """Whether the process is gone. On another node a task of Ray's does it; a node that is gone took its
@@ -361,7 +365,7 @@ class RankGroup:
         try:
             async with asyncio.timeout(self._limits.kill_timeout_s * 2):
                 await asyncio.wait((ending, losing), return_when=asyncio.FIRST_COMPLETED)
-            return losing.done() or bool(ending.result())
+            return losing.done() or bool(await ending)
         except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
             return True
         except (ray.exceptions.RayError, TimeoutError) as error:
@@ -401,5 +405,8 @@ class RankGroup:
 
 async def _loss_of_node(node_id: str) -> None:
     """Returns when Ray takes the node for dead."""
-    while any(node["NodeID"] == node_id and node["Alive"] for node in await in_passing_thread(ray.nodes)):  # noqa: ASYNC110
+    while True:
+        with suppress(Exception):  # nobody knows: that is no loss yet
+            if not any(node["NodeID"] == node_id and node["Alive"] for node in await in_passing_thread(ray.nodes)):
+                return
         await asyncio.sleep(_PROBE_S)

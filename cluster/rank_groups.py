@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_AFTER_THEM_EVERY_S: Final = 30.0
 _TABLES_TIMEOUT_S: Final = 5.0
+LONGEST_WAIT_S: Final = 600.0  # between two tries to make them, where memory is short
 SPARES_AFTER_S: Final = 5.0  # once the ranks serve: whoever waits for the server comes first
 
 
@@ -44,7 +45,7 @@ class RankGroups:
         self._spares: list[Any] = []
         self._are_ready = False
         self._preparing: asyncio.Task[None] | None = None
-        self._leaving: asyncio.Task[None] | None = None  # spares that nobody needs any more
+        self._leaving: set[asyncio.Task[None]] = set()  # spares that nobody needs any more
         self._seats: list[int] | None = None  # of the group opened last
 
     @property
@@ -52,14 +53,14 @@ class RankGroups:
         """That could take over now."""
         return len(self._spares) if self._are_ready else 0
 
-    async def seats(self) -> list[int]:
-        """Those whose node lives. All where Ray's control service does not say."""
+    async def seats(self) -> list[int] | None:
+        """Those whose node lives; None where Ray's control service does not say."""
         try:
             async with asyncio.timeout(_TABLES_TIMEOUT_S):
                 return await in_passing_thread(self._living_seats)
         except Exception as error:  # it is not worth failing for
             logger.warning("which nodes live is not known: %s", first_line(error))
-            return list(range(self._placement_group.bundle_count - FIRST_RANK_BUNDLE))
+            return None
 
     def _living_seats(self) -> list[int]:
         living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
@@ -80,7 +81,9 @@ class RankGroups:
             spares, self._spares = self._spares, []
         else:  # those that are half made may be of other nodes than the next ranks
             unready, self._spares = self._spares, []
-            self._leaving = asyncio.create_task(in_passing_thread(self._kill, unready))
+            leaving = asyncio.create_task(in_passing_thread(self._kill, unready))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
         self._seats, self._are_ready = seats, False
         return RankGroup(
             config,
@@ -104,12 +107,12 @@ class RankGroups:
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
-        if self._leaving is not None:
-            await asyncio.gather(self._leaving, return_exceptions=True)
+        await asyncio.gather(*self._leaving, return_exceptions=True)
         await self._discard()
 
     async def _prepare(self, info: GroupInfo) -> None:
         """Until they are taken: make spares, look after them, and make others where one is gone."""
+        wait_s = LOOK_AFTER_THEM_EVERY_S
         await asyncio.sleep(SPARES_AFTER_S)
         while True:
             try:
@@ -117,12 +120,14 @@ class RankGroups:
             except Exception as error:
                 logger.warning("no spare ranks: %s", first_line(error))
             if self._are_ready:
+                wait_s = LOOK_AFTER_THEM_EVERY_S
                 await asyncio.sleep(LOOK_AFTER_THEM_EVERY_S)
                 answers = await asyncio.gather(*(answer_within(spare.status.remote(), 5.0) for spare in self._spares))
                 self._are_ready = all(answers)
             if not self._are_ready:
                 await self._discard()
-                await asyncio.sleep(LOOK_AFTER_THEM_EVERY_S)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _make(self, info: GroupInfo) -> bool:
         world_size = len(info.ranks)
@@ -138,4 +143,7 @@ class RankGroups:
 
     def _kill(self, actors: Sequence[Any]) -> None:
         for actor in actors:
-            ray.kill(actor, no_restart=True)
+            try:
+                ray.kill(actor, no_restart=True)
+            except Exception as error:  # it ends with this replica at the latest
+                logger.warning("Ray cannot end a spare: %s", first_line(error))

@@ -28,6 +28,7 @@ REASONS = {
     "int_type": "must be an integer",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
+    "string_too_long": "must have at most {max_length} characters",
     "list_type": "must be a list",
     "model_type": "must be an object",
     "finite_number": "must be finite",

@@ -81,8 +81,8 @@ class Engine(Protocol):
     def live(self) -> bool:
         """False when only a restart helps."""
 
-    def check_room(self) -> None:
-        """Raises QueueFull if not one sequence more may wait; whoever asks first does nothing for one that would be refused."""
+    def check_room(self, owner: str = "") -> None:
+        """Raises QueueFull if not one sequence more of `owner`'s may wait. For whoever asks before making one."""
 
     def submit(
         self,

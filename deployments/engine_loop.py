@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 # How long a step that reads prompts may take: a newcomer waits for it, and so do those who run.
 LONGEST_STEP_S = 3.0
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 120.0  # what a client that finds the queue full is told
+PACE_WINDOWS_S, ENOUGH_ENDS = (5.0, 30.0, LONGEST_RETRY_S), 4
 # So many failures of the ranks with one suspect under way prove it guilty: errors that they report themselves, and deaths and
 # hangs, which may come from elsewhere.
 ENOUGH_ERRORS, ENOUGH_DEATHS = 2, 3
@@ -105,10 +106,10 @@ class EngineLoop:
         """Requests that have not ended."""
         return len(self._streams)
 
-    def check_room(self, num_tokens: int = 0) -> None:
-        """Raises QueueFull, with when to come back, unless a sequence of so many tokens may wait."""
+    def check_room(self, owner: str = "", num_tokens: int = 0) -> None:
+        """Raises QueueFull, with when to come back, unless a sequence of `owner`'s, of so many tokens, may wait."""
         try:
-            self.scheduler.check_room(num_tokens=num_tokens)
+            self.scheduler.check_room(num_tokens=num_tokens, owner=owner)
         except QueueFull as error:
             error.retry_after_s = self._wait_s()
             raise
@@ -131,7 +132,7 @@ class EngineLoop:
         if self._draining:
             raise NotReady("the server is shutting down and takes no new requests")
         prompt = check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len)
-        self.check_room(len(prompt))
+        self.check_room(owner, len(prompt))
         max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
         seq = Sequence(prompt, params, max_length, owner=owner, priority=priority)
         stream = TokenStream(seq, self._tokenizer, stop, self._cancel)
@@ -139,6 +140,8 @@ class EngineLoop:
         if seq.finished:
             stream.push([])
             return stream
+        if not self._streams:
+            self.last_progress_s = time.monotonic()  # until then nothing was to be done
         self._streams[seq] = stream
         self._idle.clear()
         self._wake.set()
@@ -230,9 +233,15 @@ class EngineLoop:
     def _wait_s(self) -> float:
         """How long, at the pace of the latest ends, until half of those who wait have been served: there is room then."""
         now = time.monotonic()
-        if len(self._ends) < 2 or now - self._ends[-1] > LONGEST_RETRY_S:
+        latest: list[float] = []
+        for (
+            window_s
+        ) in PACE_WINDOWS_S:  # the shortest that says something: a burst is not as slow as the hours before it
+            if len(latest := [end for end in self._ends if now - end <= window_s]) >= ENOUGH_ENDS:
+                break
+        if len(latest) < 2:
             return SHORTEST_RETRY_S
-        pace = len(self._ends) / (now - self._ends[0])
+        pace = len(latest) / max(now - latest[0], 1e-3)
         return min(max(SHORTEST_RETRY_S, self.scheduler.num_waiting / 2 / pace), LONGEST_RETRY_S)
 
     def _send(self, runner: Runner, flights: deque[_Flight]) -> None:

@@ -44,6 +44,7 @@ from deployments.request_log import RequestRecord
 from deployments.schemas import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
 from deployments.streaming import EventStream
+from deployments.turns import Turns
 from llama_core.errors import DeadlineExceeded, EngineError, InvalidParameter, LlamaError, NotReady, RequestCancelled
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
@@ -218,10 +219,10 @@ class Generation(Generic[BodyT]):
     async def _plan(self, request: Request) -> Plan:
         check_takes_requests(self._engine)
         body = await self._bodies.read(request)  # first, or the connection could not be used again
-        self._engine.check_room()
+        key_owner = request.scope["state"].get("owner", "")
+        self._engine.check_room(key_owner)
         raw = parse_json(body)
         plan = await self.route.plan(validate(self.route.body, raw), raw, self._engine)
-        key_owner = request.scope["state"].get("owner")
         return replace(plan, owner=key_owner) if key_owner else plan
 
 
@@ -279,13 +280,15 @@ def _add_model_routes(app: FastAPI, engine: Engine, created: int) -> None:
 
 
 def _add_tokenizer_routes(app: FastAPI, engine: Engine, bodies: BodyReader) -> None:
+    turns = Turns(at_once=2, most_waiting=8)  # of threads that prompts need too, and a long text takes 50 MB meanwhile
+
     @app.post("/tokenize", openapi_extra=body_docs(TokenizeBody), tags=["tokenizer"])
     async def tokenize(request: Request) -> Response:
         """Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template writes it."""
         check_takes_requests(engine)
         body = validate(TokenizeBody, parse_json(await bodies.read(request)))
         check_model(body.model, engine)
-        tokens = await encode_text(body, engine)
+        tokens = await encode_text(body, engine, turns)
         return json_response({"count": len(tokens), "max_model_len": engine.max_seq_len, "tokens": tokens})
 
     @app.post("/detokenize", openapi_extra=body_docs(DetokenizeBody), tags=["tokenizer"])
@@ -294,7 +297,7 @@ def _add_tokenizer_routes(app: FastAPI, engine: Engine, bodies: BodyReader) -> N
         check_takes_requests(engine)
         body = validate(DetokenizeBody, parse_json(await bodies.read(request)))
         check_model(body.model, engine)
-        text = await encode_aside(len(body.tokens), lambda: engine.tokenizer.decode(body.tokens))
+        text = await encode_aside(len(body.tokens), lambda: engine.tokenizer.decode(body.tokens), turns)
         return json_response({"prompt": text})
 
     @app.get("/tokenizer_info", tags=["tokenizer"])

@@ -4,6 +4,7 @@ Decides defaults, seeds and whether a prompt fits. Chat and completions meet her
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from deployments.schemas import (
     TokenizeBody,
     refuse_unsupported,
 )
+from deployments.turns import Turns
 from llama_core.chat import Message, encode_dialog, min_dialog_tokens
 from llama_core.errors import ContextLengthExceeded, InvalidParameter
 from llama_core.request import SamplingParams, mix_seed
@@ -105,20 +107,29 @@ async def encode_messages(messages: Sequence[ChatMessage], engine: Engine) -> li
     return await encode_aside(num_chars, lambda: encode_dialog(engine.tokenizer, dialog))
 
 
-async def encode_text(body: TokenizeBody, engine: Engine) -> list[int]:
-    """What POST /tokenize answers; a text may be longer than the context, because clients cut it themselves."""
+async def encode_text(body: TokenizeBody, engine: Engine, turns: Turns) -> list[int]:
+    """What POST /tokenize answers; a text may be longer than the context, because clients cut it themselves.
+
+    Raises QueueFull where too many long ones wait for their turn.
+    """
     if (body.prompt is None) == (not body.messages):
         raise InvalidParameter("prompt: send either prompt or messages", param="prompt")
     if body.prompt is None:
         return await encode_messages(body.messages, engine)
     text = body.prompt
     bos = body.add_special_tokens is not False
-    return await encode_aside(len(text), lambda: engine.tokenizer.encode(text, bos=bos, eos=False))
+    return await encode_aside(len(text), lambda: engine.tokenizer.encode(text, bos=bos, eos=False), turns)
 
 
-async def encode_aside(num_chars: int, encode: Callable[[], Result]) -> Result:
-    """Runs `encode` here if it is quick, in a thread if not; SentencePiece lets go of the interpreter's lock."""
-    return encode() if num_chars <= INLINE_CHARS else await asyncio.to_thread(encode)
+async def encode_aside(num_chars: int, encode: Callable[[], Result], turns: Turns | None = None) -> Result:
+    """Runs `encode` here if it is quick, in a thread if not; SentencePiece lets go of the interpreter's lock.
+
+    turns: which it then waits for, where no context bounds what there is to do.
+    """
+    if num_chars <= INLINE_CHARS:
+        return encode()
+    async with turns.one() if turns is not None else contextlib.nullcontext():
+        return await asyncio.to_thread(encode)
 
 
 def check_model(model: str | None, engine: Engine) -> None:

@@ -52,11 +52,15 @@ class Groups(Protocol):
     A seat is a rank's place in the cluster: seat i is that of rank i while all are there.
     """
 
-    async def seats(self) -> list[int]:
-        """Those that a rank could be started in now."""
+    async def seats(self) -> list[int] | None:
+        """Those that a rank could be started in now; None where nobody knows."""
 
     def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> Group:
         """One that has not started, with as many cache blocks, or None for as many as there is room for."""
+
+    @property
+    def num_spares(self) -> int:
+        """Processes that could take over now."""
 
     def prepare_spares(self, info: GroupInfo) -> None: ...
     async def stop(self) -> None: ...
@@ -122,6 +126,10 @@ class RankKeeper:
         """Whether fewer ranks serve than should."""
         return len(self._seats) < self.num_ranks
 
+    @property
+    def num_spares(self) -> int:
+        return self._groups.num_spares
+
     async def stop(self) -> None:
         """No process of any rank or spare remains when this returns."""
         await self._groups.stop()
@@ -160,6 +168,8 @@ class RankKeeper:
         log.warning("recovered after %.2f s, epoch %d", self._recovered_s - attempts.began, self.epoch)
         if not self.is_reduced:
             self._look_s = LOOK_FOR_ROOM_S
+        elif attempts.unlucky_seat is not None:  # it has its node, and is broken: those who serve pay for each new try
+            self._look_s = LONGEST_LOOK_S
         else:
             self._look_s = min(self._look_s * (2 if attempts.is_growth else 1), LONGEST_LOOK_S)
             log.warning("%d of %d ranks serve until there is room for all", len(self._seats), self.num_ranks)
@@ -172,6 +182,8 @@ class RankKeeper:
             if loop.restart(self.epoch, failure):
                 self._num_fruitless, self._num_given_up = 0, self._num_given_up + 1
             there = await self._groups.seats()
+            if there is None:  # it is worth a try
+                there = attempts.all_seats
             if seats := attempts.choose(there):
                 self._seats = seats
                 try:
@@ -205,25 +217,28 @@ class RankKeeper:
         return RankFailure(f"{type(error).__name__}: {error}")
 
     async def _room_again(self) -> None:
-        """Returns when all ranks have a place, on two looks in a row. Never while all of them serve."""
+        """Returns when all ranks surely have a place, on two looks in a row. Never while all of them serve."""
         num_looks = 0
         while num_looks < 2:
             await asyncio.sleep(self._look_s)
             if self.is_reduced:
-                num_looks = num_looks + 1 if len(await self._groups.seats()) == self.num_ranks else 0
+                seats = await self._groups.seats()
+                num_looks = num_looks + 1 if seats is not None and len(seats) == self.num_ranks else 0
 
     def _check_patience(self, loop: EngineLoop, failure: RankFailure, now: float) -> None:
         """Raise `failure` where other ranks would not help: one group after the other does not get through a step."""
-        if loop.num_steps > self._num_steps:
+        if loop.num_steps > self._num_steps or now - self._recovered_s > CALM_S:
             self._num_fruitless = self._num_given_up = 0
-        elif now - self._recovered_s > CALM_S:
-            self._num_fruitless = 0
         else:
             self._num_fruitless += 1
         self._num_steps = loop.num_steps
-        if self._num_fruitless > MAX_FRUITLESS or self._num_given_up > MAX_GIVEN_UP:
+        if self._num_fruitless > MAX_FRUITLESS:
             raise RankFailure(
                 f"{self._num_fruitless} groups of ranks in turn did not get through a step: {failure.message}"
+            )
+        if self._num_given_up > MAX_GIVEN_UP:
+            raise RankFailure(
+                f"{self._num_given_up} requests in turn were given up, and still no step was done: {failure.message}"
             )
 
     async def _follow_pace(self, group: Group) -> None:

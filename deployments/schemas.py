@@ -174,7 +174,7 @@ class TokenizeBody(Body):
     """Either a text, or the messages of a chat as its template writes them."""
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: str | None = Field(None, max_length=2**20)
     messages: Messages = Field(default_factory=list)
     add_special_tokens: Flag = Field(None, description="Default true: BOS first.")
 

@@ -38,18 +38,23 @@ class Attempts:
 
     def choose(self, there: Sequence[int]) -> list[int]:
         """Of the seats that are `there`, those to try next; none while it is better to wait."""
-        takes_too_long = time.monotonic() - self.began >= self.patience_s
-        usable = [seat for seat in there if not takes_too_long or seat != self._unlucky_seat()]
-        for seats in (self.wanted, self.seats):
-            if set(seats) <= set(usable):
-                return seats
-        least = self.least if takes_too_long else len(self.all_seats)
-        return next((usable[:size] for size in range(len(usable), least - 1, -1) if self._divides(size)), [])
+        if time.monotonic() - self.began < self.patience_s:
+            return self._most_of(there, len(self.all_seats))
+        without = [seat for seat in there if seat != self.unlucky_seat]
+        # Where nothing can be done without it, it is tried again and again: what it fails for may pass.
+        return self._most_of(without, self.least) or self._most_of(there, self.least)
 
-    def _unlucky_seat(self) -> int | None:
+    @property
+    def unlucky_seat(self) -> int | None:
         """That one attempt after the other failed for: a GPU may be gone while its node lives."""
         latest = set(self.failed[-ENOUGH_ATTEMPTS:])
         return latest.pop() if len(self.failed) >= ENOUGH_ATTEMPTS and len(latest) == 1 else None
+
+    def _most_of(self, usable: Sequence[int], least: int) -> list[int]:
+        for seats in (self.wanted, self.seats):
+            if set(seats) <= set(usable):
+                return seats
+        return next((list(usable[:size]) for size in range(len(usable), least - 1, -1) if self._divides(size)), [])
 
     def _divides(self, num_ranks: int) -> bool:
         try:

@@ -164,9 +164,9 @@ class LlamaService:
             or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
         )
 
-    def check_room(self) -> None:
+    def check_room(self, owner: str = "") -> None:
         if self._loop is not None:
-            self._loop.check_room()
+            self._loop.check_room(owner)
 
     def submit(
         self,
@@ -212,6 +212,7 @@ class LlamaService:
                 }
                 for report in ranks
             ],
+            "spare_ranks_ready": self._keeper.num_spares if self._keeper is not None else 0,
             "max_seq_len": self.config.max_seq_len,
             "max_batch_size": self.config.max_batch_size,
             "max_step_tokens": self.config.max_step_tokens,

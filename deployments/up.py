@@ -312,7 +312,7 @@ class Ending:
         with contextlib.suppress(Exception):  # whatever it is, the end must come
             if serve.status().applications[app].status == "RUNNING":
                 print("Draining: live requests may end; once more to end at once.", file=sys.stderr, flush=True)
-                serve.get_app_handle(app).drain.remote().result()
+                serve.get_app_handle(app).broadcast("drain").results()
         os.kill(os.getpid(), signal.SIGINT)
         # Serve asks every replica to drain, also one that still waits for room, and waits for its answer in vain.
         while not self.over.wait(0.2):

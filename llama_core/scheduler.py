@@ -119,17 +119,22 @@ class Scheduler:
 
     # Requests come and go.
 
-    def check_room(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
-        """Raise QueueFull unless so many more, of so many tokens together, may wait. Who finds a slot free does not wait."""
-        free = len(self._free_slots)
-        if len(self._waiting) + num_sequences <= free:
+    def check_room(self, num_sequences: int = 1, num_tokens: int = 0, owner: str = "") -> None:
+        """Raise QueueFull unless so many more of `owner`'s, of so many tokens together, may wait. Who finds a slot free does
+        not wait; who waits alone may be of any length.
+        """
+        waiting, free = self._waiting, len(self._free_slots)
+        if len(waiting) + num_sequences <= free:
             return
-        limit = self.config.max_waiting
-        if limit is not None and len(self._waiting) + num_sequences > limit + free:
-            raise QueueFull(f"{len(self._waiting)} sequences wait already, the limit is {limit}")
-        limit = self.config.max_waiting_tokens
-        if limit is not None and self._waiting.num_tokens + num_tokens > limit:
-            raise QueueFull(f"sequences of {self._waiting.num_tokens} tokens wait already, the limit is {limit}")
+        most, most_tokens = self.config.max_waiting, self.config.max_waiting_tokens
+        room = None if most is None else most + free - len(waiting)
+        room_tokens = None if most_tokens is None else most_tokens - waiting.num_tokens
+        if room is not None and num_sequences > room:
+            raise QueueFull(f"{len(waiting)} sequences wait already, the limit is {most}")
+        if room_tokens is not None and waiting.num_tokens and num_tokens > room_tokens:
+            raise QueueFull(f"sequences of {waiting.num_tokens} tokens wait already, the limit is {most_tokens}")
+        if not waiting.may_add(owner, room, room_tokens):
+            raise QueueFull("most of those who wait are of this key or user already; what room is left is for others")
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. One that may not grow and has nothing to report ends here."""

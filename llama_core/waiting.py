@@ -3,8 +3,10 @@
 First those that ran before and were sent back, in the order in which they are to run again. Then by priority, the lowest
 number first. Among equals, owners take turns by what they were given: the next is the first in line of the owner that has
 been served least, in tokens (the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI
-2024). Who comes back after a pause is set level with those who wait, so that nobody can save up. Every operation is O(log of
-the owners who wait).
+2024). Who comes back after a pause is set level with those who wait, so that nobody can save up. Nor can one owner fill the
+queue where there are others: a share of the room that is left stays free (the dynamic thresholds of Choudhury and Hahne,
+"Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking, 1998). Every
+operation is O(log of the owners who wait).
 """
 
 from collections import OrderedDict
@@ -19,6 +21,8 @@ from llama_core.request import Sequence
 PROMPT_COST: Final = 1
 OUTPUT_COST: Final = 2
 MOST_OWNERS: Final = 10_000  # that are remembered while nothing of them waits
+# An owner may have so many times what is free. One who asks for all there is has four fifths, two have four ninths each.
+TIMES_WHAT_IS_FREE: Final = 4
 
 
 class _Line:
@@ -32,9 +36,10 @@ class _Line:
 
 class WaitingQueue:
     def __init__(self) -> None:
-        self.num_tokens = 0  # of all who wait, known when they came
+        self.num_tokens = 0  # of all who never ran, known when they came
         self._length = 0
-        self._sent_back: OrderedDict[Sequence, int] = OrderedDict()
+        self._held: dict[str, tuple[int, int]] = {}  # of these, how many are each owner's, and their tokens
+        self._sent_back: OrderedDict[Sequence, None] = OrderedDict()
         self._lines: dict[int, _Line] = {}
         self._given: dict[str, float] = {}  # cost of what each owner was given
         self._level = 0.0  # what the owner that was last next had been given: nobody who waits has less
@@ -61,18 +66,31 @@ class WaitingQueue:
                 heappush(line.heap, (given, next(self._numbers), seq.owner))
             self._forget_some()
         waiting[seq] = seq.length
-        self._count(1, seq.length)
+        self._count(seq.owner, 1, seq.length)
 
     def add_first(self, seq: Sequence) -> None:
         """Before all others: it ran already."""
-        self._sent_back[seq] = seq.length
+        self._sent_back[seq] = None
         self._sent_back.move_to_end(seq, last=False)
-        self._count(1, seq.length)
+        self._length += 1
+
+    def may_add(self, owner: str, room: int | None, room_tokens: int | None) -> bool:
+        """Whether the queue's `room`, in sequences and in tokens (None: without end), is for `owner` too. Without any other
+        owner all of it is, and who has no name is nobody's neighbour.
+        """
+        if not owner or self._given.keys() <= {owner}:
+            return True
+        held = self._held.get(owner, (0, 0))
+        return all(
+            free is None or mine <= 0 or mine < TIMES_WHAT_IS_FREE * free
+            for mine, free in zip(held, (room, room_tokens), strict=True)
+        )
 
     def remove(self, seq: Sequence) -> None:
         """Of one who waits."""
         if seq in self._sent_back:
-            num_tokens = self._sent_back.pop(seq)
+            del self._sent_back[seq]
+            self._length -= 1
         else:
             line = self._lines[seq.priority]
             waiting = line.by_owner[seq.owner]
@@ -81,7 +99,7 @@ class WaitingQueue:
                 del line.by_owner[seq.owner]  # its place in the heap is passed over when it comes up
             if not line.by_owner:
                 del self._lines[seq.priority]
-        self._count(-1, -num_tokens)
+            self._count(seq.owner, -1, -num_tokens)
 
     def first(self) -> Sequence:
         """Who is next; somebody must wait."""
@@ -103,9 +121,12 @@ class WaitingQueue:
         """`owner` was given something."""
         self._given[owner] = self._given.get(owner, self._level) + cost
 
-    def _count(self, num_sequences: int, num_tokens: int) -> None:
+    def _count(self, owner: str, num_sequences: int, num_tokens: int) -> None:
         self._length += num_sequences
         self.num_tokens += num_tokens
+        sequences, tokens = self._held.pop(owner, (0, 0))
+        if sequences + num_sequences:
+            self._held[owner] = (sequences + num_sequences, tokens + num_tokens)
 
     def _forget_some(self) -> None:
         """Of owners of whom nothing waits, those who would be set level anyway, and if need be the others."""

@@ -49,6 +49,7 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
         with served(args=args, env=env) as server:
             server.wait_ready()
             model = server.get("/v1/models")[1]["data"][0]["id"]
+            load_s = max(rank["load_seconds"] for rank in server.get("/props")[1]["ranks"])
             streams = Streams(server.url, asks(options.streams, model, options.max_tokens), options.streams)
             await streams.learn()
             before = footprint(server)
@@ -64,7 +65,7 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
             after = footprint(server)
             if options.log:
                 options.log.write_text(server.output())
-            return report(options, faults, streams, server.output(), before, after)
+            return {"load_s": load_s} | report(options, faults, streams, server.output(), before, after)
 
 
 async def strike(server: Server, directory: Path, draw: random.Random, options: argparse.Namespace) -> list[Fault]:
@@ -166,6 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--step-timeout", type=float, default=3.0)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--spares", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument(
+        "--timed", action=argparse.BooleanOptionalAction, default=True, help="fail where one is seen late"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--log", type=Path, help="the server's output goes there")
@@ -177,6 +181,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.json.write_text(text + "\n")
     if result["lost"] or result["differing"] or result["left"]:
         sys.exit(1)
+    if options.timed and not is_seen_in_time(result["detection_s"], options.step_timeout):
+        sys.exit(2)
+
+
+def is_seen_in_time(detection_s: dict[str, dict[str, float] | None], step_timeout_s: float) -> bool:
+    """Within a second of a death, and of the deadline of a step of a rank that hangs (99 of 100)."""
+    limits_s = {"death": 1.0, "hang": step_timeout_s + 1.0}
+    return all((seen := detection_s[sign]) is None or seen["p99"] <= limit_s for sign, limit_s in limits_s.items())
 
 
 if __name__ == "__main__":

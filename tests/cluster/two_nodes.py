@@ -152,8 +152,8 @@ async def phase(service: LlamaService, name: str) -> None:
 
 
 if __name__ == "__main__":
-    # A node that does not answer is dead after six seconds instead of Ray's thirty. Less would do it for a busy one too.
-    pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 6}
+    # A node whose process is gone is dead after six seconds instead of Ray's thirty; one that is only busy has a minute.
+    pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 10_000, "health_check_failure_threshold": 6}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": pace}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     second = cluster.add_node(num_cpus=1)

@@ -49,8 +49,9 @@ def config(port: int) -> dict[str, Any]:
         "max_replicas": 2,
         "target_ongoing_requests": 1,
         "upscale_delay_s": 0.5,
-        "downscale_delay_s": 1,
-        "look_back_period_s": 1,
+        # Load that seems to pass for a moment, on a busy machine, must not send a replica away that waits for room.
+        "downscale_delay_s": 4,
+        "look_back_period_s": 2,
         "metrics_interval_s": 0.2,
     }
     return {
@@ -319,8 +320,8 @@ def run(directory: str) -> dict[str, Any]:
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"  # the cluster's as well as the server's
     port, path, log = free_port(), Path(directory) / "serve_config.yaml", Path(directory) / "output"
     path.write_text(yaml.safe_dump(config(port)))
-    # A node that does not answer is dead after six seconds instead of Ray's thirty. Less would do it for a busy one too.
-    pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 6}
+    # A node whose process is gone is dead after six seconds instead of Ray's thirty; one that is only busy has a minute.
+    pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 10_000, "health_check_failure_threshold": 6}
     # Nor has the head room for one, which may not be lost.
     head = {"num_cpus": 0, "memory": 2**20, "include_dashboard": False, "_system_config": pace}
     cluster = Cluster(initialize_head=True, head_node_args=head)

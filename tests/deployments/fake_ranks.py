@@ -34,11 +34,12 @@ class FakeGroups:
         self.made: list[FakeGroup] = []
         self.opened: list[tuple[int, int | None]] = []  # epoch and blocks
         self.seats_opened: list[list[int]] = []
-        self.room: Callable[[], list[int]] | None = None  # the seats there are; all if nobody says
+        self.room: Callable[[], list[int] | None] | None = None  # the seats there are; all if nobody says
         self.num_prepared = 0
+        self.num_spares = 0
         self.stopped = False
 
-    async def seats(self) -> list[int]:
+    async def seats(self) -> list[int] | None:
         return self.room() if self.room is not None else self.seats_opened[0]
 
     def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> "FakeGroup":

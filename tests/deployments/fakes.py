@@ -152,7 +152,7 @@ class FakeEngine:
         self._num_seeds += 1
         return self._num_seeds
 
-    def check_room(self) -> None:
+    def check_room(self, owner: str = "") -> None:
         if self.num_open >= self.max_streams:
             raise QueueFull("too many requests wait", retry_after_s=1.5)
 

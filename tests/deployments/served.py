@@ -36,12 +36,16 @@ LISTEN = "0A"  # the state of a socket in /proc/net/tcp
 class Server:
     """One running server: its URL, its output so far, the processes that came of it."""
 
-    def __init__(self, command: list[str], directory: Path, args: dict[str, Any], env: dict[str, str]) -> None:
+    def __init__(
+        self, command: list[str], directory: Path, args: dict[str, Any], env: dict[str, str], num_replicas: int
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         config = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
         config["http_options"]["port"] = self.port
         config["applications"][0]["args"] |= args
+        if num_replicas > 1:
+            config["applications"][0]["deployments"] = [{"name": "LlamaIngress", "num_replicas": num_replicas}]
         self.config = directory / "serve_config.yaml"
         self.config.write_text(yaml.safe_dump(config))
         self.log = directory / "output"
@@ -132,11 +136,16 @@ class Server:
 
 @contextlib.contextmanager
 def served(
-    *, command: list[str] | None = None, args: dict[str, Any] | None = None, env: dict[str, str] | None = None
+    *,
+    command: list[str] | None = None,
+    args: dict[str, Any] | None = None,
+    env: dict[str, str] | None = None,
+    num_replicas: int = 1,
 ) -> Iterator[Server]:
     """A server that has been started, not necessarily one that is ready."""
     with tempfile.TemporaryDirectory() as directory:
-        started = Server(command or [sys.executable, "-m", "deployments.up"], Path(directory), args or {}, env or {})
+        command = command or [sys.executable, "-m", "deployments.up"]
+        started = Server(command, Path(directory), args or {}, env or {}, num_replicas)
         try:
             yield started
         finally:

@@ -336,6 +336,11 @@ async def test_a_full_queue_says_when_half_of_those_who_wait_will_have_been_serv
     with pytest.raises(QueueFull) as refused:
         loop.submit([1, 3, 4, 5, 6], greedy(20))
     assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 20), rel=0.1)
+    loop._ends.clear()
+    loop._ends.extend([now - 3600 + 60 * n for n in range(50)] + [now - 1 + 0.25 * n for n in range(4)])
+    with pytest.raises(QueueFull) as refused:
+        loop.submit([1, 3, 4, 5, 6], greedy(20))
+    assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 1), rel=0.1), "the quiet hour before says nothing"
     loop.submit([1, 3, 4], greedy(20))
 
 
@@ -364,6 +369,7 @@ async def test_a_stall_is_seen_and_idleness_is_none() -> None:
         assert loop.stalled_s() == 0.0
         group.go.clear()
         loop.submit([1, 3], greedy(20))
+        assert loop.stalled_s() < 0.02, "what was idle for long has not stood still for long"
         await asyncio.sleep(0.03)
         assert loop.stalled_s() > 0.02
         group.go.set()

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import httpx
 import openai
@@ -235,6 +237,39 @@ def test_a_request_id_is_echoed_clean_and_bounded_or_made(served: Served) -> Non
     assert answered({"x-request-id": "a<b>\tc d"}) == "abcd"
     assert len(answered({"x-request-id": "a" * 10_000})) == 128
     assert len({answered({}), answered({}), answered({"x-request-id": "<>"})}) == 3
+
+
+def test_long_texts_take_turns_and_too_many_are_told_to_come_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, most = 0, 0
+    go = threading.Event()
+
+    def encode(*_: object, **__: object) -> list[int]:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        assert go.wait(20)
+        at_work -= 1
+        return [1]
+
+    def ask(_: int) -> httpx.Response:
+        return httpx.post(served.url + "/tokenize", json={"prompt": "Once " * 10_000}, timeout=30)
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(14) as pool:
+        patched.setattr(type(served.engine.tokenizer), "encode", encode)
+        asking = [pool.submit(ask, number) for number in range(14)]
+        refused, _ = wait(asking, 20, FIRST_COMPLETED)
+        eventually(lambda: sum(one.done() for one in asking) == 4)
+        go.set()
+        answers = [one.result() for one in asking]
+    assert most == 2
+    assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 4
+    for one in refused:
+        assert_error(one.result(), 429, "queue_full")
+    too_long = httpx.post(served.url + "/tokenize", json={"prompt": "x" * (2**20 + 1)})
+    assert_error(too_long, 400, "invalid_parameter")
+    assert too_long.json()["error"]["message"] == "prompt: must have at most 1048576 characters"
 
 
 def test_text_survives_tokenize_and_detokenize(served: Served) -> None:

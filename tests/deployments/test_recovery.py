@@ -218,7 +218,7 @@ async def test_ranks_of_which_no_group_gets_through_a_step_fail_the_replica() ->
         # Each is blamed in its turn, as far as the replica's patience goes.
         results = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(20)), return_exceptions=True)
         assert all(isinstance(result, LlamaError) for result in results)
-        assert not served.service.live() and "did not get through a step" in served.service.readiness().detail
+        assert not served.service.live() and "no step was done" in served.service.readiness().detail
         given_up = sum(isinstance(result, PoisonRequest) for result in results)
         assert given_up == MAX_GIVEN_UP + 1 and len(served.groups.made) < 5 * given_up
 
@@ -444,6 +444,25 @@ async def test_a_seat_that_every_attempt_fails_for_is_left_out(monkeypatch: pyte
         served.groups.made[0].fail()
         assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
         assert served.groups.seats_opened[-1] == [1] and len(served.groups.seats_opened) > seats.ENOUGH_ATTEMPTS
+        assert served.service._keeper is not None
+        # Those who serve would pay for each new try.
+        assert served.service._keeper._look_s == rank_keeper.LONGEST_LOOK_S
+
+
+async def test_nobody_gives_way_to_more_ranks_while_it_is_not_known_whether_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
+    async with in_two_seats() as served:
+        served.groups.room = lambda: [0]
+        served.groups.made[0].fail()
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        served.groups.room = lambda: None
+        await asyncio.sleep(0.1)
+        assert len(served.groups.made) == 2 and served.service.readiness().ready
+        served.groups.made[1].fail()  # but after a failure it is worth a try
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        assert served.groups.seats_opened == [[0, 1], [0], [0]]
 
 
 async def test_a_failed_try_with_more_ranks_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,13 @@ def test_a_seat_that_fails_again_and_again_is_left_out_once_it_takes_too_long(fa
     assert patient.choose(ALL) == ALL and impatient.choose(ALL) == [0, 1]
 
 
+def test_a_seat_that_nothing_can_be_done_without_is_tried_again_and_again() -> None:
+    for all_, least in ((ALL, 4), ([0], 1)):
+        impatient = attempts(patience_s=0.0, least=least, seats=all_)
+        impatient.failed = [all_[-1]] * ENOUGH_ATTEMPTS
+        assert impatient.choose(all_) == all_
+
+
 def test_several_seats_that_fail_in_turn_tell_nothing() -> None:
     unlucky = attempts(patience_s=0.0)
     unlucky.failed = [1, 2] * ENOUGH_ATTEMPTS

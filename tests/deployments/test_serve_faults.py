@@ -34,10 +34,12 @@ def asks(num_tokens: int = 480) -> list[Ask]:
     ]
 
 
-async def streams(server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None) -> list[Heard]:
+async def streams(
+    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 480
+) -> list[Heard]:
     """What each stream said; `meanwhile` is called once all have begun."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
-        heard = [asyncio.create_task(hear(client, ask)) for ask in asks()]
+        heard = [asyncio.create_task(hear(client, ask)) for ask in asks(num_tokens)]
         if meanwhile is not None:
             await asyncio.sleep(0.2)
             await meanwhile()
@@ -115,6 +117,32 @@ async def test_a_dead_haproxy_is_replaced_and_nothing_behind_it_is_touched(serve
     assert server.get("/ready")[0] == 0
     await answers(server, 40)
     assert server.get("/props")[1]["ranks"] == before["ranks"]
+
+
+async def test_every_replica_lets_its_live_streams_end() -> None:
+    args = {"model_parallel_size": 1, "cpus_per_rank": 1, "spare_ranks": False, "max_seq_len": 4096}
+    with served(args=args, num_replicas=2) as server:
+        running: dict[int, int] = {}  # by the pid of a replica's rank
+
+        async def look() -> None:
+            status, props = await asyncio.to_thread(server.get, "/props")
+            if status == 200 and props["ranks"]:
+                running[props["ranks"][0]["pid"]] = props["requests_running"]
+
+        async def end_it() -> None:
+            running.clear()
+            while len(running) < 2:
+                await look()
+            server.process.send_signal(signal.SIGINT)
+
+        server.wait_ready()
+        async with asyncio.timeout(30):
+            while len(running) < 2:
+                await look()
+        heard = await streams(server, end_it, 1500)
+        assert all(running.values()), "a replica had no stream: this shows nothing"
+        assert all(each.error is None and each.done for each in heard)
+        assert server.process.wait(60) == 0
 
 
 def test_a_signal_to_all_processes_at_once_ends_them_all(server: Server) -> None:

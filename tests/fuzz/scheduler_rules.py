@@ -112,10 +112,9 @@ class Bench:
         """A request of `n` samples. Nothing of it is taken where there is no room."""
         prompt = (BEGINNINGS[beginning] + own)[: MAX_LENGTH - 1]
         try:
-            self.scheduler.check_room(n, n * len(prompt))
+            self.scheduler.check_room(n, n * len(prompt), owner)
         except QueueFull:
-            assert self.world.max_waiting is not None or self.world.max_waiting_tokens is not None
-            assert self.scheduler.num_waiting + n > self.world.slots - self.scheduler.num_running
+            self._check_refusal(n, n * len(prompt), owner)
             return []
         added = []
         for index in range(n):
@@ -238,6 +237,17 @@ class Bench:
         self.num_ended += 1
         del self.heard[seq]
 
+    def _check_refusal(self, num_sequences: int, num_tokens: int, owner: str) -> None:
+        """There is no room; or there is some, and the owner has most of what waits, and is not alone."""
+        most, most_tokens, queue = self.world.max_waiting, self.world.max_waiting_tokens, self.scheduler._waiting
+        free = self.world.slots - self.scheduler.num_running
+        assert len(queue) + num_sequences > free, "a free slot is refused"
+        mine = [one for line in queue._lines.values() for one in line.by_owner.get(owner, ())]
+        is_full = most is not None and len(queue) + num_sequences > most + free
+        if most_tokens is not None and queue.num_tokens:
+            is_full = is_full or queue.num_tokens + num_tokens > most_tokens
+        assert is_full or (owner and mine and len(queue._given) > 1), "refused, and there is room"
+
     def _check_turn(self, queue: WaitingQueue, seq: Sequence) -> None:
         """Nobody is passed over: those sent back come first; then the best priority, the owner with least, its oldest."""
         if queue._sent_back:
@@ -280,14 +290,18 @@ class Bench:
         assert named == pool._block_of, "keys and blocks disagree"
 
     def _check_queue(self, queue: WaitingQueue, live: list[Sequence]) -> None:
-        counted = dict(queue._sent_back)
+        counted: dict[Sequence, int] = {}
+        held = Counter[str]()
         for line in queue._lines.values():
             assert line.by_owner, "an empty line is kept"
             for owner, waiting in line.by_owner.items():
                 assert waiting and owner in line.in_heap and owner in queue._given
                 counted.update(waiting)
+                held[owner] += len(waiting)
             assert sorted(entry[2] for entry in line.heap) == sorted(line.in_heap)
-        assert set(counted) == {seq for seq in live if seq.slot is None}
-        assert len(queue) == len(counted), "those who wait are miscounted"
+        assert {*counted, *queue._sent_back} == {seq for seq in live if seq.slot is None}
+        assert len(queue) == len(counted) + len(queue._sent_back), "those who wait are miscounted"
+        assert held == {owner: num_sequences for owner, (num_sequences, _) in queue._held.items()}
+        assert queue.num_tokens == sum(num_tokens for _, num_tokens in queue._held.values())
         assert queue.num_tokens == sum(counted.values()), "the tokens that wait are miscounted"
         assert all(seq.prompt_len <= num_tokens <= seq.length for seq, num_tokens in counted.items())

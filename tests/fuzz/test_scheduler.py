@@ -129,8 +129,8 @@ def _share(pool: BlockPool, num_blocks: int, **asked: Any) -> list[int] | None:
 
 
 def _miscount(queue: WaitingQueue, seq: Sequence) -> None:
-    queue._sent_back[seq] = seq.length
-    queue._count(1, seq.length + 1)
+    queue._sent_back[seq] = None
+    queue._length += 2
 
 
 def _lose(self: Scheduler, epoch: int) -> list[Sequence]:

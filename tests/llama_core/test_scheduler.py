@@ -31,14 +31,17 @@ def make(
     max_waiting: int | None = None,
     max_drafts: int = 0,
     prefix_caching: bool = True,
+    max_waiting_tokens: int | None = None,
 ) -> Scheduler:
-    config = SchedulerConfig(slots, budget, EOS, max_waiting, max_drafts, prefix_caching)
+    config = SchedulerConfig(
+        slots, budget, EOS, max_waiting, max_drafts, prefix_caching, max_waiting_tokens=max_waiting_tokens
+    )
     return Scheduler(config, BlockPool(num_blocks, block_size))
 
 
-def sequence(prompt_len: int, max_new: int, **params: object) -> Sequence:
+def sequence(prompt_len: int, max_new: int, owner: str = "", **params: object) -> Sequence:
     prompt = [3 + (prompt_len * 7 + i) % 50 for i in range(prompt_len)]
-    return Sequence(prompt, SamplingParams(**params), prompt_len + max_new)  # type: ignore[arg-type]
+    return Sequence(prompt, SamplingParams(**params), prompt_len + max_new, owner=owner)  # type: ignore[arg-type]
 
 
 def run_to_end(scheduler: Scheduler, ranks: FakeRanks, depth: int = 1) -> None:
@@ -152,6 +155,29 @@ def test_a_full_queue_is_refused_and_a_free_slot_is_not_queueing() -> None:
     scheduler.add(sequence(2, 2))
     with pytest.raises(QueueFull):
         scheduler.check_room(1)
+
+
+def test_a_bound_of_tokens_counts_newcomers_only_and_lets_one_of_any_length_wait() -> None:
+    scheduler = make(slots=2, budget=20, max_waiting_tokens=10)
+    for _ in range(2):
+        scheduler.add(sequence(8, 2))
+    scheduler.schedule()
+    scheduler.check_room(1, 12)
+    scheduler.restart(1)
+    scheduler.add(sequence(4, 2))
+    scheduler.check_room(1, 6)
+    with pytest.raises(QueueFull, match="sequences of 4 tokens wait already, the limit is 10"):
+        scheduler.check_room(1, 7)
+
+
+def test_an_owner_that_has_most_of_the_queue_is_refused_before_others_are() -> None:
+    scheduler = make(slots=1, max_waiting=10)
+    for owner in ["other", *["greedy"] * 8]:
+        scheduler.add(sequence(2, 2, owner=owner))
+    scheduler.schedule()
+    scheduler.check_room(owner="other")
+    with pytest.raises(QueueFull, match="what room is left is for others"):
+        scheduler.check_room(owner="greedy")
 
 
 def test_a_prompt_that_fills_the_window_gets_logprobs_and_no_token() -> None:

@@ -30,6 +30,34 @@ def test_one_owner_is_served_in_order() -> None:
     assert len(queue) == queue.num_tokens == 0
 
 
+def test_an_owner_leaves_room_for_others_where_there_are_any() -> None:
+    queue = WaitingQueue()
+
+    def fill(owner: str, most: int = 100) -> int:
+        before = len(queue)
+        while (room := most - len(queue)) and queue.may_add(owner, room, None):
+            queue.add(seq(owner))
+        return len(queue) - before
+
+    assert fill("alone", 10) == 10, "all of it, while nobody else is known"
+    for one in list(queue):
+        queue.remove(one)
+    assert fill("greedy") == 80
+    assert fill("modest") == 16 and queue.may_add("another", 4, None) and queue.may_add("", 4, None)
+    assert not queue.may_add("greedy", None, 10) and queue.may_add("greedy", None, 1000)
+
+
+def test_who_ran_already_takes_no_room_for_tokens() -> None:
+    queue = WaitingQueue()
+    waits, ran = seq(length=7), seq(length=50)
+    queue.add(waits)
+    queue.add_first(ran)
+    assert len(queue) == 2 and queue.num_tokens == 7 and queue.first() is ran
+    queue.remove(ran)
+    queue.remove(waits)
+    assert len(queue) == 0 and queue.num_tokens == 0
+
+
 def test_an_owner_with_a_thousand_requests_does_not_keep_another_waiting() -> None:
     queue = WaitingQueue()
     for _ in range(1000):
