@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 LONGEST_STEP_S = 3.0
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 120.0  # what a client that finds the queue full is told
 PACE_WINDOWS_S, ENOUGH_ENDS = (5.0, 30.0, LONGEST_RETRY_S), 4
-# So many failures of the ranks with one suspect under way prove it guilty: errors that they report themselves, and deaths and
+# Failures of the ranks with one suspect under way prove it guilty: two errors that they report themselves, or four deaths and
 # hangs, which may come from elsewhere.
-ENOUGH_ERRORS, ENOUGH_DEATHS = 2, 3
+BLAME_OF_AN_ERROR, BLAME_OF_A_DEATH = 0.5, 0.25
 
 
 class StepStats(NamedTuple):
@@ -82,7 +82,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self.max_seq_len = max_seq_len
         self.last_progress_s = time.monotonic()
-        self.num_steps = 0  # that were answered
+        self.num_steps = 0  # that were answered, trials aside
         self._tokenizer = tokenizer
         self._depth = pipeline_depth
         self._on_step = on_step
@@ -94,6 +94,7 @@ class EngineLoop:
         self._failure: EngineError | None = None
         self._draining = False
         self._counts = (0, 0, 0)  # the scheduler's, as far as they have been reported
+        self._trial: Sequence | None = None  # nobody's: what new ranks compute before they are given a suspect
         scheduler.max_prompt_tokens = TOKENS_ALONE  # until it is known how fast the ranks are
 
     @property
@@ -169,8 +170,8 @@ class EngineLoop:
                     continue
                 output = await flights[0].output
                 answered = flights.popleft()
+                self.num_steps += not self._is_trial(answered.batch)
                 progress = self.scheduler.commit(output)
-                self.num_steps += 1
                 self.last_progress_s = time.monotonic()
                 # The ranks first: they have their next step before the readers get what the last one brought. What a stop
                 # string ends is seen a step later for it, which wastes a row. It is delivered also if they have failed.
@@ -189,15 +190,25 @@ class EngineLoop:
         """Ready the live requests for new ranks: `run` may then go on with their runner. They lose nothing, but one that
         alone can be to blame for repeated failures ends, or it would take every group of ranks down. Whether one did.
 
+        Ranks that fail before they have read a prompt and drawn two tokens that are nobody's say nothing about a suspect.
+
         failure: of the old ranks; None where they gave way without any.
         """
+        if self._trial is not None:
+            self.scheduler.finish(self._trial, FinishReason.ABORT)
         under_way = self.scheduler.restart(epoch, failed=failure is not None)
+        is_given_up = self._judge(under_way, failure)
+        self._trial = self._new_trial() if self.scheduler.has_suspects else None
+        return is_given_up
+
+    def _judge(self, under_way: list[Sequence], failure: RankFailure | None) -> bool:
+        """Whether there is one request that this failure proves to be to blame; it has ended then."""
         suspects = [seq for seq in under_way if seq.is_suspect]
         if failure is None or len(suspects) != 1:
             return False
         (seq,) = suspects
-        seq.num_crashes_alone += 1
-        if seq.num_crashes_alone < (ENOUGH_ERRORS if failure.raised else ENOUGH_DEATHS):
+        seq.blame += BLAME_OF_AN_ERROR if failure.raised else BLAME_OF_A_DEATH
+        if seq.blame < 1.0:
             return False
         text = (
             f"the model's processes failed {seq.num_crashes} times while they computed this request, which is given up"
@@ -207,6 +218,17 @@ class EngineLoop:
         if (stream := self._drop(seq)) is not None:
             stream.fail(PoisonRequest(text))
         return True
+
+    def _new_trial(self) -> Sequence:
+        prompt = [self._tokenizer.eos_id] * 2
+        trial = Sequence(prompt, SamplingParams(temperature=0.0, ignore_eos=True), max_length=len(prompt) + 2)
+        trial.num_crashes, trial.doubtful_until = 1, trial.max_length  # no suspect runs beside it
+        self.scheduler.add_first(trial)
+        return trial
+
+    def _is_trial(self, batch: StepInput) -> bool:
+        """Whether nobody else has a row in this step."""
+        return self._trial is not None and all(row.slot == self._trial.slot for row in batch.rows)
 
     def fail(self, error: EngineError) -> None:
         """End every live request with `error`, once, and refuse new ones with it."""
@@ -301,7 +323,7 @@ class EngineLoop:
             StepStats(
                 num_rows=len(batch.rows),
                 num_tokens=batch.num_tokens,
-                num_sampled=sum(len(update.tokens) for update in progress),
+                num_sampled=sum(len(update.tokens) for update in progress if update.sequence is not self._trial),
                 elapsed_ms=output.elapsed_ms,
                 round_trip_ms=(self.last_progress_s - flight.sent_s) * 1e3,
                 num_non_finite=sum(isinstance(update.sequence.error, NonFiniteLogits) for update in progress),

@@ -159,7 +159,7 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
     num_crashes: int = 0  # failures of the ranks with one of its rows under way, since it was last seen past the place
-    num_crashes_alone: int = 0  # of those, with no other suspect under way
+    blame: float = 0.0  # of those with no other suspect under way, by how much each says
     is_proven: bool = False  # these ranks have drawn a token for it
     doubtful_until: int = 0  # tokens that it must have before it is past it
     finish_reason: FinishReason | None = None

@@ -117,6 +117,10 @@ class Scheduler:
         yield from self._running
         yield from self._waiting
 
+    @property
+    def has_suspects(self) -> bool:
+        return self._num_suspects > 0
+
     # Requests come and go.
 
     def check_room(self, num_sequences: int = 1, num_tokens: int = 0, owner: str = "") -> None:
@@ -182,6 +186,11 @@ class Scheduler:
         self._num_suspects = sum(seq.is_suspect for seq in self._waiting)
         self.pool.forget()
         return under_way
+
+    def add_first(self, seq: Sequence) -> None:
+        """Queue a new sequence before all others."""
+        self._waiting.add_first(seq)
+        self._head_lacks_blocks = False
 
     def use_pool(self, pool: BlockPool) -> None:
         """Other ranks may have room for fewer blocks, or more. Between `restart` and the next step: nobody has any."""
@@ -380,7 +389,7 @@ class Scheduler:
     def _clear(self, seq: Sequence) -> None:
         """It is past where the ranks failed, or has ended."""
         self._num_suspects -= seq.is_suspect
-        seq.num_crashes = seq.num_crashes_alone = 0
+        seq.num_crashes, seq.blame = 0, 0.0
 
     # Blocks.
 
