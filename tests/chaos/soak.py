@@ -20,6 +20,7 @@ from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, le
 from tests.chaos.load import Streams, asks
 from tests.deployments.served import Server, served
 
+STILL_COMING_S = 0.2
 SETTLE_S = 25.0  # spares are made 5 s after ranks serve, and where both were lost, looked after half a minute later
 
 
@@ -80,8 +81,9 @@ def report(
     samples: list[dict[str, float]],
     after: dict[str, float],
 ) -> dict[str, Any]:
-    # The first one warms everything up: what it left is no growth yet.
-    before = samples[min(1, len(samples) - 1)] if samples else after
+    footprints = {name: trend([sample.get(name, 0.0) for sample in samples[1:] or [after]]) for name in after}
+    # Threads of pools, and memory that is kept, come with the first kills and stay: that is no growth yet.
+    before = {name: seen["first"] for name, seen in footprints.items()}
     return {
         "command": "python -m tests.chaos.soak " + " ".join(sys.argv[1:]),
         "seconds": options.seconds,
@@ -96,16 +98,21 @@ def report(
         "first_new_token_s": spread(
             [pause for at in kills for times in streams.times if (pause := pause_after(at, times))]
         ),
-        "footprint": {name: trend([sample.get(name, 0.0) for sample in samples[1:]]) for name in before if name != "s"},
+        "footprint": footprints,
         "after": after,
         "grown": leaks(before, after, 2 * options.ranks),
     }
 
 
 def pause_after(at: float, times: Sequence[float]) -> float:
-    """Seconds until a stream that was live `at` that time got its next token; 0 for others. `times` are its tokens'."""
+    """Seconds until a stream that was live when a rank was killed, `at` that time, got the first token of other ranks; 0 for
+    others. `times` are its tokens'; some may still come of the old ranks, so it is the one that was waited for longest.
+    """
     index = bisect_right(times, at)
-    return times[index] - at if 0 < index < len(times) else 0.0
+    if not 0 < index < len(times):
+        return 0.0
+    soon = range(index, max(index + 1, bisect_right(times, at + STILL_COMING_S)) + 1)
+    return max((times[i] - times[i - 1], times[i]) for i in soon if i < len(times))[1] - at
 
 
 def trend(values: list[float]) -> dict[str, float]:

@@ -37,6 +37,7 @@ def test_growth_and_lost_answers_fail_a_soak(name: str) -> None:
 def test_the_pause_of_a_stream_is_from_the_kill_to_its_next_token() -> None:
     assert reported()["first_new_token_s"]["median"] == 3.0
     assert pause_after(0.5, [1.0, 2.0]) == pause_after(3.0, [1.0, 2.0]) == 0.0, "not begun, or over"
+    assert pause_after(2.0, [1.0, 2.0, 2.01, 2.02, 4.0, 9.0]) == 2.0, "two were still on their way"
 
 
 def test_a_trend_compares_the_first_quarter_with_the_last() -> None:
