@@ -81,9 +81,10 @@ def report(
     samples: list[dict[str, float]],
     after: dict[str, float],
 ) -> dict[str, Any]:
-    footprints = {name: trend([sample.get(name, 0.0) for sample in samples[1:] or [after]]) for name in after}
+    seen = samples[1:] or samples or [after]
+    footprints = {name: trend([sample.get(name, 0.0) for sample in seen]) for name in after}
     # Threads of pools, and memory that is kept, come with the first kills and stay: that is no growth yet.
-    before = {name: seen["first"] for name, seen in footprints.items()}
+    before = {name: of_it["first"] for name, of_it in footprints.items()}
     return {
         "command": "python -m tests.chaos.soak " + " ".join(sys.argv[1:]),
         "seconds": options.seconds,
