@@ -22,7 +22,7 @@ from cluster.placement import FIRST_RANK_BUNDLE, rank_bundle_index
 from cluster.process_end import end_process
 from cluster.rank_actor import new_rank
 from cluster.rank_worker import RankIdentity, RankLoad, RankStatus
-from cluster.ray_calls import answer_within, first_line, in_passing_thread, result_of, results_of_all
+from cluster.ray_calls import answer_within, first_line, in_passing_thread, kill_actors, result_of, results_of_all
 from cluster.runner_factory import RunnerFactory, load_model_runner
 from cluster.transport import Invitation, RankConnection, RankListener
 from cluster.wire import MAX_FRAME_BYTES, largest_step_bytes
@@ -335,7 +335,7 @@ class RankGroup:
             # knows.
             await asyncio.wait(self._serving, timeout=self._limits.stop_timeout_s)
             patience_s = _PATIENCE_WITH_HEALTHY_S
-        await in_passing_thread(self._kill_actors)
+        await in_passing_thread(kill_actors, self._actors + self._spares)
         known = list(self._identities.values())
         gone = await asyncio.gather(*(self._end_process(identity, patience_s) for identity in known))
         for identity, is_gone in zip(known, gone, strict=True):
@@ -343,13 +343,6 @@ class RankGroup:
                 logger.error("epoch=%d %s could not be ended", self.epoch, self._name(identity.rank))
         for task in [*self._serving, *self._tasks]:
             task.cancel()
-
-    def _kill_actors(self) -> None:
-        for actor in self._actors + self._spares:
-            try:
-                ray.kill(actor, no_restart=True)
-            except Exception as error:  # the others are to be ended too, and this one's process is looked after next
-                logger.warning("epoch=%d Ray cannot end a rank: %s", self.epoch, first_line(error))
 
     async def _end_process(self, identity: RankIdentity, patience_s: float) -> bool:
         """Whether the process is gone. On another node a task of Ray's does it; a node that is gone took its

@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from cluster.placement import FIRST_RANK_BUNDLE
 from cluster.rank_actor import new_rank
 from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
-from cluster.ray_calls import answer_within, first_line, in_passing_thread, result_of
+from cluster.ray_calls import answer_within, first_line, in_passing_thread, kill_actors, result_of
 from cluster.runner_factory import RunnerFactory, load_model_runner
 from llama_core.config import EngineConfig
 
@@ -81,7 +81,7 @@ class RankGroups:
             spares, self._spares = self._spares, []
         else:  # those that are half made may be of other nodes than the next ranks
             unready, self._spares = self._spares, []
-            leaving = asyncio.create_task(in_passing_thread(self._kill, unready))
+            leaving = asyncio.create_task(in_passing_thread(kill_actors, unready))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
         self._seats, self._are_ready = seats, False
@@ -139,11 +139,4 @@ class RankGroups:
 
     async def _discard(self) -> None:
         spares, self._spares = self._spares, []
-        await in_passing_thread(self._kill, spares)
-
-    def _kill(self, actors: Sequence[Any]) -> None:
-        for actor in actors:
-            try:
-                ray.kill(actor, no_restart=True)
-            except Exception as error:  # it ends with this replica at the latest
-                logger.warning("Ray cannot end a spare: %s", first_line(error))
+        await in_passing_thread(kill_actors, spares)

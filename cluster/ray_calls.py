@@ -1,14 +1,18 @@
 """Awaits calls to all ranks at once, and finds out of several failures the one that explains the others."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from cluster.rank_worker import is_collective
 from llama_core.errors import LlamaError, RankFailure
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -29,6 +33,15 @@ async def in_passing_thread(function: Callable[..., T], *arguments: object) -> T
         return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
     finally:
         executor.shutdown(wait=False)
+
+
+def kill_actors(actors: Iterable[Any]) -> None:
+    """Each of them, also where Ray cannot end another: that is logged. Blocks."""
+    for actor in actors:
+        try:
+            ray.kill(actor, no_restart=True)
+        except Exception as error:
+            logger.warning("Ray cannot end an actor: %s", first_line(error))
 
 
 async def answer_within(ref: Awaitable[T], timeout_s: float) -> T | None:

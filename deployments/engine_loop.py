@@ -220,8 +220,10 @@ class EngineLoop:
         return True
 
     def _new_trial(self) -> Sequence:
-        prompt = [self._tokenizer.eos_id] * 2
-        trial = Sequence(prompt, SamplingParams(temperature=0.0, ignore_eos=True), max_length=len(prompt) + 2)
+        prompt, params = [self._tokenizer.eos_id] * 2, SamplingParams(temperature=0.0, ignore_eos=True)
+        # On the account of one for whom it is made: an owner of its own would count among those who share the queue.
+        owner = next(seq.owner for seq in self.scheduler.live() if seq.is_suspect)
+        trial = Sequence(prompt, params, max_length=len(prompt) + 2, owner=owner)
         trial.num_crashes, trial.doubtful_until = 1, trial.max_length  # no suspect runs beside it
         self.scheduler.add_first(trial)
         return trial
@@ -256,9 +258,8 @@ class EngineLoop:
         """How long, at the pace of the latest ends, until half of those who wait have been served: there is room then."""
         now = time.monotonic()
         latest: list[float] = []
-        for (
-            window_s
-        ) in PACE_WINDOWS_S:  # the shortest that says something: a burst is not as slow as the hours before it
+        # In the shortest window that says something: a burst is not as slow as the hours before it.
+        for window_s in PACE_WINDOWS_S:
             if len(latest := [end for end in self._ends if now - end <= window_s]) >= ENOUGH_ENDS:
                 break
         if len(latest) < 2:

@@ -172,6 +172,7 @@ class RankKeeper:
             self._look_s = LONGEST_LOOK_S
         else:
             self._look_s = min(self._look_s * (2 if attempts.is_growth else 1), LONGEST_LOOK_S)
+        if self.is_reduced:
             log.warning("%d of %d ranks serve until there is room for all", len(self._seats), self.num_ranks)
 
     async def _bring_up(self, loop: EngineLoop, failure: RankFailure | None, attempts: Attempts) -> GroupInfo:

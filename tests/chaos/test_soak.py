@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.__main__ import is_seen_in_time
 from tests.chaos.from_outside import leaks
 from tests.chaos.soak import is_passed, pause_after, report, trend
 
@@ -46,3 +47,10 @@ def test_a_trend_compares_the_first_quarter_with_the_last() -> None:
 
 def test_nothing_less_than_before_is_a_leak() -> None:
     assert leaks(STEADY, {name: value / 2 for name, value in STEADY.items()}, 4) == []
+
+
+def test_what_is_seen_too_late_fails_the_chaos() -> None:
+    in_time = {"death": {"p99": 0.9}, "error": None, "hang": {"p99": 3.9}}
+    assert is_seen_in_time(in_time, 3.0)
+    assert not is_seen_in_time(in_time | {"death": {"p99": 1.1}}, 3.0)
+    assert not is_seen_in_time(in_time | {"hang": {"p99": 4.1}}, 3.0)
