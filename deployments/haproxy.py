@@ -13,6 +13,9 @@ from deployments.problems import error_object
 from llama_core.errors import NotReady
 
 HEAD_S = 10  # a request's line and headers must come within this time
+# What the kernel holds of an answer before and behind HAProxy; left to itself it holds up to 4 and 32 MiB for each client that
+# does not read. 2.5 MB a second reach a client 100 ms away.
+SOCKET_BUFFER_BYTES = 256 * 2**10
 
 
 def settings(directory: Path) -> dict[str, str]:
@@ -49,7 +52,7 @@ def _write_command(directory: Path, private_ports: tuple[int, int]) -> Path:
     With kernel splicing (Serve's template asks for it) HAProxy 2.8 does not see that a client has left while its answer
     is being computed, if the request came in more than one packet: -dS turns splicing off. Its metrics and statistics, at
     `private_ports`, would be open to the network: they are bound to loopback. Whoever opens connections and says nothing
-    would keep them: a request's head has HEAD_S to come.
+    would keep them: a request's head has HEAD_S to come. What is on its way to a client that does not read has a bound.
     """
     ports = "|".join(map(str, private_ports))
     command = directory / "haproxy"
@@ -58,7 +61,9 @@ def _write_command(directory: Path, private_ports: tuple[int, int]) -> Path:
         "for argument; do\n"
         f"""    case $argument in *.cfg) sed -i -E -e 's/^( *bind) [*]?:({ports})$/\\1 127.0.0.1:\\2/' """
         # More than once, where HAProxy is started to check the file first.
-        f"""-e '/^ *timeout http-request /d' -e 's/^defaults$/&\\n    timeout http-request {HEAD_S}s/' "$argument" ;; esac\n"""
+        f"""-e '/^ *timeout http-request /d' -e 's/^defaults$/&\\n    timeout http-request {HEAD_S}s/' """
+        f"""-e '/^ *tune.(sndbuf|rcvbuf)[.]/d' -e 's/^global$/&\\n    tune.sndbuf.client {SOCKET_BUFFER_BYTES}"""
+        f"""\\n    tune.rcvbuf.server {SOCKET_BUFFER_BYTES}/' "$argument" ;; esac\n"""
         "done\n"
         f"{_answer_while_no_replica_is_placed()}"
         f'exec "{get_haproxy_binary()}" -dS "$@"\n'

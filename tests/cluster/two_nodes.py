@@ -126,12 +126,13 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
         await phase(service, "ready")
         seen["shrunk_s"] = time.monotonic() - began
         seen["shrunk"] = (service.describe()["world_size"], service.readiness().detail)
-        num_answers = len(answers)
+        await more(answers)
         cluster.add_node(num_cpus=1)  # only in the main thread; the streams wait for it
         async with asyncio.timeout(60):
             while service.describe()["world_size"] != 2 or not service.readiness().ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-        seen["answers"] = (num_answers, len(answers) - num_answers)
+        await more(answers)
+        seen["answers"] = len(answers)
         stopping.set()
         await asyncio.gather(*streams)
         seen["same"] = all(answers)
@@ -143,6 +144,14 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
 async def read(service: LlamaService, number: int) -> list[int]:
     params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     return [token async for delta in service.submit([1, 5 + number, 9], params) for token in delta.tokens]
+
+
+async def more(answers: list[bool]) -> None:
+    """Returns when every stream has ended that was under way now."""
+    wanted = len(answers) + 2 * 4
+    async with asyncio.timeout(60):
+        while len(answers) < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def phase(service: LlamaService, name: str) -> None:

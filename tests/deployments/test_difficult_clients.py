@@ -46,12 +46,12 @@ def servers(demo: Server, plain: Server) -> tuple[Server, Server]:
 def stalled(servers: tuple[Server, Server]) -> Iterator[list[socket.socket]]:
     """For the last test, which needs half a minute to have passed: a client of each server that reads nothing of its stream.
     More than the kernel's buffers hold is on the way to it."""
-    body = LONG | {"stream": True, "n": 32, "logprobs": 20}
+    body = LONG | {"stream": True, "n": 64, "logprobs": 20}
     connections = [connect(server, receive_buffer=4096) for server in servers]
     for connection in connections:
         connection.sendall(message(COMPLETIONS, body))
     for server in servers:
-        eventually(lambda server=server: num_generated(server) >= 32 * 400, timeout_s=60)  # type: ignore[misc]
+        eventually(lambda server=server: num_generated(server) >= 64 * 400, timeout_s=120)  # type: ignore[misc]
     yield connections
     for connection in connections:
         connection.close()
@@ -304,11 +304,14 @@ def test_a_client_that_does_not_read_its_stream_is_cut_off_and_what_it_took_is_f
     """Through HAProxy. Behind Serve's own proxy, which takes everything at once, it costs the memory of its answer until it
     leaves; its cache was free when its tokens were generated."""
     # When all buffers were full, and its time began, nobody outside can tell. To read before it is over would end the stall.
-    eventually(lambda: "a client did not read its stream" in servers[0].output(), timeout_s=2 * SEND_TIMEOUT_S)
-    connections, received = stalled, bytearray()
+    deadline = time.monotonic() + 2 * SEND_TIMEOUT_S
+    while not (said := "a client did not read its stream" in servers[0].output()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    received = bytearray()
     with contextlib.suppress(ConnectionResetError):
-        while piece := connections[0].recv(2**20):
+        while piece := stalled[0].recv(2**20):
             received += piece
+    assert said, f"{len(received)} bytes had room, the last of them {bytes(received[-100:])!r}"
     assert received.startswith(b"HTTP/1.1 200") and not received.endswith(b"0\r\n\r\n") and b"[DONE]" not in received
     assert all(idle(server) for server in servers)
     assert resident_bytes(servers[0]) < 2**30

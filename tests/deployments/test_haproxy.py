@@ -37,6 +37,7 @@ def test_the_command_mends_what_serve_writes_and_once_only(tmp_path: Path) -> No
     metrics, stats = (settings[f"RAY_SERVE_HAPROXY_{name}_PORT"] for name in ("METRICS", "STATS"))
     config = tmp_path / "haproxy.cfg"
     config.write_text(
+        "global\n    maxconn 100\n"
         "defaults\n    mode http\n    timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n"
         f"frontend prometheus\n    bind :{metrics}\nlisten stats\n  bind *:{stats}\n  stats enable\n"
         "frontend http_frontend\n    bind *:18998\n"
@@ -46,6 +47,8 @@ def test_the_command_mends_what_serve_writes_and_once_only(tmp_path: Path) -> No
         assert checked.returncode == 0, checked.stderr
     lines = [line.strip() for line in config.read_text().splitlines()]
     assert lines.count(f"timeout http-request {haproxy.HEAD_S}s") == 1
+    for buffer in ("sndbuf.client", "rcvbuf.server"):
+        assert lines.count(f"tune.{buffer} {haproxy.SOCKET_BUFFER_BYTES}") == 1
     bound = [line.removeprefix("bind ") for line in lines if line.startswith("bind")]
     assert bound == [f"127.0.0.1:{metrics}", f"127.0.0.1:{stats}", "*:18998"], "what is to be public stays so"
 
