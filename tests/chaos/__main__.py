@@ -127,12 +127,15 @@ def report(
             )
             if sign:
                 detection[sign].append(seen[index] - fault.at)
-    pauses = []
+    pauses, pauses_since_last = [], []
+    ends = sorted(fault.at for fault in faults if fault.kind != "slow")
     for at, following_s in zip_longest(seen, seen[1:], fillvalue=math.inf):
         for times in streams.times:
             index = bisect_right(times, at)
             if 0 < index < len(times) and times[index] < following_s:
+                # Half of the faults strike what has not recovered from others yet.
                 pauses.append(times[index] - at)
+                pauses_since_last.append(times[index] - max([at, *ends[: bisect_right(ends, times[index])][-1:]]))
     return {
         "faults": len(faults),
         "kinds": dict(Counter(fault.kind for fault in faults)),
@@ -146,6 +149,7 @@ def report(
         "detection_s": {name: spread(values) for name, values in detection.items()},
         "recovery_s": spread([float(x) for x in re.findall(r"recovered after ([\d.]+) s", output)]),
         "first_new_token_s": spread(pauses),
+        "first_new_token_after_the_last_fault_s": spread(pauses_since_last),
         "before": before,
         "after": after,
         "left": leaks(before, after, options.ranks * (2 if options.spares else 1)),

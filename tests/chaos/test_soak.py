@@ -1,11 +1,13 @@
 """What the soak calls a success, and what growth. `make test` runs its short form beside the other tests."""
 
 import argparse
+from datetime import datetime
 from typing import Any
 
 import pytest
 
-from tests.chaos.__main__ import is_seen_in_time
+from tests.chaos.__main__ import Fault, is_seen_in_time
+from tests.chaos.__main__ import report as report_of_chaos
 from tests.chaos.from_outside import leaks
 from tests.chaos.soak import is_passed, pause_after, report, trend
 
@@ -54,3 +56,18 @@ def test_what_is_seen_too_late_fails_the_chaos() -> None:
     assert is_seen_in_time(in_time, 3.0)
     assert not is_seen_in_time(in_time | {"death": {"p99": 1.1}}, 3.0)
     assert not is_seen_in_time(in_time | {"hang": {"p99": 4.1}}, 3.0)
+
+
+def test_a_pause_is_told_from_its_beginning_and_from_the_last_fault_that_prolonged_it() -> None:
+    began = datetime(2026, 1, 1).timestamp()
+    output = "2026-01-01 00:00:01,000 recovering\n2026-01-01 00:00:08,000 recovered after 7.0 s\n"
+    faults = [
+        Fault("kill", 0, "any", began + 0.9), Fault("stop", 1, "load", began + 5), Fault("slow", 0, "load", began + 6)
+    ]  # fmt: skip
+    streams: Any = Streams(0, 0)
+    streams.times = [[began + 0.5, began + 8.5, began + 8.6]]
+    options = argparse.Namespace(streams=1, ranks=2, spares=False)
+    told = report_of_chaos(options, faults, streams, output, STEADY, STEADY)
+    assert told["first_new_token_s"]["median"] == pytest.approx(7.5)
+    assert told["first_new_token_after_the_last_fault_s"]["median"] == pytest.approx(3.5)
+    assert told["detection_s"]["death"]["median"] == pytest.approx(0.1)
