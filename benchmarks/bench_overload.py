@@ -168,8 +168,10 @@ def peak_of(loads: dict[int, dict[str, Any]]) -> int:
     return min(clients for clients, load in loads.items() if load["goodput_tok_s"] >= NEAR_THE_BEST * best)
 
 
-def mean_of(figure: str, *loads: dict[str, Any]) -> float:
-    return fmean(load[figure] for load in loads if load[figure] is not None)
+def mean_of(figure: str, *loads: dict[str, Any]) -> float | None:
+    """None where no load has it: in a short one nobody may have asked while it was steady."""
+    values = [load[figure] for load in loads if load[figure] is not None]
+    return fmean(values) if values else None
 
 
 def resident_bytes(program: Program | None) -> int | None:
@@ -205,8 +207,8 @@ async def measure(options: argparse.Namespace, url: str, program: Program | None
         "offered_requests_s": rate,
         "overload": over,
         "peak_again": again,
-        "goodput_of_peak": over["goodput_tok_s"] / goodput,
-        "ttft_p99_of_peak": over["ttft_p99_ms"] / ttft_ms if over["ttft_p99_ms"] else None,
+        "goodput_of_peak": over["goodput_tok_s"] / goodput if goodput else None,
+        "ttft_p99_of_peak": over["ttft_p99_ms"] / ttft_ms if over["ttft_p99_ms"] and ttft_ms else None,
         "refused_p99_ms": over["refused_p99_ms"],
         "resident_bytes_before": before,
         "resident_bytes_after": resident_bytes(program),

@@ -61,8 +61,10 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
                     options.log.write_text(server.output())
             await streams.stop()
             await ready(server)
-            await asyncio.sleep(options.settle)
-            after = footprint(server)
+            after, settled_by = footprint(server), time.monotonic() + options.settle
+            while leaks(before, after, num_ranks(options)) and time.monotonic() < settled_by:
+                await asyncio.sleep(1.0)  # spares that start, workers that Ray keeps for a while
+                after = footprint(server)
             if options.log:
                 options.log.write_text(server.output())
             return {"load_s": load_s} | report(options, faults, streams, server.output(), before, after)
@@ -152,8 +154,13 @@ def report(
         "first_new_token_after_the_last_fault_s": spread(pauses_since_last),
         "before": before,
         "after": after,
-        "left": leaks(before, after, options.ranks * (2 if options.spares else 1)),
+        "left": leaks(before, after, num_ranks(options)),
     }
+
+
+def num_ranks(options: argparse.Namespace) -> int:
+    """With spares."""
+    return int(options.ranks * (2 if options.spares else 1))
 
 
 def _seconds(stamp: str) -> float:
@@ -167,7 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between faults at most")
-    parser.add_argument("--settle", type=float, default=10.0, help="seconds before the last look at memory and threads")
+    parser.add_argument(
+        "--settle", type=float, default=60.0, help="seconds for memory and threads to be what they were"
+    )
     parser.add_argument("--step-timeout", type=float, default=3.0)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--spares", action=argparse.BooleanOptionalAction, default=True)

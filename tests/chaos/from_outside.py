@@ -10,6 +10,7 @@ import statistics
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tests.deployments.served import Server
 
@@ -18,7 +19,9 @@ READY_TIMEOUT_S = 120.0
 
 def kill_a_rank(server: Server, draw: random.Random) -> int:
     """One that serves, from outside, whatever it does. Which."""
-    ranks = server.get("/props")[1]["ranks"]
+    ranks: list[dict[str, Any]] = []
+    while not ranks:
+        ranks = server.get("/props")[1].get("ranks", [])
     chosen = draw.choice(ranks)
     os.kill(chosen["pid"], signal.SIGKILL)
     return int(chosen["rank"])

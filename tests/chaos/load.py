@@ -70,9 +70,9 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0) -> list[Ask]:
     return result
 
 
-async def hear(client: httpx.AsyncClient, ask: Ask) -> Heard:
-    """Never raises: what went wrong is in `error`."""
-    heard = Heard()
+async def hear(client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None) -> Heard:
+    """Never raises: what went wrong is in `error`. `heard` is filled as it comes, for those who want to see that."""
+    heard = heard or Heard()
     try:
         if not ask.body["stream"]:
             response = await client.post(ask.path, json=ask.body)

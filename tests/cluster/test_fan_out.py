@@ -53,7 +53,7 @@ class Bench:
         return decode_step(payload)
 
     async def failure(self) -> RankFailure:
-        await asyncio.wait_for(self.failed.wait(), 2)
+        await asyncio.wait_for(self.failed.wait(), 30)
         return self.failures[0]
 
 
@@ -99,7 +99,7 @@ async def test_every_rank_gets_the_same_steps_in_order(bench: Bench) -> None:
 async def test_the_result_does_not_wait_for_the_other_ranks_answers(bench: Bench) -> None:
     result = bench.fan_out.submit(step_input(0))
     bench.reply(0, answer(0))
-    assert (await asyncio.wait_for(result, 1)).tokens == [0]
+    assert (await asyncio.wait_for(result, 30)).tokens == [0]
     assert bench.fan_out.num_in_flight == 1
 
 
@@ -130,7 +130,7 @@ async def test_an_answer_that_is_not_due_is_refused(bench: Bench, rank: int, mes
     result = bench.fan_out.submit(step_input(0))
     bench.reply(rank, message)
     with pytest.raises(RankFailure, match="was due"):
-        await asyncio.wait_for(result, 1)
+        await asyncio.wait_for(result, 30)
     assert (await bench.failure()).rank == rank
 
 
@@ -140,7 +140,7 @@ async def test_an_answer_with_a_token_too_few_or_too_many_fails_the_rank(bench: 
     result = bench.fan_out.submit(StepInput(EPOCH, 0, rows))
     bench.reply(0, Answer(StepOutput(EPOCH, 0, tokens)))
     with pytest.raises(RankFailure, match=f"rank 0 answered step 0 with {len(tokens)} tokens, where 1 were due"):
-        await asyncio.wait_for(result, 1)
+        await asyncio.wait_for(result, 30)
     assert (await bench.failure()).rank == 0
 
 
@@ -168,14 +168,18 @@ async def test_a_closed_connection_fails_every_step_in_flight_once(bench: Bench)
         bench.fan_out.submit(step_input(3))
 
 
-async def test_a_ranks_own_error_is_told_at_once(bench: Bench) -> None:
+async def test_a_ranks_own_error_is_told_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "_SECOND_SIGN_S", 60)
     result = bench.fan_out.submit(step_input(0))
     bench.reply(1, Fault(EPOCH, 1, "ValueError", "no such slot", collective=False))
     with pytest.raises(RankFailure, match="rank 1 failed: ValueError: no such slot"):
-        await asyncio.wait_for(result, 0.15)
+        await asyncio.wait_for(result, 30)
 
 
-async def test_a_death_is_blamed_before_the_collective_error_that_it_causes(bench: Bench) -> None:
+async def test_a_death_is_blamed_before_the_collective_error_that_it_causes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fan_out, "_SECOND_SIGN_S", 2)
     bench.reply(0, Fault(EPOCH, 0, "RuntimeError", "gloo: connection closed by peer", collective=True))
     bench.ranks[0].close()
     await asyncio.sleep(0.02)
@@ -187,7 +191,7 @@ async def test_a_death_is_blamed_before_the_collective_error_that_it_causes(benc
 
 async def test_a_collective_error_alone_is_told_after_a_moment(bench: Bench) -> None:
     bench.reply(0, Fault(EPOCH, 0, "RuntimeError", "gloo: timeout", collective=True))
-    assert (await asyncio.wait_for(bench.failure(), 1)).message == "rank 0 failed: RuntimeError: gloo: timeout"
+    assert (await bench.failure()).message == "rank 0 failed: RuntimeError: gloo: timeout"
 
 
 async def test_ranks_without_an_answer_are_overdue_after_the_deadline(bench: Bench) -> None:

@@ -34,7 +34,7 @@ async def try_connect(invitation: Invitation, rank: int) -> bool:
     def attempt() -> bool:
         try:
             frames = connect(invitation, rank, 5)
-            frames._socket.settimeout(0.5)
+            frames._socket.settimeout(3)
             return frames.receive() is not None
         except TimeoutError:
             return True

@@ -30,7 +30,7 @@ from tests.cluster.fake_runner import CONFIG, FakeFactory
 from tests.cluster.test_model import Run, engine_config
 from tests.conftest import GOLDEN
 
-LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=1)
+LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=5)
 BUNDLES = [{"memory": 2**20}, {"CPU": 1.0}, {"CPU": 1.0}]
 
 
@@ -49,7 +49,7 @@ async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
     seen: dict[str, object] = {}
     seen["shortage"] = shortage([{"CPU": 3.0}] * 2, [node["Resources"] for node in ray.nodes() if node["Alive"]])
     placement = placement_group(BUNDLES, strategy="PACK")
-    await asyncio.wait_for(placement.ready(), 30)
+    await asyncio.wait_for(placement.ready(), 120)
 
     golden = json.loads((GOLDEN / "golden.json").read_text())
     config = engine_config(golden)
@@ -102,7 +102,7 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
     seen: dict[str, object] = {}
     node = cluster.add_node(num_cpus=1)
     groups = RankGroups(placement, GroupLimits(start_timeout_s=60, step_timeout_s=20), spares=False)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await groups.seats() != [0, 1]:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
     vars(rank_keeper)["LOOK_FOR_ROOM_S"] = 1.0
@@ -128,7 +128,7 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
         seen["shrunk"] = (service.describe()["world_size"], service.readiness().detail)
         await more(answers)
         cluster.add_node(num_cpus=1)  # only in the main thread; the streams wait for it
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while service.describe()["world_size"] != 2 or not service.readiness().ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         await more(answers)
@@ -149,13 +149,13 @@ async def read(service: LlamaService, number: int) -> list[int]:
 async def more(answers: list[bool]) -> None:
     """Returns when every stream has ended that was under way now."""
     wanted = len(answers) + 2 * 4
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while len(answers) < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
 async def phase(service: LlamaService, name: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while service.readiness().phase != name:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

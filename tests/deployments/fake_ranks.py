@@ -26,6 +26,12 @@ def continuation(prompt: list[int], max_tokens: int, model: Callable[[list[int]]
     return tokens[len(prompt) :]
 
 
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (nobody tells when)
+            await asyncio.sleep(0)
+
+
 class FakeGroups:
     """Implements `deployments.rank_keeper.Groups`: each is made by `make`, and recorded."""
 

@@ -242,7 +242,7 @@ def canary(served: Served) -> None:
     eventually(lambda: served.engine.num_open == 0)
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "the condition did not become true"

@@ -75,7 +75,7 @@ class Server:
         except OSError:
             return 0, {}
 
-    def wait_ready(self, timeout_s: float = 90.0) -> None:
+    def wait_ready(self, timeout_s: float = 300.0) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.get("/ready")[0] == 200:
@@ -116,7 +116,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(60)
+                self.process.wait(120)
         left = outlived = self.wait_gone()
         while left:
             for pid in left:
@@ -126,7 +126,7 @@ class Server:
             left = self.processes()
         assert not outlived, outlived
 
-    def wait_gone(self, timeout_s: float = 15.0) -> dict[int, str]:
+    def wait_gone(self, timeout_s: float = 60.0) -> dict[int, str]:
         """What is left of its processes after so long at most."""
         deadline = time.monotonic() + timeout_s
         while (left := self.processes()) and time.monotonic() < deadline:

@@ -10,14 +10,14 @@ from tests.programs import seen_by
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    return seen_by("tests.deployments.autoscaling")
+    return seen_by("tests.deployments.autoscaling", timeout_s=800)
 
 
 def test_a_cluster_without_room_is_told_what_is_needed_and_what_there_is(seen: dict[str, Any]) -> None:
     room = "needs 2 CPUs, 256 MiB of memory, the cluster has 0 CPUs, 1 MiB of memory"
     assert f"one replica of golden {room}: it waits until there is room" in seen["warning"]
     assert seen["waiting"] == f"Waiting for room: one replica {room}"
-    assert seen["submitted_s"] + seen["waiting_s"] < 30
+    assert seen["submitted_s"] + seen["waiting_s"] < 120, "Serve alone says nothing"
 
 
 def test_a_replica_that_waits_for_room_is_not_ready_and_serves_when_a_node_joins(seen: dict[str, Any]) -> None:
@@ -65,8 +65,8 @@ def test_no_request_fails_while_replicas_come_and_go(seen: dict[str, Any]) -> No
 def test_a_replica_whose_node_is_lost_cuts_its_stream_where_its_client_sees_it_and_is_placed_anew(
     seen: dict[str, Any],
 ) -> None:
-    assert "Error" in seen["stream_of_the_lost_node"] and seen["cut_s"] < 5
-    assert seen["lost_ranks_gone_s"] < 30
+    assert "Error" in seen["stream_of_the_lost_node"] and seen["cut_s"] < 30
+    assert seen["lost_ranks_gone_s"] < 100
     assert len(seen["anew"]) == 2 and not set(seen["anew"]) & set(seen["left"])
     assert seen["after_node_loss"] == "length"
     # Who asked meanwhile waited for it, or was told to come again.

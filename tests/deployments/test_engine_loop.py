@@ -18,7 +18,7 @@ from llama_core.request import FinishReason, SamplingParams
 from llama_core.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler, SchedulerConfig
 from llama_core.tokenizer import Tokenizer
 from tests.conftest import GOLDEN
-from tests.deployments.fake_ranks import EOS, FakeGroup, continuation
+from tests.deployments.fake_ranks import EOS, FakeGroup, continuation, until
 
 TOKENIZER = Tokenizer(GOLDEN / "mp1" / "tokenizer.model")
 
@@ -94,7 +94,7 @@ async def test_the_first_token_leaves_at_once_and_a_slow_reader_gets_the_others_
         stream = loop.submit([1, 3], greedy(40))
         first = await anext(stream)
         assert len(first.tokens) == 1
-        await asyncio.sleep(0.05)
+        await until(lambda: len(stream.sequence.output) > 10)
         second = await anext(stream)
         assert len(second.tokens) > 5
 
@@ -105,12 +105,12 @@ async def test_a_reader_is_told_once_of_what_it_has_not_taken() -> None:
         stream = loop.submit([1, 3], greedy(40))
         calls: list[int] = []
         stream.listen(lambda: calls.append(len(group.steps)))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(stream.sequence.output) > 10)
         assert len(calls) == 1
         first = stream.take()
         assert first is not None and len(first.tokens) > 5
         assert stream.take() is None
-        await asyncio.sleep(0.05)
+        await until(lambda: len(stream.sequence.output) > 25)
         assert len(calls) == 2
         stream.listen(lambda: calls.append(-1))
         assert calls[2:] == [-1], "who comes late is told at once"
@@ -271,9 +271,10 @@ async def test_what_a_stream_had_before_the_failure_is_still_read() -> None:
     group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
     async with running(group) as loop:
         stream = loop.submit([1, 3], greedy(90))
-        await asyncio.sleep(0.03)
+        await until(lambda: len(stream.sequence.output) > 1)
         group.fail()
-        await asyncio.sleep(0.01)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
         assert len((await anext(stream)).tokens) == len(stream.sequence.output) > 1
         with pytest.raises(RankFailure):
             await anext(stream)
@@ -365,15 +366,15 @@ async def test_draining_gives_up_after_its_limit() -> None:
 async def test_a_stall_is_seen_and_idleness_is_none() -> None:
     group = FakeGroup()
     async with running(group) as loop:
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.3)
         assert loop.stalled_s() == 0.0
         group.go.clear()
-        loop.submit([1, 3], greedy(20))
-        assert loop.stalled_s() < 0.02, "what was idle for long has not stood still for long"
+        stream = loop.submit([1, 3], greedy(20))
+        assert loop.stalled_s() < 0.3, "what was idle for long has not stood still for long"
         await asyncio.sleep(0.03)
         assert loop.stalled_s() > 0.02
         group.go.set()
-        await asyncio.sleep(0.02)
+        await read(stream)
         assert loop.stalled_s() == 0.0
 
 
@@ -431,7 +432,7 @@ async def test_ranks_that_fail_and_are_followed_by_others_lose_and_double_nothin
     streams = [loop.submit(prompt, greedy(30)) for prompt in prompts]
     reading = asyncio.gather(*(read(stream) for stream in streams))
     running_first = asyncio.create_task(loop.run(first))
-    await asyncio.sleep(0.02)
+    await until(lambda: any(stream.sequence.output for stream in streams))
     first.fail()
     with pytest.raises(RankFailure):
         await running_first

@@ -55,7 +55,7 @@ def browser() -> Iterator[Any]:
 def page(browser: Any, served: Served) -> Iterator[Any]:
     """The page, opened. Afterwards nothing may have been logged as an error or blocked by the policy."""
     opened = browser.new_page()
-    opened.set_default_timeout(5000)
+    opened.set_default_timeout(30_000)
     problems: list[str] = []
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("console", lambda message: message.type == "error" and problems.append(message.text))

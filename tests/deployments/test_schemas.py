@@ -1,5 +1,6 @@
 """Bodies: what is well formed, what is refused and in which words."""
 
+import json
 import time
 from typing import Any
 
@@ -36,10 +37,14 @@ def test_what_is_not_a_json_object_is_invalid_json(raw: bytes) -> None:
 
 
 def test_millions_of_empty_lists_are_refused_before_they_are_made() -> None:
-    start = time.monotonic()
+    text = b'{"prompt": [' + b"[]," * 2_000_000 + b"[]]}"
+    start = time.process_time()
+    json.loads(text)
+    made_s = time.process_time() - start
+    start = time.process_time()
     with pytest.raises(InvalidJson):
-        parse_json(b'{"prompt": [' + b"[]," * 5_000_000 + b"[]]}")
-    assert time.monotonic() - start < 0.2
+        parse_json(text)
+    assert time.process_time() - start < made_s / 2
 
 
 def test_null_means_absent_in_every_field() -> None:
@@ -102,10 +107,10 @@ def test_a_prompt_of_any_of_the_four_kinds_becomes_a_list_of_prompts() -> None:
 
 @pytest.mark.parametrize("prompt", [["a"] * 100_000, [[1]] * 100_000, ["a", 1] * 50_000, [None] * 100_000])
 def test_a_hundred_thousand_prompts_are_refused_at_once(prompt: list[object]) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(InvalidParameter):
         completion(prompt=prompt)
-    assert time.monotonic() - start < 0.2
+    assert time.process_time() - start < 1
 
 
 def test_content_is_a_string_or_text_parts() -> None:
@@ -127,10 +132,10 @@ def test_a_bad_message_is_named_by_its_index(message: object) -> None:
 
 
 def test_a_hundred_thousand_bad_messages_are_refused_at_once() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(InvalidRequest):
         chat(messages=[{}] * 100_000)
-    assert time.monotonic() - start < 0.2
+    assert time.process_time() - start < 1
 
 
 def test_image_parts_are_unsupported_by_name() -> None:

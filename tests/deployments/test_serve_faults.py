@@ -21,12 +21,12 @@ SHARED_MEMORY_BEFORE: set[str] = set()
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     SHARED_MEMORY_BEFORE.update(os.listdir("/dev/shm"))
-    with served() as running:
+    with served(args={"max_seq_len": 4096}) as running:
         running.wait_ready()
         yield running
 
 
-def asks(num_tokens: int = 480) -> list[Ask]:
+def asks(num_tokens: int = 1000) -> list[Ask]:
     body = {"model": "llama-demo", "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     body |= {"stream_options": {"include_usage": True}}
     return [
@@ -35,15 +35,20 @@ def asks(num_tokens: int = 480) -> list[Ask]:
 
 
 async def streams(
-    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 480
+    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 1000
 ) -> list[Heard]:
     """What each stream said; `meanwhile` is called once all have begun."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
-        heard = [asyncio.create_task(hear(client, ask)) for ask in asks(num_tokens)]
+    async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
+        heard = [Heard() for _ in range(NUM_STREAMS)]
+        hearing = [
+            asyncio.create_task(hear(client, ask, each)) for ask, each in zip(asks(num_tokens), heard, strict=True)
+        ]
         if meanwhile is not None:
-            await asyncio.sleep(0.2)
+            async with asyncio.timeout(60):
+                while not all(each.times for each in heard):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
             await meanwhile()
-        return await asyncio.gather(*heard)
+        return await asyncio.gather(*hearing)
 
 
 async def answers(server: Server, timeout_s: float) -> Heard:
@@ -84,7 +89,7 @@ async def test_the_death_of_serves_controller_costs_nobody_anything(server: Serv
 
     assert contents(await streams(server, kill_it)) == contents(undisturbed)
     assert contents(await streams(server)) == contents(undisturbed)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not processes(server, "ray::ServeController") - killed:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
     assert server.get("/ready")[0] == 200
@@ -104,7 +109,7 @@ async def test_a_dead_replica_cuts_its_streams_where_clients_see_it_and_another_
     while ranks & server.processes().keys():
         assert time.monotonic() - killed_at < 30
         await asyncio.sleep(0.2)
-    await answers(server, 60)
+    await answers(server, 240)
     props = server.get("/props")[1]
     assert not ranks & {rank["pid"] for rank in props["ranks"]}
     replica = processes(server, "ray::ServeReplica")
@@ -115,7 +120,7 @@ async def test_a_dead_haproxy_is_replaced_and_nothing_behind_it_is_touched(serve
     before = server.get("/props")[1]
     kill(server, "bin/haproxy")
     assert server.get("/ready")[0] == 0
-    await answers(server, 40)
+    await answers(server, 240)
     assert server.get("/props")[1]["ranks"] == before["ranks"]
 
 
@@ -131,23 +136,23 @@ async def test_every_replica_lets_its_live_streams_end() -> None:
 
         async def end_it() -> None:
             running.clear()
-            while len(running) < 2:
+            while sum(num > 0 for num in running.values()) < 2:
                 await look()
             server.process.send_signal(signal.SIGINT)
 
         server.wait_ready()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(running) < 2:
                 await look()
         heard = await streams(server, end_it, 1500)
         assert all(running.values()), "a replica had no stream: this shows nothing"
         assert all(each.error is None and each.done for each in heard)
-        assert server.process.wait(60) == 0
+        assert server.process.wait(180) == 0
 
 
 def test_a_signal_to_all_processes_at_once_ends_them_all(server: Server) -> None:
     """As systemd ends a service, and `kill` a job: Ray's own processes get it too, so there is nothing left to drain with."""
     os.killpg(server.process.pid, signal.SIGTERM)
-    assert server.process.wait(40) == 0
-    assert not server.wait_gone(5)
+    assert server.process.wait(120) == 0
+    assert not server.wait_gone()
     assert not set(os.listdir("/dev/shm")) - SHARED_MEMORY_BEFORE, "nor of the ranks that were killed"

@@ -33,7 +33,7 @@ async def deploy(server: Server, **changes: object) -> int:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    return await asyncio.wait_for(process.wait(), 120)
+    return await asyncio.wait_for(process.wait(), 400)
 
 
 async def test_no_request_fails_while_an_update_fails_nor_while_one_succeeds() -> None:
@@ -50,14 +50,14 @@ async def test_no_request_fails_while_an_update_fails_nor_while_one_succeeds() -
                 if heard.error is not None or not heard.done:
                     errors.append(heard.error)
 
-        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
             asking = [asyncio.create_task(ask_on(client, number)) for number in range(3)]
             # So long a context has no room in memory, which only the ranks can tell.
             assert await deploy(server, max_queue=101, max_seq_len=50_000_000) != 0
             answered = num_answers
             assert server.get("/props")[1]["max_queue"] == 256 and server.get("/ready")[0] == 200, "the old one serves"
             assert await deploy(server, max_queue=102) == 0
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while (await client.get("/props")).json().get("max_queue") != 102:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
             stopping.set()
