@@ -1,5 +1,6 @@
 """How Serve 2.60 is to run HAProxy on a machine where other servers run and other people look: its settings, its command."""
 
+import csv
 import json
 import os
 import random
@@ -44,6 +45,16 @@ def settings(directory: Path) -> dict[str, str]:
         # For load balancers that learn late that a replica is leaving; this HAProxy is told at once.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }
+
+
+def num_open(directory: Path) -> int:
+    """Requests whose answers have not reached their clients whole. Raises OSError or ValueError where no HAProxy tells."""
+    with socket.socket(socket.AF_UNIX) as admin:
+        admin.settimeout(2)
+        admin.connect(str(directory / "admin.sock"))
+        admin.sendall(b"show stat -1 2 -1\n")  # of all backends
+        told = b"".join(iter(lambda: admin.recv(2**16), b""))
+    return sum(int(row["scur"]) for row in csv.DictReader(told.decode().removeprefix("# ").splitlines()))
 
 
 def _write_command(directory: Path, private_ports: tuple[int, int]) -> Path:

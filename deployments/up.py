@@ -36,6 +36,7 @@ from deployments import haproxy
 from deployments.banner import banner, base_url
 
 PENDING_NOTICE_S = 10.0
+READERS_S = 60.0  # for what was generated to reach clients, before the server ends
 MARK = "LLAMA_UP_MARK"
 SAFE_HEADERS = "deployments.serve_headers.middlewares"
 
@@ -177,7 +178,7 @@ def main() -> None:
     from deployments import own_cluster
 
     watch = Watch(config["applications"][0]["name"], host, port, is_own=is_own)
-    ending = Ending(watch, mark, directory.cleanup)
+    ending = Ending(watch, mark, Path(directory.name), directory.cleanup)
     # Serve's own imports take as long as Ray's processes take to come up.
     threading.Thread(target=importlib.import_module, args=("ray.serve.scripts",), daemon=True, name="import").start()
     try:
@@ -267,8 +268,9 @@ def _import_quietly(import_path: str) -> None:
 class Ending:
     """The first signal lets live requests end, and new ones are answered 503 meanwhile; the second ends everything at once."""
 
-    def __init__(self, watch: Watch, mark: str, clean_up: Callable[[], None]) -> None:
+    def __init__(self, watch: Watch, mark: str, haproxy_directory: Path, clean_up: Callable[[], None]) -> None:
         self.was_told = False
+        self._haproxy_directory = haproxy_directory
         self._mark = mark
         self._clean_up = clean_up
         self.over = threading.Event()
@@ -313,11 +315,22 @@ class Ending:
             if serve.status().applications[app].status == "RUNNING":
                 print("Draining: live requests may end; once more to end at once.", file=sys.stderr, flush=True)
                 serve.get_app_handle(app).broadcast("drain").results()
+                self._wait_for_readers()
         os.kill(os.getpid(), signal.SIGINT)
         # Serve asks every replica to drain, also one that still waits for room, and waits for its answer in vain.
         while not self.over.wait(0.2):
             with contextlib.suppress(Exception):
                 _withdraw(app)
+
+    def _wait_for_readers(self) -> None:
+        """Everything is generated, and some may be on its way still: Serve ends HAProxy before the replicas.
+
+        Whoever reads nothing is cut off by the replica or by HAProxy; this is for those who read, however slowly.
+        """
+        deadline = time.monotonic() + READERS_S
+        with contextlib.suppress(OSError, ValueError):  # no HAProxy is there, or it is another one
+            while haproxy.num_open(self._haproxy_directory) and time.monotonic() < deadline:
+                time.sleep(0.05)
 
 
 def _refuse_port_in_use(host: str, port: int) -> None:

@@ -20,6 +20,7 @@ import pytest
 from deployments.controller_pace import CALM_S
 from llama_core import Llama
 from tests.conftest import GOLDEN
+from tests.deployments.raw_http import COMPLETIONS, connect, message
 from tests.deployments.served import Server, served
 from tests.programs import REPOSITORY, environment
 
@@ -443,8 +444,8 @@ def test_the_first_ctrl_c_lets_live_streams_end_and_refuses_new_requests_meanwhi
 
     async def drained() -> tuple[str, dict[str, Any], tuple[int, dict[str, Any]], tuple[int, dict[str, Any]]]:
         async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=180) as api:
-            body: dict[str, Any] = {"model": "llama-demo", "prompt": "Once", "max_tokens": 450, "stream": True, "n": 32}
-            live = await api.completions.create(**body, extra_body={"ignore_eos": True}, temperature=1.5)
+            body: dict[str, Any] = {"model": "llama-demo", "prompt": "Once", "max_tokens": 450, "stream": True}
+            live = await api.completions.create(**body, extra_body={"ignore_eos": True})
             await anext(aiter(live))
             demo.process.send_signal(signal.SIGINT)
             deadline = time.monotonic() + 60
@@ -466,9 +467,19 @@ def test_the_first_ctrl_c_lets_live_streams_end_and_refuses_new_requests_meanwhi
                 reason = chunk.choices[0].finish_reason or reason
             return reason, refused, ready, health
 
+    # Somebody who begins to read when everything has been generated, and more than the kernel's buffers hold.
+    late = connect(demo)
+    body = {"prompt": "Once", "n": 32, "max_tokens": 450, "logprobs": 20, "ignore_eos": True, "stream": True}
+    late.sendall(message(COMPLETIONS, body | {"temperature": 1.5}))
+    while not demo.get("/props")[1].get("requests_running"):
+        time.sleep(0.01)
     reason, refused, ready, health = asyncio.run(drained())
     assert reason == "length", "the stream came to its end"
     assert ready[0] == 503 and ready[1]["phase"] == "draining" and health[0] == 200
+    received, last = len(late.recv(2**20)), b""
+    while piece := late.recv(2**20):
+        received, last = received + len(piece), (last + piece)[-100:]
+    assert received > 2**23 and b"data: [DONE]" in last and last.endswith(b"0\r\n\r\n")
     assert refused["status"] == 503 and refused["code"] == "not_ready" and int(refused["after"]) >= 1
     assert demo.process.wait(180) == 0
     assert demo.wait_gone() == {}
