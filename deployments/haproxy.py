@@ -48,10 +48,18 @@ def settings(directory: Path) -> dict[str, str]:
 
 
 def num_open(directory: Path) -> int:
-    """Requests whose answers have not reached their clients whole. Raises OSError or ValueError where no HAProxy tells."""
+    """Requests whose answers have not reached their clients whole; 0 where no HAProxy of `settings(directory)` runs here.
+
+    Raises OSError or ValueError where one does not tell.
+    """
+    sockets = directory.glob("**/admin.sock")  # Serve makes a folder for each node
+    return sum(_num_open(path) for path in sockets)
+
+
+def _num_open(path: Path) -> int:
     with socket.socket(socket.AF_UNIX) as admin:
         admin.settimeout(2)
-        admin.connect(str(directory / "admin.sock"))
+        admin.connect(str(path))
         admin.sendall(b"show stat -1 2 -1\n")  # of all backends
         told = b"".join(iter(lambda: admin.recv(2**16), b""))
     return sum(int(row["scur"]) for row in csv.DictReader(told.decode().removeprefix("# ").splitlines()))

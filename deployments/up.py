@@ -330,7 +330,8 @@ class Ending:
         deadline = time.monotonic() + READERS_S
         with contextlib.suppress(OSError, ValueError):  # no HAProxy is there, or it is another one
             while haproxy.num_open(self._haproxy_directory) and time.monotonic() < deadline:
-                time.sleep(0.05)
+                if self.over.wait(0.05):
+                    return
 
 
 def _refuse_port_in_use(host: str, port: int) -> None:
