@@ -14,8 +14,8 @@ from deployments.problems import error_object
 from llama_core.errors import NotReady
 
 HEAD_S = 10  # a request's line and headers must come within this time
-# What the kernel holds of an answer before and behind HAProxy; left to itself it holds up to 4 and 32 MiB for each client that
-# does not read. 2.5 MB a second reach a client 100 ms away.
+# What the kernel is to hold of an answer before and behind HAProxy. Left to itself it takes what tcp_rmem and tcp_wmem allow,
+# megabytes for each client that does not read. 2.6 MB a second reach a client 100 ms away.
 SOCKET_BUFFER_BYTES = 256 * 2**10
 
 

@@ -37,7 +37,6 @@ def test_without_room_for_all_fewer_ranks_go_on_with_every_stream_and_all_do_whe
 ) -> None:
     assert seen["noticed_s"] < 30
     assert seen["shrunk"] == [1, "with 1 of 2 ranks, for lack of room"]
-    assert seen["answers"] >= 16
     assert seen["same"] is True
 
 
