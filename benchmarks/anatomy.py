@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from benchmarks.in_process import StartFunction, around_steps
-from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import ModelConfig
-from llama_core.runner import ModelRunner
+from llama_core.execution.runner import ModelRunner
+from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 EMBEDDING = "embedding"
 NORMS = "norms"

@@ -23,8 +23,8 @@ from ray.util.placement_group import placement_group
 from cluster.placement import group_bundles
 from cluster.rank_group import RankGroup
 from cluster.runner_factory import Seat
-from llama_core.batch import Grow, Pending, Row, StepInput, StepOutput
 from llama_core.config import EngineConfig
+from llama_core.scheduling.step import Grow, Pending, Row, StepInput, StepOutput
 
 REPOSITORY = Path(__file__).parents[1]
 GOAL_MS = 0.15

@@ -24,8 +24,8 @@ from benchmarks.make_checkpoint import SHAPES, random_weights, write_meta
 from benchmarks.peers.hf_continuous import ContinuousBatching
 from benchmarks.workload import Request, long_batch, random_prompt
 from llama_core import Llama
-from llama_core import parallel as groups
 from llama_core.config import Device, DType, EngineConfig, ModelConfig
+from llama_core.execution import parallel as groups
 
 PROBE_BYTES = 4 * 2**30
 

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.common import Spread, add_output_option, emit, percentile, print_table
-from llama_core.batch import StepInput, StepOutput
-from llama_core.blocks import BlockPool, block_key
 from llama_core.config import MAX_DRAFTS
-from llama_core.request import FinishReason, SamplingParams
-from llama_core.request import Sequence as LlamaSequence
-from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.block_pool import BlockPool, block_key
+from llama_core.scheduling.request import FinishReason, SamplingParams
+from llama_core.scheduling.request import Sequence as LlamaSequence
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.step import StepInput, StepOutput
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 64

@@ -22,7 +22,7 @@ from benchmarks.common import Spread, add_model_options, add_output_option, emit
 from benchmarks.in_process import built_llama, bytes_per_token, case_name, run, torch_dtype, vocabulary
 from benchmarks.workload import Request, uniform_batch
 from llama_core import Llama
-from llama_core.batch import StepInput
+from llama_core.scheduling.step import StepInput
 
 PROBE_PASSES = 8
 

@@ -16,13 +16,13 @@ import torch
 
 from benchmarks.workload import Request
 from llama_core import Llama
-from llama_core import parallel as groups
-from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import DEFAULT_STEP_TOKENS, DType, EngineConfig, ModelConfig
-from llama_core.request import SamplingParams
-from llama_core.request import Sequence as LlamaSequence
-from llama_core.runner import ModelRunner
-from llama_core.tokenizer import Tokenizer
+from llama_core.execution import parallel as groups
+from llama_core.execution.runner import ModelRunner
+from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.request import Sequence as LlamaSequence
+from llama_core.scheduling.step import Pending, StepInput, StepOutput
+from llama_core.text.tokenizer import Tokenizer
 
 # What would change how much is computed: off, unless the command line says otherwise. Peers run without them too.
 OFF_BY_DEFAULT = ("speculation", "prefix_caching")

@@ -11,11 +11,11 @@ from benchmarks.load import Answer
 from benchmarks.workload import Request
 from deployments.engine_loop import EngineLoop
 from llama_core import Llama
-from llama_core.batch import StepInput, StepOutput
-from llama_core.blocks import BlockPool
-from llama_core.request import SamplingParams
-from llama_core.runner import ModelRunner
-from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.execution.runner import ModelRunner
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.step import StepInput, StepOutput
 
 
 class LocalRunner:

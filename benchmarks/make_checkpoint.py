@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from llama_core.config import ModelConfig
-from llama_core.tokenizer import Tokenizer
+from llama_core.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

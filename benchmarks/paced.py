@@ -22,9 +22,9 @@ from cluster.runner_factory import Seat
 from cluster.transport import Invitation, RankListener, connect
 from cluster.wire import Answer, decode_step
 from deployments.args import ServerArgs
-from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import EngineConfig
 from llama_core.errors import RankFailure
+from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 STEP_MS = "PACED_STEP_MS"
 NUM_BLOCKS = 4096

@@ -15,8 +15,8 @@ from typing import Final
 
 from cluster.transport import RankConnection
 from cluster.wire import Answer, Fault, WireError, decode_reply, frame
-from llama_core.batch import StepInput, StepOutput
 from llama_core.errors import RankFailure
+from llama_core.scheduling.step import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
 

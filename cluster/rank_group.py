@@ -26,9 +26,9 @@ from cluster.ray_calls import answer_within, first_line, in_passing_thread, kill
 from cluster.runner_factory import RunnerFactory, load_model_runner
 from cluster.transport import Invitation, RankConnection, RankListener
 from cluster.wire import MAX_FRAME_BYTES, largest_step_bytes
-from llama_core.batch import StepInput, StepOutput
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, RankFailure
+from llama_core.scheduling.step import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
 

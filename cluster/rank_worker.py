@@ -31,9 +31,9 @@ from cluster.process_end import ProcessIdentity
 from cluster.runner_factory import RunnerFactory, Seat, StepExecutor
 from cluster.transport import Invitation, connect
 from cluster.wire import Ack, Answer, Fault, FrameSocket, WireError, decode_step
-from llama_core.batch import Pending, StepOutput
 from llama_core.config import EngineConfig
 from llama_core.host_memory import available_host_bytes
+from llama_core.scheduling.step import Pending, StepOutput
 
 logger = logging.getLogger(__name__)
 
@@ -331,7 +331,7 @@ def _import_quietly() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of a thread, where the system is Linux
-    importlib.import_module("llama_core.runner")
+    importlib.import_module("llama_core.execution.runner")
 
 
 def log_with_rank(rank: int, epoch: int | str) -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import EngineConfig
+from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 if TYPE_CHECKING:
-    from llama_core.parallel import Parallel
+    from llama_core.execution.parallel import Parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Seat:
 
 
 class LoadFacts(Protocol):
-    """The part of `llama_core.runner.LoadReport` that is told to the driver."""
+    """The part of `llama_core.execution.runner.LoadReport` that is told to the driver."""
 
     @property
     def seconds(self) -> float: ...
@@ -44,7 +44,7 @@ class LoadFacts(Protocol):
 
 
 class StepExecutor(Protocol):
-    """What a rank needs of `llama_core.runner.ModelRunner`."""
+    """What a rank needs of `llama_core.execution.runner.ModelRunner`."""
 
     @property
     def report(self) -> LoadFacts: ...
@@ -63,8 +63,8 @@ def load_model_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[i
     """Joins torch's group if there are others, loads this rank's share. Raises CheckpointError, ConfigError, RuntimeError."""
     import torch
 
-    from llama_core.parallel import alone
-    from llama_core.runner import ModelRunner
+    from llama_core.execution.parallel import alone
+    from llama_core.execution.runner import ModelRunner
 
     # In this thread, which runs the steps. Where OMP_NUM_THREADS has said so already, saying it again costs a thread pool.
     if torch.get_num_threads() != seat.num_threads:
@@ -81,7 +81,7 @@ def load_model_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[i
 def _join(config: EngineConfig, seat: Seat) -> "Parallel":
     import torch.distributed as dist
 
-    from llama_core.parallel import join
+    from llama_core.execution.parallel import join
 
     store = dist.TCPStore(  # type: ignore[attr-defined]
         seat.store_host,

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from llama_core.batch import StepInput, StepOutput
+from llama_core.scheduling.step import StepInput, StepOutput
 
 MAX_FRAME_BYTES: Final = 64 * 2**20  # 256 sequences of 32,768 tokens, admitted at once, are up to 45 MB
 MAX_HELLO_BYTES: Final = 256  # all that a peer may send before it has shown the group's secret

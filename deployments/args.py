@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from deployments.api_keys import digests_of
+from llama_core.checkpoint.files import find_shards
+from llama_core.checkpoint.manifest import Manifest
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
-from llama_core.manifest import Manifest
-from llama_core.shards import find_shards
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}

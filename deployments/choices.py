@@ -10,7 +10,7 @@ from functools import partial
 from deployments.engine import Delta, Engine, TokenStream
 from deployments.plan import Plan
 from llama_core.errors import LlamaError, RequestCancelled
-from llama_core.request import FinishReason
+from llama_core.scheduling.request import FinishReason
 
 
 class Choices:

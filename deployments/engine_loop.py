@@ -13,11 +13,11 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
 from deployments.token_stream import TokenStream
-from llama_core.batch import StepInput, StepOutput
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, PoisonRequest, QueueFull, RankFailure
-from llama_core.request import FinishReason, SamplingParams, Sequence, check_prompt
-from llama_core.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence, check_prompt
+from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
+from llama_core.scheduling.step import StepInput, StepOutput
+from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class EngineLoop:
         owner: str = "",
         priority: int = 0,
     ) -> TokenStream:
-        """Queue a prompt; owners who wait take turns by what they were given (`llama_core/waiting.py`). Never waits.
+        """Queue a prompt; owners who wait take turns by what they were given (`fair_queue.py`). Never waits.
 
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure.
         """

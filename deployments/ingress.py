@@ -27,9 +27,7 @@ from deployments.metrics import Metrics
 from deployments.request_log import Batched
 from deployments.service import LlamaService
 from deployments.token_stream import TokenStream
-from llama_core.chat import Dialog, encode_dialog
 from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull, SpecialTags
-from llama_core.request import SamplingParams, describe_request, warn_of_unfinished
 from llama_core.results import (
     ChatPrediction,
     CompletionPrediction,
@@ -38,6 +36,8 @@ from llama_core.results import (
     generation_result,
     refused_prediction,
 )
+from llama_core.scheduling.request import SamplingParams, describe_request, warn_of_unfinished
+from llama_core.text.chat_llama2 import Dialog, encode_dialog
 
 log = logging.getLogger(__name__)
 

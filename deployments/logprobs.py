@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from llama_core.detokenizer import IncrementalDetokenizer
-from llama_core.request import TokenLogprob
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.request import TokenLogprob
+from llama_core.text.detokenizer import IncrementalDetokenizer
+from llama_core.text.tokenizer import Tokenizer
 
 BOS_NAME, EOS_NAME = "<s>", "</s>"
 LOWEST = -9999.0  # JSON has no infinity

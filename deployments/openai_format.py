@@ -16,7 +16,7 @@ import msgspec
 from deployments.engine import Delta, Engine, TokenStream
 from deployments.logprobs import ChatLogprobs, CompletionLogprobs, Json
 from deployments.plan import Plan
-from llama_core.request import FinishReason, TokenLogprob
+from llama_core.scheduling.request import FinishReason, TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"

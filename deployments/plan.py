@@ -24,10 +24,10 @@ from deployments.schemas import (
     refuse_unsupported,
 )
 from deployments.turns import Turns
-from llama_core.chat import Message, encode_dialog, min_dialog_tokens
 from llama_core.errors import ContextLengthExceeded, InvalidParameter
-from llama_core.request import SamplingParams, mix_seed
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.request import SamplingParams, mix_seed
+from llama_core.text.chat_llama2 import Message, encode_dialog, min_dialog_tokens
+from llama_core.text.tokenizer import Tokenizer
 
 DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 0.6, 0.9  # the reference's
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context

@@ -18,9 +18,9 @@ from cluster.rank_worker import RankStatus
 from deployments.args import ServerArgs
 from deployments.engine_loop import EngineLoop, Runner
 from deployments.seats import Attempts
-from llama_core.blocks import BlockPool
 from llama_core.config import EngineConfig, ModelConfig
 from llama_core.errors import CheckpointError, LlamaError, RankFailure, TokenizerError
+from llama_core.scheduling.block_pool import BlockPool
 
 log = logging.getLogger(__name__)
 

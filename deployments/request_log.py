@@ -15,7 +15,7 @@ from deployments.metrics import Metrics
 from deployments.plan import Plan
 from deployments.problems import status_of
 from llama_core.errors import InvalidDialog, LlamaError, RequestCancelled
-from llama_core.request import FinishReason
+from llama_core.scheduling.request import FinishReason
 
 log = logging.getLogger("llama.requests")
 BATCH_S = 0.25

@@ -14,13 +14,13 @@ from deployments.engine import Readiness
 from deployments.engine_loop import EngineLoop, StepStats
 from deployments.rank_keeper import Groups, RankKeeper
 from deployments.token_stream import TokenStream
-from llama_core.blocks import BlockPool
+from llama_core.checkpoint.files import find_shards
 from llama_core.config import read_params
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
-from llama_core.request import SamplingParams, mix_seed
-from llama_core.scheduler import Scheduler, SchedulerConfig
-from llama_core.shards import find_shards
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import SamplingParams, mix_seed
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
 
 from deployments.engine import Delta
-from llama_core.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.errors import LlamaError, RequestCancelled
-from llama_core.request import FinishReason, Sequence, TokenLogprob
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.request import FinishReason, Sequence, TokenLogprob
+from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
+from llama_core.text.tokenizer import Tokenizer
 
 
 class TokenStream:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from llama_core.checkpoint.manifest import Manifest
 from llama_core.errors import ConfigError
-from llama_core.manifest import Manifest
 
 # Proposed tokens of one step at most: so many more rows still cost a CPU less than a step of their own.
 MAX_DRAFTS = 8

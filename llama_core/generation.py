@@ -13,22 +13,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from llama_core import parallel as groups
-from llama_core.batch import Pending, StepOutput
-from llama_core.blocks import BlockPool
-from llama_core.chat import Dialog, encode_dialog
+from llama_core.checkpoint.manifest import Manifest
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
 from llama_core.errors import ConfigError, InvalidParameter, SpecialTags
-from llama_core.manifest import Manifest
-from llama_core.request import (
-    SamplingParams,
-    Sequence,
-    check_prompt,
-    describe_request,
-    mix_seed,
-    warn_of_unfinished,
-    whole_number,
-)
+from llama_core.execution import parallel as groups
+from llama_core.execution.runner import ModelRunner
 from llama_core.results import (
     ChatPrediction,
     CompletionPrediction,
@@ -37,9 +26,20 @@ from llama_core.results import (
     generation_result,
     refused_prediction,
 )
-from llama_core.runner import ModelRunner
-from llama_core.scheduler import Scheduler, SchedulerConfig
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import (
+    SamplingParams,
+    Sequence,
+    check_prompt,
+    describe_request,
+    mix_seed,
+    warn_of_unfinished,
+    whole_number,
+)
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.step import Pending, StepOutput
+from llama_core.text.chat_llama2 import Dialog, encode_dialog
+from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

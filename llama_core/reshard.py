@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from llama_core.checkpoint import Checkpoint
+from llama_core.checkpoint.files import files_of
+from llama_core.checkpoint.manifest import Manifest
+from llama_core.checkpoint.meta import Checkpoint
 from llama_core.config import read_params
 from llama_core.errors import CheckpointError, LlamaError
-from llama_core.manifest import Manifest
-from llama_core.shards import files_of
-from llama_core.tokenizer import Tokenizer
+from llama_core.text.tokenizer import Tokenizer
 
 
 def reshard(source: Path, target: Path, num_shards: int, tokenizer_path: Path | None = None) -> list[Path]:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence as Seq
 from typing import TypedDict
 
-from llama_core.chat import SAFE_RESPONSE, Message
-from llama_core.request import Sequence
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.request import Sequence
+from llama_core.text.chat_llama2 import SAFE_RESPONSE, Message
+from llama_core.text.tokenizer import Tokenizer
 
 
 class CompletionPrediction(TypedDict, total=False):

@@ -16,4 +16,4 @@ $pip install "$(grep '^torch==' constraints.txt)"
 $pip install --no-build-isolation --constraint constraints.txt "$(grep '^fairscale==' constraints.txt)"
 $pip install --no-build-isolation --constraint constraints.txt --editable '.[test]'
 # The native engine, for this machine's CPU, so that the first start does not wait for the compiler. Without one torch does.
-"$venv/bin/python" -m llama_core.native
+"$venv/bin/python" -m llama_core.execution.native

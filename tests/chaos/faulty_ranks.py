@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from cluster.runner_factory import Seat, StepExecutor, load_model_runner
-from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import EngineConfig
+from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 DIRECTORY = "LLAMA_CHAOS_DIR"
 FACTORY = "tests.chaos.faulty_ranks:load"

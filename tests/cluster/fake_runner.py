@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from cluster.rank_worker import RankIdentity, RankWorker
 from cluster.runner_factory import Seat
-from llama_core.batch import Pending, StepInput, StepOutput
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError
+from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 COMPUTES_S = 0.01  # a step that computes by itself
 CONFIG = EngineConfig(ckpt_dir="none", vocab_size=100, max_seq_len=64, max_batch_size=32, device="cpu")

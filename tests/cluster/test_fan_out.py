@@ -11,8 +11,8 @@ from cluster import fan_out
 from cluster.fan_out import FanOut
 from cluster.transport import RankListener, connect
 from cluster.wire import Ack, Answer, Fault, FrameSocket, decode_step
-from llama_core.batch import Row, StepInput, StepOutput
 from llama_core.errors import RankFailure
+from llama_core.scheduling.step import Row, StepInput, StepOutput
 
 EPOCH = 3
 

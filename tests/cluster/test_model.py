@@ -11,12 +11,12 @@ import pytest
 from ray.util.placement_group import PlacementGroup
 
 from cluster.rank_group import RankGroup
-from llama_core.blocks import BlockPool
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, ConfigError, RankFailure
-from llama_core.request import SamplingParams, Sequence
-from llama_core.scheduler import Scheduler, SchedulerConfig
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import SamplingParams, Sequence
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.text.tokenizer import Tokenizer
 from tests.cluster.conftest import LIMITS
 from tests.conftest import GOLDEN
 

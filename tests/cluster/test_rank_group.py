@@ -19,8 +19,8 @@ from cluster.rank_worker import Phase
 from cluster.socket_dir import PREFIX, parent_dir
 from cluster.transport import Invitation, RankConnection, RankListener
 from cluster.wire import Hello, WireError
-from llama_core.batch import Row, SlotInit, StepInput
 from llama_core.errors import CheckpointError, ConfigError, RankFailure
+from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.cluster.conftest import LIMITS, Start
 from tests.cluster.fake_runner import CONFIG, FakeFactory, SilentRankOne
 

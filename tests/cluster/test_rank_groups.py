@@ -14,8 +14,8 @@ from cluster.rank_group import GroupInfo, RankGroup
 from cluster.rank_groups import RankGroups
 from cluster.rank_worker import RankWorker, Share
 from cluster.ray_calls import result_of
-from llama_core.batch import Row, StepInput
 from llama_core.errors import RankFailure
+from llama_core.scheduling.step import Row, StepInput
 from tests.cluster.conftest import LIMITS
 from tests.cluster.fake_runner import CONFIG, FakeFactory
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from cluster import wire
 from cluster.wire import Ack, Answer, Deframer, Fault, FrameSocket, Hello, WireError
-from llama_core.batch import Draft, Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
-from llama_core.request import INT64_MAX, INT64_MIN, TokenLogprob
+from llama_core.scheduling.request import INT64_MAX, INT64_MIN, TokenLogprob
+from llama_core.scheduling.step import Draft, Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
 
 ids = st.integers(0, 2**31)
 numbers = st.floats(allow_nan=False)

@@ -23,9 +23,9 @@ from cluster.rank_groups import RankGroups
 from deployments import rank_keeper
 from deployments.args import ServerArgs
 from deployments.service import LlamaService
-from llama_core.batch import Row, SlotInit, StepInput
 from llama_core.errors import RankFailure
-from llama_core.request import SamplingParams
+from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.cluster.fake_runner import CONFIG, FakeFactory
 from tests.cluster.test_model import Run, engine_config
 from tests.conftest import GOLDEN

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from cluster.rank_group import GroupInfo
 from cluster.rank_worker import RankStatus
-from llama_core.batch import StepInput, StepOutput
 from llama_core.config import EngineConfig
 from llama_core.errors import LlamaError, RankFailure
+from llama_core.scheduling.step import StepInput, StepOutput
 from tests.llama_core.fake_ranks import FakeRanks
 
 EOS = 2

@@ -21,10 +21,10 @@ from fastapi import FastAPI
 from deployments.engine import Delta, Readiness
 from deployments.http import HttpLimits, build_http_app
 from deployments.metrics import Metrics
-from llama_core.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.errors import LlamaError, QueueFull, RequestCancelled
-from llama_core.request import FinishReason, SamplingParams, TokenLogprob, check_prompt
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.request import FinishReason, SamplingParams, TokenLogprob, check_prompt
+from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
+from llama_core.text.tokenizer import Tokenizer
 from tests.conftest import GOLDEN
 
 MODEL_ID = "fake-llama"

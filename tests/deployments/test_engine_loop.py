@@ -10,13 +10,13 @@ import pytest
 
 from deployments.engine_loop import SHORTEST_RETRY_S, EngineLoop, StepStats
 from deployments.token_stream import TokenStream
-from llama_core.batch import Row, StepInput, StepOutput
-from llama_core.blocks import BlockPool
 from llama_core.config import MAX_DRAFTS
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
-from llama_core.request import FinishReason, SamplingParams
-from llama_core.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler, SchedulerConfig
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import FinishReason, SamplingParams
+from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler, SchedulerConfig
+from llama_core.scheduling.step import Row, StepInput, StepOutput
+from llama_core.text.tokenizer import Tokenizer
 from tests.conftest import GOLDEN
 from tests.deployments.fake_ranks import EOS, FakeGroup, continuation, until
 

@@ -14,7 +14,7 @@ from deployments.engine import Readiness
 from deployments.http import build_http_app
 from deployments.metrics import Metrics
 from llama_core.errors import NonFiniteLogits, RankFailure
-from llama_core.request import mix_seed
+from llama_core.scheduling.request import mix_seed
 from tests.deployments.fakes import (
     MAX_SEQ_LEN,
     MODEL_ID,

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from deployments.logprobs import ChatLogprobs, CompletionLogprobs, token_name
-from llama_core.request import TokenLogprob
+from llama_core.scheduling.request import TokenLogprob
 from tests.deployments.fakes import MODEL_ID, FakeEngine, Served, serve, sse
 
 

@@ -14,7 +14,7 @@ from deployments.choices import Choices
 from deployments.http import HttpLimits
 from deployments.plan import Plan
 from llama_core.errors import NonFiniteLogits
-from llama_core.request import SamplingParams
+from llama_core.scheduling.request import SamplingParams
 from tests.deployments.fakes import MODEL_ID, FakeEngine, FakeStream, Served, canary, eventually, serve, sse
 
 PING_S = 0.05

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.engine_loop import StepStats
 from deployments.metrics import MOST_AT_ONCE, Metrics
-from llama_core.request import SamplingParams
+from llama_core.scheduling.request import SamplingParams
 from tests.deployments.fakes import FakeEngine
 
 NAMES = [

@@ -15,9 +15,9 @@ from deployments.engine_loop import BLAME_OF_A_DEATH, BLAME_OF_AN_ERROR
 from deployments.rank_keeper import MAX_GIVEN_UP
 from deployments.service import LlamaService
 from deployments.token_stream import TokenStream
-from llama_core.batch import StepInput, StepOutput
 from llama_core.errors import CheckpointError, DeadlineExceeded, LlamaError, PoisonRequest, RankFailure
-from llama_core.request import SamplingParams
+from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
 from tests.deployments.fake_ranks import FakeGroup, FakeGroups, continuation, until
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from deployments.args import PROJECT_ROOT, ServerArgs, resolve
 from deployments.service import LlamaService
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, TokenizerError
-from llama_core.request import SamplingParams
+from llama_core.scheduling.request import SamplingParams
 from tests.conftest import GOLDEN
 from tests.deployments.fake_ranks import FakeGroup, FakeGroups, continuation
 

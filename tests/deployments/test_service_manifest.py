@@ -12,9 +12,9 @@ import pytest
 from cluster.rank_group import GroupInfo
 from deployments.args import ServerArgs
 from deployments.service import LlamaService
+from llama_core.checkpoint.manifest import FILE_NAME
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError
-from llama_core.manifest import FILE_NAME
 from tests.conftest import GOLDEN
 from tests.deployments.fake_ranks import FakeGroup, FakeGroups
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from llama_core.checkpoint import Checkpoint
+from llama_core.checkpoint.meta import Checkpoint
 from llama_core.config import read_params
-from llama_core.detokenizer import IncrementalDetokenizer
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
-from llama_core.tokenizer import Tokenizer
+from llama_core.text.detokenizer import IncrementalDetokenizer
+from llama_core.text.tokenizer import Tokenizer
 from tests.programs import REPOSITORY
 
 DEMO = REPOSITORY / "demo"

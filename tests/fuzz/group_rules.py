@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from cluster.fan_out import FanOut
 from cluster.transport import RankConnection, RankListener
 from cluster.wire import Ack, Answer, Deframer, Fault, Hello, WireError, decode_hello, decode_reply, decode_step, frame
-from llama_core.batch import Row, StepInput, StepOutput
 from llama_core.errors import RankFailure
+from llama_core.scheduling.step import Row, StepInput, StepOutput
 from tests.fuzz.virtual_loop import VirtualLoop
 
 EPOCH = 3

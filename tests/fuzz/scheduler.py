@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from llama_core.request import FinishReason
+from llama_core.scheduling.request import FinishReason
 from tests.fuzz.outcome import Outcome
 from tests.fuzz.scheduler_rules import BEGINNINGS, MAX_LENGTH, OWNERS, Bench, World
 

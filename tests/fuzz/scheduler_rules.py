@@ -7,12 +7,12 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from random import Random
 
-from llama_core.batch import StepInput, StepOutput
-from llama_core.blocks import BlockPool
 from llama_core.errors import QueueFull
-from llama_core.request import FinishReason, SamplingParams, Sequence, mix_seed
-from llama_core.scheduler import Scheduler, SchedulerConfig
-from llama_core.waiting import WaitingQueue
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.fair_queue import WaitingQueue
+from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence, mix_seed
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.step import StepInput, StepOutput
 from tests.llama_core.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
 BLOCK_SIZE = 4

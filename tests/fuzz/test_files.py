@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from llama_core.checkpoint import Checkpoint
-from llama_core.tokenizer import Tokenizer
+from llama_core.checkpoint.meta import Checkpoint
+from llama_core.text.tokenizer import Tokenizer
 from tests.fuzz import file_worker, files
 from tests.fuzz.damage import put_demo
 

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from llama_core.blocks import BlockPool
-from llama_core.request import FinishReason, Sequence
-from llama_core.scheduler import Scheduler
-from llama_core.waiting import WaitingQueue
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.fair_queue import WaitingQueue
+from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.scheduler import Scheduler
 from tests.fuzz import scheduler
 from tests.fuzz.scheduler_rules import BEGINNINGS, BLOCK_SIZE, MAX_LENGTH, OWNERS, Bench, World
 from tests.llama_core.fake_ranks import arbitrary, repetitive

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from llama_core.checkpoint import weight_specs
+from llama_core.checkpoint.meta import weight_specs
 from llama_core.config import ModelConfig
 from tests.conftest import GOLDEN
 

@@ -6,9 +6,9 @@ position before it is in the slot's blocks, whoever put it there.
 
 from collections.abc import Callable
 
-from llama_core.batch import PromptLogprobs, StepInput, StepOutput
-from llama_core.drafting import PromptLookup
-from llama_core.request import Sequence, TokenLogprob
+from llama_core.scheduling.prompt_lookup import PromptLookup
+from llama_core.scheduling.request import Sequence, TokenLogprob
+from llama_core.scheduling.step import PromptLogprobs, StepInput, StepOutput
 
 EOS = 2
 Model = Callable[[list[int], int], int]  # tokens so far, seed -> the next one

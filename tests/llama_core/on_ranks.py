@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from llama_core.batch import Draft, Row, SlotInit, StepInput
-from llama_core.blocks import BlockPool
 from llama_core.config import EngineConfig
+from llama_core.execution.parallel import Parallel
+from llama_core.execution.runner import ModelRunner
 from llama_core.generation import Llama
-from llama_core.parallel import Parallel
-from llama_core.request import SamplingParams, Sequence
-from llama_core.runner import ModelRunner
-from llama_core.scheduler import Scheduler, SchedulerConfig
-from llama_core.tokenizer import Tokenizer
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import SamplingParams, Sequence
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
+from llama_core.text.tokenizer import Tokenizer
 
 _built: dict[tuple[Any, ...], Llama] = {}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llama_core.blocks import BlockPool, block_key
+from llama_core.scheduling.block_pool import BlockPool, block_key
 
 
 def named(pool: BlockPool, num_blocks: int, text: str) -> tuple[list[int], list[bytes]]:

@@ -10,7 +10,8 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_core.chat import (
+from llama_core.errors import InvalidDialog, SpecialTags
+from llama_core.text.chat_llama2 import (
     SAFE_RESPONSE,
     SPECIAL_TAGS,
     check_special_tags,
@@ -18,8 +19,7 @@ from llama_core.chat import (
     min_dialog_tokens,
     validate_dialog,
 )
-from llama_core.errors import InvalidDialog, SpecialTags
-from llama_core.tokenizer import Tokenizer
+from llama_core.text.tokenizer import Tokenizer
 
 GOLDEN_DIR = Path(__file__).parents[1] / "data" / "golden"
 TOKENIZER = Tokenizer(GOLDEN_DIR / "mp1" / "tokenizer.model")
@@ -125,7 +125,7 @@ def test_a_tag_in_any_message_is_refused_with_its_index(tag: str, index: int) ->
 
 
 def test_the_rendered_round_alone_gives_a_tag_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_core.chat.check_special_tags", lambda *_: None)
+    monkeypatch.setattr("llama_core.text.chat_llama2.check_special_tags", lambda *_: None)
     for tag in SPECIAL_TAGS:
         with pytest.raises(SpecialTags) as caught:
             encode_dialog(TOKENIZER, dialog_of("u:fine", "a:fine", f"u:x{tag}"))

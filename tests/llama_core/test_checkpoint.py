@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from llama_core.checkpoint import Checkpoint, weight_specs
+from llama_core.checkpoint.meta import Checkpoint, weight_specs
 from llama_core.config import EngineConfig, ModelConfig, read_params
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NonFiniteLogits
-from llama_core.parallel import alone
+from llama_core.execution.parallel import alone
+from llama_core.execution.runner import ModelRunner
 from llama_core.reshard import reshard
-from llama_core.runner import ModelRunner
 from tests.conftest import GOLDEN
 from tests.llama_core import checkpoints
 from tests.llama_core.checkpoints import WIDE, random_weights, split, write
@@ -231,7 +231,7 @@ def test_shards_that_are_not_a_checkpoint_are_refused_before_memory_is_allocated
     for path in {"no shard": [first, second], "missing": [first], "last missing": [second]}.get(fault, []):
         path.unlink()
     monkeypatch.setattr(torch, "empty", allocated)
-    monkeypatch.setattr("llama_core.runner.SlotTable", allocated)
+    monkeypatch.setattr("llama_core.execution.runner.SlotTable", allocated)
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         ModelRunner.load(engine_config(tmp_path), alone("cpu"))
 
@@ -344,7 +344,7 @@ def test_every_start_up_error_is_one_of_ours(tmp_path: Path) -> None:
 
 PEAK = """
 import os, sys, torch
-from llama_core.checkpoint import Checkpoint
+from llama_core.checkpoint.meta import Checkpoint
 from llama_core.config import read_params
 torch.set_num_threads(1)
 torch.stack(torch.aminmax(torch.zeros(9, 9, dtype=torch.bfloat16)[:, :5])).isfinite().all()

@@ -9,9 +9,9 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_core.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.errors import InvalidParameter
-from llama_core.tokenizer import Tokenizer
+from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
+from llama_core.text.tokenizer import Tokenizer
 
 GOLDEN = Tokenizer(Path(__file__).parents[1] / "data" / "golden" / "mp1" / "tokenizer.model")
 

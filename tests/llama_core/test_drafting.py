@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_core.drafting import MAX_DRAFTS_A_ROW, NGRAMS, PromptLookup
+from llama_core.scheduling.prompt_lookup import MAX_DRAFTS_A_ROW, NGRAMS, PromptLookup
 
 tokens_of_few_kinds = st.lists(st.integers(0, 4), max_size=60)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llama_core.parallel import alone
-from llama_core.request import SamplingParams
+from llama_core.execution.parallel import alone
+from llama_core.scheduling.request import SamplingParams
 from tests.conftest import GOLDEN
 from tests.llama_core import checkpoints, on_ranks
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from llama_core.batch import Row, SlotInit, StepInput
-from llama_core.fused.backend import FusedBackend, bucket_sizes
-from llama_core.fused.ops import TorchOps
+from llama_core.execution.fused.backend import FusedBackend, bucket_sizes
+from llama_core.execution.fused.ops import TorchOps
+from llama_core.execution.parallel import alone
+from llama_core.execution.reference.model import rotary_table
+from llama_core.execution.sampling import sample, sample_sorted
 from llama_core.generation import Llama
-from llama_core.model import rotary_table
-from llama_core.parallel import alone
-from llama_core.sampling import sample, sample_sorted
+from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.llama_core import on_ranks
 
@@ -114,7 +114,7 @@ print(json.dumps([largest_differences(torch.device("cpu"), dtype) for dtype in (
 
 def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """Of each of the kernels from what torch computes, over several shapes."""
-    from llama_core.fused.kernels import TritonOps
+    from llama_core.execution.fused.kernels import TritonOps
 
     kernels, meaning = TritonOps(), TorchOps()
     generator = torch.Generator().manual_seed(1)

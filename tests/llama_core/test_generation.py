@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from llama_core import Llama
-from llama_core.batch import Row, SlotInit, StepInput
-from llama_core.chat import SAFE_RESPONSE
 from llama_core.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -22,8 +20,10 @@ from llama_core.errors import (
     InvalidRequest,
     NonFiniteLogits,
 )
-from llama_core.native.backend import NativeBackend
-from llama_core.torch_backend import TorchBackend
+from llama_core.execution.native.backend import NativeBackend
+from llama_core.execution.reference.backend import TorchBackend
+from llama_core.scheduling.step import Row, SlotInit, StepInput
+from llama_core.text.chat_llama2 import SAFE_RESPONSE
 from tests.conftest import GOLDEN
 
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from llama_core import Llama
-from llama_core.checkpoint import Checkpoint
+from llama_core.checkpoint.files import files_of, identity
+from llama_core.checkpoint.manifest import FILE_NAME, Manifest
+from llama_core.checkpoint.meta import Checkpoint
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, ConfigError
-from llama_core.file_checks import FileChecks
-from llama_core.manifest import FILE_NAME, Manifest
-from llama_core.parallel import Parallel, alone
+from llama_core.execution.parallel import Parallel, alone
+from llama_core.execution.runner import ModelRunner
+from llama_core.execution.verify_files import FileChecks
 from llama_core.reshard import reshard
-from llama_core.runner import ModelRunner
-from llama_core.shards import files_of, identity
 from tests.llama_core.checkpoints import WIDE, random_weights, split, write
 
 SHARDS = ["consolidated.00.pth", "consolidated.01.pth"]

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from llama_core import host_memory, memory
+from llama_core import host_memory
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.parallel import Parallel, alone
-from llama_core.runner import ModelRunner
+from llama_core.execution import memory_budget as memory
+from llama_core.execution.parallel import Parallel, alone
+from llama_core.execution.runner import ModelRunner
 from tests.conftest import GOLDEN
 
 

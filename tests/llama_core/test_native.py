@@ -17,13 +17,13 @@ import torch
 
 from benchmarks.bench_quality import perplexity
 from llama_core import Llama
-from llama_core.batch import Row, SlotInit, StepInput
 from llama_core.errors import ConfigError, NonFiniteLogits
-from llama_core.native import build
-from llama_core.native.backend import NativeBackend
-from llama_core.native.exchange import shared_memory
-from llama_core.parallel import Parallel, alone
-from llama_core.runner import ModelRunner
+from llama_core.execution.native import build
+from llama_core.execution.native.backend import NativeBackend
+from llama_core.execution.native.exchange import shared_memory
+from llama_core.execution.parallel import Parallel, alone
+from llama_core.execution.runner import ModelRunner
+from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.llama_core import checkpoints, on_ranks
 
@@ -162,7 +162,7 @@ def test_int8_on_two_ranks_is_near_int8_on_one(ranks: Any, model: str) -> None:
 
 def logits_by_carrier(parallel: Parallel, model: str) -> Any:
     """As on ranks of different nodes: no shared memory."""
-    from llama_core.native import backend
+    from llama_core.execution.native import backend
 
     backend.shared_memory = lambda parallel, num_bytes: None
     try:
@@ -184,14 +184,16 @@ def test_no_rank_uses_memory_that_another_could_not_map(ranks: Any) -> None:
 
 
 def shared_memory_where_rank_1_fails(parallel: Parallel) -> bool:
-    with patch("llama_core.native.exchange.mmap.mmap", side_effect=OSError if parallel.rank == 1 else mmap.mmap):
+    with patch(
+        "llama_core.execution.native.exchange.mmap.mmap", side_effect=OSError if parallel.rank == 1 else mmap.mmap
+    ):
         return shared_memory(parallel, 4096) is None
 
 
 @pytest.fixture
 def fresh_build() -> Iterator[None]:
     """library_path and the library loaded from it are remembered for the process."""
-    from llama_core.native import backend
+    from llama_core.execution.native import backend
 
     remembered = build.library_path, backend._library
     build.library_path.cache_clear()

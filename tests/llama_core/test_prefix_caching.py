@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from llama_core import Llama
-from llama_core.batch import StepInput, StepOutput
-from llama_core.blocks import BlockPool, block_key
-from llama_core.native.build import Unavailable
-from llama_core.parallel import alone
-from llama_core.request import FinishReason, SamplingParams, Sequence
-from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.execution.native.build import Unavailable
+from llama_core.execution.parallel import alone
+from llama_core.scheduling.block_pool import BlockPool, block_key
+from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.step import StepInput, StepOutput
 from tests.llama_core import on_ranks
 from tests.llama_core.fake_ranks import EOS, FakeRanks, arbitrary, expected_output
 

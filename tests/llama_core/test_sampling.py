@@ -4,8 +4,8 @@ import pytest
 import scipy.stats
 import torch
 
-from llama_core.request import mix_seed
-from llama_core.sampling import NUCLEUS_GUESS, logprobs_of, sample, uniform
+from llama_core.execution.sampling import NUCLEUS_GUESS, logprobs_of, sample, uniform
+from llama_core.scheduling.request import mix_seed
 
 
 def draw(
@@ -95,7 +95,7 @@ def test_equal_probabilities_are_taken_in_the_order_of_ids() -> None:
 def test_the_shortcut_for_small_nuclei_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = (torch.randn(2000, generator=torch.Generator().manual_seed(3)) * 3).to(torch.bfloat16).float()
     quick = draw(logits, 2000, 0.8, 0.9)
-    monkeypatch.setattr("llama_core.sampling.NUCLEUS_GUESS", 2000)
+    monkeypatch.setattr("llama_core.execution.sampling.NUCLEUS_GUESS", 2000)
     assert draw(logits, 2000, 0.8, 0.9).tolist() == quick.tolist()
 
 

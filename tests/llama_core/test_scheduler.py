@@ -8,11 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from llama_core.batch import StepOutput
-from llama_core.blocks import BlockPool, block_key
 from llama_core.errors import QueueFull
-from llama_core.request import FinishReason, SamplingParams, Sequence
-from llama_core.scheduler import (
+from llama_core.scheduling.block_pool import BlockPool, block_key
+from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence
+from llama_core.scheduling.scheduler import (
     TOKENS_A_PROMPT,
     TOKENS_ALONE,
     TOKENS_BESIDE,
@@ -20,6 +19,7 @@ from llama_core.scheduler import (
     Scheduler,
     SchedulerConfig,
 )
+from llama_core.scheduling.step import StepOutput
 from tests.llama_core.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
 

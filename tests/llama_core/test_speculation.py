@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_core import Llama
-from llama_core.batch import StepInput, StepOutput
-from llama_core.blocks import BlockPool
 from llama_core.config import MAX_DRAFTS
-from llama_core.drafting import MAX_DRAFTS_A_ROW, PromptLookup
-from llama_core.native.build import Unavailable
-from llama_core.parallel import alone
-from llama_core.request import FinishReason, SamplingParams, Sequence
-from llama_core.scheduler import Scheduler, SchedulerConfig
+from llama_core.execution.native.build import Unavailable
+from llama_core.execution.parallel import alone
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.prompt_lookup import MAX_DRAFTS_A_ROW, PromptLookup
+from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
 from tests.llama_core import on_ranks
 from tests.llama_core.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_core.errors import InvalidParameter, InvalidRequest, SpecialTags, TokenizerError
-from llama_core.tokenizer import MAX_MODEL_FILE_BYTES, Tokenizer
+from llama_core.text.tokenizer import MAX_MODEL_FILE_BYTES, Tokenizer
 
 GOLDEN_DIR = Path(__file__).parents[1] / "data" / "golden"
 MODEL = GOLDEN_DIR / "mp1" / "tokenizer.model"
@@ -179,7 +179,7 @@ RULES_FUZZ = """
 import random, sys
 from pathlib import Path
 from llama_core.errors import TokenizerError
-from llama_core.tokenizer import Tokenizer
+from llama_core.text.tokenizer import Tokenizer
 data, path, rng = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), random.Random(5)
 end = len(data) - 200  # behind the pieces and the trainer's settings: the normalizer's compiled rules
 num_refused = 0

@@ -5,9 +5,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_core import waiting
-from llama_core.request import SamplingParams, Sequence
-from llama_core.waiting import WaitingQueue
+from llama_core.scheduling import fair_queue as waiting
+from llama_core.scheduling.fair_queue import WaitingQueue
+from llama_core.scheduling.request import SamplingParams, Sequence
 
 
 def seq(owner: str = "", priority: int = 0, length: int = 10) -> Sequence:

@@ -1,0 +1,278 @@
+"""Steps on a GPU: a decode step is one CUDA graph, sampling included, and its tokens are read while the next one runs."""
+
+import logging
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from llama_core.config import EngineConfig
+from llama_core.execution.attention_metadata import draws_of, lay_out
+from llama_core.execution.backend import Drawn
+from llama_core.execution.fused.model import FusedTransformer
+from llama_core.execution.fused.ops import SPLIT, Ops, TorchOps
+from llama_core.execution.kv_cache import KVCache
+from llama_core.execution.parallel import Parallel, smallest
+from llama_core.execution.reference.model import attend_prefill
+from llama_core.execution.sampling import sample_sorted
+from llama_core.execution.slots import SlotTable
+from llama_core.scheduling.step import Pending, Row
+
+log = logging.getLogger(__name__)
+
+NOT_FINITE = -1  # in the place of a token
+# Steps whose answers may wait to be read. The driver keeps two under way.
+_TURNS = 4
+# Beside its float32 value, a logit costs softmax, sort (values, int64 ids, scratch) and two cumulative sums (one double).
+_BYTES_PER_LOGIT = 56
+
+
+def ops_for(device: torch.device) -> Ops:
+    """Triton's on a GPU, where torch brings Triton along."""
+    if device.type == "cuda":
+        try:
+            from llama_core.execution.fused.kernels import TritonOps
+
+            ops = TritonOps()
+            ops.gated_silu(torch.zeros((1, 2), device=device))  # Triton builds its launcher now: it needs a C compiler
+        except Exception as error:  # of whatever kind: Triton's, the compiler's, the file system's
+            log.warning("without Triton attention gathers the cache and layers take more launches: %s", error)
+        else:
+            return ops
+    return TorchOps()
+
+
+def bucket_sizes(largest: int) -> list[int]:
+    """Tokens of the decode steps that are captured: powers of two up to 32, then steps of 32, and `largest` itself."""
+    sizes = {1 << i for i in range(6)} | set(range(32, largest, 32)) | {largest}
+    return sorted(size for size in sizes if size <= largest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    tokens: torch.Tensor  # int64 [bucket], written by each replay
+
+
+class FusedBackend:
+    def __init__(
+        self, config: EngineConfig, model: FusedTransformer, parallel: Parallel, slots: SlotTable, ops: Ops
+    ) -> None:
+        self.model = model
+        self._config = config
+        self._parallel = parallel
+        self._slots = slots
+        self._ops = ops
+        self._device = parallel.device
+        self._on_gpu = parallel.device.type == "cuda"
+        self._cache: KVCache | None = None
+        self._states = torch.empty(0)
+        draws = config.max_step_draws
+        self._buckets = bucket_sizes(draws)
+        self._spare_slot = config.max_batch_size
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        # What a graph reads: the slots of a decode step's tokens, then their positions, as many as the bucket has.
+        self._inputs = torch.zeros(2 * draws, dtype=torch.int64, device=self._device)
+        self._logits = torch.empty((draws, config.vocab_size), dtype=torch.float32, device=self._device)
+        # Page-locked, because only from and to such memory the device copies while the host goes on.
+        self._turn = 0
+        self._sent = torch.zeros((_TURNS, 2 * draws), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._answers = torch.zeros((_TURNS, draws), dtype=torch.int64, pin_memory=self._on_gpu)
+
+    @property
+    def name(self) -> str:
+        return "fused" + (f", {len(self._graphs)} CUDA graphs" if self._graphs else "")
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.model.weight_bytes
+
+    @property
+    def cache_block_bytes(self) -> int:
+        return KVCache.bytes_per_block(*self._cache_shape())
+
+    @property
+    def working_bytes(self) -> int:
+        """The largest step: its activations, a prompt's keys and values gathered, and sampling."""
+        config, model, ranks = self._config, self.model.config, self._parallel.world_size
+        itemsize, rows, splits = self.model.dtype.itemsize, config.max_step_draws, -(-config.max_seq_len // SPLIT)
+        heads = self.model.n_heads + 2 * self.model.n_kv_heads
+        activations = config.max_step_tokens * (
+            4 * model.dim + 2 * heads * model.head_dim + 3 * model.hidden_dim // ranks
+        )
+        gathered = 2 * config.max_seq_len * self.model.n_kv_heads * model.head_dim
+        mask = config.max_step_tokens * config.max_seq_len
+        partial = (
+            rows * self.model.n_heads * splits * (model.head_dim + 1) * 4
+        )  # of attention, before splits are combined
+        # Sampling's, in the graphs' memory and outside of it, and the logits that stay.
+        logits = rows * config.vocab_size * (2 * _BYTES_PER_LOGIT + 4)
+        return (activations + gathered + mask) * itemsize + 2 * partial + logits
+
+    @property
+    def seconds_waited(self) -> None:
+        return None
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
+        # One more, which only the spare slot has: what pads a bucket is computed there.
+        self._cache = KVCache(n_layers, num_blocks + 1, block_size, n_kv_heads, head_dim, dtype, self._device)
+        self._slots.tables[self._spare_slot].fill_(num_blocks)
+        if self._on_gpu:
+            with torch.inference_mode():
+                self._capture()
+
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Drawn]:
+        """Queue the step on the device. What it draws is the next step's input at once, and known here when it is read."""
+        if all(row.samples and row.length == 1 + row.num_drafts for row in rows):
+            return self._start_decode(rows)
+        return self._start_mixed(rows)
+
+    def logits_of_draws(self, draws: Seq[int]) -> torch.Tensor:
+        return self._logits[list(draws)]
+
+    def logits_of_tokens(self, tokens: range) -> torch.Tensor:
+        return self.model.logits(self._states[tokens.start : tokens.stop])
+
+    def _start_decode(self, rows: Seq[Row]) -> Pending[Drawn]:
+        """Every token of every row draws. A row's drafts are further queries of its slot, at the positions that follow."""
+        slots = [row.slot for row in rows for _ in range(row.length)]
+        positions = [row.start + i for row in rows for i in range(row.length)]
+        count = len(slots)
+        bucket = next(size for size in self._buckets if size >= count)
+        padding = bucket - count
+        sent = self._sent[self._turn, : 2 * bucket]
+        sent.copy_(torch.tensor(slots + [self._spare_slot] * padding + positions + [0] * padding))
+        self._inputs[: 2 * bucket].copy_(sent, non_blocking=True)
+        is_greedy = all(self._slots.is_greedy[slot] for slot in slots)
+        captured = self._graphs.get((bucket, is_greedy))
+        if captured is None:
+            tokens = self._decode(bucket, is_greedy)
+        else:
+            captured.graph.replay()
+            tokens = captured.tokens
+        return self._read_later(tokens[:count])
+
+    def _decode(self, bucket: int, is_greedy: bool) -> torch.Tensor:
+        """The step whose slots and positions are in `_inputs`. Nothing in it waits for the host or depends on a value."""
+        assert self._cache is not None, "allocate_cache comes first"
+        cache, ops, block_size = self._cache, self._ops, self._config.block_size
+        index, positions = self._inputs[: 2 * bucket].view(2, bucket).unbind(0)
+        tables = self._slots.tables[index]
+        lengths = positions + 1
+        block = tables.gather(1, (positions // block_size)[:, None]).squeeze(1)
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            return ops.attend_decodes(q, cache.keys[layer], cache.values[layer], tables, lengths)
+
+        tokens = self._slots.tokens[index, positions]
+        states = self.model.states(tokens, positions, block * block_size + positions % block_size, cache, attend)
+        return self._draw(index, lengths, states, is_greedy)
+
+    def _start_mixed(self, rows: Seq[Row]) -> Pending[Drawn]:
+        """A step with a prompt's tokens in it: each such row attends by itself, the others together."""
+        assert self._cache is not None, "allocate_cache comes first"
+        cache, ops = self._cache, self._ops
+        tokens, layout, ends = lay_out(rows, self._slots, self._config.block_size)
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            if len(layout.decode_index):
+                single = q[layout.decode_index]
+                keys, values = cache.keys[layer], cache.values[layer]
+                out[layout.decode_index] = ops.attend_decodes(
+                    single, keys, values, layout.decode_tables, layout.decode_lengths
+                )
+            for row in layout.prefills:
+                keys, values = cache.of_prefill(layer, row)
+                out[row.begin : row.end] = attend_prefill(q[row.begin : row.end], keys, values, row.start)
+            return out
+
+        self._states = self.model.states(tokens, layout.positions, layout.write, cache, attend)
+        draws = draws_of(rows, ends)
+        if not draws:
+            return self._read_later(torch.empty(0, dtype=torch.int64, device=self._device))
+        last, slots, positions = torch.tensor(draws, device=self._device).unbind(1)
+        is_greedy = all(self._slots.is_greedy[slot] for _, slot, _ in draws)
+        return self._read_later(self._draw(slots, positions, self._states[last], is_greedy))
+
+    def _draw(
+        self, index: torch.Tensor, positions: torch.Tensor, states: torch.Tensor, is_greedy: bool
+    ) -> torch.Tensor:
+        """Draw the tokens at `positions` of the slots `index`, remember them as input: int64 [D], or NOT_FINITE."""
+        slots = self._slots
+        logits = self._logits[: len(states)]
+        logits.copy_(self.model.logits(states))
+        finite = logits.sum(-1).isfinite()
+        usable = torch.where(finite[:, None], logits, 0.0)
+        if is_greedy:
+            tokens = usable.argmax(-1)
+        else:
+            tokens = sample_sorted(
+                usable,
+                slots.temperature[index],
+                slots.top_p[index],
+                slots.top_k[index],
+                slots.seeds[index],
+                positions,
+            )
+        # Ranks may differ in the last bit of a logit: one draws for all.
+        self._parallel.broadcast(tokens)
+        slots.tokens[index, positions] = tokens
+        return torch.where(finite, tokens, NOT_FINITE)
+
+    def _read_later(self, tokens: torch.Tensor) -> Pending[Drawn]:
+        answer = self._answers[self._turn, : len(tokens)]
+        self._turn = (self._turn + 1) % _TURNS
+        answer.copy_(tokens, non_blocking=True)
+        copied = None
+        if self._on_gpu:
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+
+        def read() -> Drawn:
+            if copied is not None:
+                copied.synchronize()
+            values = answer.tolist()
+            return Drawn(
+                [max(0, value) for value in values], [i for i, value in enumerate(values) if value == NOT_FINITE]
+            )
+
+        return Pending(read, copied.query if copied is not None else lambda: True)
+
+    def _capture(self) -> None:
+        """A graph for each bucket, greedy and not; largest first, so that the others fit into its memory.
+
+        Captured steps run on slot 0, before there is anything in the cache. A device or a library that
+        cannot be captured, on any rank, costs speed only: decode steps then run as they are, on all.
+        """
+        steps = [(bucket, is_greedy) for bucket in reversed(self._buckets) for is_greedy in (True, False)]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # Once as they are, on a stream of their own as torch asks for: compiles kernels, opens NCCL's channels. Ranks meet in
+        # these, so an error here is one of the whole start.
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for bucket, is_greedy in steps:
+                self._decode(bucket, is_greedy)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        pool = torch.cuda.graph_pool_handle()
+        failed = ""
+        try:
+            with torch.cuda.stream(torch.cuda.current_stream()):  # also after a capture that fails in its middle
+                for bucket, is_greedy in steps:
+                    graph = torch.cuda.CUDAGraph()
+                    # thread_local: NCCL's watchdog asks after its events from another thread, which must not end the capture.
+                    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                        tokens = self._decode(bucket, is_greedy)
+                    self._graphs[bucket, is_greedy] = _Graph(graph, tokens)
+        except RuntimeError as error:
+            failed = str(error).splitlines()[0]
+        if not smallest(self._parallel, not failed):
+            self._graphs.clear()
+            log.warning("decode steps run without CUDA graphs, which is slower: %s", failed or "another rank failed")
+
+    def _cache_shape(self) -> tuple[int, int, int, int, torch.dtype]:
+        """n_layers, block_size, key/value heads of this rank, head_dim, dtype."""
+        model = self.model
+        return model.config.n_layers, self._config.block_size, model.n_kv_heads, model.head_dim, model.dtype

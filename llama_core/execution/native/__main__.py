@@ -1,0 +1,10 @@
+"""`python -m llama_core.execution.native`: build the engine now rather than at the first start."""
+
+import sys
+
+from llama_core.execution.native.build import Unavailable, library_path
+
+try:
+    print(f"native engine: {library_path()}")
+except Unavailable as error:
+    print(f"native engine: not available, torch will do its work: {error}", file=sys.stderr)

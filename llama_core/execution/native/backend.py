@@ -1,0 +1,286 @@
+"""A step in C++ (`engine.cpp`): one call from the rows to the drawn tokens."""
+
+import ctypes
+import logging
+import math
+import os
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from functools import cache
+
+import torch
+
+from llama_core.config import EngineConfig, ModelConfig
+from llama_core.execution.backend import Drawn
+from llama_core.execution.native.build import Unavailable, library_path
+from llama_core.execution.native.exchange import Carrier, shared_memory
+from llama_core.execution.parallel import Parallel
+from llama_core.execution.reference.model import rotary_table
+from llama_core.execution.slots import SlotTable
+from llama_core.scheduling.step import Pending, Row
+
+log = logging.getLogger(__name__)
+
+_LANES = 16  # floats of a vector; also positions of a cell of the cache
+# Names of a checkpoint's weights, in the order of engine.cpp's enum Weight.
+_WEIGHTS = (
+    "tok_embeddings",
+    "attention.wq",
+    "attention.wk",
+    "attention.wv",
+    "attention.wo",
+    "feed_forward.w1",
+    "feed_forward.w2",
+    "feed_forward.w3",
+    "attention_norm",
+    "ffn_norm",
+    "norm",
+    "output",
+)
+# Kinds of work, in the order of engine.cpp's enum Op.
+OPS = (
+    "embed",
+    "share embedding",
+    "join embedding",
+    "norm before attention",
+    "project q, k, v",
+    "rotate, write cache",
+    "attend",
+    "quantize attended",
+    "project out",
+    "share out",
+    "add out",
+    "norm before ffn",
+    "gate and up",
+    "quantize hidden",
+    "project down",
+    "share down",
+    "add down",
+    "norm at the end",
+    "logits",
+    "share logits",
+    "join logits",
+    "draw",
+    "share drawn",
+)
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                *("dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "vocab", "full_vocab", "rank", "ranks"),
+                *("bfloat16", "int8_weights", "max_tokens", "max_draws", "max_seq_len", "block_size"),
+                *("blocks_per_sequence", "threads"),
+            )
+        ),
+        ("norm_eps", ctypes.c_float),
+    )
+
+
+class _Slots(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "tables", "temperature", "top_p", "top_k", "seeds"))
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """Raises Unavailable."""
+    try:
+        library = ctypes.CDLL(str(library_path()))
+    except OSError as error:
+        raise Unavailable(str(error)) from None
+    pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+    for name, result, arguments in (
+        ("objection", ctypes.c_char_p, (integer, integer, integer)),
+        ("create", pointer, (ctypes.POINTER(_Shape), ctypes.POINTER(_Slots), pointer, pointer)),
+        ("destroy", None, (pointer,)),
+        ("pack", None, (pointer, integer, integer, pointer, integer)),
+        ("make_cache", integer, (pointer, integer)),
+        ("exchange_bytes", size, (ctypes.POINTER(_Shape),)),
+        ("shared_bytes", size, (ctypes.POINTER(_Shape),)),
+        ("share_memory", None, (pointer, pointer)),
+        ("carry", None, (pointer, pointer)),
+        ("step", integer, (pointer, pointer, integer, pointer, integer)),
+        ("logits_of", None, (pointer, pointer, integer)),
+        ("logits", pointer, (pointer,)),
+        ("seconds", ctypes.POINTER(ctypes.c_double), (pointer,)),
+        ("waited", ctypes.c_double, (pointer,)),
+        ("weight_bytes", size, (pointer,)),
+        ("working_bytes", size, (pointer,)),
+        ("instructions", ctypes.c_char_p, ()),
+        ("poke_embedding", None, (pointer, integer, pointer)),
+    ):
+        function = getattr(library, f"llama_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def check_available(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> None:
+    """Raises Unavailable unless this rank can run such a model natively."""
+    if parallel.device.type != "cpu":
+        raise Unavailable(f"the device is {parallel.device.type}")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise Unavailable(f"it computes in float32 and bfloat16, not in {dtype}")
+    if config.block_size % _LANES:
+        raise Unavailable(f"block_size {config.block_size} is not a multiple of {_LANES}")
+    widest = max(model.dim, model.hidden_dim)
+    objection = _library().llama_objection(model.head_dim, widest, config.quantization == "int8")
+    if objection:
+        raise Unavailable(objection.decode())
+
+
+class NativeBackend:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        parallel: Parallel,
+        slots: SlotTable,
+        dtype: torch.dtype,
+        weights: Iterable[tuple[str, torch.Tensor]],
+    ) -> None:
+        """`weights`: this rank's part of each, in `dtype`. Each is packed as it comes, and not kept. Raises MemoryError."""
+        self._native = _library()
+        self._config = config
+        self._slots = slots
+        self._num_slots, self._max_seq_len = slots.tokens.shape
+        ranks = parallel.world_size
+        threads = torch.get_num_threads()
+        self._shape = _Shape(
+            dim=model.dim,
+            layers=model.n_layers,
+            heads=model.n_heads // ranks,
+            kv_heads=model.n_kv_heads // ranks,
+            head_dim=model.head_dim,
+            hidden=model.hidden_dim // ranks,
+            vocab=model.vocab_size // ranks,
+            full_vocab=model.vocab_size,
+            rank=parallel.rank,
+            ranks=ranks,
+            bfloat16=dtype == torch.bfloat16,
+            int8_weights=config.quantization == "int8",
+            max_tokens=config.max_step_tokens,
+            max_draws=config.max_step_draws,
+            max_seq_len=config.max_seq_len,
+            block_size=config.block_size,
+            blocks_per_sequence=config.blocks_per_sequence,
+            threads=threads,
+            norm_eps=model.norm_eps,
+        )
+        rotary = rotary_table(model.head_dim, config.max_seq_len, model.rope_theta, parallel.device)
+        arrays = _Slots(
+            *(
+                tensor.data_ptr()
+                for tensor in (slots.tokens, slots.tables, slots.temperature, slots.top_p, slots.top_k, slots.seeds)
+            )
+        )
+        cpus = sorted(os.sched_getaffinity(0))
+        pins = (ctypes.c_int32 * threads)(*cpus) if len(cpus) == threads else None
+        self._engine = self._native.llama_create(self._shape, arrays, rotary.data_ptr(), pins)
+        if not self._engine:
+            raise MemoryError("the native engine could not be made: no memory, or no threads")
+        if ranks > 1:
+            self._connect(parallel)
+        for name, weight in weights:
+            self._pack(name, weight)
+        self._drawn = torch.empty(config.max_step_draws, dtype=torch.int64)
+        buffer = (ctypes.c_float * (config.max_step_draws * model.vocab_size)).from_address(
+            self._native.llama_logits(self._engine)
+        )
+        self._logits = torch.frombuffer(buffer, dtype=torch.float32).view(config.max_step_draws, model.vocab_size)
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None):
+            self._native.llama_destroy(self._engine)
+
+    @property
+    def name(self) -> str:
+        return f"native, {self._native.llama_instructions().decode()}"
+
+    @property
+    def weight_bytes(self) -> int:
+        return int(self._native.llama_weight_bytes(self._engine))
+
+    @property
+    def working_bytes(self) -> int:
+        shared = self._native.llama_shared_bytes(self._shape) if self._shape.ranks > 1 else 0
+        return int(self._native.llama_working_bytes(self._engine)) + int(shared)
+
+    @property
+    def cache_block_bytes(self) -> int:
+        shape = self._shape
+        head_dim = math.ceil(shape.head_dim / _LANES) * _LANES
+        return int(2 * shape.layers * shape.block_size * shape.kv_heads * head_dim * (2 if shape.bfloat16 else 4))
+
+    @property
+    def seconds_waited(self) -> float:
+        return float(self._native.llama_waited(self._engine))
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        if self._native.llama_make_cache(self._engine, num_blocks):
+            raise MemoryError(f"a cache of {num_blocks * self.cache_block_bytes} bytes could not be allocated")
+
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Drawn]:
+        flat: list[int] = []
+        count = num_tokens = 0
+        for slot, start, length, samples, num_drafts in rows:
+            draws = 1 + num_drafts if samples else 0
+            flat += (slot, start, length, draws)
+            count += draws
+            num_tokens += length
+            if not (0 <= slot < self._num_slots and start >= 0 and start + length + samples <= self._max_seq_len):
+                raise ValueError(f"row {(slot, start, length, samples)} is out of bounds")
+        # The engine's buffers are as large as the configuration says, and it looks at no bounds: an assert would not do.
+        if count > self._shape.max_draws or num_tokens > self._shape.max_tokens:
+            raise ValueError(f"a step of {num_tokens} tokens and {count} draws is too large")
+        array = (ctypes.c_int32 * len(flat))(*flat)
+        failed = self._native.llama_step(self._engine, array, len(rows), self._drawn.data_ptr(), keep_logits)
+        if failed:
+            self._carrier.reraise()
+        tokens = self._drawn[:count].tolist()
+        non_finite = [i for i, token in enumerate(tokens) if token < 0]
+        for i in non_finite:
+            tokens[i] = 0
+        return Pending.done(Drawn(tokens, non_finite))
+
+    def logits_of_draws(self, draws: Seq[int]) -> torch.Tensor:
+        return self._logits[list(draws)]
+
+    def logits_of_tokens(self, tokens: range) -> torch.Tensor:
+        parts = []
+        for begin in range(0, len(tokens), len(self._logits)):
+            part = tokens[begin : begin + len(self._logits)]
+            self._native.llama_logits_of(self._engine, (ctypes.c_int32 * len(part))(*part), len(part))
+            parts.append(self._logits[: len(part)].clone())
+        return torch.cat(parts)
+
+    def seconds_by_op(self) -> dict[str, float]:
+        """Seconds that steps have spent in each kind of work since the start."""
+        seconds = self._native.llama_seconds(self._engine)
+        return {op: seconds[i] for i, op in enumerate(OPS)}
+
+    def poke_embedding(self, token: int, value: float) -> None:
+        """Overwrite a token's embedding on this rank, for tests of values that are not finite."""
+        shape = self._shape
+        row = torch.full((shape.dim // shape.ranks,), value, dtype=torch.float32)
+        self._native.llama_poke_embedding(self._engine, token, row.data_ptr())
+
+    def _pack(self, name: str, weight: torch.Tensor) -> None:
+        parts = name.removesuffix(".weight").split(".", 2)
+        layer, kind = (int(parts[1]), parts[2]) if parts[0] == "layers" else (0, parts[0])
+        weight = weight.contiguous()
+        assert weight.dtype in (torch.float32, torch.bfloat16)
+        is_bfloat16 = weight.dtype == torch.bfloat16
+        self._native.llama_pack(self._engine, _WEIGHTS.index(kind), layer, weight.data_ptr(), is_bfloat16)
+
+    def _connect(self, parallel: Parallel) -> None:
+        memory = shared_memory(parallel, self._native.llama_shared_bytes(self._shape))
+        if memory is not None:
+            self._memory = memory  # mapped as long as the engine lives
+            self._native.llama_share_memory(self._engine, ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+            log.info("rank %d exchanges values with %d others in shared memory", parallel.rank, parallel.world_size - 1)
+            return
+        self._carrier = Carrier(parallel)
+        self._native.llama_carry(self._engine, ctypes.cast(self._carrier.function, ctypes.c_void_p))
+        log.info("rank %d exchanges values with %d others by gloo", parallel.rank, parallel.world_size - 1)

@@ -1,0 +1,754 @@
+// One rank's Transformer on CPU cores: a step of rows of any lengths, from token ids to drawn tokens, in one call.
+//
+// A step is a program of phases (threads.hpp) over buffers that were allocated at the start. Names and formulas are those of
+// llama_core/execution/reference/model.py, which computes the same with torch. Every intermediate result is rounded to the model's type where
+// the reference rounds it.
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "attention.hpp"
+#include "exchange.hpp"
+#include "linear.hpp"
+#include "sampling.hpp"
+#include "threads.hpp"
+
+namespace llama {
+
+// Shapes of this rank. `heads`, `kv_heads`, `hidden`, `vocab` are this rank's part, `dim` and `full_vocab` are whole.
+struct Shape {
+    int32_t dim, layers, heads, kv_heads, head_dim, hidden, vocab, full_vocab;
+    int32_t rank, ranks;
+    int32_t bfloat16, int8_weights;
+    int32_t max_tokens, max_draws;  // of one step
+    int32_t max_seq_len, block_size, blocks_per_sequence;
+    int32_t threads;
+    float norm_eps;
+};
+
+// What llama_core/execution/slots.py's SlotTable holds: arrays indexed by slot, which Python fills and steps read.
+struct Slots {
+    int64_t* tokens;        // [slots][max_seq_len]; drawn tokens are written here
+    const int64_t* tables;  // [slots][blocks_per_sequence]
+    const float *temperature, *top_p;
+    const int64_t *top_k, *seeds;
+};
+
+// Tokens start .. start + length of a slot. The last `draws` of them each draw the token that follows.
+struct Row {
+    int32_t slot, start, length, draws;
+};
+
+enum Weight { kEmbedding, kQuery, kKey, kValue, kOut, kGate, kDown, kUp, kAttentionNorm, kFfnNorm, kFinalNorm, kHead };
+
+enum Op {
+    kEmbed, kShareEmbedding, kJoinEmbedding, kNormAttention, kProjectQkv, kRotate, kAttend, kQuantizeAttended, kProjectOut, kShareOut,
+    kAddOut, kNormFfn, kGateUp, kQuantizeHidden, kProjectDown, kShareDown, kAddDown, kNormFinal, kLogits, kShareLogits, kJoinLogits,
+    kDraw, kShareDrawn, kPack, kNumOps
+};
+
+class Engine : public Tasks {
+  public:
+    explicit Engine(const Shape& shape) : shape(shape) {}
+    virtual void pack_weight(int weight, int layer, const void* source, bool source_is_bfloat16) = 0;
+    virtual void make_cache(int blocks) = 0;
+    virtual void step(const Row* rows, int num_rows, int64_t* drawn, bool logits_everywhere) = 0;
+    virtual void poke_embedding(int token, const float* values) = 0;
+    virtual void logits_of(const int32_t* tokens, int count) = 0;
+
+    const Shape shape;
+    Slots slots{};
+    Memory logits;  // float [max_draws][full_vocab]
+    std::unique_ptr<Exchange> exchange;
+    double seconds[kNumOps] = {};  // spent in each op, since the start
+    size_t weight_bytes = 0, working_bytes = 0;
+};
+
+template <class T>
+class Transformer : public Engine {
+  public:
+    Transformer(const Shape& shape, const std::vector<int>& cpus, const float* rotary)
+        : Engine(shape),
+          head_dim_(int(round_up(shape.head_dim, kLanes))),
+          width_(shape.heads * shape.head_dim),
+          team_(shape.threads, cpus) {
+        const Shape& s = shape;
+        const Format format = s.int8_weights ? Format::kInt8 : s.bfloat16 ? Format::kBFloat16 : Format::kFloat32;
+        const int kv_width = s.kv_heads * s.head_dim;
+        embedding_ = Memory(size_t(s.full_vocab) * (s.dim / s.ranks) * sizeof(T));
+        for (int i = 0; i < s.layers; i++) {
+            Layer& layer = layers_.emplace_back();
+            layer.qkv = Linear(format, width_ + 2 * kv_width, s.dim);
+            layer.out = Linear(format, s.dim, width_);
+            layer.gate_up = Linear(format, int(round_up(s.hidden, 16)) * 2, s.dim);
+            layer.down = Linear(format, s.dim, s.hidden);
+            layer.attention_norm = Activations<T>(1, s.dim);
+            layer.ffn_norm = Activations<T>(1, s.dim);
+            weight_bytes += layer.qkv.bytes() + layer.out.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+        }
+        final_norm_ = Activations<T>(1, s.dim);
+        head_ = Linear(format, s.vocab, s.dim);
+        weight_bytes += embedding_.bytes() + head_.bytes();
+
+        const size_t t = s.max_tokens;
+        states_ = Activations<T>(t, s.dim);
+        normed_ = Activations<T>(t, s.dim);
+        qkv_ = Activations<T>(t, width_ + 2 * kv_width);
+        queries_ = Activations<T>(t, size_t(s.heads) * head_dim_);
+        attended_ = Activations<T>(t, width_);
+        hidden_ = Activations<T>(t, s.hidden);
+        last_ = Activations<T>(s.max_draws, s.dim);
+        if (s.int8_weights) {
+            quantized_ = Quantized(t, s.dim);
+            quantized_attended_ = Quantized(t, width_);
+            quantized_hidden_ = Quantized(t, s.hidden);
+            quantized_last_ = Quantized(s.max_draws, s.dim);
+        }
+        logits = Memory(size_t(s.max_draws) * s.full_vocab * 4);
+        working_bytes = states_.bytes() + normed_.bytes() + qkv_.bytes() + queries_.bytes() + attended_.bytes() + hidden_.bytes() +
+                        last_.bytes() + quantized_.bytes() + quantized_attended_.bytes() + quantized_hidden_.bytes() +
+                        quantized_last_.bytes() + logits.bytes();
+        make_rotary(rotary);
+        if (in_panels(t)) {
+            const size_t sums = size_t(kPanelGroups) * kPanelRows * kGroup * 4 * (s.int8_weights ? 2 : 1);
+            for (int i = 0; i < s.threads; i++) panels_.emplace_back(sums), working_bytes += sums;
+        }
+        for (int i = 0; i < s.threads; i++) samplers_.emplace_back(int(round_up(s.full_vocab, kLanes)));
+        // So that no step allocates: there is nobody to tell that it failed.
+        tokens_.reserve(t), rows_.reserve(t), spans_.reserve(t), draws_.reserve(std::max<size_t>(t, s.max_draws));
+        program_.reserve(16 * (s.layers + 2));
+    }
+
+    void make_cache(int blocks) override { cache_ = Cache<T>(shape.layers, blocks, shape.block_size, shape.kv_heads, head_dim_); }
+
+    // `source`: this rank's part of the weight as the checkpoint has it, [outputs][inputs].
+    void pack_weight(int weight, int layer, const void* source, bool source_is_bfloat16) override {
+        packing_ = {weight, layer, source, source_is_bfloat16};
+        team_.run(*this, {{kPack, layer, (rows_of(weight) + 15) / 16}});
+    }
+
+    void poke_embedding(int token, const float* values) override {
+        for (size_t i = 0; i < part_dim(); i++) embedding_.as<T>()[token * part_dim() + i] = narrow_to<T>(values[i]);
+    }
+
+    // Runs `rows`; row i's draws follow row i - 1's in `drawn`: tokens, or -1 where the logits are not finite.
+    void step(const Row* rows, int num_rows, int64_t* drawn, bool logits_everywhere) override {
+        rows_.assign(rows, rows + num_rows);
+        lay_out();
+        drawn_ = drawn;
+        join_logits_ = shape.rank == 0 || logits_everywhere;
+        program_.clear();
+        const int blocks = (num_tokens() + 15) / 16;
+        const bool shared = shape.ranks > 1;
+        add(kEmbed, 0, blocks);
+        add(kShareEmbedding, 0, shared);
+        add(kJoinEmbedding, 0, shared * blocks);
+        for (int i = 0; i < shape.layers; i++) {
+            const Layer& layer = layers_[i];
+            add(kNormAttention, i, blocks);
+            add(kProjectQkv, i, tasks_of(layer.qkv, num_tokens()));
+            add(kRotate, i, blocks);
+            add(kAttend, i, int(spans_.size()) * ((shape.kv_heads + heads_of_task_ - 1) / heads_of_task_));
+            add(kQuantizeAttended, i, shape.int8_weights * blocks);
+            add(kProjectOut, i, tasks_of(layer.out, num_tokens()));
+            add(kShareOut, i, shared);
+            add(kAddOut, i, shared * blocks);
+            add(kNormFfn, i, blocks);
+            add(kGateUp, i, tasks_of(layer.gate_up, num_tokens()));
+            add(kQuantizeHidden, i, shape.int8_weights * blocks);
+            add(kProjectDown, i, tasks_of(layer.down, num_tokens()));
+            add(kShareDown, i, shared);
+            add(kAddDown, i, shared * blocks);
+        }
+        add_head();
+        const int draws = int(draws_.size());
+        add(kDraw, 0, shape.rank == 0 ? draws : 0);
+        add(kShareDrawn, 0, shared && draws);
+        run();
+        if (exchange && exchange->failed()) return;
+        for (int i = 0; i < draws; i++)
+            slots.tokens[size_t(draws_[i].slot) * shape.max_seq_len + draws_[i].position] = std::max<int64_t>(drawn[i], 0);
+    }
+
+    // Logits of `tokens` of the latest step, counted from its first: into `logits`, on every rank.
+    void logits_of(const int32_t* tokens, int count) override {
+        draws_.clear();
+        for (int i = 0; i < count; i++) draws_.push_back({tokens[i], 0, 0});
+        join_logits_ = true;
+        program_.clear();
+        add_head();
+        run();
+    }
+
+    void run(const Phase& phase, int task, int thread) override {
+        switch (phase.op) {
+            case kEmbed: return over_tokens(task, [&](int t) { embed(t); });
+            case kJoinEmbedding: return over_tokens(task, [&](int t) { join_embedding(t); });
+            case kNormAttention: return over_tokens(task, [&](int t) { norm(states_[t], t, layers_[phase.layer].attention_norm); });
+            case kProjectQkv: return project(layers_[phase.layer].qkv, normed_, quantized_, num_tokens(), task, thread, StoreTo{qkv_});
+            case kRotate: return rotate(phase.layer, task);
+            case kAttend: return attend(phase.layer, task);
+            case kQuantizeAttended: return over_tokens(task, [&](int t) { quantized_attended_.quantize(attended_[t], t, round16(width_)); });
+            case kProjectOut: return project_to_states(layers_[phase.layer].out, attended_, quantized_attended_, task, thread);
+            case kNormFfn: return over_tokens(task, [&](int t) { norm(states_[t], t, layers_[phase.layer].ffn_norm); });
+            case kGateUp: return project(layers_[phase.layer].gate_up, normed_, quantized_, num_tokens(), task, thread, Gate{this});
+            case kQuantizeHidden: return over_tokens(task, [&](int t) { quantized_hidden_.quantize(hidden_[t], t, round16(shape.hidden)); });
+            case kProjectDown: return project_to_states(layers_[phase.layer].down, hidden_, quantized_hidden_, task, thread);
+            case kAddOut:
+            case kAddDown: return over_tokens(task, [&](int t) { add_partials(t); });
+            case kNormFinal: return norm_final(task);
+            case kLogits: return project(head_, last_, quantized_last_, int(draws_.size()), task, thread, Logits{this});
+            case kJoinLogits: return join_logits(task);
+            case kDraw: return draw(task, thread);
+            case kShareEmbedding: return exchange->swap(num_tokens() * part_dim() * sizeof(T));
+            case kShareOut:
+            case kShareDown: return exchange->swap(num_tokens() * partial_stride() * sizeof(float));
+            case kShareLogits: return exchange->swap(draws_.size() * shape.vocab * sizeof(float));
+            case kShareDrawn: return share_drawn();
+            case kPack: return pack_rows(task);
+        }
+    }
+
+    // Other libraries shape the tile registers too: ours are set anew for every program.
+    void enter() override { use_tiles(); }
+    void leave() override { release_tiles(); }
+
+    void ended(const Phase& phase) override {
+        const double now = seconds_now();
+        seconds[phase.op] += now - phase_began_;
+        phase_began_ = now;
+    }
+
+  private:
+    struct Layer {
+        Linear qkv, out, gate_up, down;  // gate_up: 16 outputs of the gate, then the same 16 of up, and so on
+        Activations<T> attention_norm, ffn_norm;
+    };
+    struct Token {
+        int slot, position;
+        bool ends_new_cell;  // the row's last, in a cell that the row begins
+    };
+    // A part of a row whose attention is one task for each key/value head.
+    struct Span {
+        int slot, begin, end;  // tokens begin .. end of the step
+    };
+    struct Draw {
+        int token, slot, position;  // drawn from the state of `token` of the step, for `position`
+    };
+    struct Packing {
+        int weight, layer;
+        const void* source;
+        bool source_is_bfloat16;
+    };
+
+    static int round16(int n) { return int(round_up(n, 16)); }
+    int num_tokens() const { return int(tokens_.size()); }
+    size_t part_dim() const { return shape.dim / shape.ranks; }
+    size_t partial_stride() const { return round_up(shape.dim, kGroup); }
+
+    // Many rows of x are cut into parts that stay in a core's cache while the weights pass by.
+    static constexpr size_t kPartBytes = 1 << 20;
+    static int part_rows(const Linear& w) {
+        const size_t row = w.inputs() * (w.format() == Format::kInt8 ? 2 : sizeof(T));
+        return int(std::clamp<size_t>(kPartBytes / row / kMaxRows * kMaxRows, 2 * kMaxRows, 512));
+    }
+
+    // With tile registers memory feeds the products too slowly unless what they read lies in the first cache: a slice of the
+    // weights of one group goes over a panel of rows, and then the next slice does.
+    static constexpr int kSliceBytes = 16384;  // of a group's weights
+    static constexpr int kPanelRows = 512;
+    static constexpr int kPanelGroups = 8;  // at most, that share a task, so that rows come from memory once for them
+#if defined(LLAMA_AMX)
+    static constexpr bool kTilesOfT = sizeof(T) == 2;
+#else
+    static constexpr bool kTilesOfT = false;
+#endif
+    bool in_panels(int rows) const { return kTilesOfT && rows > 2 * kMaxRows; }
+    // With fewer groups in a task, what slices save does not pay for the rows that they read again.
+    bool in_slices(const Linear& w) const { return bundle(w) >= kPanelGroups / 2; }
+    int panel_rows(const Linear& w) const { return in_slices(w) ? kPanelRows : part_rows(w); }
+    int bundle(const Linear& w) const { return std::clamp(w.groups() / (shape.threads * 4), 1, kPanelGroups); }
+    int bundles(const Linear& w) const { return (w.groups() + bundle(w) - 1) / bundle(w); }
+
+    int tasks_of(const Linear& w, int rows) const {
+        if (in_panels(rows)) return bundles(w) * ((rows + panel_rows(w) - 1) / panel_rows(w));
+        return w.groups() * ((rows + part_rows(w) - 1) / part_rows(w));
+    }
+
+    void add(Op op, int layer, int tasks) { program_.push_back({op, layer, tasks}); }
+
+    void add_head() {
+        const int draws = int(draws_.size());
+        const bool shared = shape.ranks > 1 && draws;
+        add(kNormFinal, 0, (draws + 15) / 16);
+        add(kLogits, 0, tasks_of(head_, draws));
+        add(kShareLogits, 0, shared);
+        add(kJoinLogits, 0, shared && join_logits_ ? draws : 0);
+    }
+
+    void run() {
+        phase_began_ = seconds_now();
+        team_.run(*this, program_);
+    }
+
+    void lay_out() {
+        tokens_.clear();
+        draws_.clear();
+        spans_.clear();
+        for (const Row& row : rows_) {
+            const int first = num_tokens();
+            for (int i = 0; i < row.length; i++) tokens_.push_back({row.slot, row.start + i, false});
+            const int end = row.start + row.length - 1;
+            tokens_.back().ends_new_cell = end / kCell * kCell >= row.start;
+            for (int i = row.length - row.draws; i < row.length; i++) draws_.push_back({first + i, row.slot, row.start + i + 1});
+            // The longest first: its attention takes longest.
+            for (int to = row.length; to > 0; to -= kSpan) {
+                const int from = std::max(0, to - kSpan);
+                spans_.push_back({row.slot, first + from, first + to});
+            }
+        }
+        // Heads of one sequence in a row, so that the next one's keys come while this one's are used; as long as all have work.
+        heads_of_task_ = std::clamp(int(spans_.size()) * shape.kv_heads / (shape.threads * 8), 1, shape.kv_heads);
+    }
+    static constexpr int kSpan = 16;
+
+    template <class F>
+    void over_tokens(int task, F&& f) {
+        for (int t = task * 16; t < std::min(num_tokens(), task * 16 + 16); t++) f(t);
+    }
+
+    // Weights.
+
+    int rows_of(int weight) const {
+        switch (weight) {
+            case kEmbedding: return shape.full_vocab;
+            case kQuery: return shape.heads * shape.head_dim;
+            case kKey:
+            case kValue: return shape.kv_heads * shape.head_dim;
+            case kOut:
+            case kDown: return shape.dim;
+            case kGate:
+            case kUp: return shape.hidden;
+            case kHead: return shape.vocab;
+            default: return 1;
+        }
+    }
+
+    int columns_of(int weight) const {
+        switch (weight) {
+            case kEmbedding: return int(part_dim());
+            case kOut: return width_;
+            case kDown: return shape.hidden;
+            default: return shape.dim;
+        }
+    }
+
+    void pack_rows(int task) {
+        const int rows = rows_of(packing_.weight), columns = columns_of(packing_.weight);
+        for (int row = task * 16; row < std::min(rows, task * 16 + 16); row++)
+            if (packing_.source_is_bfloat16)
+                pack_row(static_cast<const bf16*>(packing_.source) + size_t(row) * columns, row, columns);
+            else
+                pack_row(static_cast<const float*>(packing_.source) + size_t(row) * columns, row, columns);
+    }
+
+    template <class S>
+    void pack_row(const S* source, int row, int columns) {
+        Layer& layer = layers_[packing_.layer];
+        const int kv_width = shape.kv_heads * shape.head_dim;
+        auto copy = [&](T* to) {
+            for (int i = 0; i < columns; i++) to[i] = narrow_to<T>(widen(source[i]));
+        };
+        switch (packing_.weight) {
+            case kEmbedding: return copy(embedding_.as<T>() + size_t(row) * columns);
+            case kQuery: return layer.qkv.pack(source, row);
+            case kKey: return layer.qkv.pack(source, width_ + row);
+            case kValue: return layer.qkv.pack(source, width_ + kv_width + row);
+            case kOut: return layer.out.pack(source, row);
+            case kGate: return layer.gate_up.pack(source, row / 16 * 32 + row % 16);
+            case kUp: return layer.gate_up.pack(source, row / 16 * 32 + 16 + row % 16);
+            case kDown: return layer.down.pack(source, row);
+            case kAttentionNorm: return copy(layer.attention_norm[0]);
+            case kFfnNorm: return copy(layer.ffn_norm[0]);
+            case kFinalNorm: return copy(final_norm_[0]);
+            case kHead: return head_.pack(source, row);
+        }
+    }
+
+    // Embedding. Every rank has some of the columns.
+
+    void embed(int t) {
+        const Token& token = tokens_[t];
+        const int64_t id = slots.tokens[size_t(token.slot) * shape.max_seq_len + token.position];
+        // What layers leave behind the width is read with whole vectors: zero, unless a value was not finite.
+        std::fill(states_[t] + shape.dim, states_[t] + partial_stride(), T{});
+        T* to = shape.ranks == 1 ? states_[t] : reinterpret_cast<T*>(exchange->mine()) + t * part_dim();
+        std::memcpy(static_cast<void*>(to), embedding_.as<T>() + id * part_dim(), part_dim() * sizeof(T));
+    }
+
+    void join_embedding(int t) {
+        for (int rank = 0; rank < shape.ranks; rank++)
+            std::memcpy(static_cast<void*>(states_[t] + rank * part_dim()), reinterpret_cast<const T*>(exchange->of(rank)) + t * part_dim(),
+                        part_dim() * sizeof(T));
+    }
+
+    // RMSNorm: x / sqrt(mean(x^2) + eps) * weight.
+
+    void norm_to(const T* x, const T* weight, T* to) const {
+        Vec squares = Vec{};
+        for (int i = 0; i < shape.dim; i += kLanes) {
+            Vec v = load(x + i);
+            squares = fma(v, v, squares);
+        }
+        const Vec inverse = splat(1.0f / std::sqrt(sum(squares) / shape.dim + shape.norm_eps));
+        for (int i = 0; i < shape.dim; i += kLanes) store(to + i, round_to<T>(load(x + i) * inverse) * load(weight + i));
+    }
+
+    void norm(const T* x, int t, const Activations<T>& weight) {
+        norm_to(x, weight[0], normed_[t]);
+        if (shape.int8_weights) quantized_.quantize(normed_[t], t, round16(shape.dim));
+    }
+
+    void norm_final(int task) {
+        for (int i = task * 16; i < std::min(int(draws_.size()), task * 16 + 16); i++) {
+            norm_to(states_[draws_[i].token], final_norm_[0], last_[i]);
+            if (shape.int8_weights) quantized_last_.quantize(last_[i], i, round16(shape.dim));
+        }
+    }
+
+    // Linear layers, and what is done with their results while they are in the cache: `out` [rows][kGroup] of group g.
+
+    template <class Use>
+    void project(const Linear& w, const Rows<T>& x, const Quantized& q, int rows, int task, int thread, const Use& use) {
+#if defined(LLAMA_AMX)
+        if constexpr (kTilesOfT) {
+            if (in_panels(rows)) {
+                if (shape.int8_weights)
+                    return project_panel(w, q, rows, task, thread, use);
+                else
+                    return project_panel(w, x, rows, task, thread, use);
+            }
+        }
+#endif
+        alignas(64) float out[kMaxRows * kGroup];
+        const int g = task % w.groups(), part = task / w.groups();
+        const int begin = part * part_rows(w), end = std::min(rows, begin + part_rows(w));
+        for (int row = begin; row < end; row += kMaxRows) {
+            const int count = std::min(kMaxRows, end - row);
+            if (shape.int8_weights)
+                w.block(q, row, count, g, row == begin, out);
+            else
+                w.block(x, row, count, g, row == begin, out);
+            for (int r = 0; r < count; r++) use(row + r, g, out + r * kGroup);
+        }
+    }
+
+#if defined(LLAMA_AMX)
+    template <class X, class Use>
+    void project_panel(const Linear& w, const X& x, int rows, int task, int thread, const Use& use) {
+        const int begin = task / bundles(w) * panel_rows(w), end = std::min(rows, begin + panel_rows(w));
+        const int first = task % bundles(w) * bundle(w), last = std::min(w.groups(), first + bundle(w));
+        const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, input_bytes = w.group_bytes() / w.padded();
+        const size_t slice = in_slices(w) ? kSliceBytes / input_bytes : w.padded();
+        const size_t share = round_up(slice * input_bytes / blocks, 64), block_bytes = w.sums_bytes();
+        alignas(64) float out[kMaxRows * kGroup];
+        auto sums = [&](int g, int row) {
+            return panels_[thread].template as<char>() + ((g - first) * (kPanelRows / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
+        };
+        auto use_all = [&](int row, int count, int g, const float* results) {
+            for (int r = 0; r < count; r++) use(row + r, g, results + r * kGroup);
+        };
+        for (size_t from = 0; from < w.padded(); from += slice)
+            for (int g = first; g < last; g++) {
+                // The weights after these come from memory while these are used.
+                const char* ahead = g + 1 < last ? w.group(g + 1) + from * input_bytes : w.group(first) + (from + slice) * input_bytes;
+                for (int row = begin; row < end; row += kMaxRows, ahead += share) {
+                    const int count = std::min(kMaxRows, end - row);
+                    for (size_t line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+                    if (in_slices(w)) {
+                        w.add_slice(x, row, count, g, false, from, std::min(w.padded(), from + slice), sums(g, row));
+                    } else {
+                        w.block(x, row, count, g, false, out);
+                        use_all(row, count, g, out);
+                    }
+                }
+            }
+        if (!in_slices(w)) return;
+        for (int row = begin; row < end; row += kMaxRows)
+            for (int g = first; g < last; g++) {
+                const int count = std::min(kMaxRows, end - row);
+                use_all(row, count, g, w.finish(x, row, count, g, sums(g, row), out));
+            }
+    }
+#endif
+
+    struct StoreTo {
+        const Rows<T>& to;
+        void operator()(int row, int g, const float* out) const {
+            for (int i = 0; i < kGroup; i += kLanes) store(to[row] + g * kGroup + i, load(out + i));
+        }
+    };
+    struct AddToStates {
+        Transformer* self;
+        void operator()(int row, int g, const float* out) const {
+            T* state = self->states_[row] + g * kGroup;
+            for (int i = 0; i < kGroup; i += kLanes) store(state + i, load(state + i) + round_to<T>(load(out + i)));
+        }
+    };
+    struct Partial {
+        Transformer* self;
+        void operator()(int row, int g, const float* out) const {
+            std::memcpy(reinterpret_cast<float*>(self->exchange->mine()) + row * self->partial_stride() + g * kGroup, out, kGroup * 4);
+        }
+    };
+    // SwiGLU: silu(gate) * up.
+    struct Gate {
+        Transformer* self;
+        void operator()(int row, int g, const float* out) const {
+            Vec gate = round_to<T>(load(out)), up = round_to<T>(load(out + 16));
+            Vec silu = round_to<T>(gate * reciprocal(splat(1.0f) + exp(-gate)));
+            store(self->hidden_[row] + g * 16, silu * up);
+        }
+    };
+    struct Logits {
+        Transformer* self;
+        void operator()(int row, int g, const float* out) const {
+            const Shape& s = self->shape;
+            float* to = s.ranks == 1 ? self->logits.template as<float>() : reinterpret_cast<float*>(self->exchange->mine());
+            const int width = std::min(kGroup, s.vocab - g * kGroup);
+            for (int i = 0; i < width; i++) to[size_t(row) * s.vocab + g * kGroup + i] = widen(narrow_to<T>(out[i]));
+        }
+    };
+
+    void project_to_states(const Linear& w, const Rows<T>& x, const Quantized& q, int task, int thread) {
+        if (shape.ranks == 1)
+            project(w, x, q, num_tokens(), task, thread, AddToStates{this});
+        else
+            project(w, x, q, num_tokens(), task, thread, Partial{this});
+    }
+
+    void add_partials(int t) {
+        T* state = states_[t];
+        for (int i = 0; i < shape.dim; i += kLanes) {
+            Vec total = Vec{};
+            for (int rank = 0; rank < shape.ranks; rank++)
+                total += load(reinterpret_cast<const float*>(exchange->of(rank)) + t * partial_stride() + i);
+            store(state + i, load(state + i) + round_to<T>(total));
+        }
+    }
+
+    void join_logits(int row) {
+        for (int rank = 0; rank < shape.ranks; rank++)
+            std::memcpy(logits.as<float>() + size_t(row) * shape.full_vocab + rank * shape.vocab,
+                        reinterpret_cast<const float*>(exchange->of(rank)) + size_t(row) * shape.vocab, shape.vocab * sizeof(float));
+    }
+
+    // Rotary embedding of adjacent pairs, keys and values into the cache.
+
+    // cos of each position's angles, each twice; then sin likewise, negative at even places: float [max_seq_len][2][head_dim].
+    void make_rotary(const float* table) {
+        rotary_ = Memory(size_t(shape.max_seq_len) * 2 * head_dim_ * 4);
+        working_bytes += rotary_.bytes();
+        for (int p = 0; p < shape.max_seq_len; p++) {
+            float* to = rotary_of(p);
+            for (int i = 0; i < shape.head_dim; i++) {
+                const float* pair = table + (size_t(p) * (shape.head_dim / 2) + i / 2) * 2;
+                to[i] = pair[0];
+                to[head_dim_ + i] = i % 2 ? pair[1] : -pair[1];
+            }
+        }
+    }
+    float* rotary_of(int position) const { return rotary_.as<float>() + size_t(position) * 2 * head_dim_; }
+
+    void rotate_head(const T* x, const float* rotary, T* to) const {
+        for (int i = 0; i < head_dim_; i += kLanes) {
+            Vec v = load(x + i);
+            Vec other = __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+            store(to + i, fma(v, load(rotary + i), other * load(rotary + head_dim_ + i)));
+        }
+    }
+
+    void rotate(int layer, int task) {
+        const int begin = task * 16, end = std::min(num_tokens(), begin + 16);
+        for (int t = begin; t < end; t++)
+            for (int h = 0; h < shape.heads; h++)
+                rotate_head(qkv_[t] + h * shape.head_dim, rotary_of(tokens_[t].position), queries_[t] + h * head_dim_);
+        alignas(64) T key[kernels::kMaxHeadDim];
+        for (int h = 0; h < shape.kv_heads; h++)
+            for (int t = begin; t < end; t++) {
+                const T* k = qkv_[t] + width_ + h * shape.head_dim;
+                const T* v = k + shape.kv_heads * shape.head_dim;
+                rotate_head(k, rotary_of(tokens_[t].position), key);
+                cache_.write(layer, h, table_of(tokens_[t].slot), tokens_[t].position, key, v);
+                if (tokens_[t].ends_new_cell) cache_.clear_behind(layer, h, table_of(tokens_[t].slot), tokens_[t].position);
+            }
+    }
+    const int64_t* table_of(int slot) const { return slots.tables + size_t(slot) * shape.blocks_per_sequence; }
+
+    void attend(int layer, int task) {
+        const int tasks = (shape.kv_heads + heads_of_task_ - 1) / heads_of_task_;
+        const int begin = task % tasks * heads_of_task_, end = std::min(shape.kv_heads, begin + heads_of_task_);
+        const Span& span = spans_[task / tasks];
+        const kernels::AttentionTiles tiles((span.end - span.begin) * (shape.heads / shape.kv_heads));
+        for (int kv_head = begin; kv_head < end; kv_head++)
+            attend_head(span, {layer, kv_head, kv_head + 1 < end ? kv_head + 1 : -1, table_of(span.slot)});
+    }
+
+    void attend_head(const Span& span, const kernels::Source& from) {
+        const int group = shape.heads / shape.kv_heads;
+        const float scale = 1.0f / std::sqrt(float(shape.head_dim));
+        const bool direct = head_dim_ == shape.head_dim;
+        alignas(64) T spare[kBatch][kernels::kMaxHeadDim];
+        Query<T> queries[kBatch];
+        const int count = (span.end - span.begin) * group;
+        for (int first = 0; first < count; first += kBatch) {
+            const int num = std::min(kBatch, count - first);
+            for (int i = 0; i < num; i++) {
+                const int t = span.begin + (first + i) / group, head = from.head * group + (first + i) % group;
+                T* out = attended_[t] + head * shape.head_dim;
+                queries[i] = {queries_[t] + head * head_dim_, direct ? out : spare[i], tokens_[t].position};
+            }
+            kernels::attend_all(queries, num, cache_, from, head_dim_, scale);
+            for (int i = 0; i < num && !direct; i++) {
+                const int t = span.begin + (first + i) / group, head = from.head * group + (first + i) % group;
+                std::memcpy(static_cast<void*>(attended_[t] + head * shape.head_dim), spare[i], shape.head_dim * sizeof(T));
+            }
+        }
+    }
+    static constexpr int kBatch = 16;  // queries that go over the keys together
+
+    // Rank 0 draws, the others are told: they may differ in the last bit of a logit, if their CPUs do.
+
+    void draw(int i, int thread) {
+        const Draw& d = draws_[i];
+        const Sampling how{slots.temperature[d.slot], slots.top_p[d.slot], slots.top_k[d.slot], slots.seeds[d.slot], d.position};
+        drawn_[i] = samplers_[thread].draw(logits.as<float>() + size_t(i) * shape.full_vocab, shape.full_vocab, how);
+    }
+
+    void share_drawn() {
+        const size_t bytes = draws_.size() * sizeof(int64_t);
+        if (shape.rank == 0) std::memcpy(exchange->mine(), drawn_, bytes);
+        exchange->swap(bytes);
+        std::memcpy(drawn_, exchange->of(0), bytes);
+    }
+
+    const int head_dim_;  // padded to whole vectors
+    const int width_;     // of all heads of this rank
+    Team team_;
+    Memory embedding_, rotary_;
+    std::vector<Layer> layers_;
+    Activations<T> final_norm_;
+    Linear head_;
+    Cache<T> cache_;
+    Activations<T> states_, normed_, qkv_, queries_, attended_, hidden_, last_;
+    Quantized quantized_, quantized_attended_, quantized_hidden_, quantized_last_;
+    std::vector<Memory> panels_;  // of each thread: sums of a panel
+    std::vector<Sampler> samplers_;  // one a thread
+
+    // The step under way.
+    std::vector<Row> rows_;
+    std::vector<Token> tokens_;
+    std::vector<Span> spans_;
+    std::vector<Draw> draws_;
+    std::vector<Phase> program_;
+    int64_t* drawn_ = nullptr;
+    bool join_logits_ = false;
+    int heads_of_task_ = 1;
+    double phase_began_ = 0;
+    Packing packing_{};
+};
+
+}  // namespace llama
+
+// The C interface for backend.py. Pointers are kept where the comment says so; nothing throws across it.
+
+using namespace llama;
+
+extern "C" {
+
+// Why this process cannot compute such a model, or null.
+const char* llama_objection(int head_dim, int widest, int int8_weights) {
+    if (!allow_tiles()) return "the kernel refuses the AMX registers that this CPU was compiled for";
+    if (head_dim > kernels::kMaxHeadDim) return "head_dim is over 512";
+    if (int8_weights && widest > 66'000) return "sums of so many int8 products would not fit into 32 bits";
+    return nullptr;
+}
+
+// `rotary` float [max_seq_len][head_dim / 2][2] is read now; `cpus` [threads] or null. Null if the system gives no memory or no
+// threads. llama_objection has been asked.
+Engine* llama_create(const Shape* shape, const Slots* slots, const float* rotary, const int32_t* cpus) try {
+    std::vector<int> pins(cpus ? cpus : nullptr, cpus ? cpus + shape->threads : nullptr);
+    Engine* engine;
+    if (shape->bfloat16)
+        engine = new Transformer<bf16>(*shape, pins, rotary);
+    else
+        engine = new Transformer<float>(*shape, pins, rotary);
+    engine->slots = *slots;
+    return engine;
+} catch (const std::exception&) {
+    return nullptr;
+}
+
+void llama_destroy(Engine* engine) { delete engine; }
+
+void llama_pack(Engine* engine, int weight, int layer, const void* source, int source_is_bfloat16) {
+    engine->pack_weight(weight, layer, source, source_is_bfloat16);
+}
+
+int llama_make_cache(Engine* engine, int blocks) try {
+    engine->make_cache(blocks);
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
+}
+
+size_t llama_exchange_bytes(const Shape* s) {
+    const size_t sums = size_t(s->max_tokens) * round_up(s->dim, kGroup) * 4, logits = size_t(s->max_draws) * s->vocab * 4;
+    return std::max(sums, logits);
+}
+
+size_t llama_shared_bytes(const Shape* s) { return SharedMemoryExchange::size_for(s->ranks, llama_exchange_bytes(s)); }
+
+// `memory` is kept.
+void llama_share_memory(Engine* engine, char* memory) {
+    const Shape& s = engine->shape;
+    engine->exchange = std::make_unique<SharedMemoryExchange>(memory, s.rank, s.ranks, llama_exchange_bytes(&s));
+}
+
+void llama_carry(Engine* engine, Carry carry) {
+    engine->exchange = std::make_unique<CarriedExchange>(carry, engine->shape.ranks, llama_exchange_bytes(&engine->shape));
+}
+
+// Returns 1 if values could not be carried between the ranks. Sizes are the caller's to keep: nothing is checked here.
+int llama_step(Engine* engine, const Row* rows, int num_rows, int64_t* drawn, int logits_everywhere) {
+    engine->step(rows, num_rows, drawn, logits_everywhere);
+    return engine->exchange && engine->exchange->failed();
+}
+
+void llama_logits_of(Engine* engine, const int32_t* tokens, int count) { engine->logits_of(tokens, count); }
+
+// Overwrites a token's embedding, float [dim / ranks]: for tests of values that are not finite.
+void llama_poke_embedding(Engine* engine, int token, const float* values) { engine->poke_embedding(token, values); }
+
+const char* llama_instructions() {
+#if defined(LLAMA_AMX)
+    return "AMX";
+#elif defined(__AVX512BF16__)
+    return "AVX-512 with bfloat16";
+#elif defined(__AVX512F__)
+    return "AVX-512";
+#elif defined(__AVX2__)
+    return "AVX2";
+#else
+    return "plain vectors";
+#endif
+}
+
+float* llama_logits(Engine* engine) { return engine->logits.as<float>(); }
+const double* llama_seconds(Engine* engine) { return engine->seconds; }
+double llama_waited(Engine* engine) { return engine->exchange ? engine->exchange->waited() : 0.0; }
+size_t llama_weight_bytes(Engine* engine) { return engine->weight_bytes; }
+size_t llama_working_bytes(Engine* engine) { return engine->working_bytes; }
+
+}  // extern "C"

@@ -1,0 +1,170 @@
+// One token from one row of logits: what llama_core/execution/sampling.py defines, without sorting the vocabulary.
+//
+// Tokens are put into buckets by how far their logit lies under the greatest. Whole buckets are inside the nucleus or outside
+// it, before the drawn number or behind it; only the bucket in which the nucleus ends and the one in which the draw falls
+// are sorted.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "simd.hpp"
+
+namespace llama {
+
+struct Sampling {
+    float temperature, top_p;
+    int64_t top_k, seed, position;
+};
+
+constexpr float kGreedyBelow = 1e-5f;  // GREEDY_BELOW in sampling.py
+
+inline uint64_t splitmix64(uint64_t z) {
+    z += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+inline double uniform(int64_t seed, int64_t position) {
+    return double(splitmix64(splitmix64(uint64_t(seed)) + uint64_t(position)) >> 11) * 0x1p-53;
+}
+
+class Sampler {
+  public:
+    // `width`: the vocabulary, rounded up to whole vectors.
+    explicit Sampler(int width) : probs_(width), bucket_(width) { members_.reserve(width); }
+
+    // The token, or -1 if a logit is not finite.
+    int64_t draw(const float* logits, int vocab, const Sampling& how) {
+        const float highest = greatest(logits, vocab);
+        if (!std::isfinite(highest)) return -1;
+        // Divided by so little that it leaves float's range, nothing but the greatest is left either.
+        if (how.temperature < kGreedyBelow || !std::isfinite(highest / how.temperature)) return std::find(logits, logits + vocab, highest) - logits;
+        spread(logits, vocab, how.temperature, highest);
+        return pick(vocab, how);
+    }
+
+  private:
+    static constexpr int kBuckets = 1024;
+    static constexpr float kPerNat = 32;  // 32 nats down to 1e-14 of the most likely; the last bucket takes the rest
+
+    // NaN if any logit is not finite.
+    static float greatest(const float* logits, int vocab) {
+        Vec most = splat(logits[0]), zero = Vec{};
+        int i = 0;
+        for (; i + kLanes <= vocab; i += kLanes) {
+            Vec x = load(logits + i);
+            most = max(most, x);
+            zero += x * splat(0.0f);  // NaN from infinity and from NaN
+        }
+        float result = max(most), check = sum(zero);
+        for (; i < vocab; i++) result = std::max(result, logits[i]), check += logits[i] * 0.0f;
+        return result + check;
+    }
+
+    // Probabilities, each token's bucket, and each bucket's mass and number.
+    void spread(const float* logits, int vocab, float temperature, float highest) {
+        std::fill(mass_, mass_ + kBuckets, 0.0);
+        std::fill(count_, count_ + kBuckets, 0);
+        const float top = highest / temperature;
+        double total = 0;
+        float lanes[kLanes];
+        for (int i = 0; i < vocab; i += kLanes) {
+            const int count = std::min(kLanes, vocab - i);
+            Vec below = splat(-std::numeric_limits<float>::infinity());
+            if (count == kLanes)
+                below = load(logits + i) / splat(temperature) - splat(top);
+            else
+                for (int lane = 0; lane < count; lane++) below[lane] = logits[i + lane] / temperature - top;
+            Vec p = exp(below);
+            store(&probs_[i], p);
+            Vec place = below * splat(-kPerNat);
+            place = place < splat(float(kBuckets - 1)) ? place : splat(float(kBuckets - 1));
+            IVec index = __builtin_convertvector(place, IVec);
+            store(lanes, p);
+            for (int lane = 0; lane < count; lane++) {
+                const int b = index[lane];
+                bucket_[i + lane] = uint16_t(b);
+                mass_[b] += lanes[lane];
+                count_[b]++;
+            }
+        }
+        for (double m : mass_) total += m;
+        total_ = total;
+    }
+
+    int64_t pick(int vocab, const Sampling& how) {
+        const int64_t most = how.top_k > 0 ? std::min<int64_t>(how.top_k, vocab) : vocab;
+        const double limit = double(how.top_p) * (most < vocab ? mass_of_most_likely(most, vocab) : total_);
+        // The nucleus: tokens in order, as long as the mass before them is within the limit. Its mass:
+        double before = 0, nucleus = 0;
+        int64_t number = 0;
+        for (int b = 0; b < kBuckets; b++) {
+            if (before > limit || number >= most) break;
+            if (before + mass_[b] <= limit && number + count_[b] <= most) {
+                before += mass_[b];
+                number += count_[b];
+                nucleus = before;
+                continue;
+            }
+            for (int token : sorted(b, vocab)) {
+                if (before > limit || number >= most) break;
+                before += probs_[token];
+                number++;
+            }
+            nucleus = before;
+            break;
+        }
+        const double target = uniform(how.seed, how.position) * nucleus;
+        double reached = 0;
+        int64_t latest = 0;
+        for (int b = 0; b < kBuckets; b++) {
+            if (!count_[b]) continue;
+            if (reached + mass_[b] <= target) {
+                reached += mass_[b];
+                continue;
+            }
+            for (int token : sorted(b, vocab)) {
+                latest = token;
+                reached += probs_[token];
+                if (reached > target) return token;
+            }
+        }
+        return latest;  // the sums of a bucket in two orders may differ in the last bit
+    }
+
+    double mass_of_most_likely(int64_t most, int vocab) {
+        double mass = 0;
+        for (int b = 0; b < kBuckets && most > 0; b++) {
+            if (count_[b] <= most) {
+                mass += mass_[b];
+                most -= count_[b];
+                continue;
+            }
+            for (int token : sorted(b, vocab)) {
+                if (most-- == 0) return mass;
+                mass += probs_[token];
+            }
+        }
+        return mass;
+    }
+
+    // The tokens of bucket `b`, most likely first, then by id.
+    const std::vector<int>& sorted(int b, int vocab) {
+        members_.clear();
+        for (int i = 0; i < vocab; i++)
+            if (bucket_[i] == b) members_.push_back(i);
+        std::sort(members_.begin(), members_.end(), [this](int x, int y) { return probs_[x] != probs_[y] ? probs_[x] > probs_[y] : x < y; });
+        return members_;
+    }
+
+    std::vector<float> probs_;
+    std::vector<uint16_t> bucket_;
+    std::vector<int> members_;
+    double mass_[kBuckets];
+    int64_t count_[kBuckets];
+    double total_ = 0;
+};
+
+}  // namespace llama

@@ -1,0 +1,102 @@
+"""A step in plain torch, on whatever device the group has: the reference for every faster way."""
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from llama_core.config import EngineConfig
+from llama_core.execution.attention_metadata import draws_of, lay_out
+from llama_core.execution.backend import Drawn
+from llama_core.execution.kv_cache import KVCache
+from llama_core.execution.parallel import Parallel
+from llama_core.execution.reference.model import Transformer
+from llama_core.execution.sampling import sample
+from llama_core.execution.slots import SlotTable
+from llama_core.scheduling.step import Pending, Row
+
+
+class TorchBackend:
+    def __init__(self, config: EngineConfig, model: Transformer, parallel: Parallel, slots: SlotTable) -> None:
+        self.model = model
+        self._config = config
+        self._parallel = parallel
+        self._slots = slots
+        self._dtype: torch.dtype = next(model.parameters()).dtype
+        self._cache: KVCache | None = None
+        self._states = self._logits = torch.empty(0)
+
+    @property
+    def name(self) -> str:
+        return "torch"
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self.model.parameters())
+
+    @property
+    def cache_block_bytes(self) -> int:
+        return KVCache.bytes_per_block(*self._cache_shape())
+
+    @property
+    def working_bytes(self) -> int:
+        """The largest step's temporary memory: what decoding gathers (keys twice, once to transpose them, and values), scores
+        and weights in float32, and logits three times (as computed, in float32, sorted)."""
+        _, _, n_kv_heads, head_dim, dtype = self._cache_shape()
+        config, model = self._config, self.model.config
+        keys = config.max_batch_size * config.max_seq_len
+        gathered = 3 * keys * n_kv_heads * head_dim * dtype.itemsize
+        scores = 2 * keys * model.n_heads // self._parallel.world_size * 4
+        return gathered + scores + config.max_step_draws * config.vocab_size * (dtype.itemsize + 8)
+
+    @property
+    def seconds_waited(self) -> None:
+        return None
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
+        self._cache = KVCache(n_layers, num_blocks, block_size, n_kv_heads, head_dim, dtype, self._parallel.device)
+
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Drawn]:
+        assert self._cache is not None, "allocate_cache comes first"
+        tokens, layout, ends = lay_out(rows, self._slots, self._config.block_size)
+        self._states = self.model(tokens, self._cache, layout)
+        draws = draws_of(rows, ends)
+        if not draws:
+            return Pending.done(Drawn([], []))
+        last, slots, positions = torch.tensor(draws, device=self._parallel.device).unbind(1)
+        self._logits = self.model.logits(self._states[last])
+        return Pending.done(self._draw(slots, positions, self._logits))
+
+    def logits_of_draws(self, draws: Seq[int]) -> torch.Tensor:
+        return self._logits[list(draws)]
+
+    def logits_of_tokens(self, tokens: range) -> torch.Tensor:
+        return self.model.logits(self._states[tokens.start : tokens.stop])
+
+    def _draw(self, index: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor) -> Drawn:
+        """Draw the tokens at `positions` of the slots `index`, both int64 [D], from logits [D, vocab], and remember them as
+        input."""
+        slots = self._slots
+        finite = logits.sum(-1).isfinite()
+        if self._parallel.rank == 0:
+            # A row that is not finite draws from zeros: its token means nothing, but it must be a token.
+            tokens = sample(
+                torch.where(finite[:, None], logits, torch.zeros_like(logits)),
+                slots.temperature[index],
+                slots.top_p[index],
+                slots.top_k[index],
+                slots.seeds[index],
+                positions,
+            )
+        else:
+            tokens = torch.empty_like(index)
+        # Ranks may differ in the last bit of a logit (other CPUs, other libraries): one draws for all.
+        self._parallel.broadcast(tokens)
+        slots.tokens[index, positions] = tokens
+        return Drawn(tokens.tolist(), [i for i, ok in enumerate(finite.tolist()) if not ok])
+
+    def _cache_shape(self) -> tuple[int, int, int, int, torch.dtype]:
+        """n_layers, block_size, key/value heads of this rank, head_dim, dtype."""
+        config = self.model.config
+        heads = config.n_kv_heads // self._parallel.world_size
+        return config.n_layers, self._config.block_size, heads, config.head_dim, self._dtype

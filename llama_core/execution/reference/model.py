@@ -1,0 +1,182 @@
+"""The sharded Transformer of Llama 2 on fairscale's model-parallel layers, for inference.
+
+T is the number of tokens in a step: rows of different sequences laid end to end, each token with its own position.
+Formulas: RMSNorm (Zhang and Sennrich 2019), rotary embedding (Su et al. 2021), grouped-query attention (Ainslie et al.
+2023), SwiGLU (Shazeer 2020); names of parameters are those of Meta's checkpoints.
+"""
+
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from fairscale.nn.model_parallel import layers as fairscale_layers
+from fairscale.nn.model_parallel.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
+from torch import nn
+
+from llama_core.config import ModelConfig
+from llama_core.execution.kv_cache import KVCache, StepLayout
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, the mean in float32."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim, device="meta"), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return normed.type_as(x) * self.weight
+
+
+def rotary_table(head_dim: int, max_seq_len: int, theta: float, device: torch.device) -> torch.Tensor:
+    """cos and sin of position * theta^(-2i / head_dim): float32 [max_seq_len, head_dim / 2, 2]."""
+    exponents = torch.arange(0, head_dim, 2, device=device)[: head_dim // 2].float() / head_dim
+    angles = torch.outer(torch.arange(max_seq_len, device=device).float(), 1.0 / theta**exponents)
+    # Not Tensor.cos: in a process's first call of that, a second thread's half was off by 1e-4 about once in 100 starts.
+    return torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
+
+
+def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Turn adjacent pairs (2i, 2i + 1) of x [T, heads, head_dim] by the angles of table [T, head_dim / 2, 2]."""
+    even, odd = x.float().view(*x.shape[:-1], -1, 2).unbind(-1)
+    cos, sin = table.unsqueeze(1).unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
+
+
+def attend_decodes(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """One query a row: q [B, n_heads, head_dim] -> the same shape. Heads that share keys are one matrix product.
+
+    keys, values: [B, L, n_kv_heads, head_dim], of which row i sees the first lengths[i].
+    """
+    head_dim, n_kv_heads = q.shape[-1], keys.shape[2]
+    grouped = q.reshape(len(q), n_kv_heads, -1, head_dim)  # [B, n_kv_heads, group, head_dim]
+    scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)).float() * head_dim**-0.5
+    beyond = torch.arange(keys.shape[1], device=q.device) >= lengths[:, None]  # [B, L]
+    weights = scores.masked_fill(beyond[:, None, None, :], float("-inf")).softmax(-1).type_as(q)
+    # A weight of zero is not enough: what lies beyond belongs to others, and zero times their NaN would be NaN.
+    values = values.masked_fill(beyond[:, :, None, None], 0)
+    return torch.matmul(weights, values.transpose(1, 2)).flatten(1, 2)
+
+
+def attend_prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
+    """Several queries of one row, query i at position start + i: q [S, n_heads, head_dim], keys [start + S, ...]."""
+    mask = None
+    shares_keys = q.shape[1] != keys.shape[1]
+    if start and shares_keys and q.is_cuda:
+        # With a mask and shared keys torch takes a path that keeps all scores in float32: keys are repeated instead.
+        keys, values = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (keys, values))
+        shares_keys = False
+    if start:
+        seen = torch.arange(keys.shape[0], device=q.device)
+        mask = seen <= (start + torch.arange(q.shape[0], device=q.device))[:, None]
+    out: torch.Tensor = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        keys.transpose(0, 1)[None],
+        values.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=shares_keys,
+    )
+    return out[0].transpose(0, 1)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over the paged cache; this rank has 1 / world_size of the heads."""
+
+    def __init__(self, config: ModelConfig, world_size: int, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.n_heads = config.n_heads // world_size
+        self.n_kv_heads = config.n_kv_heads // world_size
+        self.wq = _column(config.dim, config.n_heads * config.head_dim)
+        self.wk = _column(config.dim, config.n_kv_heads * config.head_dim)
+        self.wv = _column(config.dim, config.n_kv_heads * config.head_dim)
+        self.wo = _row(config.n_heads * config.head_dim, config.dim)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor, cache: KVCache, layout: StepLayout) -> torch.Tensor:
+        """x [T, dim] -> [T, dim]."""
+        q = rotate(self.wq(x).view(-1, self.n_heads, self.head_dim), table)
+        k = rotate(self.wk(x).view(-1, self.n_kv_heads, self.head_dim), table)
+        v = self.wv(x).view(-1, self.n_kv_heads, self.head_dim)
+        cache.write(self.layer, layout, k, v)
+        out = torch.empty_like(q)
+        if layout.decode_index.numel():
+            keys, values = cache.of_decodes(self.layer, layout)
+            out[layout.decode_index] = attend_decodes(q[layout.decode_index], keys, values, layout.decode_lengths)
+        for row in layout.prefills:
+            keys, values = cache.of_prefill(self.layer, row)
+            out[row.begin : row.end] = attend_prefill(q[row.begin : row.end], keys, values, row.start)
+        result: torch.Tensor = self.wo(out.flatten(1))
+        return result
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.w1 = _column(config.dim, config.hidden_dim)
+        self.w2 = _row(config.hidden_dim, config.dim)
+        self.w3 = _column(config.dim, config.hidden_dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return result
+
+
+class TransformerBlock(nn.Module):
+    def __init__(self, config: ModelConfig, world_size: int, layer: int) -> None:
+        super().__init__()
+        self.attention = Attention(config, world_size, layer)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor, cache: KVCache, layout: StepLayout) -> torch.Tensor:
+        h: torch.Tensor = x + self.attention(self.attention_norm(x), table, cache, layout)
+        out: torch.Tensor = h + self.feed_forward(self.ffn_norm(h))
+        return out
+
+
+class Transformer(nn.Module):
+    """Built without memory for its weights: `load_state_dict(..., assign=True)` brings them, on their device."""
+
+    def __init__(self, config: ModelConfig, world_size: int, max_seq_len: int, device: torch.device) -> None:
+        super().__init__()
+        self.config = config
+        # fairscale would fill every full weight on every rank, only to keep a slice that the checkpoint then replaces.
+        with patch.object(fairscale_layers, "_initialize_affine_weight", lambda *args, **kwargs: None):
+            self.tok_embeddings = _weightless(ParallelEmbedding(config.vocab_size, config.dim))
+            self.layers = nn.ModuleList(TransformerBlock(config, world_size, i) for i in range(config.n_layers))
+            self.norm = RMSNorm(config.dim, config.norm_eps)
+            self.output = _column(config.dim, config.vocab_size, gather_output=True)
+        self.rotary = rotary_table(config.head_dim, max_seq_len, config.rope_theta, device)
+
+    def forward(self, tokens: torch.Tensor, cache: KVCache, layout: StepLayout) -> torch.Tensor:
+        """tokens int64 [T] -> the last layer's normed states [T, dim]. Writes the cache."""
+        h = self.tok_embeddings(tokens)
+        table = self.rotary[layout.positions]
+        for layer in self.layers:
+            h = layer(h, table, cache, layout)
+        states: torch.Tensor = self.norm(h)
+        return states
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """states [R, dim] -> float32 [R, vocab_size], whole on every rank."""
+        logits: torch.Tensor = self.output(states).float()
+        return logits
+
+
+def _weightless(layer: nn.Module) -> nn.Module:
+    layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)  # type: ignore[arg-type]
+    return layer
+
+
+def _column(in_features: int, out_features: int, gather_output: bool = False) -> nn.Module:
+    return _weightless(ColumnParallelLinear(in_features, out_features, bias=False, gather_output=gather_output))
+
+
+def _row(in_features: int, out_features: int) -> nn.Module:
+    return _weightless(RowParallelLinear(in_features, out_features, bias=False, input_is_parallel=True))

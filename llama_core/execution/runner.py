@@ -1,0 +1,284 @@
+"""One rank's engine: remembers slots, has a step's rows computed and drawn, reports. Decides nothing."""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from llama_core.checkpoint.meta import Checkpoint, Progress
+from llama_core.config import EngineConfig, ModelConfig, read_params
+from llama_core.errors import ConfigError, NonFiniteLogits
+from llama_core.execution.backend import Backend
+from llama_core.execution.fused.backend import FusedBackend, ops_for
+from llama_core.execution.fused.model import FusedTransformer
+from llama_core.execution.memory_budget import check_weights_fit, free_cache_bytes
+from llama_core.execution.native import backend as native
+from llama_core.execution.native.build import Unavailable
+from llama_core.execution.parallel import Parallel, prepare_layers, smallest
+from llama_core.execution.reference.backend import TorchBackend
+from llama_core.execution.reference.model import Transformer
+from llama_core.execution.sampling import logprobs_of
+from llama_core.execution.slots import SlotTable
+from llama_core.execution.verify_files import FileChecks
+from llama_core.scheduling.request import TokenLogprob
+from llama_core.scheduling.step import Pending, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
+
+log = logging.getLogger(__name__)
+
+# Rows of logits that exist at once where a prompt's are asked for: of a long one they would be gigabytes.
+LOGITS_AT_A_TIME = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What loading took: seconds, bytes of weights on this rank, where they are, and as what; which files these were."""
+
+    seconds: float
+    weight_bytes: int
+    device: str
+    dtype: str
+    files_id: int
+
+
+class ModelRunner:
+    """`load`, then `allocate_cache`, then `warm_up`, then any number of `step`s. One thread at a time."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        parallel: Parallel,
+        slots: SlotTable,
+        backend: Backend,
+        report: LoadReport,
+    ) -> None:
+        self.config = config
+        self.model_config = model_config
+        self.parallel = parallel
+        self.backend = backend
+        self.report = report
+        self._slots = slots
+        self._ended = 0.0  # when the latest result was read
+
+    @classmethod
+    def load(
+        cls, config: EngineConfig, parallel: Parallel, on_progress: Progress = lambda done, total: None
+    ) -> "ModelRunner":
+        """Check the checkpoint, then read this rank's share. Raises ConfigError or CheckpointError before it allocates."""
+        begin = time.perf_counter()
+        checks = FileChecks(config, parallel)
+        checks.verify_manifest()
+        model_config = read_params(config.ckpt_dir, vocab_size=config.vocab_size)
+        model_config.check_world_size(parallel.world_size)
+        checkpoint = Checkpoint(config.ckpt_dir, model_config)
+        checks.verify_checksums(checkpoint)
+        dtype = checkpoint.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+        kind = _kind_of_backend(config, model_config, dtype, parallel)
+        num_values = checkpoint.num_values(parallel.rank, parallel.world_size)
+        check_weights_fit(num_values * (1 if config.quantization == "int8" else dtype.itemsize), parallel)
+        slots = SlotTable(config, parallel.device, spare=kind == "fused")
+        weights = checkpoint.weights(parallel.rank, parallel.world_size, dtype, parallel.device, on_progress)
+        backend: Backend
+        if kind == "native":
+            backend = native.NativeBackend(config, model_config, parallel, slots, dtype, weights)
+        elif kind == "fused":
+            ops = ops_for(parallel.device)
+            with torch.inference_mode():
+                fused = FusedTransformer(model_config, parallel, config.max_seq_len, dtype, ops, weights)
+            backend = FusedBackend(config, fused, parallel, slots, ops)
+        else:
+            prepare_layers(parallel)
+            with torch.inference_mode():
+                model = Transformer(model_config, parallel.world_size, config.max_seq_len, parallel.device)
+                model.load_state_dict(dict(weights), strict=True, assign=True)
+            backend = TorchBackend(config, model.eval(), parallel, slots)
+        checks.verify_unchanged()
+        report = LoadReport(
+            seconds=time.perf_counter() - begin,
+            weight_bytes=backend.weight_bytes,
+            device=f"{_device_name(parallel.device)}, {backend.name}",
+            dtype=str(dtype).removeprefix("torch.") + (" with int8 weights" if config.quantization == "int8" else ""),
+            files_id=checks.files_id,
+        )
+        log.info(
+            "rank %d of %d: %.1f MB of weights loaded in %.2f s on %s as %s; max_seq_len %d, max_batch_size %d, vocabulary %d",
+            parallel.rank,
+            parallel.world_size,
+            report.weight_bytes / 1e6,
+            report.seconds,
+            report.device,
+            report.dtype,
+            config.max_seq_len,
+            config.max_batch_size,
+            config.vocab_size,
+        )
+        return cls(config, model_config, parallel, slots, backend, report)
+
+    def seconds_waited(self) -> float | None:
+        """For the other ranks, in all steps so far; None where the backend does not know. From any thread."""
+        return self.backend.seconds_waited
+
+    def max_num_blocks(self) -> int:
+        """Cache blocks that this rank's memory allows, at most what a full batch of full-length sequences needs.
+
+        Raises ConfigError if not even one sequence of max_seq_len fits.
+        """
+        enough_for_one = self.config.blocks_per_sequence
+        block_bytes = self.backend.cache_block_bytes
+        budget = self.config.kv_cache_bytes or max(0, free_cache_bytes(self.parallel) - self.backend.working_bytes)
+        # One more a sequence, which the scheduler keeps in reserve: else the last one would wait for a full batch to end.
+        num_blocks = min((enough_for_one + 1) * self.config.max_batch_size, budget // block_bytes)
+        if num_blocks < enough_for_one:
+            raise ConfigError(
+                f"the cache of one sequence of max_seq_len {self.config.max_seq_len} needs "
+                f"{enough_for_one * block_bytes} bytes on this rank, but there are {budget}: "
+                "lower max_seq_len, or give kv_cache_bytes or more ranks",
+                param="kv_cache_bytes",
+            )
+        return int(num_blocks)
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        self.backend.allocate_cache(num_blocks)
+        log.info(
+            "rank %d of %d: memory plan: %.1f MB weights, %.1f MB cache (%d blocks of %d tokens), %.1f MB working memory",
+            self.parallel.rank,
+            self.parallel.world_size,
+            self.backend.weight_bytes / 1e6,
+            num_blocks * self.backend.cache_block_bytes / 1e6,
+            num_blocks,
+            self.config.block_size,
+            self.backend.working_bytes / 1e6,
+        )
+
+    def warm_up(self) -> None:
+        """Probe the model with a prompt and a decode. Raises NonFiniteLogits if it does not compute finite values."""
+        length = min(8, self.config.max_seq_len - 1, self.config.max_step_tokens)
+        tokens = [1 + i % (self.config.vocab_size - 1) for i in range(max(1, length))]
+        blocks = list(range(-(-(len(tokens) + 1) // self.config.block_size)))
+        init = SlotInit(slot=0, tokens=tokens, blocks=blocks, temperature=0.0, top_p=1.0, top_k=0, seed=0)
+        prefill = Row(0, 0, len(tokens), True)
+        outputs = [self.step(StepInput(epoch=0, step=0, rows=[prefill], admit=[init]))]
+        if len(tokens) + 1 < self.config.max_seq_len:
+            outputs.append(self.step(StepInput(epoch=0, step=0, rows=[Row(0, len(tokens), 1, True)])))
+        if any(output.non_finite for output in outputs):
+            raise NonFiniteLogits(
+                f"{self.config.ckpt_dir}: the model computes values that are not finite (NaN or infinity)"
+            )
+
+    def step(self, batch: StepInput) -> StepOutput:
+        """Run one step. Every rank of the group is given the same `batch`, in the same order; each returns the same tokens."""
+        return self.start(batch).result()
+
+    @torch.inference_mode()
+    def start(self, batch: StepInput) -> Pending[StepOutput]:
+        """Like `step`, without waiting for what can go on by itself. One more step may start before `result` is called."""
+        begin = time.perf_counter()
+        slots = self._slots
+        for init in batch.admit:
+            slots.admit(init)
+        for grow in batch.grow:
+            slots.grow(grow)
+        for draft in batch.drafts:
+            slots.propose(draft)
+        rows = batch.rows
+        wanted = any(row.samples and slots.top_logprobs[row.slot] >= 0 for row in rows)
+        wanted_of_prompts = any(slots.prompt_logprobs[row.slot] for row in rows)
+        pending = self.backend.start(rows, keep_logits=wanted)
+
+        @torch.inference_mode()
+        def result() -> StepOutput:
+            tokens, non_finite = pending.result()
+            output = StepOutput(
+                epoch=batch.epoch,
+                step=batch.step,
+                tokens=tokens,
+                logprobs=self._logprobs(rows, tokens) if wanted else [],
+                prompt_logprobs=self._prompt_logprobs(rows) if wanted_of_prompts else [],
+                non_finite=non_finite,
+                # Of its own: the step before it may have ended after this one was started.
+                elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
+                device_memory_bytes=torch.cuda.memory_allocated() if self.parallel.device.type == "cuda" else 0,
+            )
+            self._ended = time.perf_counter()
+            return output
+
+        # Logits are those of the latest step, and slots may be others' after the next one has started.
+        if pending.is_done or wanted or wanted_of_prompts:
+            return Pending.done(result())
+        return Pending(result, pending.is_ready)
+
+    def _logprobs(self, rows: list[Row], tokens: list[int]) -> list[TokenLogprob | None]:
+        """One entry a draw, None where its slot did not ask."""
+        num_top = [self._slots.top_logprobs[row.slot] for row in rows if row.samples for _ in range(1 + row.num_drafts)]
+        wanted = [i for i, top in enumerate(num_top) if top >= 0]
+        logits = self.backend.logits_of_draws(wanted)
+        values = _token_logprobs(logits, [tokens[i] for i in wanted], [num_top[i] for i in wanted])
+        result: list[TokenLogprob | None] = [None] * len(num_top)
+        for i, value in zip(wanted, values, strict=True):
+            result[i] = value
+        return result
+
+    def _prompt_logprobs(self, rows: list[Row]) -> list[PromptLogprobs]:
+        """Logprobs of the known tokens that follow each position of the rows whose slots ask for them."""
+        result = []
+        begin = end = 0
+        for i, row in enumerate(rows):
+            begin, end = end, end + row.length
+            if not self._slots.prompt_logprobs[row.slot]:
+                continue
+            known = min(row.start + row.length + 1, self._slots.num_known[row.slot])  # targets are start + 1 .. known
+            num_top = max(0, self._slots.top_logprobs[row.slot])
+            values: list[TokenLogprob] = []
+            for at in range(row.start, known - 1, LOGITS_AT_A_TIME):
+                count = min(LOGITS_AT_A_TIME, known - 1 - at)
+                first = begin + at - row.start
+                logits = self.backend.logits_of_tokens(range(first, first + count))
+                targets = self._slots.tokens[row.slot, at + 1 : at + 1 + count].tolist()
+                values += _token_logprobs(logits, targets, [num_top] * count)
+            if values:
+                result.append(PromptLogprobs(i, row.start, values))
+        return result
+
+
+def _kind_of_backend(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, parallel: Parallel
+) -> Literal["native", "fused", "torch"]:
+    """How the group computes: all ranks alike. Raises ConfigError where it must compute in a way that it cannot."""
+    if config.quantization != "none" and config.backend in ("fused", "torch"):
+        raise ConfigError(f"quantization {config.quantization} needs the native backend", param="quantization")
+    if config.backend == "fused" or config.backend == "torch":
+        return config.backend
+    reason = ""
+    try:
+        native.check_available(config, model, dtype, parallel)
+    except Unavailable as error:
+        reason = str(error)
+    available = bool(smallest(parallel, not reason))
+    if available:
+        return "native"
+    reason = reason or "another rank cannot use it"
+    if config.backend == "native":
+        raise ConfigError(f"the native backend cannot be used: {reason}", param="backend")
+    if config.quantization != "none":
+        raise ConfigError(
+            f"quantization {config.quantization} needs the native backend, which cannot be used: {reason}",
+            param="quantization",
+        )
+    if parallel.device.type == "cuda":
+        return "fused"
+    log.warning("rank %d computes with torch, several times slower than natively: %s", parallel.rank, reason)
+    return "torch"
+
+
+def _token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: list[int]) -> list[TokenLogprob]:
+    chosen, values, ids = logprobs_of(logits, torch.tensor(tokens, device=logits.device), max(num_top))
+    rows = zip(chosen.tolist(), values.tolist(), ids.tolist(), num_top, strict=True)
+    return [TokenLogprob(logprob, list(zip(top_ids[:n], top[:n], strict=True))) for logprob, top, top_ids, n in rows]
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)"

@@ -1,0 +1,218 @@
+"""One request as the engine sees it: token ids and numbers. Knows nothing of text, tensors, Ray or HTTP."""
+
+import contextlib
+import logging
+import math
+import operator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaError
+from llama_core.scheduling.prompt_lookup import PromptLookup
+
+log = logging.getLogger(__name__)
+
+MAX_TOP_LOGPROBS = 20
+MAX_TOP_K = 2**31 - 1
+MAX_TEMPERATURE = 1e4  # beyond it every token is as likely as any other
+CRASHES_OF_A_SUSPECT = 2  # failures of the ranks after which a request is looked at by itself
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence token, or a stop string
+    LENGTH = "length"  # max_tokens or the context reached
+    ABORT = "abort"  # the caller left
+    ERROR = "error"  # `Sequence.error` says which
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one sequence is continued.
+
+    temperature: 0 is greedy. top_p: smallest set of most likely tokens whose probability exceeds it, in (0, 1].
+    top_k: at most so many tokens, 0 for all. seed: any int64; the draw for a position depends on (seed, position) alone.
+    max_tokens: new tokens at most. logprobs: None for none, n for the chosen token's and those of the n most likely.
+    prompt_logprobs: the same for the prompt's tokens. ignore_eos: go on past end-of-sequence until max_tokens.
+    """
+
+    temperature: float = 0.6
+    top_p: float = 0.9
+    top_k: int = 0
+    seed: int = 0
+    max_tokens: int = 16
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks types too, and keeps plain numbers: these travel to the ranks, where a wrong one would fail for everybody."""
+        object.__setattr__(self, "temperature", _number("temperature", self.temperature))
+        object.__setattr__(self, "top_p", _number("top_p", self.top_p))
+        for name in ("top_k", "seed", "max_tokens"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
+            raise InvalidParameter(f"temperature must be from 0 to {MAX_TEMPERATURE:g}", param="temperature")
+        if not 0 < self.top_p <= 1:
+            raise InvalidParameter("top_p must be greater than 0 and at most 1", param="top_p")
+        if not 0 <= self.top_k <= MAX_TOP_K:
+            raise InvalidParameter(f"top_k must be from 0 (no limit) to {MAX_TOP_K}", param="top_k")
+        if not INT64_MIN <= self.seed <= INT64_MAX:
+            raise InvalidParameter("seed must fit a signed 64-bit integer", param="seed")
+        if self.max_tokens < 0:
+            raise InvalidParameter("max_tokens must be at least 0", param="max_tokens")
+        if self.logprobs is not None:
+            object.__setattr__(self, "logprobs", whole_number("logprobs", self.logprobs))
+            if not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+                raise InvalidParameter(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
+
+
+def whole_number(name: str, value: object) -> int:
+    """`value` as a plain int: ints of any library, no bool, no float. Raises InvalidParameter."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)  # type: ignore[arg-type]
+    raise InvalidParameter(f"{name} must be a whole number", param=name)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool | str | bytes):
+        raise InvalidParameter(f"{name} must be a number", param=name)
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidParameter(f"{name} must be a number", param=name) from None
+    if not math.isfinite(number):
+        raise InvalidParameter(f"{name} must be finite", param=name)
+    return number
+
+
+def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[int]:
+    """The prompt as plain ints. Raises InvalidParameter or ContextLengthExceeded unless they are tokens that fit."""
+    if not len(prompt):
+        raise InvalidParameter("a prompt must have at least one token", param="prompt")
+    if len(prompt) > max_seq_len:
+        raise ContextLengthExceeded(
+            f"the prompt has {len(prompt)} tokens, the context is {max_seq_len}", param="prompt"
+        )
+    tokens = [token if type(token) is int else whole_number("prompt", token) for token in prompt]
+    if not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        raise InvalidParameter(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")
+    return tokens
+
+
+def mix_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` of a request: its own for choice 0, else an int64 hashed from both.
+
+    The hash is splitmix64's finaliser (Steele, Lea and Flood 2014) of seed + index * golden ratio.
+    """
+    if index == 0:
+        return seed
+    mask = 2**64 - 1
+    z = (seed + index * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    z ^= z >> 31
+    return z - 2**64 if z > INT64_MAX else z
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural log of the raw softmax (no temperature, no top-p) at one position; `top` is sorted, most likely first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One prompt and what has been generated for it: the only owner of its tokens.
+
+    The first `prompt_len` of `tokens` are the prompt, the rest was generated (an end-of-sequence token is not kept).
+    Three counts describe how far the ranks are, in tokens:
+
+        0 .. scheduled            keys and values computed, or being computed by a step in flight
+        scheduled .. length       known tokens still to be sent through the model
+        length .. length+inflight sampled by a step whose output has not been read back
+
+    A step that also checks `num_drafts` proposed tokens may turn out to have sampled up to so many more; until it is read
+    back, no other step has the sequence. A preempted sequence, or one whose ranks died, starts over with scheduled = 0,
+    or behind what the cache still has: tokens are never lost.
+    """
+
+    prompt: list[int]
+    params: SamplingParams
+    max_length: int  # prompt + generated tokens at most
+    owner: str = ""  # who shares with others what there is
+    priority: int = 0  # the lowest is served first
+    tokens: list[int] = field(init=False)
+    slot: int | None = None
+    blocks: list[int] = field(default_factory=list)
+    scheduled: int = 0
+    inflight: int = 0
+    num_drafts: int = 0
+    lookup: PromptLookup | None = None  # made when drafts could pay
+    block_keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were asked for
+    num_named: int = 0  # of `blocks`, those that the pool has by their keys
+    num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
+    num_crashes: int = 0  # failures of the ranks with one of its rows under way, since it was last seen past the place
+    blame: float = 0.0  # of those with no other suspect under way, by how much each says
+    is_proven: bool = False  # these ranks have drawn a token for it
+    doubtful_until: int = 0  # tokens that it must have before it is past it
+    finish_reason: FinishReason | None = None
+    error: LlamaError | None = None
+
+    def __post_init__(self) -> None:
+        assert self.prompt, "a sequence has at least one token"
+        assert self.max_length >= len(self.prompt)
+        self.tokens = list(self.prompt)
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def is_suspect(self) -> bool:
+        """The ranks have failed twice where it is: once with it and others, and once more when those were computed again."""
+        return self.num_crashes >= CRASHES_OF_A_SUSPECT
+
+    def cut(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` generated tokens: drawn in one step with an earlier one that ended the text."""
+        assert 0 <= num_tokens <= self.length - self.prompt_len
+        del self.tokens[self.length - num_tokens :]
+        del self.logprobs[self.length - self.prompt_len :]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.params.prompt_logprobs and len(self.prompt_logprobs) < self.prompt_len - 1
+
+
+def describe_request(prompts: Seq[Seq[int]], max_gen_len: int, temperature: float, top_p: float) -> str:
+    """What operators of the reference see of a request in its log."""
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    return (
+        f"batch size {len(prompts)}, prompt length {longest}, max_gen_len {max_gen_len}, "
+        f"temperature {temperature:g}, top_p {top_p:g}"
+    )
+
+
+def warn_of_unfinished(sequences: Seq[Sequence]) -> None:
+    """Log a warning if a sequence reached its limit before the model ended it."""
+    unfinished = sum(seq.finish_reason is FinishReason.LENGTH for seq in sequences)
+    if unfinished:
+        log.warning("%d of %d generations ended without EOS, at their limit", unfinished, len(sequences))

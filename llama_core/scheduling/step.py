@@ -1,0 +1,138 @@
+"""What the driver tells the ranks and what they answer: plain data, small, the same for one rank and for eight.
+
+Ranks remember each slot (tokens, block table, sampling parameters), so a step carries only what changed. A sampled token
+stays on the ranks as the next step's input; the driver may therefore send step n + 1 before it has read n's answer.
+Knows nothing of how the messages travel (`cluster/wire.py`) or who decides (`scheduler.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from llama_core.scheduling.request import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInit:
+    """A sequence takes a slot: all that a rank must know of it from now on.
+
+    tokens: the prompt and whatever was generated before (after a preemption or a restart).
+    blocks: the cache blocks of positions 0 .. len(blocks) * block_size.
+    top_logprobs: -1 for no logprobs, else how many of the most likely tokens to report beside the chosen one.
+    """
+
+    slot: int
+    tokens: list[int]
+    blocks: list[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    top_logprobs: int = -1
+    prompt_logprobs: bool = False
+
+
+class Row(NamedTuple):
+    """Run tokens start .. start + length of a slot; if `samples`, draw the token at position start + length.
+
+    Prefill is a row with many new tokens, decode a row with one. A row with num_drafts = k > 0 samples and has length
+    1 + k: a token that is known and k that are only proposed (`StepInput.drafts`). It draws at each of the 1 + k positions
+    start + 1 .. start + 1 + length, each from what is before it.
+    """
+
+    slot: int
+    start: int
+    length: int
+    samples: bool
+    num_drafts: int = 0
+
+
+class Grow(NamedTuple):
+    """Append `block` to the slot's block table."""
+
+    slot: int
+    block: int
+
+
+class Draft(NamedTuple):
+    """Tokens proposed for positions start .. start + len(tokens) of a slot, whose row in this step begins at start - 1.
+
+    The draw at each of these positions replaces the draft there, so that a draft lives for one step. Draws behind one
+    that differs from its draft were made from a wrong prefix: a later row begins before them and computes them again.
+    """
+
+    slot: int
+    start: int
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step, the same for every rank. Applied in order: admit, grow, drafts, rows.
+
+    A slot that is admitted again is overwritten, so nothing needs to say that it was left. Rows of one step may share
+    blocks: a row may attend to keys and values that another row of the same step writes, so in every layer all are
+    written before any is read.
+    """
+
+    epoch: int
+    step: int
+    rows: list[Row]
+    admit: list[SlotInit] = field(default_factory=list)
+    grow: list[Grow] = field(default_factory=list)
+    drafts: list[Draft] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.length for row in self.rows)
+
+    @property
+    def num_draws(self) -> int:
+        """Tokens that this step's answer has."""
+        return sum(row.samples + row.num_drafts for row in self.rows)
+
+
+class PromptLogprobs(NamedTuple):
+    """Logprobs of the known tokens at positions start + 1 .. start + 1 + len(values) of rows[row]'s slot."""
+
+    row: int
+    start: int
+    values: list[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the sampling rows drew: 1 + num_drafts tokens each, in the order of their positions and of `StepInput.rows`.
+
+    logprobs is empty when no row asked for them, else one entry a draw (None where its row did not ask). non_finite lists
+    the i for which the logits behind tokens[i] held NaN or infinity: that token means nothing.
+    """
+
+    epoch: int
+    step: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    non_finite: list[int] = field(default_factory=list)
+    elapsed_ms: float = 0.0
+    device_memory_bytes: int = 0
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Pending(Generic[Result]):
+    """Something that was started and may still be computed, on a GPU. Results are read once, in the order of the starts.
+
+    `result` waits if it must; `is_ready` says, without waiting, whether it would. `is_done`: nothing was left to compute when
+    it was started, which, unlike the other, is the same on all ranks.
+    """
+
+    result: Callable[[], Result]
+    is_ready: Callable[[], bool]
+    is_done: bool = False
+
+    @staticmethod
+    def done(value: Result) -> "Pending[Result]":
+        return Pending(lambda: value, lambda: True, is_done=True)
