@@ -5,7 +5,7 @@ PYTHON ?= python3
 CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
-SERVERS := tests/deployments tests/chaos
+SERVERS := tests/servers tests/chaos
 
 .PHONY: help setup serve test chaos soak fuzz audit lint clean
 
@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt scripts/setup.sh
 	@touch $@
 
 serve: setup
-	exec $(BIN)/python -m deployments.up $(CONFIG)
+	exec $(BIN)/python -m deployments.local.up $(CONFIG)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.problems import Unauthorized, error_response
+from deployments.http.errors import Unauthorized, error_response
 from llama_core.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 
-from cluster.placement import fair_cpus_per_rank, group_bundles, replica_resources, resolve_device, shortage
+from cluster.driver.placement import fair_cpus_per_rank, group_bundles, replica_resources, resolve_device, shortage
 from deployments.args import ServerArgs
 from deployments.ingress import LlamaIngress
 

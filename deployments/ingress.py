@@ -14,19 +14,19 @@ from typing import Any
 import ray
 from ray import serve
 
-from cluster.rank_group import GroupLimits
-from cluster.rank_groups import RankGroups
-from cluster.ray_calls import in_passing_thread
-from cluster.runner_factory import load_model_runner
+from cluster.driver.rank_group import GroupLimits
+from cluster.driver.ray_calls import in_passing_thread
+from cluster.driver.standby import RankGroups
+from cluster.rank.runner_factory import load_model_runner
 from deployments.api_keys import ApiKeys
 from deployments.args import ServerArgs, resolve
-from deployments.banner import banner
-from deployments.http import build_http_app
-from deployments.loopback import keep_replica_on_loopback
-from deployments.metrics import Metrics
-from deployments.request_log import Batched
-from deployments.service import LlamaService
-from deployments.token_stream import TokenStream
+from deployments.engine.metrics import Metrics
+from deployments.engine.service import LlamaService
+from deployments.engine.token_stream import TokenStream
+from deployments.http.app import build_http_app
+from deployments.http.request_log import Batched
+from deployments.local.banner import banner
+from deployments.local.loopback import keep_replica_on_loopback
 from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull, SpecialTags
 from llama_core.results import (
     ChatPrediction,

@@ -8,7 +8,7 @@ can say so. A request's id, which it repeats, it takes as it comes.
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.middleware import clean_request_id
+from deployments.http.request_id import clean_request_id
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
 MOVED_TIMEOUT_HEADER = "x-llama-timeout-seconds"  # the same, out of Serve's sight

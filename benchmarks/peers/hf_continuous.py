@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.workload import Request
+from benchmarks.harness.workload import Request
 from llama_core.config import ModelConfig
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.common import emit, print_table, versions
+from benchmarks.harness.common import emit, print_table, versions
+from benchmarks.harness.workload import Request
 from benchmarks.peers.questions import arguments, figures
-from benchmarks.workload import Request
 
 
 class Transformers:

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 
-from benchmarks.common import Spread, add_output_option, emit, print_table
+from benchmarks.harness.common import Spread, add_output_option, emit, print_table
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from benchmarks.common import Spread, add_output_option
-from benchmarks.workload import Request, mixed_batch, random_prompt
+from benchmarks.harness.common import Spread, add_output_option
+from benchmarks.harness.workload import Request, mixed_batch, random_prompt
 
 
 class Peer(Protocol):

@@ -7,9 +7,9 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from benchmarks.common import emit, print_table, versions
+from benchmarks.harness.common import emit, print_table, versions
+from benchmarks.harness.workload import Request
 from benchmarks.peers.questions import arguments, figures
-from benchmarks.workload import Request
 
 
 class Vllm:

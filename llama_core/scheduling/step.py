@@ -2,7 +2,7 @@
 
 Ranks remember each slot (tokens, block table, sampling parameters), so a step carries only what changed. A sampled token
 stays on the ranks as the next step's input; the driver may therefore send step n + 1 before it has read n's answer.
-Knows nothing of how the messages travel (`cluster/wire.py`) or who decides (`scheduler.py`).
+Knows nothing of how the messages travel (`cluster/wire/messages.py`) or who decides (`scheduler.py`).
 """
 
 from collections.abc import Callable

@@ -4,9 +4,9 @@ import sys
 
 import uvicorn
 
-from deployments.http import build_http_app
-from deployments.metrics import Metrics
-from tests.deployments.fakes import FakeEngine
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from tests.support.scripted_engine import FakeEngine
 
 
 def main() -> None:

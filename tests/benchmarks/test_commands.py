@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bandwidth import NoCompiler, probe_bandwidth
+from benchmarks.harness.bandwidth import NoCompiler, probe_bandwidth
 
 TINY = ["--device", "cpu", "--dtype", "float32"]
 
@@ -21,7 +21,7 @@ def _compiler() -> None:
 
 def result_of(capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> dict[str, Any]:
     """What the command printed as its last line; it has printed a table before it."""
-    importlib.import_module(f"benchmarks.{name}").main(list(arguments))
+    importlib.import_module(f"benchmarks.questions.{name.removeprefix('bench_')}").main(list(arguments))
     lines = capsys.readouterr().out.splitlines()
     assert any(line.lstrip().startswith("--") for line in lines), "a table for people"
     result: dict[str, Any] = json.loads(lines[-1])
@@ -36,7 +36,7 @@ def test_limits(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_decode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.bandwidth.beyond_caches", lambda: 2**22)
+    monkeypatch.setattr("benchmarks.harness.bandwidth.beyond_caches", lambda: 2**22)
     result = result_of(
         capsys,
         "bench_decode",
@@ -121,7 +121,7 @@ def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_gpu_where_there_is_only_a_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.bandwidth.beyond_caches", lambda: 2**22)
+    monkeypatch.setattr("benchmarks.harness.bandwidth.beyond_caches", lambda: 2**22)
     sizes = ["--shape", "tiny", "--vocab-size", "300", "--requests", "4", "--shortest", "4", "--longest", "8"]
     batch_1 = ["--prompt", "8", "--output", "6", "--repeats", "1"]
     result = result_of(capsys, "bench_gpu", *TINY, *sizes, *batch_1)
@@ -132,6 +132,6 @@ def test_gpu_where_there_is_only_a_cpu(capsys: pytest.CaptureFixture[str], monke
 def test_gpu_says_why_it_measures_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module("benchmarks.bench_gpu").main([])
+        importlib.import_module("benchmarks.questions.gpu").main([])
     assert ended.value.code == 2
     assert "no CUDA device" in capsys.readouterr().err

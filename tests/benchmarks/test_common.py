@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import (
+from benchmarks.harness.common import (
     REPOSITORY,
     Spread,
     busy_cores,
@@ -19,7 +19,7 @@ from benchmarks.common import (
     print_table,
     public,
 )
-from benchmarks.workload import mixed_batch, repetitive_prompt, shared_prefix_batch, uniform_batch
+from benchmarks.harness.workload import mixed_batch, repetitive_prompt, shared_prefix_batch, uniform_batch
 
 
 def test_a_percentile_lies_between_the_ranks_beside_it() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.bench_growth import Growth, Line
+from benchmarks.questions.growth import Growth, Line
 
 ROWS = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
 

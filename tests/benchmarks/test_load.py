@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.load import Answer, HttpSession, Load, drive, read_answer
-from benchmarks.workload import Request, uniform_batch
+from benchmarks.harness.load import Answer, HttpSession, Load, drive, read_answer
+from benchmarks.harness.workload import Request, uniform_batch
 from llama_core.errors import NonFiniteLogits
-from tests.deployments.fakes import MODEL_ID, FakeEngine, serve
+from tests.support.scripted_engine import MODEL_ID, FakeEngine, serve
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 

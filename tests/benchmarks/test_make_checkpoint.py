@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.make_checkpoint import main
+from benchmarks.harness.make_checkpoint import main
 from llama_core import Llama
 from tests.conftest import GOLDEN
 

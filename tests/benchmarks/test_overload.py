@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench_overload
-from benchmarks.bench_overload import Due, figures, peak_of
-from benchmarks.load import Answer
-from tests.deployments.fakes import MODEL_ID, FakeEngine, serve
+from benchmarks.harness.load import Answer
+from benchmarks.questions import overload as bench_overload
+from benchmarks.questions.overload import Due, figures, peak_of
+from tests.support.scripted_engine import MODEL_ID, FakeEngine, serve
 
 
 def test_answers_are_whole_refused_or_lost() -> None:

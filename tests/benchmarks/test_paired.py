@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import REPOSITORY, last_json
-from benchmarks.contenders import QUESTIONS, BadFile, Command, contender, read_recipes, values_for
-from benchmarks.paired import OURS, Record, Turn, figure_of, is_steady, main, ratios, summary, take_turns
-from tests.deployments.fakes import MODEL_ID
+from benchmarks.harness.common import REPOSITORY, last_json
+from benchmarks.harness.contenders import QUESTIONS, BadFile, Command, contender, read_recipes, values_for
+from benchmarks.harness.paired import OURS, Record, Turn, figure_of, is_steady, main, ratios, summary, take_turns
+from tests.support.scripted_engine import MODEL_ID
 
 DECODE = QUESTIONS["decode"]
 
@@ -168,7 +168,7 @@ online = ["{{python}}", "-c", "raise SystemExit(3)"]
     load = ["--prompt", "8", "--output", "5", "--concurrency", "2", "--requests", "4"]
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "benchmarks.paired", "--question", "online", "--peers", str(peers), *load),
+            *(sys.executable, "-m", "benchmarks.harness.paired", "--question", "online", "--peers", str(peers), *load),
             *("--contenders", "constant", "fake", "broken", "--rounds", "2", "--no-probe", "--patience-s", "0"),
         ],
         cwd=REPOSITORY,

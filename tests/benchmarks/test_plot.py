@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="matplotlib comes with the extra named bench")
 
-from benchmarks.plot import OTHER, by_kind, draw, ratios_of
+from benchmarks.report.plot import OTHER, by_kind, draw, ratios_of
 
 
 def spread(median: float, least: float, most: float) -> dict[str, float]:

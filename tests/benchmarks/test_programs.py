@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.programs import Program, ProgramFailed, free_port, running, write_config
+from benchmarks.harness.programs import Program, ProgramFailed, free_port, running, write_config
 
 # A child in a session of its own, which ignores SIGTERM: what a program leaves behind when it is badly made.
 STUBBORN = """
@@ -19,7 +19,7 @@ time.sleep(60)
 
 
 def test_every_process_that_comes_of_a_program_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.programs.PATIENCE_S", 0.5)
+    monkeypatch.setattr("benchmarks.harness.programs.PATIENCE_S", 0.5)
     program = Program([sys.executable, "-c", STUBBORN], tmp_path / "output")
     deadline = time.monotonic() + 30
     while len(program.processes()) < 2 and time.monotonic() < deadline:

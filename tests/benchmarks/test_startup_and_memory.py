@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from benchmarks import processes
-from benchmarks.bench_memory import plans, totals
-from benchmarks.bench_startup import PHASES, is_good, points
+from benchmarks.harness import processes
+from benchmarks.questions.memory import plans, totals
+from benchmarks.questions.startup import PHASES, is_good, points
 from llama_core import Llama
 from tests.conftest import GOLDEN
 
@@ -22,10 +22,10 @@ def stamped(seconds: int, text: str) -> str:
 def test_a_phase_is_reached_when_its_line_is_logged_and_one_of_all_ranks_with_the_last_of_them() -> None:
     lines = [
         stamped(1003, "Started a local Ray instance."),
-        stamped(1005, "cluster.cores cores=0"),
-        stamped(1007, "cluster.cores cores=1"),
+        stamped(1005, "cluster.rank.cpu_pinning cores=0"),
+        stamped(1007, "cluster.rank.cpu_pinning cores=1"),
         stamped(1009, "Started a local Ray instance."),
-        "no time, cluster.rank_worker loaded bytes=1",
+        "no time, cluster.rank.rank_worker loaded bytes=1",
     ]
     assert points("\n".join(lines), began=1000.0) == {
         "Ray's own processes run": pytest.approx(3.25),

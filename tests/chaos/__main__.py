@@ -24,7 +24,7 @@ from typing import Any
 from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, KINDS, PHASES, Kind, Phase, order
 from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, kill_any, leaks, ready, spread
 from tests.chaos.load import Streams, asks
-from tests.deployments.served import Server, served
+from tests.support.server import Server, served
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}).*?(recovering|recovered after)")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
-from cluster.runner_factory import Seat, StepExecutor, load_model_runner
+from cluster.rank.runner_factory import Seat, StepExecutor, load_model_runner
 from llama_core.config import EngineConfig
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 

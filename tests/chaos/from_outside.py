@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.deployments.served import Server
+from tests.support.server import Server
 
 READY_TIMEOUT_S = 120.0
 

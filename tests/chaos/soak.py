@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, leaks, ready, spread
 from tests.chaos.load import Streams, asks
-from tests.deployments.served import Server, served
+from tests.support.server import Server, served
 
 STILL_COMING_S = 0.2
 SETTLE_S = 25.0  # spares are made 5 s after ranks serve, and where both were lost, looked after half a minute later

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import REPOSITORY, environment
+from tests.support.programs import REPOSITORY, environment
 
 
 @pytest.mark.parametrize("spares", [True, False], ids=["with spares", "without"])

@@ -11,10 +11,10 @@ import ray
 import uvloop
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from cluster.placement import group_bundles
-from cluster.rank_group import GroupInfo, GroupLimits, RankGroup
-from cluster.runner_factory import RunnerFactory
-from tests.cluster.fake_runner import CONFIG, FakeFactory
+from cluster.driver.placement import group_bundles
+from cluster.driver.rank_group import GroupInfo, GroupLimits, RankGroup
+from cluster.rank.runner_factory import RunnerFactory
+from tests.support.fake_runner import CONFIG, FakeFactory
 
 REPOSITORY = Path(__file__).parents[2]
 LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=20)

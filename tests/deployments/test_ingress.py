@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from deployments.args import ServerArgs
+from deployments.engine.metrics import Metrics
+from deployments.engine.service import LlamaService
 from deployments.ingress import LlamaIngress
-from deployments.metrics import Metrics
-from deployments.service import LlamaService
 from llama_core.errors import InvalidDialog, InvalidParameter, QueueFull
 from tests.conftest import GOLDEN
-from tests.deployments.fake_ranks import FakeGroup, FakeGroups, continuation
+from tests.support.fake_rank_group import FakeGroup, FakeGroups, continuation
 
 
 @pytest.fixture

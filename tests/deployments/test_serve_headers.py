@@ -5,8 +5,8 @@ from ray._common.utils import import_attr
 from starlette.middleware import Middleware
 from starlette.types import Message, Receive, Scope, Send
 
+from deployments.local.up import SAFE_HEADERS
 from deployments.serve_headers import MOVED_TIMEOUT_HEADER, SafeForServe
-from deployments.up import SAFE_HEADERS
 
 
 async def passed_on(*headers: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:

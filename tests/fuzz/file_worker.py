@@ -18,7 +18,7 @@ from llama_core.config import read_params
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
 from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.tokenizer import Tokenizer
-from tests.programs import REPOSITORY
+from tests.support.programs import REPOSITORY
 
 DEMO = REPOSITORY / "demo"
 MOST_MEMORY_BYTES = 3 * 2**30  # more than what is mapped before the first file

@@ -11,7 +11,7 @@ from random import Random
 from tests.fuzz.damage import damages, put_demo
 from tests.fuzz.file_worker import DEMO
 from tests.fuzz.outcome import Outcome
-from tests.programs import REPOSITORY, environment
+from tests.support.programs import REPOSITORY, environment
 
 WORKER = [sys.executable, "-m", "tests.fuzz.file_worker"]
 TIMEOUT_S = 20.0  # of one file

@@ -7,8 +7,8 @@ from random import Random
 
 import msgspec
 
-from cluster.rank_worker import RankWorker
-from cluster.wire import FrameSocket, Hello, WireError, frame
+from cluster.rank.rank_worker import RankWorker
+from cluster.wire.messages import FrameSocket, Hello, WireError, frame
 from llama_core.scheduling.step import Draft, Grow, Pending, Row, SlotInit, StepInput, StepOutput
 from tests.fuzz.group_rules import EPOCH, WRONG, GroupBench, read_as_everything, refused
 from tests.fuzz.outcome import Outcome

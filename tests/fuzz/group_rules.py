@@ -6,9 +6,20 @@ Connections are real but for their sockets; what a rank sends lies in a buffer, 
 import asyncio
 from dataclasses import dataclass, field
 
-from cluster.fan_out import FanOut
-from cluster.transport import RankConnection, RankListener
-from cluster.wire import Ack, Answer, Deframer, Fault, Hello, WireError, decode_hello, decode_reply, decode_step, frame
+from cluster.driver.fan_out import FanOut
+from cluster.wire.messages import (
+    Ack,
+    Answer,
+    Deframer,
+    Fault,
+    Hello,
+    WireError,
+    decode_hello,
+    decode_reply,
+    decode_step,
+    frame,
+)
+from cluster.wire.transport import RankConnection, RankListener
 from llama_core.errors import RankFailure
 from llama_core.scheduling.step import Row, StepInput, StepOutput
 from tests.fuzz.virtual_loop import VirtualLoop

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import h11
 import httpx
 
-from deployments.http import build_http_app
-from deployments.metrics import Metrics
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
 from deployments.serve_headers import TIMEOUT_HEADER
-from tests.deployments.fakes import FakeEngine, FakeStream
-from tests.deployments.served import Server, served
 from tests.fuzz.from_schema import covering, negative
 from tests.fuzz.messages import GENERATION, MARK, Message, cheap, made
 from tests.fuzz.outcome import Outcome
+from tests.support.scripted_engine import FakeEngine, FakeStream
+from tests.support.server import Server, served
 
 CONCURRENCY = 16
 TIMEOUT_S = 30.0  # of one answer; on an idle machine the longest takes a fraction of a second

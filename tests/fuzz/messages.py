@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from deployments.schemas import CHAT_NEUTRAL, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from deployments.http.schemas import CHAT_NEUTRAL, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 MARK = "ECHO-OF-THE-INPUT"  # in made-up texts; no error may repeat it
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -13,7 +13,7 @@ from llama_core.scheduling.fair_queue import WaitingQueue
 from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence, mix_seed
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
-from tests.llama_core.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
+from tests.support.model_free_runner import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
 BLOCK_SIZE = 4
 MAX_LENGTH = 28  # of a sequence

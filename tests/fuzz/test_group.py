@@ -10,9 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cluster import fan_out, wire
-from cluster.fan_out import FanOut
-from cluster.rank_worker import RankWorker
+from cluster.driver import fan_out
+from cluster.driver.fan_out import FanOut
+from cluster.rank.rank_worker import RankWorker
+from cluster.wire import messages as wire
 from tests.fuzz import group
 from tests.fuzz.group_rules import WRONG, GroupBench
 from tests.fuzz.virtual_loop import VirtualLoop

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments import bodies, problems
+from deployments.http import errors as problems
+from deployments.http import request_body as bodies
 from llama_core.errors import LlamaError
 from tests.fuzz.http import fuzz_in_process, judge
 from tests.fuzz.messages import CHAT, COMPLETIONS, MARK, Message, cheap

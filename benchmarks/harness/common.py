@@ -1,0 +1,291 @@
+"""What every benchmark needs: medians with their spread, facts about the machine, tables, the line of JSON, quiet.
+
+Knows nothing of what is measured. Standard library only, so that a peer's own environment can import it too.
+"""
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Of some hundred flags, those that decide which kernels a matrix product or a bfloat16 loop gets.
+_FLAGS_THAT_MATTER = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+)
+_PACKAGES = ("torch", "ray", "numpy", "sentencepiece", "uvloop", "msgspec")
+_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MKL_", "LD_PRELOAD", "LLAMA_", "RAY_", "VLLM_", "TORCH")
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure that was taken several times: its median, the quartiles around it, and the extremes."""
+
+    median: float
+    low: float  # first quartile
+    high: float  # third quartile
+    least: float
+    most: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        ordered = sorted(values)
+        assert ordered, "nothing was measured"
+        low, high = percentile(ordered, 25), percentile(ordered, 75)
+        return cls(statistics.median(ordered), low, high, ordered[0], ordered[-1], len(ordered))
+
+    @property
+    def relative(self) -> float:
+        """Half the distance between the quartiles, as a share of the median."""
+        return (self.high - self.low) / 2 / abs(self.median) if self.median else 0.0
+
+    def __str__(self) -> str:
+        return f"{number(self.median)} ±{100 * self.relative:.0f}%" if self.count > 1 else number(self.median)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest ranks; `values` in any order, at least one."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def number(value: Cell) -> str:
+    """For a table: three significant digits, thousands whole; "-" for nothing."""
+    if value is None:
+        return "-"
+    if isinstance(value, str | bool):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell | Spread]]) -> None:
+    """First column to the left, the others to the right."""
+    texts = [[str(cell) if isinstance(cell, Spread) else number(cell) for cell in row] for row in rows]
+    widths = [max(len(line[i]) for line in [list(columns), *texts]) for i in range(len(columns))]
+    print(f"\n{title}")
+    for line in [list(columns), ["-" * width for width in widths], *texts]:
+        cells = [
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  " + "  ".join(cells).rstrip())
+    sys.stdout.flush()
+
+
+def add_output_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the line of JSON there too, indented")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options of what is measured, which in_process.py reads."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--ckpt", type=Path, default=REPOSITORY / "demo", help="directory in Meta's format")
+    group.add_argument("--tokenizer", type=Path, help="tokenizer.model in the checkpoint's directory if absent")
+    group.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
+    group.add_argument("--threads", type=int, help="torch's threads; as many as it takes by itself if absent")
+    group.add_argument("--quantization", default="none", help="none or int8")
+    group.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="other settings of the engine, such as backend=torch or speculation=true; that and prefix_caching are off",
+    )
+
+
+def model_name(options: argparse.Namespace) -> str:
+    """For tables: llama-110m/meta and the like are their directory's name, or its parent's."""
+    path: Path = Path(os.path.abspath(options.ckpt))
+    return path.parent.name if path.name in ("meta", "hf") else path.name
+
+
+def emit(benchmark: str, figures: dict[str, Any], options: argparse.Namespace | None = None) -> dict[str, Any]:
+    """Print the result as the last line, one JSON object, and write it to --json. Spreads become objects."""
+    result = {"benchmark": benchmark, "command": command_line(), "date": today(), "machine": machine(), **figures}
+    result = dict(json.loads(json.dumps(result, default=_plain), parse_float=_six_digits))
+    target: Path | None = getattr(options, "json", None)
+    if target is not None:
+        target.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    print(json.dumps(result, ensure_ascii=False), flush=True)
+    return result
+
+
+def last_json(output: str) -> dict[str, Any]:
+    """The last line that is a JSON object: a peer may log after it. Raises ValueError where there is none."""
+    for line in reversed(output.splitlines()):
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                return found
+    raise ValueError("the output has no line of JSON")
+
+
+# What it ran on.
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on: processor, memory, versions, settings, commit, and how busy the machine is."""
+    cpu = _cpu_info()
+    return {
+        "cpu": cpu.get("model name", platform.processor() or platform.machine()),
+        "cpu_family_model": f"{cpu.get('cpu family', '?')}/{cpu.get('model', '?')}",
+        "cores": len(os.sched_getaffinity(0)),
+        "flags": [flag for flag in _FLAGS_THAT_MATTER if flag in cpu.get("flags", "").split()],
+        "caches_bytes": cache_sizes(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": {"python": platform.python_version()} | versions(_PACKAGES),
+        "settings": {name: public(value) for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)},
+        "commit": _commit(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Those of `packages` that are installed, by their versions."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cache_sizes() -> dict[str, int]:
+    """Data caches of the first core in bytes, by level: "L1", "L2", "L3". Empty where the system does not tell.
+
+    A virtual machine shows its host's L3, of which it may have a small part.
+    """
+    sizes: dict[str, int] = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            kind = (index / "type").read_text().strip()
+            level, size = (index / "level").read_text().strip(), (index / "size").read_text().strip()
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K"):
+            sizes[f"L{level}"] = int(size[:-1]) * 1024
+    return sizes
+
+
+def command_line() -> str:
+    """How to run this again, without where it ran: `python -m benchmarks.NAME ...`."""
+    program = Path(sys.argv[0])
+    inside = program.resolve().is_relative_to(REPOSITORY / "benchmarks")
+    module = ".".join(program.resolve().relative_to(REPOSITORY).with_suffix("").parts) if inside else ""
+    name = f"python -m {module}" if inside else program.name
+    return " ".join([name, *(shlex.quote(public(argument)) for argument in sys.argv[1:])])
+
+
+def public(text: str) -> str:
+    """Absolute paths say nothing to others: each is cut to what is inside the repository, or to its last two parts."""
+    return " ".join(":".join(_relative(path) for path in word.split(":")) for word in text.split(" "))
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+# Quiet.
+
+
+def busy_cores(window_s: float = 0.5) -> float:
+    """Cores that were busy over the next `window_s` seconds, whoever kept them so: 0.0 on an idle machine."""
+    busy_before, ticks_before = _cpu_ticks()
+    time.sleep(window_s)
+    busy, ticks = _cpu_ticks()
+    return (busy - busy_before) / max(1, ticks - ticks_before) * (os.cpu_count() or 1)
+
+
+def wait_quiet(most_busy_cores: float = 0.2, patience_s: float = 120.0) -> float:
+    """Wait until the machine is quiet, at most `patience_s`. Returns the cores that were busy at the end of the wait."""
+    deadline = time.monotonic() + patience_s
+    while (busy := busy_cores()) > most_busy_cores and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return busy
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Ticks that all cores together were busy, and ticks in all, since the machine's start."""
+    try:
+        fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    except OSError:
+        return 0, 1
+    user, nice, system, idle, iowait, *others = fields[:8]  # the last two of ten are in user and nice already
+    return user + nice + system + sum(others), user + nice + system + idle + iowait + sum(others)
+
+
+def _cpu_info() -> dict[str, str]:
+    """/proc/cpuinfo of the first core; empty where there is none."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def _commit() -> str:
+    """The short hash of the checked-out commit, "-dirty" where files that git knows have changed since."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _relative(path: str) -> str:
+    if not path.startswith("/"):
+        return path
+    if Path(path).is_relative_to(REPOSITORY):
+        return str(Path(path).relative_to(REPOSITORY))
+    return "/".join(["...", *Path(path).parts[-2:]]) if len(Path(path).parts) > 3 else path
+
+
+def _six_digits(text: str) -> float:
+    """More digits than any clock here has."""
+    return float(f"{float(text):.6g}")
+
+
+def _plain(value: object) -> object:
+    """What json cannot write by itself."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Path):
+        return public(str(value))
+    raise TypeError(f"{type(value).__name__} has no place in a result")

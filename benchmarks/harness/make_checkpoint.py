@@ -1,0 +1,232 @@
+"""Random checkpoints of known shapes, in Meta's format for us and in Hugging Face's for others, with the same weights.
+
+    python -m benchmarks.harness.make_checkpoint llama-110m --tokenizer tokenizer.model --out checkpoints --format meta hf
+
+Makes OUT/NAME/meta and OUT/NAME/hf. Any SentencePiece tokenizer does: its vocabulary is the model's. Speed does not depend
+on what the weights are; they are drawn so that values stay finite and some tokens are likelier than others.
+"""
+
+import argparse
+import json
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llama_core.config import ModelConfig
+from llama_core.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What params.json says, but for the vocabulary, and the context that Hugging Face's config.json states."""
+
+    params: dict[str, Any]
+    max_seq_len: int
+
+
+SHAPES = {
+    "tiny": Shape({"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "multiple_of": 32, "norm_eps": 1e-5}, 512),
+    "llama-110m": Shape(
+        {"dim": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 12, "multiple_of": 32, "norm_eps": 1e-5}, 1024
+    ),
+    "llama-1.1b": Shape(
+        {"dim": 2048, "n_layers": 22, "n_heads": 32, "n_kv_heads": 4, "multiple_of": 256, "norm_eps": 1e-5}, 2048
+    ),
+    "llama-2-7b": Shape(
+        {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "multiple_of": 256, "norm_eps": 1e-5}, 4096
+    ),
+}
+# Along which dimension a weight is cut into shards; the others are whole in each.
+_COLUMNS = ("wq", "wk", "wv", "w1", "w3", "output")
+_ROWS = ("wo", "w2", "tok_embeddings")
+_HF_LAYER_NAMES = {
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_HF_NAMES = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+
+
+def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every weight of a checkpoint in Meta's format, by name."""
+    dim, kv_dim, hidden = config.dim, config.n_kv_heads * config.head_dim, config.hidden_dim
+    yield "tok_embeddings.weight", (config.vocab_size, dim)
+    for layer in range(config.n_layers):
+        for name, shape in (
+            ("attention.wq", (dim, dim)),
+            ("attention.wk", (kv_dim, dim)),
+            ("attention.wv", (kv_dim, dim)),
+            ("attention.wo", (dim, dim)),
+            ("feed_forward.w1", (hidden, dim)),
+            ("feed_forward.w2", (dim, hidden)),
+            ("feed_forward.w3", (hidden, dim)),
+            ("attention_norm", (dim,)),
+            ("ffn_norm", (dim,)),
+        ):
+            yield f"layers.{layer}.{name}.weight", shape
+    yield "norm.weight", (dim,)
+    yield "output.weight", (config.vocab_size, dim)
+
+
+def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """Norms near one; of the others each output is about as large as its inputs. Drawn on a GPU where there is one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator(device).manual_seed(seed)
+    weights = {}
+    for name, shape in weight_shapes(config):
+        drawn = torch.randn(shape, generator=generator, device=device)
+        if len(shape) == 1:
+            drawn = 1 + 0.1 * drawn
+        elif name != "tok_embeddings.weight":
+            drawn *= shape[1] ** -0.5
+        if name == "output.weight":
+            drawn *= 2  # a likeliest token, where logits would be nearly equal
+        weights[name] = drawn.to(dtype).cpu()
+    return weights
+
+
+def shard(weights: dict[str, torch.Tensor], rank: int, num_shards: int) -> dict[str, torch.Tensor]:
+    """What consolidated.<rank>.pth of `num_shards` holds."""
+    part = {}
+    for name, weight in weights.items():
+        kind = name.removesuffix(".weight").rpartition(".")[2]
+        if num_shards > 1 and kind in _COLUMNS + _ROWS:
+            weight = weight.chunk(num_shards, dim=0 if kind in _COLUMNS else 1)[rank].clone()
+        part[name] = weight
+    return part
+
+
+def write_meta(
+    directory: Path, shape: Shape, weights: dict[str, torch.Tensor], tokenizer: Path | None, num_shards: int = 1
+) -> None:
+    """consolidated.NN.pth, params.json, tokenizer.model."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for rank in range(num_shards):
+        torch.save(shard(weights, rank, num_shards), directory / f"consolidated.{rank:02}.pth")
+    (directory / "params.json").write_text(json.dumps(shape.params | {"vocab_size": -1}) + "\n")
+    if tokenizer is not None:
+        shutil.copyfile(tokenizer, directory / "tokenizer.model")
+
+
+def write_hf(
+    directory: Path, shape: Shape, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: Path
+) -> None:
+    """model.safetensors, config.json and the tokenizer's files; tokenizer.json too where transformers is installed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_safetensors(directory / "model.safetensors", _hf_weights(config, weights))
+    described = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": config.dim,
+        "intermediate_size": config.hidden_dim,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": shape.max_seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "bfloat16",
+    }
+    (directory / "config.json").write_text(json.dumps(described, indent=1) + "\n")
+    (directory / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}) + "\n")
+    shutil.copyfile(tokenizer, directory / "tokenizer.model")
+    told = {
+        "tokenizer_class": "LlamaTokenizer",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "model_max_length": shape.max_seq_len,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(told, indent=1) + "\n")
+    _write_tokenizer_json(directory)
+
+
+def _hf_weights(config: ModelConfig, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same weights under their other names, queries and keys in that format's order of rows."""
+    for name, weight in weights.items():
+        base = name.removesuffix(".weight")
+        if base in _HF_NAMES:
+            yield f"{_HF_NAMES[base]}.weight", weight
+            continue
+        _, layer, kind = base.split(".", 2)
+        if kind in ("attention.wq", "attention.wk"):
+            # Meta turns neighbours (2i, 2i + 1) of a head, Hugging Face i and i + head_dim / 2.
+            pairs = weight.view(-1, config.head_dim // 2, 2, config.dim)
+            weight = pairs.transpose(1, 2).reshape(weight.shape)
+        yield f"model.layers.{layer}.{_HF_LAYER_NAMES[kind]}.weight", weight
+
+
+def _write_safetensors(path: Path, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """The format is a header of JSON, its length in 8 bytes before it, and the tensors' bytes behind it."""
+    tensors = dict(weights)
+    names = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)))
+        file.write(text)
+        for tensor in tensors.values():
+            file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+
+
+def _write_tokenizer_json(directory: Path) -> None:
+    """Some peers want it; only transformers can make it."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        print("no tokenizer.json: transformers is not installed here")
+        return
+    AutoTokenizer.from_pretrained(directory).backend_tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="+", choices=SHAPES, metavar="NAME", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="a SentencePiece model")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--format", nargs="+", choices=("meta", "hf"), default=["meta"])
+    parser.add_argument("--shards", type=int, default=1, help="files of Meta's format")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    vocab_size = Tokenizer(options.tokenizer).n_words
+    for name in options.names:
+        shape = SHAPES[name]
+        config = ModelConfig.from_params(shape.params, vocab_size=vocab_size, source=name)
+        weights = random_weights(config, getattr(torch, options.dtype), options.seed)
+        if "meta" in options.format:
+            write_meta(options.out / name / "meta", shape, weights, options.tokenizer, options.shards)
+        if "hf" in options.format:
+            write_hf(options.out / name / "hf", shape, config, weights, options.tokenizer)
+        count = sum(weight.numel() for weight in weights.values())
+        print(f"{name}: {count:,} weights of {options.dtype} in {options.out / name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Programs that a benchmark starts and ends: a command with all that comes of it, and our server as a user starts it.
+
+Knows nothing of what is measured. Nothing that was started here is left when `end` returns.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.harness.common import REPOSITORY
+
+PATIENCE_S = 10.0  # for what outlives the program that started it
+_MARK = "LLAMA_BENCH_MARK"
+
+
+class ProgramFailed(Exception):
+    """A program ended, or did not get ready in time; the message ends with what it said last."""
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now.
+
+    Not one of those that the kernel gives to whoever asks for any: Ray's processes do, before the server has bound this.
+    """
+    while True:
+        port = random.randrange(10_000, 20_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+
+
+class Program:
+    """A command under way, and every process that comes of it: they carry a mark in their environment."""
+
+    def __init__(
+        self, command: list[str], log: Path, env: dict[str, str] | None = None, cwd: Path = REPOSITORY
+    ) -> None:
+        """`env` is added to this process's environment. Output goes to the file `log`."""
+        self.log = log
+        self._mark = uuid.uuid4().hex
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=os.environ | (env or {}) | {_MARK: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self, most: int = 3000) -> str:
+        """The end of its output."""
+        return self.log.read_text(errors="replace")[-most:]
+
+    def processes(self) -> list[int]:
+        """Process ids of all that was started from this program and still runs, itself included."""
+        wanted, found = f"{_MARK}={self._mark}".encode(), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
+                if wanted in (entry / "environ").read_bytes().split(b"\0") and not _is_zombie(entry):
+                    found.append(int(entry.name))
+        return sorted(found)
+
+    def wait_until_answers(self, url: str, timeout_s: float = 300.0, period_s: float = 0.1) -> float:
+        """Wait until `url` answers 200; seconds from this call. Raises ProgramFailed."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < timeout_s:
+            if self.process.poll() is not None:
+                raise ProgramFailed(f"ended with status {self.process.returncode}:\n{self.said()}")
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as response:
+                if response.status == 200:
+                    return time.monotonic() - begin
+            time.sleep(period_s)
+        raise ProgramFailed(f"{url} did not answer within {timeout_s:.0f} s:\n{self.said()}")
+
+    def end(self, patience_s: float = 60.0) -> None:
+        """SIGTERM, then time to end by itself, then SIGKILL to whatever is left."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience_s)
+        deadline = time.monotonic() + PATIENCE_S
+        while left := self.processes():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+            time.sleep(0.2)
+        self.process.wait()
+
+
+def end_programs_on_sigterm() -> None:
+    """SIGTERM leaves every context, as Ctrl-C does, so that what was started here ends too. For a command's main."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+@contextlib.contextmanager
+def running(command: list[str], env: dict[str, str] | None = None) -> Iterator[Program]:
+    """A program that has been started; it has ended when the context is left."""
+    with TemporaryDirectory(prefix="llama-bench-") as directory:
+        program = Program(command, Path(directory) / "output", env)
+        try:
+            yield program
+        finally:
+            program.end()
+
+
+@contextlib.contextmanager
+def our_server(args: dict[str, Any], env: dict[str, str] | None = None) -> Iterator[tuple[Program, str]]:
+    """Our server as `make serve` starts it, on a free port with `args` over those of serve_config.yaml, and its URL.
+
+    Started, not ready: `program.wait_until_answers(url + "/ready")`. It has a Ray cluster of its own.
+    """
+    port = free_port()
+    with TemporaryDirectory(prefix="llama-bench-") as directory:
+        config = write_config(Path(directory) / "serve_config.yaml", port, args)
+        command = [sys.executable, "-m", "deployments.local.up", str(config)]
+        with running(command, {"RAY_ADDRESS": "local"} | (env or {})) as program:
+            yield program, f"http://127.0.0.1:{port}"
+
+
+def write_config(path: Path, port: int, args: dict[str, Any]) -> Path:
+    """serve_config.yaml with another port, and with `args` over its arguments."""
+    import yaml  # not in every environment that imports this file
+
+    config = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
+    config["http_options"] |= {"host": "127.0.0.1", "port": port}
+    config["applications"][0]["args"] |= args
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def _is_zombie(entry: Path) -> bool:
+    return (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"

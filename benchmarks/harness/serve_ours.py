@@ -1,0 +1,49 @@
+"""Our server on a given port, for the paired runner: serve_config.yaml with other arguments, then `deployments.local.up`.
+
+    python -m benchmarks.harness.serve_ours --config /tmp/serve_config.yaml --port 8090 ckpt_dir=demo max_batch_size=32
+
+What would change how much is computed is off unless it is named: peers run without it.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.programs import write_config
+
+OFF = {"speculation": False, "prefix_caching": False}
+
+
+def server_args(options: argparse.Namespace, **limits: int) -> dict[str, Any]:
+    """For a command's server: the model of its `options` on one rank, with `limits`, and what its --server names."""
+    args = {
+        "model_id": options.model,
+        "ckpt_dir": str(options.ckpt.resolve()),
+        "tokenizer_path": str((options.tokenizer or options.ckpt / "tokenizer.model").resolve()),
+        "model_parallel_size": 1,
+        "cpus_per_rank": os.cpu_count() or 1,
+        "dtype": options.dtype,
+        "device": options.device,
+        "quantization": options.quantization,
+    }
+    return args | limits | OFF | dict(pair.split("=", 1) for pair in options.server)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", type=Path, required=True, help="the file to write")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("args", nargs="*", metavar="NAME=VALUE")
+    options = parser.parse_args(arguments)
+    # Numbers and truths stay text: the server reads them as it does those of a command line.
+    given = dict(pair.split("=", 1) for pair in options.args)
+    path = write_config(options.config, options.port, OFF | given)
+    os.environ["RAY_ADDRESS"] = "local"
+    os.execv(sys.executable, [sys.executable, "-m", "deployments.local.up", str(path)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""How fast one sequence is continued, in process, and how near that is to reading the weights once for every token.
+
+    python -m benchmarks.questions.decode --ckpt DIRECTORY --dtype bfloat16 float32
+
+The memory's bandwidth is probed right before and right after each run, twice: over a buffer that no cache holds, and over
+as many bytes as a token reads, of which a processor with a large last cache may keep a part.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.harness.bandwidth import BandwidthProbe
+from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.in_process import Run, built_llama, bytes_per_token, case_name, run, vocabulary
+from benchmarks.harness.workload import Request, random_prompt
+
+PROBE_PASSES = 8
+
+
+def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any]]:
+    """One dtype's name and figures."""
+    length = options.prompt + options.output
+    with built_llama(options, dtype=dtype, max_seq_len=length, max_batch_size=1) as llama:
+        read = bytes_per_token(llama, options.prompt + options.output / 2)
+        request = Request(random_prompt(options.prompt, vocabulary(llama), seed=3), options.output)
+        run(llama, [request])  # builds kernels, touches pages
+        runs: list[Run] = []
+        memory_gb_s: list[tuple[float, float]] = []
+        same_size_gb_s: list[tuple[float, float]] = []
+        with BandwidthProbe(options.threads) as memory, BandwidthProbe(options.threads, read) as same_size:
+            for _ in range(options.repeats):
+                before = _gb_s(memory), _gb_s(same_size)
+                runs.append(run(llama, [request]))
+                after = _gb_s(memory), _gb_s(same_size)
+                memory_gb_s.append((before[0], after[0]))
+                same_size_gb_s.append((before[1], after[1]))
+        rates = [decoded.decode_tok_s() for decoded in runs]
+        return case_name(llama, options), {
+            "threads": memory.threads,
+            "decode_tok_s": Spread.of(rates),
+            "decode_tok_s_all": rates,
+            "step_ms": Spread.of(step.ms for decoded in runs for step in decoded.decode_steps),
+            "tokens_per_step": runs[-1].num_output / len(runs[-1].steps),
+            "bytes_per_token": read,
+            "read_gb_s": Spread.of(rate * read / 1e9 for rate in rates),
+            "memory_gb_s_before_after": memory_gb_s,
+            "same_size_gb_s_before_after": same_size_gb_s,
+            "share_of_memory": Spread.of(_shares(rates, read, memory_gb_s)),
+            "share_of_same_size": Spread.of(_shares(rates, read, same_size_gb_s)),
+        }
+
+
+def _gb_s(probe: BandwidthProbe) -> float:
+    return probe.measure(PROBE_PASSES).gb_s.median
+
+
+def _shares(rates: list[float], read: int, gb_s: list[tuple[float, float]]) -> list[float]:
+    """Of the mean of what was probed before and after, run by run."""
+    return [rate * read / 1e9 / (sum(pair) / 2) for rate, pair in zip(rates, gb_s, strict=True)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_model_options(parser)
+    parser.add_argument("--dtype", nargs="+", default=["auto"])
+    parser.add_argument("--prompt", type=int, default=128, help="tokens")
+    parser.add_argument("--output", type=int, default=128, help="tokens")
+    parser.add_argument("--repeats", type=int, default=5)
+    add_output_option(parser)
+    options = parser.parse_args(arguments)
+    cases = dict(measure(options, dtype) for dtype in options.dtype)
+    print_table(
+        f"Batch 1, {model_name(options)}, {options.prompt} prompt tokens, {options.output} generated",
+        ["weights", "decode tok/s", "step ms", "MB/token", "GB/s", "of memory", "of the same size"],
+        [
+            (
+                name,
+                case["decode_tok_s"],
+                case["step_ms"],
+                case["bytes_per_token"] / 1e6,
+                case["read_gb_s"],
+                case["share_of_memory"],
+                case["share_of_same_size"],
+            )
+            for name, case in cases.items()
+        ],
+    )
+    emit(
+        "decode",
+        {"model": model_name(options), "prompt": options.prompt, "output": options.output, "cases": cases},
+        options,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What a step costs beyond the forward pass: the way from the driver to two rank actors and back.
+
+Real actors, real sockets, the event loop of a Serve replica (uvloop), a decode step of 32 rows; the ranks' runner does
+nothing. Prints a table for people and one JSON line for machines. Run it on an idle machine:
+
+    .venv/bin/python benchmarks/questions/fanout.py
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+import uvloop
+from ray.util.placement_group import placement_group
+
+from cluster.driver.placement import group_bundles
+from cluster.driver.rank_group import RankGroup
+from cluster.rank.runner_factory import Seat
+from llama_core.config import EngineConfig
+from llama_core.scheduling.step import Grow, Pending, Row, StepInput, StepOutput
+
+REPOSITORY = Path(__file__).parents[2]
+GOAL_MS = 0.15
+
+
+@dataclass(frozen=True)
+class NullReport:
+    seconds: float = 0.0
+    weight_bytes: int = 0
+    device: str = "none"
+    dtype: str = "none"
+    files_id: int = 0
+
+
+class NullRunner:
+    """Draws token 0 for every row, at once."""
+
+    report = NullReport()
+
+    def max_num_blocks(self) -> int:
+        return 1
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        pass
+
+    def warm_up(self) -> None:
+        pass
+
+    def start(self, batch: StepInput) -> Pending[StepOutput]:
+        return Pending.done(StepOutput(batch.epoch, batch.step, [31_999] * len(batch.rows)))
+
+
+def make_null_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> NullRunner:
+    return NullRunner()
+
+
+def decode_step(step: int, num_rows: int) -> StepInput:
+    """Every row one token further; each step one of 16 rows needs a new block, as with blocks of 16 tokens."""
+    rows = [Row(slot, 500 + step, 1, True) for slot in range(num_rows)]
+    return StepInput(0, step, rows, grow=[Grow(slot, 7) for slot in range(step % 16, num_rows, 16)])
+
+
+def percentile(values: list[float], percent: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))]
+
+
+async def measure(num_ranks: int, num_rows: int, num_steps: int) -> dict[str, float]:
+    """In milliseconds: until the result is there (rank 0's answer), until every rank has answered, two in flight."""
+    placement = placement_group(group_bundles(num_ranks, "cpu"), strategy="STRICT_PACK")
+    await asyncio.wait_for(placement.ready(), 60)
+    config = EngineConfig(ckpt_dir="", vocab_size=32_000, max_seq_len=4096, max_batch_size=32, device="cpu")
+    group = RankGroup(config, placement, runner_factory=make_null_runner)
+    info = await group.start()
+    trips: list[float] = []
+    all_answered: list[float] = []
+    for step in range(num_steps + 500):
+        batch = decode_step(step, num_rows)
+        began = time.perf_counter()
+        await group.step(batch)
+        trips.append((time.perf_counter() - began) * 1e3)
+        while group.num_in_flight:  # noqa: ASYNC110 (an event would cost what is measured)
+            await asyncio.sleep(0)
+        all_answered.append((time.perf_counter() - began) * 1e3)
+    del trips[:500], all_answered[:500]
+    first = num_steps + 500
+    began = time.perf_counter()
+    previous = group.submit(decode_step(first, num_rows))
+    for step in range(first + 1, first + num_steps):
+        following = group.submit(decode_step(step, num_rows))
+        await previous
+        previous = following
+    await previous
+    pipelined = (time.perf_counter() - began) * 1e3 / num_steps
+    await group.stop()
+    return {
+        "median_ms": statistics.median(trips),
+        "p90_ms": percentile(trips, 90),
+        "p99_ms": percentile(trips, 99),
+        "max_ms": max(trips),
+        "all_ranks_median_ms": statistics.median(all_answered),
+        "all_ranks_p99_ms": percentile(all_answered, 99),
+        "pipelined_ms_per_step": pipelined,
+        "pinned_ranks": sum(bool(report.load.cores) for report in info.ranks),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=5000)
+    options = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(REPOSITORY)  # for the ranks' processes
+    ray.init(
+        address="local",
+        num_cpus=options.ranks + 1,
+        include_dashboard=False,
+        logging_level="warning",
+        log_to_driver=False,
+    )
+    try:
+        result = uvloop.run(measure(options.ranks, options.rows, options.steps))
+    finally:
+        ray.shutdown()
+    print(f"{options.rows} rows to {options.ranks} ranks and back, {options.steps} steps, {os.cpu_count()} cores")
+    for name, value in result.items():
+        print(f"  {name:<24}{value:10.4f}")
+    print(
+        f"  goal for the median     {GOAL_MS:10.4f}  {'met' if result['all_ranks_median_ms'] <= GOAL_MS else 'MISSED'}"
+    )
+    print(
+        json.dumps(
+            {
+                "benchmark": "fanout",
+                "ranks": options.ranks,
+                "rows": options.rows,
+                "steps": options.steps,
+                "load_average": os.getloadavg()[0],
+                **result,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

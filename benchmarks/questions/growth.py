@@ -1,0 +1,140 @@
+"""How a decode step's time grows with the number of sequences and with the tokens they have: is any term worse than linear?
+
+    python -m benchmarks.questions.growth --ckpt DIRECTORY
+
+Each series is fitted by a straight line. A small step waits for the weights, which are read once for all rows, and a large
+one for arithmetic, so a curve may have a knee and still be two straight lines. A term worse than linear goes on getting
+steeper: then the last quarter of the range is steeper than the one before it, by more than --tolerance and by more than
+noise (a square is, by 1.4).
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.harness.common import Cell, Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.in_process import built_llama, case_name, run, vocabulary
+from benchmarks.harness.workload import uniform_batch
+from llama_core import Llama
+
+STEP_TOKENS = 1024  # prompts are read in pieces of so many
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """y = at_zero + slope * x, by least squares."""
+
+    at_zero: float
+    slope: float
+
+    @classmethod
+    def through(cls, points: Sequence[tuple[float, float]]) -> "Line":
+        mean_x = sum(x for x, _ in points) / len(points)
+        mean_y = sum(y for _, y in points) / len(points)
+        slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+        return cls(mean_y - slope * mean_x, slope)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A series' line, the slopes of the third and the last quarter of its range, about, and whether the last is too steep."""
+
+    line: Line
+    third_quarter: float
+    last_quarter: float
+    worse_than_linear: bool
+
+    @classmethod
+    def of(cls, points: Sequence[tuple[float, float]], noise: float, tolerance: float) -> "Growth":
+        """`noise`: what y may be off by. The two stretches are those of the upper half of x, or of the last three points."""
+        ordered = sorted(points)
+        assert len(ordered) >= 3, "a curve needs three points"
+        first, last = ordered[0][0], ordered[-1][0]
+        upper = ordered[-max(3, sum(x >= (first + last) / 2 for x, _ in ordered)) :]
+        border = min(range(1, len(upper) - 1), key=lambda i: abs(upper[i][0] - (upper[0][0] + last) / 2))
+        third, fourth = Line.through(upper[: border + 1]).slope, Line.through(upper[border:]).slope
+        excess = (fourth - tolerance * max(third, 0.0)) * (last - upper[border][0])
+        return cls(Line.through(ordered), third, fourth, excess > noise)
+
+
+def decode_ms(llama: Llama, rows: int, context: int, steps: int) -> list[float]:
+    """Of each step of `rows` sequences, which have `context` tokens or somewhat more."""
+    # Prompts are read in pieces, so the first sequence decodes already while the last one's prompt is read.
+    requests = uniform_batch(rows, context, _prefill_steps(llama, rows, context) + steps + 1, vocabulary(llama))
+    decodes = [step for step in run(llama, requests).decode_steps if step.num_rows == rows]
+    return [step.ms for step in decodes[1:]]  # the first one still has prefill's traces in the caches
+
+
+def _prefill_steps(llama: Llama, rows: int, context: int) -> int:
+    """Steps that reading all the prompts takes at most."""
+    return math.ceil(rows * context / (llama.runner.config.max_step_tokens - rows)) + 1
+
+
+def measure(options: argparse.Namespace, vary: str, values: Sequence[int], fixed: int) -> dict[str, Any]:
+    """One series: "rows" at a fixed context, or "context" at a fixed number of rows."""
+    points = [(value, fixed) if vary == "rows" else (fixed, value) for value in values]
+    rows, context = max(rows for rows, _ in points), max(context for _, context in points)
+    with built_llama(
+        options,
+        dtype=options.dtype,
+        max_seq_len=context + options.steps + 2 + math.ceil(rows * context / (STEP_TOKENS - rows)),
+        max_batch_size=rows,
+        max_step_tokens=STEP_TOKENS,
+    ) as llama:
+        run(llama, uniform_batch(rows, min(64, context), 2, vocabulary(llama)))  # builds kernels, touches pages
+        steps: dict[tuple[int, int], list[float]] = {point: [] for point in points}
+        # Point after point and then again: a busy moment of the machine must not be one point's alone.
+        for rows, context in points * int(options.repeats):
+            steps[rows, context] += decode_ms(llama, rows, context, options.steps)
+        spreads = [Spread.of(steps[point]) for point in points]
+        weights = case_name(llama, options)
+    noise = max(spread.high - spread.low for spread in spreads)
+    medians = [(float(value), spread.median) for value, spread in zip(values, spreads, strict=True)]
+    return {
+        "weights": weights,
+        "vary": vary,
+        "fixed": fixed,
+        "points": [{vary: value, "step_ms": spread} for value, spread in zip(values, spreads, strict=True)],
+        "growth": Growth.of(medians, noise, options.tolerance),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_model_options(parser)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64])
+    parser.add_argument("--context", type=int, nargs="+", default=[128, 512, 1024, 2048, 2560, 3072, 3584, 4096])
+    parser.add_argument("--rows-context", type=int, default=256, help="context while the rows grow")
+    parser.add_argument("--context-rows", type=int, default=4, help="rows while the context grows")
+    parser.add_argument("--steps", type=int, default=16, help="steps of each point, each time")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tolerance", type=float, default=1.2)
+    add_output_option(parser)
+    options = parser.parse_args(arguments)
+    series = [
+        measure(options, "rows", options.rows, options.rows_context),
+        measure(options, "context", options.context, options.context_rows),
+    ]
+    name = series[0]["weights"]
+    for one in series:
+        growth: Growth = one["growth"]
+        other = "context" if one["vary"] == "rows" else "rows"
+        rows: list[tuple[Cell | Spread, ...]] = [(point[one["vary"]], point["step_ms"]) for point in one["points"]]
+        print_table(
+            f"Decode step by {one['vary']}, {model_name(options)} {name}, {other} {one['fixed']}",
+            [one["vary"], "ms"],
+            rows,
+        )
+        print(
+            f"  line: {growth.line.at_zero:.3g} ms + {growth.line.slope * 1e3:.3g} us x {one['vary']}; "
+            f"third quarter {growth.third_quarter * 1e3:.3g} us, last {growth.last_quarter * 1e3:.3g} us: "
+            f"{'WORSE THAN LINEAR' if growth.worse_than_linear else 'no term worse than linear'}"
+        )
+    emit("growth", {"model": model_name(options), "weights": name, "series": series}, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What this machine could do at best: reading memory (the limit of decoding) and matrix products (the limit of prefill).
+
+    python -m benchmarks.questions.limits
+
+Bandwidth is measured for buffers of several sizes, because a model that fits a processor's last cache is read faster
+than memory, and again after the matrix products: on a shared machine it may not be the same for long.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.harness.bandwidth import Bandwidth, BandwidthProbe, beyond_caches, probe_bandwidth
+from benchmarks.harness.common import Cell, Spread, add_output_option, emit, print_table
+
+__all__ = ["main", "matmul_gflops", "probe_bandwidth"]
+
+MIB = 2**20
+
+
+def matmul_gflops(dtype: torch.dtype, size: int, passes: int) -> Spread:
+    """10^9 operations a second of one product of two square matrices, on as many threads as torch has."""
+    left, right = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+    rates = []
+    for _ in range(passes + 1):
+        begin = time.perf_counter()
+        torch.matmul(left, right)
+        rates.append(2 * size**3 / (time.perf_counter() - begin) / 1e9)
+    return Spread.of(rates[1:])  # the first one builds the kernel
+
+
+def bandwidths(threads: Sequence[int], sizes: Sequence[int], passes: int) -> list[Bandwidth]:
+    """One measurement for each number of threads and each size in bytes."""
+    found = []
+    for count in threads:
+        for size in sizes:
+            with BandwidthProbe(count, size) as probe:
+                found.append(probe.measure(passes))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="the most that may be used")
+    parser.add_argument("--buffer-mib", type=int, nargs="+", help="sizes of the buffers, the largest decides the limit")
+    parser.add_argument("--size", type=int, default=2048, help="rows and columns of the matrices")
+    parser.add_argument("--passes", type=int, default=30)
+    add_output_option(parser)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    sizes = sorted(mib * MIB for mib in options.buffer_mib or (64, 256, beyond_caches() // MIB))
+    threads = sorted({1, options.threads})
+
+    before = bandwidths(threads, sizes, options.passes)
+    products = {
+        str(dtype).removeprefix("torch."): matmul_gflops(dtype, options.size, options.passes)
+        for dtype in (torch.bfloat16, torch.float32)
+    }
+    after = bandwidths(threads, sizes, options.passes)
+
+    rows: list[tuple[Cell | Spread, ...]] = [
+        (f"{one.threads} thread{'s' * (one.threads > 1)}, {one.buffer_bytes // MIB} MiB", one.gb_s, two.gb_s)
+        for one, two in zip(before, after, strict=True)
+    ]
+    print_table("Read bandwidth, GB/s", ["buffer", "before", "after"], rows)
+    print_table(
+        f"Matrix product {options.size}^3 on {options.threads} threads, GFLOP/s",
+        ["dtype", "median"],
+        products.items(),
+    )
+    emit(
+        "limits",
+        {"threads": options.threads, "bandwidth": before, "bandwidth_after": after, "matmul_gflop_s": products},
+        options,
+    )
+
+
+if __name__ == "__main__":
+    main()

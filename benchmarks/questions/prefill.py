@@ -1,0 +1,82 @@
+"""How fast a prompt is read: 512 tokens of one sequence, in process, beside this machine's matrix product of the same dtype.
+
+python -m benchmarks.questions.prefill --ckpt DIRECTORY --dtype bfloat16 float32
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.in_process import (
+    built_llama,
+    case_name,
+    prefill_operations,
+    repeat_runs,
+    torch_dtype,
+    vocabulary,
+)
+from benchmarks.harness.workload import Request, random_prompt
+from benchmarks.questions.limits import matmul_gflops
+
+MATRIX_SIZE = 2048
+MATRIX_PASSES = 10
+
+
+def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any]]:
+    """One dtype's name and figures. The prompt is read in one step, unless --max-step-tokens says otherwise."""
+    step_tokens = options.max_step_tokens or options.prompt
+    with built_llama(
+        options, dtype=dtype, max_seq_len=options.prompt + 2, max_batch_size=1, max_step_tokens=step_tokens
+    ) as llama:
+        request = Request(random_prompt(options.prompt, vocabulary(llama), seed=3), 1)
+        operations = prefill_operations(llama.runner.model_config, options.prompt)
+        peak = matmul_gflops(torch_dtype(llama), MATRIX_SIZE, MATRIX_PASSES)
+        runs = repeat_runs(llama, [request], options.repeats)
+        # From the first step's begin to the first token, as a client would wait for it.
+        seconds = [prefill.steps[-1].end_s - prefill.steps[0].begin_s for prefill in runs]
+        gflop_s = [operations / each / 1e9 for each in seconds]
+        return case_name(llama, options), {
+            "threads": torch.get_num_threads(),
+            "prefill_tok_s": Spread.of(options.prompt / each for each in seconds),
+            "prefill_tok_s_all": [options.prompt / each for each in seconds],
+            "ms": Spread.of(each * 1e3 for each in seconds),
+            "gflop": operations / 1e9,
+            "gflop_s": Spread.of(gflop_s),
+            "matmul_gflop_s": peak,
+            "share_of_matmul": Spread.of(rate / peak.median for rate in gflop_s),
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_model_options(parser)
+    parser.add_argument("--dtype", nargs="+", default=["auto"])
+    parser.add_argument("--prompt", type=int, default=512, help="tokens")
+    parser.add_argument("--max-step-tokens", type=int, help="read the prompt in pieces of so many tokens")
+    parser.add_argument("--repeats", type=int, default=7)
+    add_output_option(parser)
+    options = parser.parse_args(arguments)
+    cases = dict(measure(options, dtype) for dtype in options.dtype)
+    print_table(
+        f"Prefill, {model_name(options)}, {options.prompt} tokens",
+        ["weights", "tok/s", "ms", "GFLOP/s", f"matmul {MATRIX_SIZE}^3", "share"],
+        [
+            (
+                name,
+                case["prefill_tok_s"],
+                case["ms"],
+                case["gflop_s"],
+                case["matmul_gflop_s"],
+                case["share_of_matmul"],
+            )
+            for name, case in cases.items()
+        ],
+    )
+    emit("prefill", {"model": model_name(options), "prompt": options.prompt, "cases": cases}, options)
+
+
+if __name__ == "__main__":
+    main()

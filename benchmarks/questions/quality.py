@@ -1,0 +1,56 @@
+"""What int8 weights cost in quality: perplexity on text that the model has not seen, beside the weights as they are.
+
+python -m benchmarks.questions.quality                                   the demo model on demo/heldout.txt
+python -m benchmarks.questions.quality --ckpt DIRECTORY --text FILE
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.common import REPOSITORY, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.in_process import built_llama
+from llama_core import Llama
+
+# Weights and the type that everything else has; the first is what the others are compared with.
+WAYS = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"))
+
+
+def perplexity(llama: Llama, text: str, length: int) -> tuple[float, int]:
+    """e^(mean negative log-probability) over the text, each `length` tokens behind a beginning of their own; and how many."""
+    tokens = llama.tokenizer.encode(text, bos=False, eos=False)
+    prompts = [[llama.tokenizer.bos_id, *tokens[i : i + length]] for i in range(0, len(tokens), length)]
+    _, logprobs = llama.generate(prompts, 0, temperature=0, logprobs=True, echo=True)
+    assert logprobs is not None
+    values = [value for row in logprobs for value in row[1:]]
+    return math.exp(-sum(values) / len(values)), len(values)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_model_options(parser)
+    parser.add_argument("--text", type=Path, default=REPOSITORY / "demo" / "heldout.txt")
+    parser.add_argument("--length", type=int, default=256, help="tokens that are read behind one beginning")
+    add_output_option(parser)
+    options = parser.parse_args(arguments)
+    text = options.text.read_text(encoding="utf-8")
+    found: dict[str, float] = {}
+    count = 0
+    for dtype, quantization in WAYS:
+        settings = {"max_seq_len": options.length + 2, "max_batch_size": 8, "quantization": quantization}
+        with built_llama(options, dtype=dtype, **settings) as llama:
+            name = dtype if quantization == "none" else f"{dtype}+{quantization}"
+            found[name], count = perplexity(llama, text, options.length)
+    exact = next(iter(found.values()))
+    cases = {name: {"perplexity": value, "loss": value / exact - 1} for name, value in found.items()}
+    print_table(
+        f"{model_name(options)}, {count} tokens of {options.text.name}",
+        ["weights", "perplexity", "loss, %"],
+        [(name, case["perplexity"], f"{100 * case['loss']:.3f}") for name, case in cases.items()],
+    )
+    emit("quality", {"model": model_name(options), "text": options.text.name, "tokens": count, "cases": cases}, options)
+
+
+if __name__ == "__main__":
+    main()

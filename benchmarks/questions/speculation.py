@@ -1,0 +1,90 @@
+"""What prompt lookup gives and costs: one sequence with and without it, where text repeats itself and where it does not.
+
+    python -m benchmarks.questions.speculation --ckpt DIRECTORY
+
+"repeats" has a prompt of one piece said again and again, "random" one without a pattern. What is generated may repeat
+itself too: with sampling (--temperature 1) it does so less than with greedy decoding of a small or random model. The
+tokens must be the same with and without.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.in_process import built_llama, case_name, run, vocabulary
+from benchmarks.harness.workload import Request, random_prompt, repetitive_prompt
+
+
+def measure(options: argparse.Namespace, drafting: bool) -> dict[str, dict[str, Any]]:
+    """Figures by text, for a model that drafts or does not."""
+    found: dict[str, dict[str, Any]] = {}
+    with built_llama(
+        options,
+        dtype=options.dtype,
+        max_seq_len=options.prompt + options.output,
+        max_batch_size=1,
+        speculation=drafting,
+    ) as llama:
+        prompts = {
+            "repeats": repetitive_prompt(options.prompt, vocabulary(llama), seed=5),
+            "random": random_prompt(options.prompt, vocabulary(llama), seed=5),
+        }
+        for text, prompt in prompts.items():
+            for temperature in options.temperature:
+                request = Request(prompt, options.output)
+                runs = [run(llama, [request], temperature) for _ in range(options.repeats + 1)][1:]
+                # The clock of each run goes from the first token to the last, whatever came in which step.
+                rates = [(options.output - 1) / (one.end_s - one.prefill_steps[-1].end_s) for one in runs]
+                found[f"{text}, temperature {temperature:g}"] = {
+                    "decode_tok_s": Spread.of(rates),
+                    "tokens_per_step": (options.output - 1) / len(runs[0].decode_steps),
+                    "tokens": runs[0].outputs[0],
+                    "weights": case_name(llama, options),
+                }
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_model_options(parser)
+    # In float32 a token does not depend on which rows are computed together.
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens")
+    parser.add_argument("--output", type=int, default=128, help="tokens")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--repeats", type=int, default=3)
+    add_output_option(parser)
+    options = parser.parse_args(arguments)
+    drafting, plain = measure(options, True), measure(options, False)
+    cases = {}
+    for text, one in drafting.items():
+        other = plain[text]
+        cases[text] = {
+            "with": one["decode_tok_s"],
+            "without": other["decode_tok_s"],
+            "ratio": one["decode_tok_s"].median / other["decode_tok_s"].median,
+            "tokens_per_step": one["tokens_per_step"],
+            "same_tokens": one["tokens"] == other["tokens"],
+        }
+    weights = next(iter(drafting.values()))["weights"]
+    print_table(
+        f"Prompt lookup, {model_name(options)} {weights}, {options.prompt} prompt tokens, {options.output} generated",
+        ["text", "tok/s with", "without", "ratio", "tokens a step", "tokens"],
+        [
+            (
+                text,
+                case["with"],
+                case["without"],
+                case["ratio"],
+                case["tokens_per_step"],
+                "same" if case["same_tokens"] else "DIFFER",
+            )
+            for text, case in cases.items()
+        ],
+    )
+    emit("speculation", {"model": model_name(options), "weights": weights, "cases": cases}, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""One asyncio task per replica that asks the scheduler, awaits the runner and feeds the streams.
+
+It owns every token until the client has it. Up to `pipeline_depth` steps are under way at once, so that the ranks find the
+next one waiting when they are done. Knows nothing of HTTP, and of the ranks only that they take steps.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
+
+from deployments.engine.token_stream import TokenStream
+from llama_core.errors import EngineError, NonFiniteLogits, NotReady, PoisonRequest, QueueFull, RankFailure
+from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence, check_prompt
+from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
+from llama_core.scheduling.step import StepInput, StepOutput
+from llama_core.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+# How long a step that reads prompts may take: a newcomer waits for it, and so do those who run.
+LONGEST_STEP_S = 3.0
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 120.0  # what a client that finds the queue full is told
+PACE_WINDOWS_S, ENOUGH_ENDS = (5.0, 30.0, LONGEST_RETRY_S), 4
+# Failures of the ranks with one suspect under way prove it guilty: two errors that they report themselves, or four deaths and
+# hangs, which may come from elsewhere.
+BLAME_OF_AN_ERROR, BLAME_OF_A_DEATH = 0.5, 0.25
+
+
+class StepStats(NamedTuple):
+    """One finished step, for whoever counts: times in milliseconds, `round_trip_ms` from send to answer.
+
+    num_sampled: tokens that it brought the requests. num_prefix_hits: prompt tokens found in the cache instead of computed,
+    num_drafts and num_drafts_accepted: proposed tokens checked and right, all since the last step's report.
+    """
+
+    num_rows: int
+    num_tokens: int
+    num_sampled: int
+    elapsed_ms: float
+    round_trip_ms: float
+    num_non_finite: int
+    device_memory_bytes: int
+    decode_only: bool
+    num_prefix_hits: int = 0
+    num_drafts: int = 0
+    num_drafts_accepted: int = 0
+
+
+class Runner(Protocol):
+    """What computes steps: it takes one at once, without a task's delay, and answers them in their order.
+
+    `cluster.driver.rank_group.RankGroup` is one. `submit` may raise what its future would.
+    """
+
+    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]: ...
+
+
+class _Flight(NamedTuple):
+    """A step that was sent, and its answer to come."""
+
+    batch: StepInput
+    output: asyncio.Future[StepOutput]
+    sent_s: float
+
+
+class EngineLoop:
+    """Serves streams from one scheduler, over the runner that `run` is given by whoever started it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        *,
+        max_seq_len: int,
+        pipeline_depth: int = 2,
+        on_step: Callable[[StepStats], None] = lambda stats: None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.max_seq_len = max_seq_len
+        self.last_progress_s = time.monotonic()
+        self.num_steps = 0  # that were answered, trials aside
+        self._tokenizer = tokenizer
+        self._depth = pipeline_depth
+        self._on_step = on_step
+        self._streams: dict[Sequence, TokenStream] = {}
+        self._ends: deque[float] = deque(maxlen=64)  # of the latest requests, in time.monotonic()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failure: EngineError | None = None
+        self._draining = False
+        self._counts = (0, 0, 0)  # the scheduler's, as far as they have been reported
+        self._trial: Sequence | None = None  # nobody's: what new ranks compute before they are given a suspect
+        scheduler.max_prompt_tokens = TOKENS_ALONE  # until it is known how fast the ranks are
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Why no request can be served any more; None while they can."""
+        return self._failure
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def check_room(self, owner: str = "", num_tokens: int = 0) -> None:
+        """Raises QueueFull, with when to come back, unless a sequence of `owner`'s, of so many tokens, may wait."""
+        try:
+            self.scheduler.check_room(num_tokens=num_tokens, owner=owner)
+        except QueueFull as error:
+            error.retry_after_s = self._wait_s()
+            raise
+
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        stop: Seq[str] = (),
+        owner: str = "",
+        priority: int = 0,
+    ) -> TokenStream:
+        """Queue a prompt; owners who wait take turns by what they were given (`fair_queue.py`). Never waits.
+
+        Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._draining:
+            raise NotReady("the server is shutting down and takes no new requests")
+        prompt = check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len)
+        self.check_room(owner, len(prompt))
+        max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
+        seq = Sequence(prompt, params, max_length, owner=owner, priority=priority)
+        stream = TokenStream(seq, self._tokenizer, stop, self._cancel)
+        self.scheduler.add(seq)
+        if seq.finished:
+            stream.push([])
+            return stream
+        if not self._streams:
+            self.last_progress_s = time.monotonic()  # until then nothing was to be done
+        self._streams[seq] = stream
+        self._idle.clear()
+        self._wake.set()
+        return stream
+
+    async def run(self, runner: Runner) -> None:
+        """Step until cancelled, or until the runner raises, which this passes on; the streams are left as they are.
+
+        What follows is for the caller to decide: `fail` ends them; or `restart`, and `run` with the runner of other ranks, go
+        on with every stream where it was.
+        """
+        flights: deque[_Flight] = deque()
+        self.last_progress_s = time.monotonic()
+        try:
+            while True:
+                self._send(runner, flights)
+                if not flights:
+                    assert not self.scheduler.has_work, (
+                        "work waits, and nothing is under way that could make room for it"
+                    )
+                    self._idle.set()
+                    self._wake.clear()
+                    await self._wake.wait()
+                    self.last_progress_s = time.monotonic()
+                    continue
+                output = await flights[0].output
+                answered = flights.popleft()
+                self.num_steps += not self._is_trial(answered.batch)
+                progress = self.scheduler.commit(output)
+                self.last_progress_s = time.monotonic()
+                # The ranks first: they have their next step before the readers get what the last one brought. What a stop
+                # string ends is seen a step later for it, which wastes a row. It is delivered also if they have failed.
+                try:
+                    self._send(runner, flights)
+                finally:
+                    self._deliver(progress)
+                self._pace(answered.batch, output)
+                self._report(answered, output, progress)
+        finally:
+            for flight in flights:
+                flight.output.cancel()
+            await asyncio.gather(*(flight.output for flight in flights), return_exceptions=True)
+
+    def restart(self, epoch: int, failure: RankFailure | None) -> bool:
+        """Ready the live requests for new ranks: `run` may then go on with their runner. They lose nothing, but one that
+        alone can be to blame for repeated failures ends, or it would take every group of ranks down. Whether one did.
+
+        Ranks that fail before they have read a prompt and drawn two tokens that are nobody's say nothing about a suspect.
+
+        failure: of the old ranks; None where they gave way without any.
+        """
+        if self._trial is not None:
+            self.scheduler.finish(self._trial, FinishReason.ABORT)
+        under_way = self.scheduler.restart(epoch, failed=failure is not None)
+        is_given_up = self._judge(under_way, failure)
+        self._trial = self._new_trial() if self.scheduler.has_suspects else None
+        return is_given_up
+
+    def _judge(self, under_way: list[Sequence], failure: RankFailure | None) -> bool:
+        """Whether there is one request that this failure proves to be to blame; it has ended then."""
+        suspects = [seq for seq in under_way if seq.is_suspect]
+        if failure is None or len(suspects) != 1:
+            return False
+        (seq,) = suspects
+        seq.blame += BLAME_OF_AN_ERROR if failure.raised else BLAME_OF_A_DEATH
+        if seq.blame < 1.0:
+            return False
+        text = (
+            f"the model's processes failed {seq.num_crashes} times while they computed this request, which is given up"
+        )
+        log.error("a request of %d tokens is given up: %s", seq.length, failure.message)
+        self.scheduler.finish(seq, FinishReason.ERROR)
+        if (stream := self._drop(seq)) is not None:
+            stream.fail(PoisonRequest(text))
+        return True
+
+    def _new_trial(self) -> Sequence:
+        prompt, params = [self._tokenizer.eos_id] * 2, SamplingParams(temperature=0.0, ignore_eos=True)
+        # On the account of one for whom it is made: an owner of its own would count among those who share the queue.
+        owner = next(seq.owner for seq in self.scheduler.live() if seq.is_suspect)
+        trial = Sequence(prompt, params, max_length=len(prompt) + 2, owner=owner)
+        trial.num_crashes, trial.doubtful_until = 1, trial.max_length  # no suspect runs beside it
+        self.scheduler.add_first(trial)
+        return trial
+
+    def _is_trial(self, batch: StepInput) -> bool:
+        """Whether nobody else has a row in this step."""
+        return self._trial is not None and all(row.slot == self._trial.slot for row in batch.rows)
+
+    def fail(self, error: EngineError) -> None:
+        """End every live request with `error`, once, and refuse new ones with it."""
+        self._failure = self._failure or error
+        for seq, stream in list(self._streams.items()):
+            self.scheduler.finish(seq, FinishReason.ERROR)
+            stream.fail(error)
+        self._streams.clear()
+        self._idle.set()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait until the live ones have ended. False if some had not within `timeout_s`."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def stalled_s(self) -> float:
+        """Seconds since a step completed while work waited; 0 when idle."""
+        return time.monotonic() - self.last_progress_s if self._streams else 0.0
+
+    def _wait_s(self) -> float:
+        """How long, at the pace of the latest ends, until half of those who wait have been served: there is room then."""
+        now = time.monotonic()
+        latest: list[float] = []
+        # In the shortest window that says something: a burst is not as slow as the hours before it.
+        for window_s in PACE_WINDOWS_S:
+            if len(latest := [end for end in self._ends if now - end <= window_s]) >= ENOUGH_ENDS:
+                break
+        if len(latest) < 2:
+            return SHORTEST_RETRY_S
+        pace = len(latest) / max(now - latest[0], 1e-3)
+        return min(max(SHORTEST_RETRY_S, self.scheduler.num_waiting / 2 / pace), LONGEST_RETRY_S)
+
+    def _send(self, runner: Runner, flights: deque[_Flight]) -> None:
+        while len(flights) < self._depth and (batch := self.scheduler.schedule()) is not None:
+            try:
+                output = runner.submit(batch)
+            except RankFailure:
+                self.scheduler.forget_unsent()  # nobody in it is to blame
+                raise
+            flights.append(_Flight(batch, output, time.monotonic()))
+
+    def _drop(self, seq: Sequence) -> TokenStream | None:
+        """It has ended, also while no ranks run."""
+        stream = self._streams.pop(seq, None)
+        if not self._streams:
+            self._idle.set()
+        return stream
+
+    def _cancel(self, seq: Sequence) -> None:
+        if self._drop(seq) is not None:
+            self.scheduler.finish(seq, FinishReason.ABORT)
+
+    def _deliver(self, progress: list[Progress]) -> None:
+        for update in progress:
+            seq = update.sequence
+            stream = self._streams.get(seq)
+            if stream is None:
+                continue
+            try:
+                if stream.push(update.tokens):
+                    self.scheduler.finish(seq, FinishReason.STOP)
+                    # Also where it had ended: by the last token allowed, or by what came behind the stop string.
+                    seq.finish_reason, seq.error = FinishReason.STOP, None
+                if seq.error is not None:
+                    stream.fail(seq.error)
+            except Exception:  # one request's trouble must not be its neighbours'
+                log.exception("a request failed while its text was made")
+                self.scheduler.finish(seq, FinishReason.ERROR)
+                stream.fail(EngineError("the text of this request could not be made"))
+            if seq.finished:
+                self._ends.append(self.last_progress_s)
+                self._drop(seq)
+
+    def _pace(self, batch: StepInput, output: StepOutput) -> None:
+        """Learn from a step that read prompts how many of their tokens fit the time that one may take."""
+        num_read = sum(row.length for row in batch.rows if row.length > 1 + row.num_drafts)
+        if num_read >= TOKENS_A_PROMPT and output.elapsed_ms > 0:
+            fitting = int(batch.num_tokens / output.elapsed_ms * 1e3 * LONGEST_STEP_S)
+            self.scheduler.max_prompt_tokens = max(TOKENS_A_PROMPT, fitting)
+
+    def _report(self, flight: _Flight, output: StepOutput, progress: list[Progress]) -> None:
+        scheduler, batch = self.scheduler, flight.batch
+        counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
+        prefix_hits, drafts, accepted = (now - then for now, then in zip(counts, self._counts, strict=True))
+        self._counts = counts
+        self._on_step(
+            StepStats(
+                num_rows=len(batch.rows),
+                num_tokens=batch.num_tokens,
+                num_sampled=sum(len(update.tokens) for update in progress if update.sequence is not self._trial),
+                elapsed_ms=output.elapsed_ms,
+                round_trip_ms=(self.last_progress_s - flight.sent_s) * 1e3,
+                num_non_finite=sum(isinstance(update.sequence.error, NonFiniteLogits) for update in progress),
+                device_memory_bytes=output.device_memory_bytes,
+                decode_only=all(row.length == 1 + row.num_drafts for row in batch.rows),
+                num_prefix_hits=prefix_hits,
+                num_drafts=drafts,
+                num_drafts_accepted=accepted,
+            )
+        )

@@ -1,0 +1,248 @@
+"""One replica's engine from start to end: ranks, scheduler and engine loop brought up, kept up, and taken down.
+
+Implements `deployments.engine.interface.Engine` for the HTTP layer. Knows nothing of HTTP and nothing of Serve.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from cluster.driver.rank_group import GroupInfo
+from deployments.args import ServerArgs
+from deployments.engine.engine_loop import EngineLoop, StepStats
+from deployments.engine.interface import Readiness
+from deployments.engine.supervisor import Groups, RankKeeper
+from deployments.engine.token_stream import TokenStream
+from llama_core.checkpoint.files import find_shards
+from llama_core.config import read_params
+from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.request import SamplingParams, mix_seed
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class LlamaService:
+    """`check` what can be known without ranks, `start`, serve, `stop`. `open_groups` is called once, by then."""
+
+    def __init__(
+        self,
+        args: ServerArgs,
+        open_groups: Callable[[], Groups],
+        on_step: Callable[[StepStats], None] = lambda stats: None,
+        on_failure: Callable[[LlamaError], None] = lambda error: None,
+        on_pace: Callable[[Mapping[int, float]], None] = lambda own_ms: None,
+    ) -> None:
+        """Raises TokenizerError, ConfigError or CheckpointError: whatever the files themselves can tell."""
+        self.args = args
+        if (manifest := args.manifest()) is not None:
+            manifest.check_complete(args.checkpoint)  # the ranks read the shards, each on its node
+            manifest.verify([args.tokenizer, args.checkpoint / "params.json"])
+        self.tokenizer = Tokenizer(args.tokenizer)
+        self.num_ranks = args.num_ranks()
+        self._model = read_params(args.checkpoint, vocab_size=self.tokenizer.n_words)
+        self._model.check_world_size(self.num_ranks)
+        find_shards(args.checkpoint)
+        self.config = args.engine_config(self.tokenizer.n_words, manifest)
+        self._open_groups = open_groups
+        self._on_step = on_step
+        self._on_failure = on_failure
+        self._on_pace = on_pace
+        self._keeper: RankKeeper | None = None
+        self._loop: EngineLoop | None = None
+        self._failure: LlamaError | None = None
+        self._draining = False
+        self._serving: asyncio.Task[None] | None = None
+        self._started_s = time.monotonic()
+        self._num_seeds = 0
+
+    # What a replica goes through.
+
+    async def start(self) -> None:
+        """Bring the ranks up and begin to serve. Raises what kept them from it."""
+        try:
+            self._keeper = RankKeeper(
+                self.args, self.config, self._model, self._open_groups(), self._on_failure, self._on_pace
+            )
+            self._begin(self._keeper, await self._keeper.start())
+        except Exception as error:
+            log.exception("the start has failed")
+            self._failure = error if isinstance(error, LlamaError) else EngineError(f"{type(error).__name__}: {error}")
+            self._on_failure(self._failure)
+            raise
+
+    def _begin(self, keeper: RankKeeper, info: GroupInfo) -> None:
+        scheduler = Scheduler(
+            SchedulerConfig(
+                max_batch_size=self.config.max_batch_size,
+                max_step_tokens=self.config.max_step_tokens,
+                eos_id=self.tokenizer.eos_id,
+                max_waiting=self.args.max_queue,
+                max_waiting_tokens=self.args.max_queue_tokens,
+                max_drafts=self.config.max_drafts,
+                prefix_caching=self.config.prefix_caching,
+            ),
+            BlockPool(info.num_blocks, self.config.block_size),
+        )
+        self._loop = EngineLoop(scheduler, self.tokenizer, max_seq_len=self.config.max_seq_len, on_step=self._on_step)
+        self._serving = asyncio.create_task(self._serve(self._loop, keeper))
+        log.info(
+            "ready after %.1f s: world size %d, max_seq_len %d, max_batch_size %d, vocabulary %d, %d cache blocks of %d",
+            time.monotonic() - self._started_s,
+            self.num_ranks,
+            self.config.max_seq_len,
+            self.config.max_batch_size,
+            self.tokenizer.n_words,
+            info.num_blocks,
+            self.config.block_size,
+        )
+
+    async def drain(self) -> None:
+        """Take no new request, and wait for the live ones as long as `drain_timeout_s` allows."""
+        self._draining = True
+        if self._loop is not None and not await self._loop.drain(self.args.drain_timeout_s):
+            log.warning("live requests did not end within %.0f s and are cut off", self.args.drain_timeout_s)
+
+    async def stop(self) -> None:
+        """End whatever is left. No process of the group remains when this returns."""
+        self._draining = True
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        if self._loop is not None:
+            self._loop.fail(NotReady("the server has shut down"))
+        if self._keeper is not None:
+            await self._keeper.stop()
+
+    # What the HTTP layer and the handle ask.
+
+    @property
+    def model_id(self) -> str:
+        return self.args.model_id
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.args.max_seq_len
+
+    @property
+    def info(self) -> GroupInfo | None:
+        """The ranks that serve, or did before they failed; None until the first have started."""
+        return self._keeper.info if self._keeper is not None else None
+
+    @property
+    def num_ranks_now(self) -> int:
+        """Fewer than `num_ranks` while there is no room for all."""
+        return self._keeper.num_ranks_now if self._keeper is not None else self.num_ranks
+
+    def readiness(self) -> Readiness:
+        if self._failure is not None:
+            return Readiness(False, "failed", self._failure.message, retry_after_s=10.0)
+        if self._draining:
+            return Readiness(False, "draining", "shutting down", retry_after_s=5.0)
+        if self._loop is None:
+            loading = self._keeper.loading if self._keeper is not None else ""
+            return Readiness(False, "loading", loading, retry_after_s=2.0)
+        assert self._keeper is not None
+        if self._keeper.recovering is not None:
+            detail = f"{self._keeper.recovering}; new ranks: {self._keeper.loading}"
+            return Readiness(False, "recovering", detail, retry_after_s=2.0)
+        if self._keeper.is_reduced:
+            return Readiness(True, "ready", f"with {self.num_ranks_now} of {self.num_ranks} ranks, for lack of room")
+        return Readiness(True, "ready")
+
+    def live(self) -> bool:
+        """False once only a new replica can help: the ranks cannot be brought back, or work waits and no step completes."""
+        if self._failure is not None:
+            return False
+        # The group's own step deadline comes first; this catches whatever it does not see. Recovery has limits of its own.
+        return (
+            self._loop is None
+            or (self._keeper is not None and self._keeper.recovering is not None)
+            or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
+        )
+
+    def check_room(self, owner: str = "") -> None:
+        if self._loop is not None:
+            self._loop.check_room(owner)
+
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        stop: Sequence[str] = (),
+        owner: str = "",
+        priority: int = 0,
+    ) -> TokenStream:
+        """Queue a prompt. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
+        if self._failure is not None:
+            raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
+        readiness = self.readiness()
+        if self._loop is None or not readiness.takes_requests:
+            raise NotReady(
+                f"the server is {readiness.phase}: {readiness.detail}", retry_after_s=readiness.retry_after_s
+            )
+        return self._loop.submit(prompt, params, stop=stop, owner=owner, priority=priority)
+
+    def next_seed(self) -> int:
+        """A seed for a request that names none, derived from the server's and the request's number."""
+        self._num_seeds += 1
+        return mix_seed(self.args.seed, self._num_seeds)
+
+    def describe(self) -> dict[str, object]:
+        scheduler = self._loop.scheduler if self._loop is not None else None
+        ranks = self.info.ranks if self.info is not None else ()
+        return {
+            "model": self.model_id,
+            "phase": self.readiness().phase,
+            "world_size": self.num_ranks_now,
+            "epoch": self._keeper.epoch if self._keeper is not None else 0,
+            "ranks": [
+                {
+                    "rank": report.identity.rank,
+                    "node": report.identity.node_ip,
+                    "pid": report.identity.process.pid,
+                    "device": report.load.device,
+                    "dtype": report.load.dtype,
+                    "weight_bytes": report.load.weight_bytes,
+                    "load_seconds": round(report.load.seconds, 3),
+                }
+                for report in ranks
+            ],
+            "spare_ranks_ready": self._keeper.num_spares if self._keeper is not None else 0,
+            "max_seq_len": self.config.max_seq_len,
+            "max_batch_size": self.config.max_batch_size,
+            "max_step_tokens": self.config.max_step_tokens,
+            "max_queue": self.args.max_queue,
+            "max_queue_tokens": self.args.max_queue_tokens,
+            "block_size": self.config.block_size,
+            "blocks_total": scheduler.pool.num_blocks if scheduler else 0,
+            "blocks_used": scheduler.pool.num_used if scheduler else 0,
+            "requests_running": scheduler.num_running if scheduler else 0,
+            "requests_waiting": scheduler.num_waiting if scheduler else 0,
+            "preemptions": scheduler.num_preemptions if scheduler else 0,
+            "prefix_cache_hit_tokens": scheduler.num_prefix_hits if scheduler else 0,
+            "draft_tokens": scheduler.num_drafts if scheduler else 0,
+            "draft_tokens_accepted": scheduler.num_drafts_accepted if scheduler else 0,
+        }
+
+    async def _serve(self, loop: EngineLoop, keeper: RankKeeper) -> None:
+        try:
+            await keeper.serve(loop)
+        except LlamaError as error:
+            self._give_up(error)
+        except Exception as error:
+            log.exception("the engine loop failed")
+            self._give_up(EngineError(f"the engine loop failed: {type(error).__name__}"))
+
+    def _give_up(self, error: LlamaError) -> None:
+        """Every live request gets one error, and Serve replaces the replica."""
+        log.error("the engine has failed: %s", error.message)
+        self._failure = error
+        if not isinstance(error, RankFailure):  # those were counted when they came
+            self._on_failure(error)
+        if self._loop is not None:
+            self._loop.fail(error if isinstance(error, EngineError) else EngineError(error.message))

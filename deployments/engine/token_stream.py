@@ -1,0 +1,143 @@
+"""What one sequence generates, on its way from the engine loop to its one reader: text, tokens, the end or the error.
+
+Knows nothing of steps or of HTTP; only that a reader may be slow, and then gets more at a time.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Seq
+
+from deployments.engine.interface import Delta
+from llama_core.errors import LlamaError, RequestCancelled
+from llama_core.scheduling.request import FinishReason, Sequence, TokenLogprob
+from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
+from llama_core.text.tokenizer import Tokenizer
+
+
+class TokenStream:
+    """Read it either by `take`, when `listen`'s call says that there is something, or as an async iterator of `Delta`.
+
+    The first token can be read as soon as it is there; what comes while the reader is busy reaches it as one delta.
+    """
+
+    def __init__(
+        self, seq: Sequence, tokenizer: Tokenizer, stop: Seq[str], on_cancel: Callable[[Sequence], None]
+    ) -> None:
+        self.sequence = seq
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._stop = StopChecker(stop)
+        self._has_stops = bool(stop)
+        self._on_cancel = on_cancel
+        self._wake: Callable[[], None] | None = None
+        self._has_news = False  # the reader has been told, and has not taken it yet
+        self._text: list[str] = []
+        self._num_taken = seq.prompt_len  # tokens of the sequence that the reader has, its prompt included
+        self._stopped = False
+        self._error: LlamaError | None = None
+        self._done = False  # the reader has had the last delta
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        return self.sequence.prompt
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        return self.sequence.prompt_logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.sequence.finish_reason
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the cache."""
+        return self.sequence.num_cached or 0
+
+    # The engine's side.
+
+    def push(self, tokens: list[int]) -> bool:
+        """Take the tokens that the sequence has gained, none when it ended without. True if its text has reached a stop string;
+        of tokens that came with the one that completed it, those behind it are then taken back."""
+        for num_pushed, token in enumerate(tokens, 1):
+            if text := self._detokenizer.push_one(token):
+                self._extend(text)
+                if self._stopped:
+                    self.sequence.cut(len(tokens) - num_pushed)
+                    break
+        if self.sequence.finish_reason is not None and not self._stopped:
+            self._extend(self._detokenizer.flush())
+            if not self._stopped:
+                self._text.append(self._stop.flush())
+        self._tell()
+        return self._stopped
+
+    def fail(self, error: LlamaError) -> None:
+        """The reader gets `error` after what it has not read yet."""
+        if self._error is None:
+            self._error = error
+        self._tell()
+
+    # The reader's.
+
+    def cancel(self) -> None:
+        """Leave the engine at once; the sequence's cache blocks are free when this returns. Harmless once it has ended."""
+        self.end(RequestCancelled("the request was cancelled"))
+
+    def end(self, error: LlamaError) -> None:
+        """`cancel`, with another error for the reader."""
+        self._on_cancel(self.sequence)
+        self.fail(error)
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """`wake` is called when there is something to take: once, until it has been taken, and now if there is already."""
+        self._wake = wake
+        if self._has_news:
+            wake()
+
+    def take(self) -> Delta | None:
+        """Everything since the last time; None when there is nothing. Raises the LlamaError that ended it, if one did."""
+        if not self._has_news or self._done:
+            return None
+        self._has_news = False
+        seq = self.sequence
+        begin, end = self._num_taken, len(seq.tokens)
+        finish_reason = seq.finish_reason
+        if self._error is not None:
+            if begin == end:
+                self._done = True
+                raise self._error
+            finish_reason = None
+            self._tell()  # the error is for the next time
+        self._done = finish_reason is not None
+        self._num_taken = end
+        text = self._text[0] if len(self._text) == 1 else "".join(self._text)
+        self._text.clear()
+        logprobs: list[TokenLogprob] = []
+        if seq.params.logprobs is not None:
+            logprobs = seq.logprobs[begin - seq.prompt_len :]
+        return Delta(text, seq.tokens[begin:end], logprobs, finish_reason)
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while (delta := self.take()) is None:
+            if self._done:
+                raise StopAsyncIteration
+            arrival = asyncio.Event()
+            self.listen(arrival.set)
+            await arrival.wait()
+        return delta
+
+    def _tell(self) -> None:
+        if not self._has_news:
+            self._has_news = True
+            if self._wake is not None:
+                self._wake()
+
+    def _extend(self, text: str) -> None:
+        if not self._has_stops:
+            self._text.append(text)
+        elif text and not self._stopped:
+            emit, self._stopped = self._stop.push(text)
+            self._text.append(emit)

@@ -1,0 +1,97 @@
+"""All the choices of one request as one stream that ends as one.
+
+A failure of one choice ends all, and `cancel` frees every choice's cache blocks. Knows nothing of how an answer looks.
+"""
+
+import asyncio
+from collections import deque
+from functools import partial
+
+from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.http.plan import Plan
+from llama_core.errors import LlamaError, RequestCancelled
+from llama_core.scheduling.request import FinishReason
+
+
+class Choices:
+    """Every choice of a plan, read as one: `wait`, `take` until there is nothing, until `num_open` is 0; then `cancel`.
+
+    A choice that has something stands in line until it is taken, so that none starves another. What a slow reader leaves
+    stays in the engine, which joins it into larger deltas.
+    """
+
+    def __init__(self, engine: Engine, plan: Plan) -> None:
+        """Submits every choice, or none: raises what `Engine.submit` raised for the first that was refused."""
+        self.streams: list[TokenStream] = []
+        self.num_open = plan.num_choices
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[int] = deque()
+        self._waiter: asyncio.Future[bool] | None = None
+        self._waiting_since_s = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        try:
+            for prompt, params in plan.choices():
+                self.streams.append(
+                    engine.submit(prompt, params, stop=plan.stop, owner=plan.owner, priority=plan.priority)
+                )
+        except BaseException:
+            self.cancel()
+            raise
+        for index, stream in enumerate(self.streams):
+            stream.listen(partial(self._on_ready, index))
+
+    def take(self) -> tuple[int, Delta] | None:
+        """The next (choice, delta) that is there already. Raises what ended a choice."""
+        while self._ready:
+            index = self._ready.popleft()
+            delta = self.streams[index].take()
+            if delta is None:
+                continue
+            if delta.finish_reason is not None:
+                if delta.finish_reason is FinishReason.ABORT:
+                    raise RequestCancelled("the server stopped this request")
+                self.num_open -= 1
+            return index, delta
+        return None
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Until there is something to take, or for so long, the same at every call: then False."""
+        if self._ready:
+            return True
+        self._waiter = self._loop.create_future()
+        if timeout_s is not None:
+            self._waiting_since_s = self._loop.time()
+            if self._alarm is None:
+                self._alarm = self._loop.call_later(timeout_s, self._on_alarm, timeout_s)
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    def end(self, error: LlamaError) -> None:
+        """Every choice that has not ended does so now, with this error."""
+        for stream in self.streams:
+            stream.end(error)
+
+    def cancel(self) -> None:
+        """Idempotent; never waits, so that it works while a cancelled task is unwound."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for stream in self.streams:
+            stream.cancel()
+
+    def _on_ready(self, index: int) -> None:
+        self._ready.append(index)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
+
+    def _on_alarm(self, timeout_s: float) -> None:
+        """One timer for all waits, of which there is one a token: it looks at the present one, and sleeps for what is left."""
+        self._alarm = None
+        if self._waiter is None or self._waiter.done():
+            return  # the next wait sets it again
+        left_s = self._waiting_since_s + timeout_s - self._loop.time()
+        if left_s > 0.001:  # the loop's clock counts milliseconds
+            self._alarm = self._loop.call_later(left_s, self._on_alarm, timeout_s)
+        else:
+            self._waiter.set_result(False)

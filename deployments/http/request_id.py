@@ -1,0 +1,91 @@
+"""Around every request: its id, and an answer in the usual shape whatever went wrong inside."""
+
+import asyncio
+import contextlib
+import logging
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.http.errors import as_llama_error, error_response
+from llama_core.errors import LlamaError
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_ID_CHARS = 128
+LINGER_S, LINGER_BYTES = 5.0, 16 * 2**20
+
+
+def clean_request_id(given: str | None) -> str:
+    """What a client sent as X-Request-ID, without what could confuse a log or a header; a new one if nothing is left."""
+    return re.sub(r"[^A-Za-z0-9._:-]", "", given or "")[:MAX_REQUEST_ID_CHARS] or uuid.uuid4().hex
+
+
+class RequestScope:
+    """Sets `request.state.request_id`, answers it as X-Request-ID, and answers an exception that nobody has handled: by what it
+    says if it is one of ours, else as a 500.
+
+    `sends_id` is False behind a server that adds the header itself, as Ray Serve does: two would read as "abc, abc".
+
+    A connection whose request was answered before its body had come ends. What still comes is thrown away for a while, or a
+    client that sends and does not look would lose the answer; but one that sends a byte a second must not keep it for ever.
+
+    Here rather than in an exception handler of Starlette's: those raise it again, for a server to print.
+    """
+
+    def __init__(self, app: ASGIApp, sends_id: bool = True) -> None:
+        self._app = app
+        self._sends_id = sends_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request_id = clean_request_id(Headers(scope=scope).get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
+        is_unread, started, lingers = _has_body(scope), False, False
+
+        async def receive_body() -> Message:
+            nonlocal is_unread
+            message = await receive()
+            if not message.get("more_body"):
+                is_unread = False
+            return message
+
+        async def linger() -> None:
+            num_bytes = 0
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    while is_unread and num_bytes < LINGER_BYTES:
+                        num_bytes += len((await receive_body()).get("body", b""))
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started, lingers
+            if message["type"] == "http.response.start":
+                started, lingers = True, is_unread
+                if self._sends_id:
+                    MutableHeaders(scope=message)["X-Request-ID"] = request_id
+                if lingers:
+                    MutableHeaders(scope=message)["Connection"] = "close"
+            elif lingers and not message.get("more_body"):
+                await send({**message, "more_body": True})
+                await linger()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(message)
+
+        try:
+            await self._app(scope, receive_body, send_with_id)
+        except Exception as error:
+            if not isinstance(error, LlamaError):
+                log.exception("unhandled exception, request %s", request_id)
+            if not started:
+                await error_response(as_llama_error(error))(scope, receive_body, send_with_id)
+
+
+def _has_body(scope: Scope) -> bool:
+    """Whether the head announces one."""
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )

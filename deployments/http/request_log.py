@@ -1,0 +1,136 @@
+"""One line of JSON a request over HTTP, and its figures.
+
+JSON keeps to ASCII here and escapes control characters, so nothing that a client sends can begin a line of its own.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from deployments.engine.interface import Delta
+from deployments.engine.metrics import Metrics
+from deployments.http.errors import status_of
+from deployments.http.plan import Plan
+from llama_core.errors import InvalidDialog, LlamaError, RequestCancelled
+from llama_core.scheduling.request import FinishReason
+
+log = logging.getLogger("llama.requests")
+BATCH_S = 0.25
+MOST_IN_A_BATCH = 32  # about a millisecond
+
+
+class Batched(logging.Handler):
+    """Gives records to other handlers a moment later, many at a time, which costs a third: a line at a time, between two
+    tokens, finds nothing of what it needs in the processor's caches. An error is given on at once, after all before it.
+    """
+
+    def __init__(self, targets: Sequence[logging.Handler]) -> None:
+        super().__init__()
+        self._targets = targets
+        self._records: list[logging.LogRecord] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # nobody would come back for it
+            self.flush()
+            return
+        if record.levelno >= logging.ERROR or len(self._records) >= MOST_IN_A_BATCH:
+            self.flush()
+        elif self._timer is None:
+            self._timer = loop.call_later(BATCH_S, self.flush)
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        records, self._records = self._records, []
+        for record in records:
+            for target in self._targets:
+                if record.levelno >= target.level:
+                    target.handle(record)
+
+
+class RequestRecord:
+    """Follows one request from its arrival to its only end."""
+
+    def __init__(self, metrics: Metrics, path: str, request_id: str, owner: str = "") -> None:
+        """owner: who asks, as far as a key has told; else it is whom the plan names."""
+        self._metrics = metrics
+        self._path = path
+        self.request_id = request_id
+        self._owner = owner
+        self._started_s = time.monotonic()
+        self._ttft_s: float | None = None
+        self._plan: Plan | None = None
+        self._num_tokens = 0
+        self._finish_reasons: Counter[str] = Counter()
+        self._ended = False
+
+    def planned(self, plan: Plan) -> None:
+        self._plan = plan
+        self._owner = plan.owner
+
+    def delta(self, delta: Delta) -> None:
+        """More of one choice is here; the first with a token stamps the time to first token."""
+        if self._ttft_s is None and delta.tokens:
+            self._ttft_s = time.monotonic() - self._started_s
+            self._metrics.first_token(self._ttft_s)
+        self._num_tokens += len(delta.tokens)
+        if delta.finish_reason is not None:
+            self._finish_reasons[delta.finish_reason] += 1
+
+    def succeeded(self) -> None:
+        """A WARNING if a choice ended at its token limit, without EOS."""
+        self._end("ok", logging.INFO)
+
+    def failed(self, error: BaseException) -> None:
+        """By the error's code; a task that was cancelled: the client left."""
+        if isinstance(error, InvalidDialog):
+            self._metrics.count_invalid_dialog()
+        if isinstance(error, RequestCancelled) or not isinstance(error, Exception):
+            self._end("cancelled", logging.INFO)
+        elif isinstance(error, LlamaError):
+            self._end(error.code, logging.INFO if status_of(error) < 500 else logging.ERROR)
+        else:
+            self._end(LlamaError.code, logging.ERROR)
+
+    def closed(self) -> None:
+        """The request is over; if nothing has said how, its client left."""
+        self._end("cancelled", logging.INFO)
+
+    def _end(self, outcome: str, level: int) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._metrics.requests_total.add(path=self._path, outcome=outcome)
+        fields: dict[str, object] = {"request_id": self.request_id, "path": self._path, "outcome": outcome}
+        if self._owner:
+            fields["owner"] = self._owner
+        if (plan := self._plan) is not None:
+            fields |= {
+                "batch_size": len(plan.prompts),
+                "n": plan.n,
+                "prompt_length": max(len(prompt) for prompt in plan.prompts),
+                "max_gen_len": max(params.max_tokens for params in plan.params),
+                "temperature": plan.params[0].temperature,
+                "top_p": plan.params[0].top_p,
+                "stream": plan.stream,
+                "generated": self._num_tokens,
+                "finish_reasons": dict(self._finish_reasons),
+            }
+        if self._ttft_s is not None:
+            fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
+        fields["total_ms"] = round(1000 * (time.monotonic() - self._started_s), 1)
+        if num_cut := self._finish_reasons[FinishReason.LENGTH]:
+            level = max(level, logging.WARNING)
+            fields["without_eos"] = num_cut
+        # Serve's handlers: only what somebody should look at goes to standard error too, from where Ray carries it to a
+        # terminal; and the request that happens to run when the lines are written is not this one.
+        extra = {"log_to_stderr": level > logging.INFO, "skip_context_filter": True}
+        log.log(level, "request %s", json.dumps(fields), extra=extra)

@@ -1,0 +1,219 @@
+"""The bodies that clients send: every field typed strictly and every number bounded.
+
+Decides what is well formed and which of OpenAI's and vLLM's fields this server cannot honour. Unknown fields are
+ignored and null means absent, because clients send both. Knows nothing of the model: context, vocabulary and dialog
+order are checked in `plan.py`.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, WithJsonSchema
+
+from deployments.http.errors import Unsupported
+from llama_core.errors import InvalidParameter
+from llama_core.scheduling.request import INT64_MAX, INT64_MIN, MAX_TOP_LOGPROBS
+
+MAX_PRIORITY = 100
+MAX_CHOICES = 128  # prompts * n of one request
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 1024
+MAX_TOKENS = 2**31 - 1
+MAX_LOGIT_BIASES = 1024
+
+TextPrompts = list[str]
+IdPrompts = list[list[int]]
+
+
+def _prompts(value: object) -> TextPrompts | IdPrompts:
+    """A string, a list of strings, a list of ids or a list of id lists, as a list of prompts of one kind.
+
+    By hand, because a union of four list types reports an error for each item of each: 400,000 for one bad body.
+    """
+    kinds = "must be a string, a list of strings, a list of token ids or a list of lists of token ids"
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise InvalidParameter(kinds)
+    if not value:
+        raise InvalidParameter("must not be an empty list")
+    if set(map(type, value)) == {int}:  # by far the quickest way to look at thousands of ids; a bool is none
+        return [value]
+    if len(value) > MAX_CHOICES:
+        raise InvalidParameter(f"must have at most {MAX_CHOICES} prompts")
+    if all(isinstance(item, str) for item in value):
+        return value
+    if not all(isinstance(item, list) and set(map(type, item)) == {int} for item in value):
+        raise InvalidParameter(kinds + ", none of them empty")
+    return value
+
+
+def _stops(value: object) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise InvalidParameter("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise InvalidParameter(f"must have at most {MAX_STOPS} strings")
+    if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise InvalidParameter(f"each string must have 1 to {MAX_STOP_CHARS} characters")
+    return stops
+
+
+def _content(value: object) -> str:
+    """A string, or a list of text parts, which are joined by newlines as other servers do."""
+    kinds = "must be a string or a list of text parts"
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
+        raise InvalidParameter(f"{kinds} (at most {MAX_CONTENT_PARTS})")
+    texts: list[str] = []
+    for part in value:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise InvalidParameter(f"{kinds}: each part is an object with a type")
+        if part["type"] != "text":
+            raise Unsupported("only parts of type 'text' are supported")
+        if not isinstance(part.get("text"), str):
+            raise InvalidParameter(f"{kinds}: each part has its text")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _logit_bias(value: object) -> dict[int, float]:
+    """Token id -> bias. Only the shape: whether the ids exist is the tokenizer's to say."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIASES:
+        raise InvalidParameter(f"must be an object of at most {MAX_LOGIT_BIASES} token ids")
+    if not all(key.isascii() and key.removeprefix("-").isdigit() and len(key) <= 20 for key in value):
+        raise InvalidParameter("its keys must be token ids")
+    if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
+        raise InvalidParameter("its values must be numbers from -100 to 100")
+    return {int(key): float(bias) for key, bias in value.items()}
+
+
+_STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_PROMPT_ITEM = {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]}
+_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PROMPT_ITEM}]}
+_PART_SCHEMA = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
+
+Prompt = Annotated[TextPrompts | IdPrompts, PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+Stop = Annotated[list[str], PlainValidator(_stops), WithJsonSchema(_STRING_OR_LIST)]
+Content = Annotated[str, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)]
+LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias), WithJsonSchema({"type": "object"})]
+Ids = Annotated[list[int], FailFast()]
+Flag = bool | None
+
+
+def _number(low: float, high: float, text: str) -> Any:
+    return Field(default=None, ge=low, le=high, allow_inf_nan=False, description=text)
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)
+
+
+class StreamOptions(Body):
+    include_usage: Flag = None
+    continuous_usage_stats: Flag = None
+
+
+class GenerationBody(Body):
+    """What completions and chat completions share."""
+
+    model: str | None = Field(None, description="May be absent: one model is served.")
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="New tokens at most.")
+    temperature: float | None = _number(0, 2, "0 is greedy. Default 0.6, as in Meta's reference.")
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False, description="Default 0.9, as in the reference.")
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="0 or -1: no limit.")
+    seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX, description="The same seed gives the same text.")
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"prompts * n is at most {MAX_CHOICES}.")
+    stop: Stop = Field(default_factory=list, description=f"Up to {MAX_STOPS} strings; never part of the answer.")
+    stream: Flag = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: Flag = Field(None, description="Go on to max_tokens.")
+    user: str | None = Field(None, description="Users share what there is; where keys are asked for, keys do instead.")
+    priority: int | None = Field(None, ge=0, le=MAX_PRIORITY, description="0, the default, is served first.")
+    # Ranges are checked first; then anything but the neutral value is refused as unsupported.
+    presence_penalty: float | None = _number(-2, 2, "Only 0.")
+    frequency_penalty: float | None = _number(-2, 2, "Only 0.")
+    repetition_penalty: float | None = Field(None, gt=0, le=10, allow_inf_nan=False, description="Only 1.")
+    min_p: float | None = _number(0, 1, "Only 0.")
+    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Only 0.")
+    logit_bias: LogitBias = Field(default_factory=dict, description="Only empty.")
+
+
+class CompletionBody(GenerationBody):
+    prompt: Prompt
+    echo: Flag = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Only n.")
+    add_special_tokens: Flag = Field(None, description="false: no BOS before a text prompt.")
+
+
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+
+
+class ChatBody(GenerationBody):
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The same as max_tokens.")
+    logprobs: Flag = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+
+class TokenizeBody(Body):
+    """Either a text, or the messages of a chat as its template writes them."""
+
+    model: str | None = None
+    prompt: str | None = Field(None, max_length=2**20)
+    messages: Messages = Field(default_factory=list)
+    add_special_tokens: Flag = Field(None, description="Default true: BOS first.")
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: Ids = Field(max_length=2**20)
+
+
+def _is(*neutral: object) -> Callable[[object], bool]:
+    """Whether a value is one of these, and of its type: JSON's false is not 0."""
+    return lambda value: any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral)
+
+
+_empty = _is([], {}, "", False)
+_none_at_all = _is()
+_text_format = _is({"type": "text"})
+
+NEUTRAL: dict[str, Callable[[object], bool]] = {
+    # field -> whether a value that is not null asks for nothing. What asks for something is refused, never ignored.
+    "presence_penalty": _is(0), "frequency_penalty": _is(0), "repetition_penalty": _is(1), "length_penalty": _is(1),
+    "min_p": _is(0), "min_tokens": _is(0), "typical_p": _is(1), "logit_bias": _empty, "bad_words": _empty,
+    "allowed_token_ids": _empty, "stop_token_ids": _empty, "suffix": _is(""), "use_beam_search": _is(False),
+    "tools": _empty, "tool_choice": _is("none"), "functions": _empty, "function_call": _is("none"),
+    "response_format": _text_format, "modalities": _is(["text"]), "audio": _none_at_all, "prediction": _none_at_all,
+    "reasoning_effort": _is("none"), "verbosity": _is("medium"), "web_search_options": _none_at_all,
+    "guided_json": _none_at_all, "guided_regex": _none_at_all, "guided_choice": _none_at_all,
+    "guided_grammar": _none_at_all, "grammar": _empty, "json_schema": _empty, "structured_outputs": _none_at_all,
+    "prompt_embeds": _none_at_all, "prompt_logprobs": _none_at_all, "truncate_prompt_tokens": _none_at_all,
+    "logits_processors": _empty, "include_stop_str_in_output": _is(False), "skip_special_tokens": _is(True),
+    "continue_final_message": _is(False), "add_generation_prompt": _is(True), "chat_template": _none_at_all,
+    "documents": _empty, "mirostat": _is(0), "dry_multiplier": _is(0), "xtc_probability": _is(0),
+}  # fmt: skip
+CHAT_NEUTRAL = NEUTRAL | {"echo": _is(False), "best_of": _is(1), "add_special_tokens": _is(False)}
+MESSAGE_NEUTRAL = {"tool_calls": _empty, "function_call": _none_at_all, "audio": _none_at_all}
+
+
+def refuse_unsupported(raw: dict[str, Any], neutral: dict[str, Callable[[object], bool]], where: str = "") -> None:
+    """Raises Unsupported for the first field of `raw` that asks for something this server cannot do."""
+    for name, value in raw.items():
+        if value is not None and name in neutral and not neutral[name](value):
+            raise Unsupported(f"{where}{name}: this server supports only its neutral value", param=where + name)

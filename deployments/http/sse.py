@@ -1,0 +1,95 @@
+"""Server-sent events: a request's deltas as OpenAI's chunks, and the end of a stream that nobody reads.
+
+An error before the first token is a proper HTTP status (see `http.py`); after that it is a chunk with `error`, and no
+[DONE] follows, so no client can take half an answer for a whole one.
+"""
+
+import asyncio
+import logging
+
+from starlette.types import Send
+
+from deployments.http.choices import Choices
+from deployments.http.disconnect import Interruption
+from deployments.http.errors import as_llama_error, error_object
+from deployments.http.request_log import RequestRecord
+from deployments.http.responses import PING, Reply, event
+from llama_core.errors import LlamaError, RequestCancelled
+
+log = logging.getLogger(__name__)
+
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class EventStream:
+    """Writes one request's events as they come; what is there at once, of one choice or several, leaves in one piece.
+
+    This is the hot path, once a token of every stream: no task, timer or timeout here is one token's own.
+    """
+
+    def __init__(
+        self, choices: Choices, reply: Reply, record: RequestRecord, *, ping_s: float, send_timeout_s: float
+    ) -> None:
+        """An idle stream says ": ping" so often; a client that reads nothing for `send_timeout_s` is cut off."""
+        self.has_started = False
+        self._choices, self._reply, self._record = choices, reply, record
+        self._ping_s, self._send_timeout_s = ping_s, send_timeout_s
+        self._is_over = False
+        self._has_failed = False
+        self._sending_since_s: float | None = None
+
+    async def run(self, send: Send, ending: Interruption) -> None:
+        """To be run in the block that `ending` can end. Raises an error that comes before anything else."""
+        loop = asyncio.get_running_loop()
+        body = self._take() if await self._choices.wait(self._ping_s) else PING
+        self.has_started = True
+        self._watch = loop.call_later(self._send_timeout_s, self._check_sending, loop, ending)
+        try:
+            self._sending_since_s = loop.time()
+            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            while not self._is_over:
+                if body:
+                    self._sending_since_s = loop.time()
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    self._sending_since_s = None
+                body = self._take() if await self._choices.wait(self._ping_s) else PING
+            self._sending_since_s = loop.time()
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+        finally:
+            self._watch.cancel()
+        if not self._has_failed:
+            self._record.succeeded()
+
+    def _take(self) -> bytes:
+        """Events of all that can be read now, and what ends the stream."""
+        chunks: list[bytes] = []
+        try:
+            while (item := self._choices.take()) is not None:
+                self._record.delta(item[1])
+                chunks.append(self._reply.chunk(*item))
+            if not self._choices.num_open:
+                self._is_over = True
+                chunks.append(self._reply.ending())
+        except Exception as error:
+            if not self.has_started:
+                raise
+            self._is_over = self._has_failed = True
+            self._record.failed(error)
+            if not isinstance(error, LlamaError):
+                log.exception("a stream failed, request %s", self._record.request_id)
+            chunks.append(event(error_object(as_llama_error(error))))
+        return b"".join(chunks)
+
+    def _check_sending(self, loop: asyncio.AbstractEventLoop, ending: Interruption) -> None:
+        """One timer for all writes: it looks at the present one, and sleeps for what that one has left."""
+        since_s = loop.time() if self._sending_since_s is None else self._sending_since_s
+        left_s = since_s + self._send_timeout_s - loop.time()
+        if left_s > 0:
+            self._watch = loop.call_later(left_s, self._check_sending, loop, ending)
+            return
+        log.warning("a client did not read its stream for %g s; it was cut off", self._send_timeout_s)
+        ending.interrupt(RequestCancelled("the client did not read its stream"))

@@ -1,0 +1,128 @@
+"""A Ray cluster of this machine alone, for one server: what such a server never uses is neither started nor waited for.
+
+`ray.init()` of Ray 2.60 also starts a dashboard with a process for each of its pages, and waits for it; a monitor for
+the autoscaler of a cluster that cannot grow; and exporters of metrics, whose fixed port makes a second cluster on the
+machine wait four seconds more. Few of these have an option, so `_SmallNode` changes Ray's own class in what it starts.
+LLAMA_DASHBOARD=1 has all of it started as Ray does.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import ray
+import ray._private.node
+from ray._private import services
+from ray._raylet import (  # type: ignore[attr-defined]
+    DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    METRICS_AGENT_PORT_NAME,
+    METRICS_EXPORT_PORT_NAME,
+    persist_port,
+)
+
+from deployments.local import loopback
+
+# Read by every process of the cluster.
+SETTINGS: Final = {
+    # No threads that report to a dashboard and to exporters which are not there.
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_start_python_gc_manager_thread": "0",  # without it whoever asks for a collection runs it
+    "RAY_object_manager_rpc_threads_num": "1",  # one thread serves objects to other nodes, not one for each core
+    # A worker that nobody needs ends. Not at once: between two steps of a start it may be idle for a second.
+    "RAY_num_workers_soft_limit": "0",
+    "RAY_idle_worker_killing_time_threshold_ms": "4000",
+}
+# Steps and answers go past Ray's object store. By default Ray would reserve three tenths of the machine's memory for it, and
+# complain of a container's small /dev/shm.
+OBJECT_STORE_BYTES: Final = 256 * 2**20
+STAND_IN: Final = Path(__file__).parent / "noop_agent.py"
+_REGISTERED_WITHIN_S: Final = 30.0
+
+
+def wants_dashboard() -> bool:
+    return os.environ.get("LLAMA_DASHBOARD", "0") not in ("", "0")
+
+
+def start(namespace: str) -> None:
+    """Start the cluster and connect to it, as `ray.init(address="local")` does."""
+    if wants_dashboard():
+        ray.init(address="local", namespace=namespace)
+        return
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with _replaced(ray._private.node, "Node", _SmallNode):
+        ray.init(address="local", namespace=namespace, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
+
+
+class _SmallNode(ray._private.node.Node):
+    """The node that `ray.init` makes, on loopback alone, without dashboard, its agent, monitor and exporters."""
+
+    def __init__(self, ray_params: Any, **options: Any) -> None:
+        ray_params.update(no_monitor=True, dashboard_agent_listen_port=0)
+        self._is_on_loopback = loopback.is_resolved()
+        if self._is_on_loopback:
+            ray_params.update(node_ip_address=loopback.ADDRESS)
+        else:
+            print(
+                f"This machine does not resolve {loopback.NAME} to {loopback.ADDRESS}, so Ray's own ports, guarded by its "
+                "token, are open on every interface. A line for localhost in /etc/hosts changes that.",
+                file=sys.stderr,
+                flush=True,
+            )
+        super().__init__(ray_params, **options)
+
+    def start_head_processes(self) -> None:
+        # Without rotation of their output, of which there is next to none, the agents need no threads that copy it.
+        self.max_bytes = 0
+        super().start_head_processes()  # type: ignore[no-untyped-call]
+
+    def start_gcs_server(self) -> None:
+        super().start_gcs_server()  # type: ignore[no-untyped-call]
+        if self._is_on_loopback:
+            assert self._gcs_address is not None
+            self._gcs_address = f"{loopback.NAME}:{self._gcs_address.rpartition(':')[2]}"
+
+    def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+        """Not started."""
+
+    def start_ray_processes(self) -> None:
+        super().start_ray_processes()  # type: ignore[no-untyped-call]
+        # Ray asks next whether the raylet is there, and asks again only a second later.
+        gcs = self.get_gcs_client()  # type: ignore[no-untyped-call]
+        deadline = time.monotonic() + _REGISTERED_WITHIN_S
+        while not gcs.get_all_node_info() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def start_raylet(self, *arguments: Any, **options: Any) -> None:
+        """Without the agent that serves the dashboard: 15 threads and 110 MB. The raylet ends unless some process stands in
+        for it, and waits to be told its ports (-1: none)."""
+        for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
+            persist_port(self.get_session_dir_path(), self.node_id, name, -1)  # type: ignore[no-untyped-call]
+        start_process: Callable[..., Any] = services.start_ray_process
+
+        def without_agent(command: list[str], *rest: Any, **settings: Any) -> Any:
+            option = "--dashboard_agent_command="
+            stand_in = subprocess.list2cmdline([sys.executable, "-I", "-S", str(STAND_IN)])
+            changed = [f"{option}{stand_in}" if part.startswith(option) else part for part in command]
+            assert changed != command, "Ray starts its raylet in another way than this was written for"
+            return start_process(changed, *rest, **settings)
+
+        with _replaced(services, "start_ray_process", without_agent):
+            super().start_raylet(*arguments, **options)
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)

@@ -1,0 +1,255 @@
+"""Steps to ranks played by the test itself over real sockets: order, epochs, deadlines, and who is blamed. No Ray."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from cluster.driver import fan_out
+from cluster.driver.fan_out import FanOut
+from cluster.wire.messages import Ack, Answer, Fault, FrameSocket, decode_step
+from cluster.wire.transport import RankListener, connect
+from llama_core.errors import RankFailure
+from llama_core.scheduling.step import Row, StepInput, StepOutput
+
+EPOCH = 3
+
+
+def step_input(step: int, epoch: int = EPOCH) -> StepInput:
+    return StepInput(epoch, step, [Row(0, step, 1, True)])
+
+
+def answer(step: int, epoch: int = EPOCH) -> Answer:
+    return Answer(StepOutput(epoch, step, [step]))
+
+
+@dataclass
+class Bench:
+    """A fan-out to two ranks, and the ranks' ends of its connections."""
+
+    fan_out: FanOut
+    ranks: list[FrameSocket]
+    failures: list[RankFailure]
+    failed: asyncio.Event
+    overdue: list[tuple[list[int], float]]
+
+    async def run(self, num_steps: int, seconds: float = 0.0) -> None:
+        """Steps 0, 1, ... of a token each, answered by both ranks after so long."""
+        for step in range(num_steps):
+            result = self.fan_out.submit(step_input(step))
+            await asyncio.sleep(seconds)
+            self.reply(1, Ack(EPOCH, step, 1))
+            self.reply(0, answer(step))
+            await result
+
+    def reply(self, rank: int, message: Answer | Ack | Fault) -> None:
+        self.ranks[rank].send(message)
+
+    async def receive(self, rank: int) -> StepInput:
+        payload = await asyncio.to_thread(self.ranks[rank].receive)
+        assert payload is not None
+        return decode_step(payload)
+
+    async def failure(self) -> RankFailure:
+        await asyncio.wait_for(self.failed.wait(), 30)
+        return self.failures[0]
+
+
+@pytest.fixture
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    listener = RankListener(EPOCH, 2, None)
+    invitation = await listener.open()
+    ranks = [await asyncio.to_thread(connect, invitation, rank, 5) for rank in range(2)]
+    failures: list[RankFailure] = []
+    failed = asyncio.Event()
+    overdue: list[tuple[list[int], float]] = []
+
+    def on_failure(failure: RankFailure) -> None:
+        failures.append(failure)
+        failed.set()
+
+    connections = await listener.connections()
+    fan_out = FanOut(
+        connections,
+        epoch=EPOCH,
+        step_timeout_s=getattr(request, "param", 0.3),
+        on_failure=on_failure,
+        on_overdue=lambda silent, waited_s: overdue.append((silent, waited_s)),
+    )
+    yield Bench(fan_out, ranks, failures, failed, overdue)
+    fan_out.fail(RankFailure("end of the test"))
+    for rank in ranks:
+        rank.close()
+
+
+async def test_every_rank_gets_the_same_steps_in_order(bench: Bench) -> None:
+    results = [bench.fan_out.submit(step_input(step)) for step in range(3)]
+    for rank in range(2):
+        assert [await bench.receive(rank) for _ in range(3)] == [step_input(step) for step in range(3)]
+    for step in range(3):
+        bench.reply(0, answer(step))
+        bench.reply(1, Ack(EPOCH, step, 1))
+    assert [(await result).tokens for result in results] == [[0], [1], [2]]
+    await asyncio.sleep(0.02)
+    assert bench.fan_out.num_in_flight == 0
+
+
+async def test_the_result_does_not_wait_for_the_other_ranks_answers(bench: Bench) -> None:
+    result = bench.fan_out.submit(step_input(0))
+    bench.reply(0, answer(0))
+    assert (await asyncio.wait_for(result, 30)).tokens == [0]
+    assert bench.fan_out.num_in_flight == 1
+
+
+async def test_a_result_that_nobody_waits_for_any_more_disturbs_nothing(bench: Bench) -> None:
+    first, second = bench.fan_out.submit(step_input(0)), bench.fan_out.submit(step_input(1))
+    first.cancel()
+    for step in range(2):
+        bench.reply(0, answer(step))
+        bench.reply(1, Ack(EPOCH, step, 1))
+    assert (await second).tokens == [1]
+    assert not bench.failures
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (0, answer(0, epoch=EPOCH - 1)),
+        (1, Ack(EPOCH - 1, 0, 1)),
+        (0, answer(1)),
+        (1, Ack(EPOCH, 5, 1)),
+        (1, Ack(EPOCH, 0, 0)),
+        (0, Ack(EPOCH, 0, 0)),
+        (1, answer(0)),
+    ],
+    ids=["old answer", "old ack", "later step", "later ack", "as rank 0", "rank 0 without result", "rank 1 with one"],
+)
+async def test_an_answer_that_is_not_due_is_refused(bench: Bench, rank: int, message: Answer | Ack) -> None:
+    result = bench.fan_out.submit(step_input(0))
+    bench.reply(rank, message)
+    with pytest.raises(RankFailure, match="was due"):
+        await asyncio.wait_for(result, 30)
+    assert (await bench.failure()).rank == rank
+
+
+@pytest.mark.parametrize("tokens", [[], [1, 2]], ids=["too few", "too many"])
+async def test_an_answer_with_a_token_too_few_or_too_many_fails_the_rank(bench: Bench, tokens: list[int]) -> None:
+    rows = [Row(0, 0, 5, False), Row(1, 0, 1, True)]
+    result = bench.fan_out.submit(StepInput(EPOCH, 0, rows))
+    bench.reply(0, Answer(StepOutput(EPOCH, 0, tokens)))
+    with pytest.raises(RankFailure, match=f"rank 0 answered step 0 with {len(tokens)} tokens, where 1 were due"):
+        await asyncio.wait_for(result, 30)
+    assert (await bench.failure()).rank == 0
+
+
+async def test_an_answer_without_a_step_is_refused(bench: Bench) -> None:
+    bench.reply(0, answer(0))
+    assert "nothing of epoch 3 was due" in (await bench.failure()).message
+
+
+async def test_bytes_that_are_no_answer_fail_the_rank(bench: Bench) -> None:
+    bench.ranks[1]._socket.sendall(b"\0\0\0\x02\xc1\xc1")
+    failure = await bench.failure()
+    assert failure.rank == 1
+    assert "no answer" in failure.message
+
+
+async def test_a_closed_connection_fails_every_step_in_flight_once(bench: Bench) -> None:
+    results = [bench.fan_out.submit(step_input(step)) for step in range(3)]
+    bench.ranks[1].close()
+    failed = await asyncio.gather(*results, return_exceptions=True)
+    assert [type(error) for error in failed] == [RankFailure] * 3
+    assert len({id(error) for error in failed}) == 3
+    assert len(bench.failures) == 1
+    assert bench.failures[0].rank == 1
+    with pytest.raises(RankFailure, match="rank 1 died"):
+        bench.fan_out.submit(step_input(3))
+
+
+async def test_a_ranks_own_error_is_told_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "_SECOND_SIGN_S", 60)
+    result = bench.fan_out.submit(step_input(0))
+    bench.reply(1, Fault(EPOCH, 1, "ValueError", "no such slot", collective=False))
+    with pytest.raises(RankFailure, match="rank 1 failed: ValueError: no such slot"):
+        await asyncio.wait_for(result, 30)
+
+
+async def test_a_death_is_blamed_before_the_collective_error_that_it_causes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fan_out, "_SECOND_SIGN_S", 2)
+    bench.reply(0, Fault(EPOCH, 0, "RuntimeError", "gloo: connection closed by peer", collective=True))
+    bench.ranks[0].close()
+    await asyncio.sleep(0.02)
+    bench.ranks[1].close()
+    failure = await bench.failure()
+    assert failure.rank == 1
+    assert "died" in failure.message
+
+
+async def test_a_collective_error_alone_is_told_after_a_moment(bench: Bench) -> None:
+    bench.reply(0, Fault(EPOCH, 0, "RuntimeError", "gloo: timeout", collective=True))
+    assert (await bench.failure()).message == "rank 0 failed: RuntimeError: gloo: timeout"
+
+
+@pytest.mark.parametrize("bench", [1.5], indirect=True)
+async def test_ranks_without_an_answer_are_overdue_after_the_deadline(bench: Bench) -> None:
+    bench.fan_out.submit(step_input(0))
+    bench.reply(0, answer(0))
+    await asyncio.sleep(0.2)
+    assert not bench.overdue
+    async with asyncio.timeout(30):
+        while not bench.overdue:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert bench.overdue == [([1], 1.5)]
+
+
+@pytest.mark.parametrize("bench", [1.5], indirect=True)
+async def test_a_steps_deadline_begins_with_its_turn(bench: Bench) -> None:
+    for step in range(3):
+        bench.fan_out.submit(step_input(step))
+    for step in range(3):
+        await asyncio.sleep(0.7)  # 2.1 s in all, each within the 1.5 s of its turn
+        bench.reply(0, answer(step))
+        bench.reply(1, Ack(EPOCH, step, 1))
+    await asyncio.sleep(1.6)
+    assert not bench.overdue
+    assert not bench.failures
+
+
+@pytest.mark.parametrize("bench", [60.0], indirect=True)
+async def test_the_deadline_is_learned_from_what_steps_take(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "_SHORTEST_DEADLINE_S", 0.2)
+    monkeypatch.setattr(fan_out, "_TIMES_LONGEST", 2.0)
+    monkeypatch.setattr(fan_out, "_LOOK_EVERY_S", 0.05)
+    await bench.run(fan_out._ENOUGH_STEPS, 0.001)
+    bench.fan_out.submit(step_input(99))
+    async with asyncio.timeout(20):
+        while not bench.overdue:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    ((silent, waited_s),) = bench.overdue
+    assert silent == [0, 1] and 0.2 <= waited_s < 20
+
+
+@pytest.mark.parametrize("bench", [60.0], indirect=True)
+async def test_a_step_of_many_tokens_has_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "_SHORTEST_DEADLINE_S", 0.1)
+    monkeypatch.setattr(fan_out, "_TIMES_LONGEST", 1.0)
+    monkeypatch.setattr(fan_out, "_LOOK_EVERY_S", 0.05)
+    await bench.run(fan_out._ENOUGH_STEPS, 0.002)
+    bench.fan_out.submit(StepInput(EPOCH, 99, [Row(0, 0, 1000, True)]))
+    await asyncio.sleep(0.5)
+    assert not bench.overdue, "a thousand times what one token took"
+
+
+async def test_a_driver_that_stood_still_itself_blames_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "_LATE_S", 0.2)
+    result = bench.fan_out.submit(step_input(0))
+    time.sleep(1.0)  # noqa: ASYNC251 (as when the process is stopped)
+    await asyncio.sleep(0.1)
+    assert not bench.overdue
+    bench.reply(1, Ack(EPOCH, 0, 1))
+    bench.reply(0, answer(0))
+    assert (await result).tokens == [0]

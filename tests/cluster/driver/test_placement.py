@@ -1,0 +1,115 @@
+"""What a replica and its ranks ask for, and the words for what a cluster lacks."""
+
+import pytest
+
+from cluster.driver.placement import (
+    Device,
+    Strategy,
+    actor_options,
+    fair_cpus_per_rank,
+    group_bundles,
+    replica_resources,
+    resolve_device,
+    shortage,
+)
+
+GPU_NODE = {"CPU": 16.0, "GPU": 4.0, "memory": 1e11}
+LAPTOP = {"CPU": 2.0, "memory": 8 * 2**30}
+
+
+def test_two_cpu_ranks_and_their_replica_fit_two_cores() -> None:
+    bundles = group_bundles(2, "cpu")
+    assert shortage(bundles, [LAPTOP], "STRICT_PACK") is None
+    assert sum(bundle.get("CPU", 0) for bundle in bundles) == 2
+
+
+def test_a_cuda_rank_has_a_gpu_and_a_core() -> None:
+    assert group_bundles(2, "cuda") == [{"CPU": 1}, {"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}]
+
+
+def test_the_replicas_bundle_covers_the_replica() -> None:
+    for device in ("cpu", "cuda"):
+        assert group_bundles(1, device)[0] == replica_resources(device)
+
+
+def test_cores_of_a_rank_can_be_chosen() -> None:
+    assert group_bundles(1, "cpu", cpus_per_rank=4)[1] == {"CPU": 4}
+
+
+@pytest.mark.parametrize(
+    ("device", "world_size", "cpus_of_nodes", "strategy", "cpus"),
+    [
+        ("cpu", 1, [8], "PACK", 8),
+        ("cpu", 3, [8], "PACK", 2),
+        ("cpu", 16, [8, 8], "PACK", 1),  # they do not fit on one node: Ray spreads them
+        ("cpu", 2, [0, 4, 8], "STRICT_PACK", 4),
+        ("cpu", 2, [4, 8], "SPREAD", 4),
+        ("cpu", 3, [4, 8], "SPREAD", 2),
+        ("cpu", 3, [0, 8, 8], "SPREAD", 4),
+        ("cpu", 2, [], "PACK", 1),
+        ("cpu", 2, [0], "PACK", 1),
+        ("cuda", 2, [64], "PACK", 1),
+    ],
+)
+def test_ranks_share_a_nodes_cores_when_nobody_says(
+    device: Device, world_size: int, cpus_of_nodes: list[float], strategy: Strategy, cpus: int
+) -> None:
+    nodes = [{"CPU": cpus} for cpus in cpus_of_nodes]
+    assert fair_cpus_per_rank(device, world_size, nodes, strategy) == cpus
+
+
+@pytest.mark.parametrize("world_size", [0, -1])
+def test_a_group_without_ranks_is_refused(world_size: int) -> None:
+    with pytest.raises(ValueError, match="world_size"):
+        group_bundles(world_size, "cpu")
+
+
+def test_ranks_without_cores_are_refused() -> None:
+    with pytest.raises(ValueError, match="cpus_per_rank"):
+        group_bundles(1, "cpu", cpus_per_rank=0)
+
+
+def test_auto_is_cuda_where_a_node_has_a_gpu() -> None:
+    assert resolve_device("auto", [LAPTOP, GPU_NODE]) == "cuda"
+    assert resolve_device("auto", [LAPTOP]) == "cpu"
+    assert resolve_device("cuda", [LAPTOP]) == "cuda"
+
+
+def test_actor_options_take_the_whole_bundle() -> None:
+    assert actor_options({"CPU": 2, "GPU": 1, "memory": 5, "A100": 1}) == {
+        "num_cpus": 2,
+        "num_gpus": 1,
+        "memory": 5,
+        "resources": {"A100": 1},
+    }
+
+
+def test_too_few_gpus_are_said_in_numbers() -> None:
+    assert shortage(group_bundles(8, "cuda"), [GPU_NODE]) == "needs 8 GPUs, the cluster has 4 GPUs"
+
+
+def test_everything_that_lacks_is_said() -> None:
+    assert shortage(group_bundles(4, "cuda"), [LAPTOP]) == "needs 5 CPUs, 4 GPUs, the cluster has 2 CPUs, 0 GPUs"
+
+
+def test_a_cluster_without_nodes_lacks_everything() -> None:
+    assert shortage([{"CPU": 1}], []) == "needs 1 CPU, the cluster has 0 CPUs"
+
+
+def test_strict_pack_needs_one_node_for_all() -> None:
+    bundles = group_bundles(8, "cuda")
+    assert shortage(bundles, [GPU_NODE, GPU_NODE], "PACK") is None
+    assert shortage(bundles, [GPU_NODE, GPU_NODE], "STRICT_PACK") == (
+        "needs 9 CPUs and 8 GPUs on one node, the largest node has 16 CPUs and 4 GPUs"
+    )
+
+
+def test_a_bundle_larger_than_any_node_is_said() -> None:
+    bundles = group_bundles(2, "cpu", cpus_per_rank=4)
+    assert shortage(bundles, [{"CPU": 3, "memory": 2**30}] * 4) == (
+        "needs 4 CPUs on one node for a rank, the largest node has 3 CPUs"
+    )
+
+
+def test_strict_spread_needs_a_node_for_each_bundle() -> None:
+    assert shortage(group_bundles(2, "cuda"), [GPU_NODE] * 2, "STRICT_SPREAD") == "needs 3 nodes, the cluster has 2"

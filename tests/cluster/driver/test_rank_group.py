@@ -1,0 +1,389 @@
+"""Two rank actors without a model: started, stepped, ended; killed, stopped, broken in every phase. Real Ray and sockets."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from cluster.driver.rank_actor import OPTIONS
+from cluster.driver.rank_group import GroupInfo, GroupLimits, RankGroup
+from cluster.rank.cpu_pinning import claim_cores, in_pod
+from cluster.rank.rank_worker import Phase
+from cluster.wire.messages import Hello, WireError
+from cluster.wire.process_end import ProcessIdentity, is_running
+from cluster.wire.socket_dir import PREFIX, parent_dir
+from cluster.wire.transport import Invitation, RankConnection, RankListener
+from llama_core.errors import CheckpointError, ConfigError, RankFailure
+from llama_core.scheduling.step import Row, SlotInit, StepInput
+from tests.cluster.conftest import LIMITS, Start
+from tests.support.fake_runner import CONFIG, FakeFactory, SilentRankOne
+
+
+def step_input(step: int, epoch: int = 1, num_rows: int = 2) -> StepInput:
+    return StepInput(epoch, step, [Row(slot, step, 1, True) for slot in range(num_rows)])
+
+
+def processes(info: GroupInfo) -> list[ProcessIdentity]:
+    return [report.identity.process for report in info.ranks]
+
+
+def socket_directories() -> set[Path]:
+    return set(parent_dir().glob(PREFIX + "*"))
+
+
+async def assert_gone(group: RankGroup, running: list[ProcessIdentity]) -> None:
+    await asyncio.wait_for(group.stop(), 15)
+    assert not any(is_running(process) for process in running)
+    assert not socket_directories()
+
+
+async def test_steps_reach_every_rank_in_order_and_come_back(start: Start) -> None:
+    group, info = await start()
+    assert info.num_blocks == 49  # the smaller of the two ranks'
+    assert [report.identity.rank for report in info.ranks] == [0, 1]
+    assert [report.load.weight_bytes for report in info.ranks] == [1000, 1000]
+    for step in range(20):
+        output = await group.step(step_input(step))
+        assert (output.epoch, output.step, output.tokens) == (1, step, [1000 * step, 1000 * step + 1])
+    assert [status and status.phase for status in await group.statuses()] == [Phase.SERVING] * 2
+    assert group.is_serving
+
+
+async def test_several_steps_may_be_in_flight(start: Start) -> None:
+    group, _ = await start()
+    outputs = await asyncio.gather(*(group.step(step_input(step)) for step in range(100)))
+    assert [output.step for output in outputs] == list(range(100))
+
+
+async def test_a_step_that_comes_while_one_computes_by_itself_is_started_behind_it(start: Start) -> None:
+    """With two steps under way, as the engine loop keeps them: the next one is sent when one is answered."""
+    group, _ = await start(FakeFactory(computes_by_itself=True))
+    lone = [(await group.step(step_input(step))).tokens for step in range(3)]
+    assert lone == [[1, 1], [2, 2], [3, 3]], "without a further step it is read as soon as it is ready"
+    sent = [asyncio.ensure_future(group.step(step_input(step))) for step in (3, 4)]
+    outputs = []
+    for step in range(5, 35):
+        outputs.append(await sent.pop(0))
+        sent.append(asyncio.ensure_future(group.step(step_input(step))))
+    assert [output.step for output in outputs] == list(range(3, 33))
+    behind = [output.tokens[0] - output.step - 1 for output in outputs]  # steps started behind it when it was read
+    assert set(behind) <= {0, 1}
+    assert sum(behind) > 5, behind
+    await asyncio.gather(*sent)
+
+
+async def test_a_step_of_megabytes_passes(start: Start) -> None:
+    group, _ = await start()
+    admit = [SlotInit(slot, [31_999] * 4096, list(range(256)), 0.6, 0.9, 0, 1) for slot in range(64)]
+    outputs = await asyncio.gather(*(group.step(StepInput(1, step, [], admit=admit)) for step in range(3)))
+    assert [output.step for output in outputs] == [0, 1, 2]
+
+
+async def test_stop_leaves_no_process_and_no_socket(start: Start) -> None:
+    group, info = await start()
+    pending = group.submit(step_input(0))
+    await pending
+    assert not socket_directories()  # nothing to connect to while serving
+    await assert_gone(group, processes(info))
+    with pytest.raises(RankFailure, match="stopped"):
+        await group.step(step_input(1))
+    assert group.failure is None
+    await group.stop()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, rank: int) -> None:
+    group, info = await start(FakeFactory(step_seconds=30))
+    pending = [group.submit(step_input(step)) for step in range(3)]
+    await asyncio.sleep(0.05)
+    os.kill(processes(info)[rank].pid, signal.SIGKILL)
+    failure = await asyncio.wait_for(group.wait_failed(), 20)
+    assert failure.rank == rank
+    assert "died" in failure.message
+    errors = await asyncio.gather(*pending, return_exceptions=True)
+    assert [type(error) for error in errors] == [RankFailure] * 3
+    assert not group.is_serving
+    await assert_gone(group, processes(info))
+    with pytest.raises(RankFailure, match=f"rank {rank} died"):
+        await group.step(step_input(9))
+
+
+async def test_an_idle_groups_dead_rank_is_noticed(start: Start) -> None:
+    group, info = await start()
+    os.kill(processes(info)[1].pid, signal.SIGKILL)
+    assert (await asyncio.wait_for(group.wait_failed(), 20)).rank == 1
+    await assert_gone(group, processes(info))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: Start, rank: int) -> None:
+    group, info = await start(limits=GroupLimits(start_timeout_s=60, step_timeout_s=0.5))
+    await group.step(step_input(0))
+    os.kill(processes(info)[rank].pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    pending = group.submit(step_input(1))
+    failure = await asyncio.wait_for(group.wait_failed(), 20)
+    assert 0.5 <= time.monotonic() - stopped < 20
+    assert failure.rank == rank
+    assert "hangs" in failure.message
+    if rank == 0:
+        with pytest.raises(RankFailure):
+            await pending
+    await assert_gone(group, processes(info))
+
+
+async def test_an_exception_in_a_step_is_told_with_its_text(start: Start) -> None:
+    group, info = await start(FakeFactory(on_rank=1, raise_at_step=2))
+    await group.step(step_input(0))
+    for step in (1, 2, 3):  # rank 0 may well answer them: it waits for nobody
+        group.submit(step_input(step)).add_done_callback(lambda step: step.exception())
+    failure = await asyncio.wait_for(group.wait_failed(), 20)
+    assert (failure.rank, failure.message) == (1, "rank 1 failed: ValueError: injected fault")
+    await assert_gone(group, processes(info))
+
+
+async def test_the_rank_that_raised_is_blamed_not_the_one_whose_collective_failed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.driver.fan_out._SECOND_SIGN_S", 5.0)
+    group, info = await start(FakeFactory(on_rank=1, raise_at_step=0, collective_error_elsewhere=True))
+    with pytest.raises(RankFailure, match="rank 1 failed: ValueError"):
+        await group.step(step_input(0))
+    await assert_gone(group, processes(info))
+
+
+async def test_an_error_of_ours_in_load_is_the_very_error(start: Start) -> None:
+    with pytest.raises(CheckpointError, match=r"^shard 1 is damaged$") as caught:
+        await start(FakeFactory(on_rank=1, raise_in_load="checkpoint"))
+    assert type(caught.value) is CheckpointError
+    assert caught.value.param == "ckpt_dir"
+
+
+async def test_another_exception_in_load_names_rank_phase_and_text(start: Start) -> None:
+    with pytest.raises(RankFailure, match=r"rank 1 failed \(ValueError\) while loading: no memory") as caught:
+        await start(FakeFactory(on_rank=1, raise_in_load="no memory"))
+    assert caught.value.rank == 1
+
+
+async def test_an_exception_while_warming_up_names_rank_and_phase(start: Start) -> None:
+    with pytest.raises(RankFailure, match=r"rank 0 .* while warming up: bad kernel"):
+        await start(FakeFactory(on_rank=0, raise_in_warm_up="bad kernel"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_death_in_load_is_told_and_ends_all(two_rank_placement: PlacementGroup, rank: int) -> None:
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory(rank, die_in_load=True))
+    with pytest.raises(RankFailure, match=f"rank {rank} died while loading"):
+        await group.start()
+    assert len(group._identities) == 2
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not socket_directories()
+
+
+async def test_a_death_in_warm_up_names_rank_and_phase(two_rank_placement: PlacementGroup) -> None:
+    factory = FakeFactory(1, die_in_warm_up=True)
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=factory)
+    with pytest.raises(RankFailure, match="rank 1 died while warming up"):
+        await group.start()
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+
+
+async def test_a_death_right_after_identify_ends_all(
+    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
+    open_listener = RankListener.open
+
+    async def open_after_a_death(listener: RankListener) -> Invitation:
+        os.kill(group._identities[1].process.pid, signal.SIGKILL)
+        return await open_listener(listener)
+
+    monkeypatch.setattr(RankListener, "open", open_after_a_death)
+    with pytest.raises(RankFailure, match="rank 1 died while connecting"):
+        await group.start()
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not socket_directories()
+
+
+async def test_a_death_before_identify_ends_the_ranks_that_are_known(
+    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.driver.rank_actor.RankActor", ray.remote(**OPTIONS)(SilentRankOne))
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
+    starting = asyncio.create_task(group.start())
+    while 0 not in group._identities or (silent := (await group.statuses())[1]) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    os.kill(silent.pid, signal.SIGKILL)
+    with pytest.raises(RankFailure, match="rank 1 died while starting"):
+        await asyncio.wait_for(starting, 10)
+    assert list(group._identities) == [0]
+    assert not is_running(group._identities[0].process)
+
+
+async def test_a_refused_hello_ends_the_start_long_before_its_deadline(
+    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit = RankListener.admit
+
+    def refuse_rank_one(listener: RankListener, connection: RankConnection, hello: Hello) -> int:
+        if hello.rank == 1:
+            raise WireError("refused by the test")
+        return admit(listener, connection, hello)
+
+    monkeypatch.setattr(RankListener, "admit", refuse_rank_one)
+    monkeypatch.setattr("cluster.driver.rank_group._CONNECT_TIMEOUT_S", 5.0)
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
+    with pytest.raises(RankFailure, match=r"no valid connection from ranks \[1\] within 5 s") as caught:
+        await group.start()
+    assert caught.value.rank == 1
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not socket_directories()
+
+
+async def test_a_start_that_is_cancelled_while_it_asks_where_ranks_are_leaves_nothing(
+    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = GroupLimits(start_timeout_s=10)
+    group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
+    asked = asyncio.Event()
+
+    async def ask_for_ever() -> str:
+        asked.set()
+        return await asyncio.Future()
+
+    monkeypatch.setattr(group, "_where_ranks_are", ask_for_ever)
+    starting = asyncio.create_task(group.start())
+    await asyncio.wait_for(asked.wait(), 60)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert len(group._identities) == 2
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+
+
+async def test_a_configuration_whose_steps_cannot_be_sent_is_refused_before_any_rank(
+    two_rank_placement: PlacementGroup,
+) -> None:
+    config = dataclasses.replace(CONFIG, max_batch_size=256, max_step_tokens=512, max_seq_len=131_072)
+    group = RankGroup(config, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
+    with pytest.raises(ConfigError, match="max_batch_size 256 with max_seq_len 131072"):
+        await group.start()
+    assert not group._actors
+
+
+async def test_an_overdue_step_fails_also_when_ray_cannot_say_who_hangs(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, info = await start(FakeFactory(step_seconds=30), limits=GroupLimits(start_timeout_s=60, step_timeout_s=0.3))
+
+    async def broken(timeout_s: float = 1.0) -> list[None]:
+        raise RuntimeError("Ray is shut down")
+
+    monkeypatch.setattr(group, "statuses", broken)
+    with pytest.raises(RankFailure, match="rank 0 hangs"):
+        await asyncio.wait_for(group.step(step_input(0)), 20)
+    await assert_gone(group, processes(info))
+
+
+async def test_a_group_has_the_blocks_asked_for_as_far_as_there_is_room(two_rank_placement: PlacementGroup) -> None:
+    factory = FakeFactory(expect_num_blocks=20)
+    group = RankGroup(CONFIG, two_rank_placement, num_blocks=20, limits=LIMITS, runner_factory=factory)
+    assert (await group.start()).num_blocks == 20
+    await group.stop()
+    group = RankGroup(CONFIG, two_rank_placement, num_blocks=50, limits=LIMITS, runner_factory=FakeFactory())
+    assert (await group.start()).num_blocks == 49, "what the scarcest has room for"
+    await group.stop()
+
+
+async def test_a_start_that_hangs_ends_at_its_deadline_and_says_where(two_rank_placement: PlacementGroup) -> None:
+    limits = GroupLimits(start_timeout_s=10)
+    group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
+    with pytest.raises(RankFailure, match=r"within 10 s: .*rank 1 loading \(0 of 1,000 bytes\)"):
+        await group.start()
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+
+
+async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_deadline(
+    two_rank_placement: PlacementGroup,
+) -> None:
+    limits = GroupLimits(start_timeout_s=60, step_timeout_s=1)
+    group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
+    starting = asyncio.create_task(group.start())
+    while not any(s and s.phase == Phase.LOADING for s in await group.statuses()):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    os.kill(group._identities[1].process.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(RankFailure, match="rank 1 hangs: no answer to a status call within 1 s"):
+        await starting
+    assert time.monotonic() - begin < 8
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(two_rank_placement: PlacementGroup) -> None:
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory(1, hang_in_load=True))
+    starting = asyncio.create_task(group.start())
+    while not any(s and s.phase == Phase.LOADING for s in await group.statuses()):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not any(is_running(identity.process) for identity in group._identities.values())
+
+
+async def test_the_next_epoch_starts_in_the_same_placement_group(start: Start) -> None:
+    first, before = await start(epoch=1)
+    os.kill(processes(before)[0].pid, signal.SIGKILL)
+    await first.wait_failed()
+    await first.stop()
+    second, after = await start(epoch=2)
+    assert (await second.step(step_input(0, epoch=2))).epoch == 2
+    assert not {process.pid for process in processes(before)} & {process.pid for process in processes(after)}
+
+
+async def test_ranks_have_cores_of_their_own_while_they_live(start: Start) -> None:
+    if in_pod() and len(os.sched_getaffinity(0)) == os.cpu_count():
+        pytest.skip("ranks in a pod are pinned only if it has CPUs of its own")
+    for _ in range(100):  # ranks whose start was cancelled in the tests before may be on their way out
+        probe = claim_cores(2, os.sched_getaffinity(0))
+        if probe is not None:
+            break
+        await asyncio.sleep(0.1)
+    if probe is None:
+        pytest.skip("another server's ranks on this host have its cores")
+    probe.release()
+    for epoch in (1, 2):
+        group, info = await start(epoch=epoch)
+        cores = [report.load.cores for report in info.ranks]
+        assert all(len(owned) == 1 for owned in cores)
+        assert cores[0] != cores[1]
+        for report in info.ranks:
+            assert os.sched_getaffinity(report.identity.process.pid) == set(report.load.cores)
+        await group.stop()
+
+
+@ray.remote(num_cpus=0)
+class Driver:
+    """Owns a group, as a Serve replica does."""
+
+    async def start(self, placement: PlacementGroup) -> tuple[int, GroupInfo]:
+        self.group = RankGroup(CONFIG, placement, limits=LIMITS, runner_factory=FakeFactory(step_seconds=0.1))
+        info = await self.group.start()
+        self.pending = [self.group.submit(step_input(step, epoch=0)) for step in range(50)]
+        return os.getpid(), info
+
+
+async def test_a_killed_driver_takes_its_ranks_along(two_rank_placement: PlacementGroup) -> None:
+    driver = Driver.remote()  # type: ignore[attr-defined]
+    pid, info = await driver.start.remote(two_rank_placement)
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(is_running(process) for process in processes(info)):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    assert not socket_directories()

@@ -1,0 +1,44 @@
+"""Ranks on two nodes: steps go over TLS, and a stopped rank or a lost node ends the group there too."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.programs import seen_by
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    return seen_by("tests.programs.two_nodes", timeout_s=800)
+
+
+def test_the_model_over_two_nodes_gives_the_references_tokens(seen: dict[str, Any]) -> None:
+    assert seen["golden_nodes"] == 2
+    assert seen["golden"] is True
+
+
+def test_steps_reach_ranks_on_two_nodes_over_tls(seen: dict[str, Any]) -> None:
+    assert seen["nodes"] == 2
+    assert seen["host"] == "127.0.0.1"  # both nodes have one address, so nothing listens beyond this machine
+    assert seen["tokens"] is True
+
+
+def test_a_stopped_rank_on_another_node_is_named_and_killed(seen: dict[str, Any]) -> None:
+    assert seen["stopped"] == [True, True, True]
+
+
+def test_a_lost_node_is_noticed_and_leaves_no_rank(seen: dict[str, Any]) -> None:
+    assert seen["node_lost"] == [True, True, True]
+    assert seen["node_loss_s"] < 30
+
+
+def test_without_room_for_all_fewer_ranks_go_on_with_every_stream_and_all_do_when_a_node_joins(
+    seen: dict[str, Any],
+) -> None:
+    assert seen["noticed_s"] < 30
+    assert seen["shrunk"] == [1, "with 1 of 2 ranks, for lack of room"]
+    assert seen["same"] is True
+
+
+def test_what_a_real_cluster_lacks_is_said(seen: dict[str, Any]) -> None:
+    assert seen["shortage"] == "needs 6 CPUs, the cluster has 2 CPUs"

@@ -1,0 +1,202 @@
+"""Messages as bytes: what goes in comes out, whatever the pieces; what is no message is refused."""
+
+import os
+import pickle
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.wire import messages as wire
+from cluster.wire.messages import Ack, Answer, Deframer, Fault, FrameSocket, Hello, WireError
+from llama_core.scheduling.request import INT64_MAX, INT64_MIN, TokenLogprob
+from llama_core.scheduling.step import Draft, Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
+
+ids = st.integers(0, 2**31)
+numbers = st.floats(allow_nan=False)
+rows = st.builds(Row, ids, ids, ids, st.booleans(), ids)
+slot_inits = st.builds(
+    SlotInit,
+    slot=ids,
+    tokens=st.lists(ids),
+    blocks=st.lists(ids),
+    temperature=numbers,
+    top_p=numbers,
+    top_k=ids,
+    seed=st.integers(INT64_MIN, INT64_MAX),
+    top_logprobs=st.integers(-1, 20),
+    prompt_logprobs=st.booleans(),
+)
+steps = st.builds(
+    StepInput,
+    ids,
+    ids,
+    st.lists(rows),
+    admit=st.lists(slot_inits),
+    grow=st.lists(st.builds(Grow, ids, ids)),
+    drafts=st.lists(st.builds(Draft, ids, ids, st.lists(ids))),
+)
+logprobs = st.builds(TokenLogprob, numbers, st.lists(st.tuples(ids, numbers)))
+outputs = st.builds(
+    StepOutput,
+    ids,
+    ids,
+    st.lists(ids),
+    logprobs=st.lists(st.none() | logprobs),
+    prompt_logprobs=st.lists(st.builds(PromptLogprobs, ids, ids, st.lists(logprobs))),
+    non_finite=st.lists(ids),
+    elapsed_ms=numbers,
+    device_memory_bytes=ids,
+)
+replies = (
+    st.builds(Answer, outputs)
+    | st.builds(Ack, ids, ids, ids)
+    | st.builds(Fault, ids, ids, st.text(), st.text(), st.booleans())
+)
+
+
+def payload_of(message: StepInput | wire.Reply | Hello) -> bytes:
+    (payload,) = Deframer().feed(wire.frame(message))
+    return payload
+
+
+@given(steps)
+def test_a_step_comes_out_as_it_went_in(step: StepInput) -> None:
+    assert wire.decode_step(payload_of(step)) == step
+
+
+@given(replies)
+def test_a_reply_comes_out_as_it_went_in(reply: wire.Reply) -> None:
+    assert wire.decode_reply(payload_of(reply)) == reply
+
+
+@given(st.lists(steps, min_size=1, max_size=4), st.integers(1, 50))
+def test_frames_survive_any_cutting(messages: list[StepInput], piece_bytes: int) -> None:
+    stream = b"".join(wire.frame(message) for message in messages)
+    deframer = Deframer()
+    payloads = [
+        payload
+        for start in range(0, len(stream), piece_bytes)
+        for payload in deframer.feed(stream[start : start + piece_bytes])
+    ]
+    assert [wire.decode_step(payload) for payload in payloads] == messages
+
+
+@given(st.binary())
+def test_arbitrary_bytes_raise_wire_error_and_nothing_else(data: bytes) -> None:
+    for decode in (wire.decode_step, wire.decode_reply, wire.decode_hello):
+        try:
+            decode(data)
+        except WireError:
+            continue
+
+
+class Malicious:
+    """A pickle of it makes a directory where it is loaded."""
+
+    def __init__(self, trap: Path) -> None:
+        self.trap = trap
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.trap),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_is_refused_and_never_runs(tmp_path: Path, protocol: int) -> None:
+    data = pickle.dumps(Malicious(tmp_path / "sprung"), protocol)
+    # As it is, and where a message has bytes or a text of its sender's own.
+    hello = msgspec.msgpack.encode(["hello", 0, 0, data])
+    fault = msgspec.msgpack.encode(["fault", 0, 0, "kind", data, False])
+    for decode in (wire.decode_step, wire.decode_reply, wire.decode_hello):
+        for payload in (data, hello, fault, msgspec.msgpack.encode(data)):
+            if decode is wire.decode_hello and payload is hello:
+                assert wire.decode_hello(payload).secret == data
+                continue
+            with pytest.raises(WireError):
+                decode(payload)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_length_over_the_limit_is_refused_before_its_bytes_arrive() -> None:
+    with pytest.raises(WireError, match="over the limit"):
+        list(Deframer(256).feed((257).to_bytes(4, "big")))
+
+
+def test_a_message_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 100)
+    with pytest.raises(WireError, match="over the limit"):
+        wire.frame(StepInput(0, 0, [Row(slot, 0, 1, True) for slot in range(100)]))
+
+
+def test_thirty_two_prompts_of_the_whole_context_fit_one_frame() -> None:
+    prompt = [31_999] * 4096
+    admit = [SlotInit(slot, prompt, list(range(256)), 0.6, 0.9, 0, 1) for slot in range(32)]
+    step = StepInput(0, 0, [Row(slot, 0, 4096, True) for slot in range(32)], admit=admit)
+    assert wire.decode_step(payload_of(step)) == step
+
+
+def test_the_largest_step_is_within_its_bound_and_the_bound_is_close() -> None:
+    big = 2**31 - 1  # five bytes, like every token and block may need
+    admit = [SlotInit(big, [big] * 4096, [big] * 256, 0.61, 0.91, big, 2**63, 20, True) for _ in range(32)]
+    rows, grow = [Row(big, big, big, True, big)] * 32, [Grow(big, big)] * 32
+    step = StepInput(big, big, rows, admit=admit, grow=grow, drafts=[Draft(big, big, [big] * 8)] * 32)
+    bound = wire.largest_step_bytes(32, 4096, 256)
+    assert 0.98 * bound < len(payload_of(step)) <= bound
+
+
+def test_a_message_of_another_kind_is_refused() -> None:
+    with pytest.raises(WireError):
+        wire.decode_reply(payload_of(Hello(0, 0, b"secret")))
+    with pytest.raises(WireError):
+        wire.decode_step(payload_of(Ack(0, 0, 1)))
+
+
+def test_blocking_socket_gives_messages_in_order_then_none_at_the_end() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        sent = [StepInput(1, step, [Row(0, 0, 1, True)] * (20_000 * step)) for step in range(3)]
+        sender = FrameSocket(near)
+
+        def send_all() -> None:
+            for step in sent:
+                sender.send(step)
+            sender.close()
+
+        thread = threading.Thread(target=send_all)
+        thread.start()
+        receiver = FrameSocket(far)
+        received = [wire.decode_step(payload) for payload in iter(receiver.receive, None)]
+        thread.join()
+        assert received == sent
+
+
+def test_blocking_socket_refuses_an_end_inside_a_message() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(wire.frame(Ack(0, 0, 1))[:-1])
+        near.close()
+        with pytest.raises(WireError, match="inside a message"):
+            FrameSocket(far).receive()
+
+
+def test_a_secret_is_not_in_what_is_printed() -> None:
+    from cluster.wire.tls import GroupKey
+    from cluster.wire.transport import Invitation
+
+    shown = repr(Invitation(0, b"the secret", key=GroupKey("public", "private part")))
+    assert "the secret" not in shown
+    assert "private part" not in shown
+
+
+@pytest.mark.parametrize("nested", [b"\x91", b"\x81\xa1a"], ids=["lists", "maps"])
+def test_what_is_nested_beyond_all_reason_is_no_message(nested: bytes) -> None:
+    deep = nested * 60_000 + b"\xc0"
+    for decode in (wire.decode_step, wire.decode_reply, wire.decode_hello):
+        for payload in (deep, b"\x96\xa3ack\x01\x02\x03\xcb" + b"\0" * 8 + deep, b"\x81\xa5other" + deep):
+            with pytest.raises(WireError):
+                decode(payload)

@@ -1,0 +1,168 @@
+"""Who may connect to a group, and what is left on disk and in the air afterwards."""
+
+import asyncio
+import dataclasses
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cluster.wire import socket_dir
+from cluster.wire.messages import FrameSocket, Hello
+from cluster.wire.socket_dir import SocketDir, parent_dir, remove_stale
+from cluster.wire.tls import make_group_key
+from cluster.wire.transport import Invitation, RankListener, connect
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture(params=[None, "127.0.0.1"], ids=["unix", "tls"])
+async def listener(request: pytest.FixtureRequest) -> AsyncIterator[RankListener]:
+    made = RankListener(7, 2, request.param)
+    yield made
+    made.close()
+
+
+async def try_connect(invitation: Invitation, rank: int) -> bool:
+    """Whether the driver keeps the connection: a refused one is closed at once."""
+
+    def attempt() -> bool:
+        try:
+            frames = connect(invitation, rank, 5)
+            frames._socket.settimeout(3)
+            return frames.receive() is not None
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+
+    return await asyncio.to_thread(attempt)
+
+
+async def test_ranks_with_the_invitation_are_connected_in_order(listener: RankListener) -> None:
+    invitation = await listener.open()
+    sockets = [await asyncio.to_thread(connect, invitation, rank, 5) for rank in (1, 0)]
+    connections = await asyncio.wait_for(listener.connections(), 5)
+    assert [connection.rank for connection in connections] == [0, 1]
+    connections[0].write(b"\0\0\0\1x")
+    assert await asyncio.to_thread(sockets[1].receive) == b"x"
+
+
+async def test_a_wrong_secret_is_refused(listener: RankListener) -> None:
+    invitation = await listener.open()
+    assert not await try_connect(dataclasses.replace(invitation, secret=bytes(32)), 0)
+    assert not await try_connect(dataclasses.replace(invitation, secret=b""), 0)
+    assert not listener.unproven
+
+
+async def test_another_epoch_is_refused(listener: RankListener) -> None:
+    invitation = await listener.open()
+    assert not await try_connect(dataclasses.replace(invitation, epoch=6), 0)
+
+
+async def test_a_rank_that_is_there_already_or_never_was_is_refused(listener: RankListener) -> None:
+    invitation = await listener.open()
+    kept = await asyncio.to_thread(connect, invitation, 0, 5)
+    assert not await try_connect(invitation, 0)
+    assert not await try_connect(invitation, 2)
+    assert not await try_connect(invitation, -1)
+    kept.close()
+
+
+async def test_a_stranger_cannot_make_the_driver_keep_much() -> None:
+    listener = RankListener(7, 1, None)
+    invitation = await listener.open()
+
+    def flood() -> bool:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            assert invitation.path is not None
+            stranger.settimeout(5)
+            stranger.connect(invitation.path)
+            stranger.sendall((2**20).to_bytes(4, "big"))
+            return stranger.recv(1) == b""
+
+    assert await asyncio.to_thread(flood)
+    listener.close()
+
+
+async def test_a_stranger_with_a_key_of_its_own_is_refused_over_tls() -> None:
+    listener = RankListener(7, 1, "127.0.0.1")
+    invitation = await listener.open()
+    assert not await try_connect(dataclasses.replace(invitation, key=make_group_key()), 0)
+    listener.close()
+
+
+async def test_a_client_without_a_certificate_is_refused_over_tls() -> None:
+    listener = RankListener(7, 1, "127.0.0.1")
+    invitation = await listener.open()
+
+    def attempt() -> bool:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        try:
+            with socket.create_connection((invitation.host, invitation.port), 5) as plain:
+                frames = FrameSocket(context.wrap_socket(plain))
+                frames.send(Hello(7, 0, invitation.secret))
+                return frames.receive() is not None
+        except OSError:
+            return False
+
+    assert not await asyncio.to_thread(attempt)
+    assert listener._connections == [None]
+    listener.close()
+
+
+async def test_the_socket_is_private_and_gone_once_all_ranks_are_there() -> None:
+    listener = RankListener(7, 1, None)
+    invitation = await listener.open()
+    assert invitation.path is not None
+    directory = Path(invitation.path).parent
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    connection = await asyncio.to_thread(connect, invitation, 0, 5)
+    await listener.connections()
+    assert not directory.exists()
+    assert not await try_connect(invitation, 0)
+    connection.close()
+    listener.close()
+
+
+async def test_nothing_listens_once_all_ranks_are_there_over_tls() -> None:
+    listener = RankListener(7, 1, "127.0.0.1")
+    invitation = await listener.open()
+    connection = await asyncio.to_thread(connect, invitation, 0, 5)
+    await listener.connections()
+    await asyncio.sleep(0.05)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.to_thread(connect, invitation, 0, 5)
+    connection.close()
+    listener.close()
+
+
+def test_directories_of_the_dead_are_swept_and_those_of_the_living_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_dir, "parent_dir", lambda: tmp_path)
+    living = SocketDir()
+    code = (
+        "import os, pathlib; from cluster import socket_dir; "
+        f"socket_dir.parent_dir = lambda: pathlib.Path({str(tmp_path)!r}); d = socket_dir.SocketDir(); "
+        "open(d.socket_path, 'w').close(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert remove_stale(tmp_path) == 1
+    assert list(tmp_path.iterdir()) == [living.path]
+    living.remove()
+    living.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_long_temporary_directory_gives_way_to_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/tmp/" + "x" * 80)
+    assert parent_dir() == Path("/tmp")

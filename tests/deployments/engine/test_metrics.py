@@ -1,0 +1,101 @@
+"""The operators' figures: their names, that each is defined once, and that they work without Ray."""
+
+import pytest
+import ray
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployments.engine.engine_loop import StepStats
+from deployments.engine.metrics import MOST_AT_ONCE, Metrics
+from llama_core.scheduling.request import SamplingParams
+from tests.support.scripted_engine import FakeEngine
+
+NAMES = [
+    "tokens_generated_per_second", "gpu_memory_used_bytes", "cuda_oom_errors_count", "invalid_dialog_assertions_count",
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "requests_total", "non_finite_logits_count",
+    "rank_failures_count",
+]  # fmt: skip
+HISTOGRAMS = ["prefill_time_ms", "time_per_decoding_step_ms", "time_to_first_token_seconds"]
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def step(**fields: object) -> StepStats:
+    values = {"num_rows": 2, "num_tokens": 2, "num_sampled": 2, "elapsed_ms": 3.0, "round_trip_ms": 3.2,
+              "num_non_finite": 0, "device_memory_bytes": 0, "decode_only": True}  # fmt: skip
+    return StepStats(**(values | fields))  # type: ignore[arg-type]
+
+
+def test_every_name_that_operators_watch_is_there() -> None:
+    metrics = Metrics(in_ray=False)
+    metrics.gpu_memory_used_bytes.set(5, rank="0")
+    metrics.requests_total.add(path="/", outcome="ok")
+    seen = samples(metrics)
+    assert set(NAMES) <= set(seen)
+    assert {name + "_count" for name in HISTOGRAMS} <= set(seen)
+
+
+def test_a_count_starts_at_zero_and_only_grows() -> None:
+    metrics = Metrics(in_ray=False)
+    assert samples(metrics)["cuda_oom_errors_count"] == 0
+    metrics.cuda_oom_errors_count.add()
+    metrics.cuda_oom_errors_count.add(2)
+    assert samples(metrics)["cuda_oom_errors_count"] == 3
+
+
+def test_a_step_counts_its_tokens_and_its_time() -> None:
+    metrics = Metrics(in_ray=False)
+    metrics.on_step(step(num_sampled=20, num_prefix_hits=32, num_drafts=7, num_drafts_accepted=5))
+    metrics.on_step(step(num_sampled=0, decode_only=False, num_non_finite=1, device_memory_bytes=7))
+    seen = samples(metrics)
+    assert seen["generated_tokens_count"] == 20
+    assert seen["prefix_cache_hit_tokens_count"] == 32
+    assert (seen["draft_tokens_count"], seen["draft_tokens_accepted_count"]) == (7, 5)
+    assert seen["tokens_generated_per_second"] == 2.0
+    assert seen["time_per_decoding_step_ms_count"] == 1
+    assert seen["time_per_decoding_step_ms_sum"] == 3
+    assert seen["non_finite_logits_count"] == 1
+    assert seen["gpu_memory_used_bytes"] == 7
+
+
+def test_the_first_token_is_timed_in_both_units() -> None:
+    metrics = Metrics(in_ray=False)
+    metrics.first_token(0.25)
+    seen = samples(metrics)
+    assert seen["prefill_time_ms_sum"] == 250
+    assert seen["time_to_first_token_seconds_sum"] == 0.25
+
+
+async def test_a_watched_engine_says_how_full_it_is() -> None:
+    metrics, engine = Metrics(in_ray=False), FakeEngine()
+    metrics.watch(engine)
+    engine.submit([5], SamplingParams())
+    seen = samples(metrics)
+    assert seen["num_requests_running"] == 1
+    assert seen["kv_cache_usage_perc"] == 0.01
+
+
+def test_two_replicas_in_one_process_do_not_share_figures() -> None:
+    first, second = Metrics(in_ray=False), Metrics(in_ray=False)
+    first.rank_failures_count.add()
+    assert samples(second)["rank_failures_count"] == 0
+
+
+def test_a_histogram_is_published_in_pieces_and_loses_nothing() -> None:
+    metrics = Metrics(in_ray=False)
+    for _ in range(2 * MOST_AT_ONCE + 1):
+        metrics.on_step(step())
+    pieces = [metrics.time_per_decoding_step_ms.publish() for _ in range(3)]
+    assert pieces == [False, False, True]
+    assert samples(metrics)["time_per_decoding_step_ms_count"] == 2 * MOST_AT_ONCE + 1
+
+
+def test_a_ray_that_collects_no_metrics_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setenv("RAY_enable_metrics_collection", "0")
+    metrics = Metrics()
+    metrics.on_step(step(num_sampled=3))
+    assert metrics.generated_tokens_count._ray is None
+    assert samples(metrics)["generated_tokens_count"] == 3

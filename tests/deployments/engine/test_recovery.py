@@ -1,0 +1,512 @@
+"""Ranks that fail and others that take their place: no request is lost but the one that brings them down."""
+
+import asyncio
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cluster.driver.rank_group import GroupInfo
+from deployments.args import ServerArgs
+from deployments.engine import recovery_plan as seats
+from deployments.engine import supervisor as rank_keeper
+from deployments.engine.engine_loop import BLAME_OF_A_DEATH, BLAME_OF_AN_ERROR
+from deployments.engine.service import LlamaService
+from deployments.engine.supervisor import MAX_GIVEN_UP
+from deployments.engine.token_stream import TokenStream
+from llama_core.errors import CheckpointError, DeadlineExceeded, LlamaError, PoisonRequest, RankFailure
+from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.step import StepInput, StepOutput
+from tests.conftest import GOLDEN
+from tests.support.fake_rank_group import FakeGroup, FakeGroups, continuation, until
+
+POISON = 599
+
+
+class Crash(Exception):
+    """Raised by a model where it would take its rank down."""
+
+
+class Group(FakeGroup):
+    """Its model may crash it: with an exception if `raises`, else by dying."""
+
+    def __init__(self, token: Callable[[list[int]], int], *, raises: bool = False) -> None:
+        super().__init__(token=token, step_s=0.0005)
+        self.raises = raises
+
+    async def _compute(self, batch: StepInput) -> StepOutput:
+        try:
+            return await super()._compute(batch)
+        except Crash:
+            self.crash("rank 1 failed" if self.raises else "rank 1 died", raised=self.raises)
+            return await asyncio.Future()
+
+    def crash(self, message: str, *, raised: bool) -> None:
+        if not self._failed.done():
+            self._failed.set_result(RankFailure(message, rank=1, raised=raised))
+
+
+class Served:
+    """A service whose groups are made by `make`, and what happened to it."""
+
+    def __init__(self, make: Callable[[], FakeGroup], **changes: Any) -> None:
+        self.groups = FakeGroups(make)
+        self.failures: list[LlamaError] = []
+        fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 64, "max_batch_size": 8, "recovery_timeout_s": 5}
+        self.service = LlamaService(
+            ServerArgs(**fields | changes), lambda: self.groups, on_failure=self.failures.append
+        )
+
+    async def __aenter__(self) -> "Served":
+        await self.service.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.service.stop()
+
+    def ask(self, prompt: list[int], max_tokens: int = 30) -> TokenStream:
+        return self.service.submit(prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens))
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [[1, *range(3, 5 + n)] for n in range(count)]
+
+
+def steady(tokens: list[int]) -> int:
+    """Never the end, so that a request's length is known."""
+    return 3 + hash(tuple(tokens)) % 500
+
+
+async def read(stream: TokenStream) -> list[int]:
+    return [token async for delta in stream for token in delta.tokens]
+
+
+async def test_every_stream_goes_on_where_it_was_and_new_requests_wait() -> None:
+    async with Served(lambda: Group(steady)) as served:
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(12)]
+        await asyncio.sleep(0.01)
+        gate = asyncio.Event()
+        served.groups.make = lambda: _gated(Group(steady), gate)
+        served.groups.made[0].fail()
+        await until(lambda: served.service.readiness().phase == "recovering")
+        readiness = served.service.readiness()
+        assert (readiness.ready, readiness.phase, readiness.takes_requests) == (False, "recovering", True)
+        assert "rank 1 died" in readiness.detail and served.service.live()
+        reading.append(asyncio.create_task(read(served.ask(prompts(13)[-1]))))
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in reading)
+        gate.set()
+        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(13)]
+        assert served.service.readiness().ready
+        assert served.groups.opened == [(0, None), (1, 64)], "as many blocks as the pool has"
+        assert [failure.message for failure in served.failures] == ["rank 1 died"]
+        assert served.service.describe()["epoch"] == 1
+
+
+def _gated(group: FakeGroup, gate: asyncio.Event) -> FakeGroup:
+    group.go = gate
+    return group
+
+
+async def test_ranks_that_die_while_idle_are_replaced_too() -> None:
+    async with Served(lambda: Group(steady)) as served:
+        served.groups.made[0].fail()
+        await until(lambda: len(served.groups.made) == 2 and served.service.readiness().ready)
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_failures_at_any_moment_lose_and_double_nothing(seed: int) -> None:
+    draw = random.Random(seed)
+    async with Served(lambda: Group(steady)) as served:
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(24)]
+        for _ in range(12):
+            num_groups, num_steps = len(served.groups.made), draw.randint(1, 14)
+            while served.groups.made[-1].ranks.num_steps < num_steps and not all(task.done() for task in reading):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            served.groups.made[-1].fail()
+            while len(served.groups.made) == num_groups:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(24)]
+        assert len(served.groups.made) > 5
+        assert served.service.describe()["blocks_used"] == 0
+
+
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "among others"])
+@pytest.mark.parametrize("at", [3, 20], ids=["in its prompt", "while it decodes"])
+async def test_a_request_that_takes_the_ranks_down_fails_alone(raises: bool, alone: bool, at: int) -> None:
+    def poisonous(tokens: list[int]) -> int:
+        if tokens[1] == POISON and len(tokens) >= at:
+            raise Crash
+        return steady(tokens)
+
+    async with Served(lambda: Group(poisonous, raises=raises)) as served:
+        others = prompts(0 if alone else 10)
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in others[:5]]
+        poison = served.ask([1, POISON, 7])
+        reading += [asyncio.create_task(read(served.ask(prompt))) for prompt in others[5:]]
+        with pytest.raises(PoisonRequest, match=r"failed [3-6] times while they computed this request"):
+            await read(poison)
+        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in others]
+        # The first with it is nobody's fault yet; among others, nor is the second.
+        assert len(served.failures) == (1 if alone else 2) + 1 / (BLAME_OF_AN_ERROR if raises else BLAME_OF_A_DEATH)
+        assert served.service.describe()["blocks_used"] == 0
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+
+
+@pytest.mark.parametrize("num_poisonous", [2, 6])
+async def test_several_poisonous_requests_fail_and_the_others_do_not(num_poisonous: int) -> None:
+    def poisonous(tokens: list[int]) -> int:
+        if tokens[1] == POISON and len(tokens) >= 12:
+            raise Crash
+        return steady(tokens)
+
+    async with Served(lambda: Group(poisonous, raises=True)) as served:
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(5)]
+        results = await asyncio.gather(
+            *(read(served.ask([1, POISON, 7 + i])) for i in range(num_poisonous)), return_exceptions=True
+        )
+        assert all(isinstance(result, PoisonRequest) for result in results)
+        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(5)]
+
+
+@pytest.mark.parametrize("in_a_prompt", [True, False])
+async def test_ranks_that_fail_one_after_the_other_in_their_first_steps_convict_nobody(in_a_prompt: bool) -> None:
+    """Whichever suspect would have been alone in them: a trial that is nobody's is computed first."""
+
+    class Unlucky(Group):
+        async def _compute(self, batch: StepInput) -> StepOutput:
+            if len(served.groups.made) < 10 and in_a_prompt == any(row.length > 1 for row in batch.rows):
+                self.crash("rank 1 failed", raised=True)
+                return await asyncio.Future()
+            return await super()._compute(batch)
+
+    async with Served(lambda: Unlucky(steady)) as served:
+        answers = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(6)))
+        assert len(served.groups.made) == 10 and answers == [continuation(prompt, 30, steady) for prompt in prompts(6)]
+
+
+async def test_a_group_that_does_not_come_up_is_tried_again() -> None:
+    async with Served(lambda: Group(steady)) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+
+        def broken() -> FakeGroup:
+            group = Group(steady)
+            group.start_error = RankFailure("rank 0 died while loading") if len(served.groups.made) < 3 else None
+            return group
+
+        served.groups.make = broken
+        served.groups.made[0].fail()
+        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+        assert [epoch for epoch, _ in served.groups.opened] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "timeout_s"),
+    [(CheckpointError("consolidated.00.pth: gone"), 60.0), (RankFailure("no room"), 0.2)],
+    ids=["at once, what no other try changes", "after its time, what might"],
+)
+async def test_ranks_that_cannot_be_brought_back_fail_the_replica(error: LlamaError, timeout_s: float) -> None:
+    async with Served(lambda: Group(steady), recovery_timeout_s=timeout_s) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+
+        def broken() -> FakeGroup:
+            group = Group(steady)
+            group.start_error = error
+            return group
+
+        served.groups.make = broken
+        served.groups.made[0].fail()
+        with pytest.raises(LlamaError, match=error.message):
+            await read(stream)
+        assert not served.service.live() and served.service.readiness().phase == "failed"
+
+
+async def test_ranks_of_which_no_group_gets_through_a_step_fail_the_replica_and_no_request_is_blamed() -> None:
+    def broken(tokens: list[int]) -> int:
+        raise Crash
+
+    async with Served(lambda: Group(broken)) as served:
+        results = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(20)), return_exceptions=True)
+        assert all(isinstance(result, RankFailure) for result in results)
+        assert not served.service.live() and "did not get through a step" in served.service.readiness().detail
+        assert len(served.groups.made) == rank_keeper.MAX_FRUITLESS + 2
+
+
+async def test_where_one_request_after_the_other_takes_the_ranks_down_it_is_the_ranks() -> None:
+    def broken(tokens: list[int]) -> int:
+        if tokens[:2] != [2, 2]:  # what is nobody's
+            raise Crash
+        return steady(tokens)
+
+    async with Served(lambda: Group(broken)) as served:
+        # Each is blamed in its turn, as far as the replica's patience goes.
+        results = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(20)), return_exceptions=True)
+        assert all(isinstance(result, LlamaError) for result in results)
+        assert not served.service.live() and "no step was done" in served.service.readiness().detail
+        given_up = sum(isinstance(result, PoisonRequest) for result in results)
+        assert given_up == MAX_GIVEN_UP + 1 and len(served.groups.made) < 5 * given_up
+
+
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])
+async def test_a_poison_whose_client_leaves_and_asks_anew_convicts_nobody_else(raises: bool) -> None:
+    def poisonous(tokens: list[int]) -> int:
+        if tokens[1] == POISON:
+            raise Crash
+        return steady(tokens)
+
+    async with Served(lambda: Group(poisonous, raises=raises)) as served:
+        neighbour = asyncio.create_task(read(served.ask([1, 5], 40)))
+        for _ in range(8):
+            num_groups = len(served.groups.made)
+            poison = served.ask([1, POISON, 7])
+            while len(served.groups.made) == num_groups:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            poison.cancel()
+        assert await neighbour == continuation([1, 5], 40, steady)
+
+
+@pytest.mark.parametrize("num_blocks", [40, 90])
+async def test_new_ranks_may_have_room_for_another_number_of_blocks(num_blocks: int) -> None:
+    async with Served(lambda: Group(steady)) as served:
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(12)]
+        await asyncio.sleep(0.01)
+
+        def other() -> FakeGroup:
+            group = Group(steady)
+            group.num_blocks = num_blocks
+            return group
+
+        served.groups.make = other
+        served.groups.made[0].fail()
+        assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(12)]
+        assert served.service.describe()["blocks_total"] == num_blocks
+
+
+async def test_an_attempt_that_hangs_ends_with_the_time_for_recovery() -> None:
+    async with Served(lambda: Group(steady), recovery_timeout_s=0.2) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+        served.groups.make = lambda: _gated(Group(steady), asyncio.Event())
+        served.groups.made[0].fail()
+        with pytest.raises(RankFailure, match=r"could not be brought back in 0\.2 s"):
+            await read(stream)
+        assert not served.service.live()
+
+
+async def test_a_passing_error_is_no_reason_to_give_up() -> None:
+    async with Served(lambda: Group(steady)) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+
+        class Unlucky(Group):
+            async def start(self) -> GroupInfo:
+                if len(served.groups.made) == 2:
+                    raise OSError("too many open files")
+                return await super().start()
+
+        served.groups.make = lambda: Unlucky(steady)
+        served.groups.made[0].fail()
+        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+
+
+@pytest.mark.parametrize("end", ["cancel", "deadline", "drain", "stop"])
+async def test_requests_may_end_while_the_ranks_are_brought_back(end: str) -> None:
+    async with Served(lambda: Group(steady), drain_timeout_s=5) as served:
+        stream, gate = served.ask([1, 5], 20), asyncio.Event()
+        await anext(stream)
+        served.groups.make = lambda: _gated(Group(steady), gate)
+        served.groups.made[0].fail()
+        await until(lambda: served.service.readiness().phase == "recovering")
+        if end == "stop":
+            await served.service.stop()
+        elif end == "drain":
+            draining = asyncio.create_task(served.service.drain())
+            await asyncio.sleep(0.01)
+            assert not draining.done()
+            gate.set()
+            assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+            await draining
+            return
+        elif end == "cancel":
+            stream.cancel()
+        else:
+            stream.end(DeadlineExceeded("late"))
+        with pytest.raises(LlamaError):
+            await read(stream)
+        assert not served.service.describe()["blocks_used"]
+        async with asyncio.timeout(4):
+            await served.service.drain()  # nothing is left to wait for
+
+
+async def test_a_replica_is_not_taken_for_dead_after_a_long_recovery() -> None:
+    async with Served(lambda: Group(steady), step_timeout_s=0.01) as served:
+        stream, gate = served.ask([1, 5], 20), asyncio.Event()
+        await anext(stream)
+        served.groups.make = lambda: _gated(Group(steady), gate)
+        served.groups.made[0].fail()
+        await until(lambda: served.service.readiness().phase == "recovering")
+        assert served.service._loop is not None
+        served.service._loop.last_progress_s -= 1000
+        assert served.service.live()
+        gate.set()
+        while served.service.readiness().phase != "ready":  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert served.service.live()
+
+
+def in_two_seats(**changes: Any) -> Served:
+    return Served(lambda: Group(steady), **{"model_parallel_size": 2, "shrink_after_s": 0.05} | changes)
+
+
+async def test_ranks_without_room_are_done_without_and_come_back_when_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
+    async with in_two_seats(shrink_after_s=0.5) as served:
+        reading = [asyncio.create_task(read(served.ask(prompt, 50))) for prompt in prompts(12)]
+        await asyncio.sleep(0.01)
+        room = [0]
+        served.groups.room = lambda: room
+        served.groups.made[0].fail()
+        await until(lambda: "there is no room for rank 1" in served.service.readiness().detail)
+        await until(lambda: len(served.groups.made) == 2 and served.service.readiness().ready)
+        readiness = served.service.readiness()
+        assert readiness.ready and readiness.detail == "with 1 of 2 ranks, for lack of room"
+        assert served.service.describe()["world_size"] == 1
+        room.append(1)
+        while len(served.groups.made) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await asyncio.gather(*reading) == [continuation(prompt, 50, steady) for prompt in prompts(12)]
+        assert served.groups.seats_opened == [[0, 1], [0], [0, 1]]
+        assert served.service.describe()["world_size"] == 2 and len(served.failures) == 1, "to grow is no failure"
+        assert not any(seq.num_crashes for seq in served.service._loop.scheduler.live())  # type: ignore[union-attr]
+
+
+async def test_a_failure_of_fewer_ranks_costs_no_further_wait_for_the_others() -> None:
+    async with in_two_seats() as served:
+        served.groups.room = lambda: [0]
+        served.groups.made[0].fail()
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        served.groups.room = lambda: [0, 1]  # perhaps its node lives, and its GPU does not
+        num_attempts = served.service.describe()["epoch"]
+        served.groups.made[1].fail()
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        assert served.groups.seats_opened == [[0, 1], [0], [0]]
+        assert served.service.describe()["epoch"] == num_attempts + 1, "the first attempt"  # type: ignore[operator]
+
+
+async def test_an_attempt_that_hangs_is_not_the_last_and_the_reason_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_keeper, "SHORTEST_ATTEMPT_S", 0.05)
+    monkeypatch.setattr(rank_keeper, "TIMES_FIRST_START", 0.0)
+    monkeypatch.setattr(rank_keeper, "RETRY_AFTER_S", 0.2)
+    async with Served(lambda: Group(steady)) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+        served.groups.make = lambda: _gated(Group(steady), asyncio.Event())
+        served.groups.made[0].fail()
+        await until(lambda: re.search(r"attempt \d+ failed: that took too long", served.service.readiness().detail))
+        served.groups.make = lambda: Group(steady)
+        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+
+
+async def test_a_node_that_joins_without_the_files_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
+    async with in_two_seats() as served:
+
+        def broken() -> FakeGroup:
+            group = Group(steady)
+            if len(served.groups.seats_opened) == 3:
+                group.start_error = CheckpointError("consolidated.01.pth: no such file")
+            return group
+
+        served.groups.make = broken
+        served.groups.room = lambda: [0] if len(served.groups.made) == 1 else [0, 1]
+        served.groups.made[0].fail()
+        while len(served.groups.made) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        assert served.groups.seats_opened[:4] == [[0, 1], [0], [0, 1], [0]]
+
+
+async def test_the_most_ranks_are_taken_over_which_the_model_can_be_split() -> None:
+    async with Served(
+        lambda: Group(steady), ckpt_dir="demo", model_parallel_size=4, shrink_after_s=0.0, max_seq_len=64
+    ) as served:
+        served.groups.room = lambda: [0, 2, 3]
+        served.groups.made[0].fail()
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        assert served.groups.seats_opened == [[0, 1, 2, 3], [0, 2]]
+
+
+async def test_no_fewer_ranks_than_allowed_ever_serve() -> None:
+    async with in_two_seats(min_ranks=2, recovery_timeout_s=0.3) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+        served.groups.room = lambda: [1]
+        served.groups.made[0].fail()
+        with pytest.raises(RankFailure, match=r"could not be brought back in 0\.3 s: there is no room for rank 0"):
+            await read(stream)
+        assert not served.service.live() and len(served.groups.made) == 1
+
+
+async def test_a_seat_that_every_attempt_fails_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_keeper, "RETRY_AFTER_S", 0.001)
+    async with in_two_seats() as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+
+        def broken() -> FakeGroup:
+            group = Group(steady)
+            if len(served.groups.seats_opened[-1]) == 2:
+                group.start_error = RankFailure("rank 0 failed while loading: no such GPU", rank=0)
+            return group
+
+        served.groups.make = broken
+        served.groups.made[0].fail()
+        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+        assert served.groups.seats_opened[-1] == [1] and len(served.groups.seats_opened) > seats.ENOUGH_ATTEMPTS
+        assert served.service._keeper is not None
+        # Those who serve would pay for each new try.
+        assert served.service._keeper._look_s == rank_keeper.LONGEST_LOOK_S
+
+
+async def test_nobody_gives_way_to_more_ranks_while_it_is_not_known_whether_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
+    async with in_two_seats() as served:
+        served.groups.room = lambda: [0]
+        served.groups.made[0].fail()
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        served.groups.room = lambda: None
+        await asyncio.sleep(0.1)
+        assert len(served.groups.made) == 2 and served.service.readiness().ready
+        served.groups.made[1].fail()  # but after a failure it is worth a try
+        assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
+        assert served.groups.seats_opened == [[0, 1], [0], [0]]
+
+
+async def test_a_failed_try_with_more_ranks_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
+    monkeypatch.setattr(rank_keeper, "RETRY_AFTER_S", 0.001)
+    async with in_two_seats() as served:
+        stream = served.ask([1, 5], 60)
+        await anext(stream)
+
+        def broken() -> FakeGroup:
+            group = Group(steady)
+            if len(served.groups.seats_opened) == 3:
+                group.start_error = RankFailure("rank 1 died while loading", rank=1)
+            return group
+
+        served.groups.make = broken
+        served.groups.room = lambda: [0] if len(served.groups.made) == 1 else [0, 1]
+        served.groups.made[0].fail()
+        assert (await read(stream))[-5:] == continuation([1, 5], 60, steady)[-5:]
+        while len(served.groups.made) < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert served.groups.seats_opened == [[0, 1], [0], [0, 1], [0], [0, 1]]

@@ -1,0 +1,185 @@
+"""A replica's engine from start to end, over a group without ranks; and the arguments it is given."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.args import PROJECT_ROOT, ServerArgs, resolve
+from deployments.engine.service import LlamaService
+from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, TokenizerError
+from llama_core.scheduling.request import SamplingParams
+from tests.conftest import GOLDEN
+from tests.support.fake_rank_group import FakeGroup, FakeGroups, continuation
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+def args(**changes: Any) -> ServerArgs:
+    return ServerArgs(**{"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 64, "max_batch_size": 4} | changes)
+
+
+def service(
+    group: Callable[[], FakeGroup] | FakeGroup, failures: list[LlamaError] | None = None, **changes: Any
+) -> LlamaService:
+    record = failures.append if failures is not None else lambda error: None
+    open_group = group if callable(group) else lambda: group
+    return LlamaService(args(**changes), lambda: FakeGroups(open_group), on_failure=record)
+
+
+async def tokens_of(engine: LlamaService, prompt: list[int]) -> list[int]:
+    return [token async for delta in engine.submit(prompt, GREEDY) for token in delta.tokens]
+
+
+async def test_it_says_loading_then_ready_then_draining_and_serves_in_between() -> None:
+    group = FakeGroup()
+    group.go.clear()
+    engine = service(group)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0)
+    assert engine.live() and engine.readiness().phase == "loading" and not engine.readiness().ready
+    with pytest.raises(NotReady) as refused:
+        engine.submit([1, 5], GREEDY)
+    assert refused.value.retry_after_s >= 1
+    group.go.set()
+    await starting
+    assert engine.readiness().ready and engine.live()
+    assert await tokens_of(engine, [1, 5]) == continuation([1, 5], 8)
+    await engine.drain()
+    assert engine.readiness().phase == "draining" and engine.live()
+    with pytest.raises(NotReady):
+        engine.submit([1, 5], GREEDY)
+    await engine.stop()
+    assert group.stopped
+
+
+async def test_a_failed_start_says_why_and_is_not_live() -> None:
+    group = FakeGroup()
+    group.start_error = CheckpointError("consolidated.01.pth: damaged")
+    engine = service(group)
+    with pytest.raises(CheckpointError):
+        await engine.start()
+    assert not engine.live()
+    assert engine.readiness().phase == "failed" and "consolidated.01.pth" in engine.readiness().detail
+    with pytest.raises(NotReady, match="damaged"):
+        engine.submit([1, 5], GREEDY)
+    await engine.stop()
+
+
+async def test_whatever_keeps_the_ranks_from_starting_is_a_failure_not_loading_for_ever() -> None:
+    class Broken(FakeGroup):
+        async def start(self) -> Any:
+            raise OSError("AF_UNIX path too long")
+
+    engine = service(Broken)
+    with pytest.raises(OSError, match="AF_UNIX"):
+        await engine.start()
+    assert not engine.live() and "AF_UNIX path too long" in engine.readiness().detail
+    await engine.stop()
+
+
+async def test_stopping_ends_live_streams_with_an_error_not_with_silence() -> None:
+    group = FakeGroup(step_s=0.01, token=lambda tokens: 5)
+    engine = service(group, drain_timeout_s=0.02)
+    await engine.start()
+    stream = engine.submit([1, 5], SamplingParams(max_tokens=50))
+    await anext(stream)
+    await engine.drain()
+    await engine.stop()
+    with pytest.raises(NotReady):
+        async for _ in stream:
+            pass
+
+
+async def test_the_description_counts_what_is_in_use() -> None:
+    group = FakeGroup(token=lambda tokens: 5, step_s=0.005)
+    engine = service(group)
+    await engine.start()
+    streams = [engine.submit([1, 5], GREEDY) for _ in range(6)]
+    await anext(streams[0])
+    seen = engine.describe()
+    assert (seen["requests_running"], seen["requests_waiting"], seen["blocks_total"]) == (4, 2, 64)
+    assert seen["blocks_used"] == 4 and seen["world_size"] == 2 and seen["model"] == "llama-demo"
+    await engine.stop()
+
+
+def test_a_start_that_cannot_succeed_is_refused_before_any_rank_exists(tmp_path: Path) -> None:
+    def no_group() -> FakeGroup:
+        raise AssertionError("a rank was started")
+
+    for name, error in (
+        ("tokenizer.model", TokenizerError), ("params.json", ConfigError), ("consolidated.00.pth", CheckpointError),
+    ):  # fmt: skip
+        broken = tmp_path / name
+        shutil.copytree(GOLDEN / "mp2", broken)
+        (broken / name).write_bytes(b"rubbish")
+        with pytest.raises(error, match=name):
+            service(no_group, ckpt_dir=str(broken))
+        (broken / name).unlink()
+        with pytest.raises(LlamaError, match=name):
+            service(no_group, ckpt_dir=str(broken), model_parallel_size=1)
+    for shards, name in (((0, 0), "01.pth: holds"), ((1, 0), "00.pth: holds shard consolidated.01")):
+        broken = tmp_path / name[:2] / str(shards[0])
+        shutil.copytree(GOLDEN / "mp2", broken)
+        for i, shard in enumerate(shards):
+            shutil.copyfile(GOLDEN / "mp2" / f"consolidated.{shard:02d}.pth", broken / f"consolidated.{i:02d}.pth")
+        with pytest.raises(CheckpointError, match=name):
+            service(no_group, ckpt_dir=str(broken))
+    with pytest.raises(ConfigError, match="model_parallel_size 4 does not divide n_kv_heads"):
+        service(no_group, model_parallel_size=4)
+
+
+# Arguments.
+
+
+def test_a_misspelt_and_an_ill_typed_argument_are_named() -> None:
+    for changes in (
+        {"max_batchsize": 4},
+        {"max_batch_size": "many"},
+        {"max_seq_len": 0},
+        {"device": "tpu"},
+        {"max_queue": True},
+    ):
+        with pytest.raises(ValidationError) as caught:
+            args(**changes)
+        assert next(iter(changes)) in str(caught.value)
+
+
+def test_sizes_may_have_suffixes_and_command_line_strings_are_numbers() -> None:
+    given = args(max_seq_len="8k", kv_cache_bytes="1Gi", max_batch_size="16", cpus_per_rank="0.5")
+    assert (given.max_seq_len, given.kv_cache_bytes, given.max_batch_size, given.cpus_per_rank) == (
+        8000,
+        2**30,
+        16,
+        0.5,
+    )
+    assert args(kv_cache_bytes="512MiB").kv_cache_bytes == 512 * 2**20
+
+
+def test_settings_come_from_the_environment_and_explicit_arguments_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_MODEL_ID", "from-environment")
+    monkeypatch.setenv("LLAMA_MAX_BATCH_SIZE", "7")
+    assert ServerArgs().model_id == "from-environment" and ServerArgs().max_batch_size == 7
+    assert ServerArgs(max_batch_size=3).max_batch_size == 3
+    monkeypatch.setenv("LLAMA_MAX_QUEUE", "lots")
+    with pytest.raises(ValidationError, match="max_queue"):
+        ServerArgs()
+
+
+def test_ranks_are_as_many_as_shards_unless_told(tmp_path: Path) -> None:
+    assert args().num_ranks() == 2
+    assert args(model_parallel_size=1).num_ranks() == 1
+    with pytest.raises(CheckpointError, match="no such directory"):
+        args(ckpt_dir=str(tmp_path / "nowhere")).num_ranks()
+
+
+def test_the_embedded_model_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve("demo") == PROJECT_ROOT / "demo"
+    (tmp_path / "demo").mkdir()
+    assert resolve("demo") == tmp_path / "demo"
+    assert resolve("/somewhere") == Path("/somewhere")

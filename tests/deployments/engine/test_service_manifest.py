@@ -1,0 +1,109 @@
+"""SHA256SUMS as a server meets it: read before any rank exists, sent to the ranks, and remembered when they are replaced."""
+
+import asyncio
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.driver.rank_group import GroupInfo
+from deployments.args import ServerArgs
+from deployments.engine.service import LlamaService
+from llama_core.checkpoint.manifest import FILE_NAME
+from llama_core.config import EngineConfig
+from llama_core.errors import CheckpointError
+from tests.conftest import GOLDEN
+from tests.support.fake_rank_group import FakeGroup, FakeGroups
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    copy = shutil.copytree(GOLDEN / "mp2", tmp_path / "mp2")
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(copy.iterdir())]
+    (copy / FILE_NAME).write_text("".join(lines))
+    return copy
+
+
+def args(checkpoint: Path, **changes: Any) -> ServerArgs:
+    return ServerArgs(ckpt_dir=str(checkpoint), max_seq_len=64, max_batch_size=4, **changes)
+
+
+def no_groups() -> FakeGroups:
+    raise AssertionError("a rank was started")
+
+
+def test_the_ranks_are_told_what_the_files_must_be(checkpoint: Path) -> None:
+    manifest = LlamaService(args(checkpoint), no_groups).config.manifest
+    assert manifest is not None and manifest.path == str(checkpoint / FILE_NAME)
+    assert len(manifest.digests) == 4
+    (checkpoint / FILE_NAME).unlink()
+    assert LlamaService(args(checkpoint), no_groups).config.manifest is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "params.json"])
+def test_what_the_replica_reads_itself_is_checked_before_it_is_read(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).write_bytes(b"rubbish")
+    with pytest.raises(CheckpointError, match=rf"{name}: its SHA-256 is"):
+        LlamaService(args(checkpoint), no_groups)
+
+
+def test_a_shard_without_an_entry_stops_the_start_before_any_rank_exists(checkpoint: Path) -> None:
+    text = (checkpoint / FILE_NAME).read_text()
+    (checkpoint / FILE_NAME).write_text(text.replace("consolidated.01.pth", "consolidated.01.bak"))
+    with pytest.raises(CheckpointError, match=r"consolidated\.01\.pth: .* has no entry for it"):
+        LlamaService(args(checkpoint), no_groups)
+
+
+def test_a_manifest_that_is_configured_must_be_there(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_SHA256_MANIFEST", str(tmp_path / "trusted"))
+    with pytest.raises(CheckpointError, match="trusted: cannot be read") as caught:
+        LlamaService(args(checkpoint), no_groups)
+    assert caught.value.param == "sha256_manifest"
+    (checkpoint / FILE_NAME).rename(tmp_path / "trusted")
+    assert LlamaService(args(checkpoint), no_groups).config.manifest is not None
+
+
+class Loaded:
+    """What a rank reports, as far as this is about."""
+
+    files_id = 4711
+
+    @property
+    def load(self) -> "Loaded":
+        return self
+
+
+class Group(FakeGroup):
+    async def start(self) -> GroupInfo:
+        info = await super().start()
+        return GroupInfo(info.epoch, info.num_blocks, (Loaded(), Loaded()))  # type: ignore[arg-type]
+
+
+class Groups(FakeGroups):
+    def __init__(self) -> None:
+        super().__init__(Group)
+        self.configs: list[EngineConfig] = []
+        self.opened_again = asyncio.Event()
+
+    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> FakeGroup:
+        self.configs.append(config)
+        if len(self.configs) > 1:
+            self.opened_again.set()
+        return super().open(config, epoch, num_blocks, seats)
+
+
+async def test_ranks_that_take_others_places_know_what_was_checked(checkpoint: Path) -> None:
+    groups = Groups()
+    service = LlamaService(args(checkpoint), lambda: groups)
+    await service.start()
+    groups.made[0].fail()
+    await groups.opened_again.wait()
+    first, second = groups.configs
+    assert first.manifest is not None and first.manifest == second.manifest
+    assert (first.checked, second.checked) == (frozenset(), frozenset({4711}))
+    await service.stop()

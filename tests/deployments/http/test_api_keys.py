@@ -1,0 +1,196 @@
+"""Keys: who has one may ask, who has none is told so on every route but those of probes."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments import api_keys
+from deployments.api_keys import ApiKeys, digests_of
+from deployments.args import ServerArgs
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from llama_core.errors import ConfigError
+from tests.support.scripted_engine import MODEL_ID, FakeEngine
+
+COMPLETION = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 3}
+
+
+def http(keys: ApiKeys) -> httpx.AsyncClient:
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False), keys=keys)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+ROUTES = [
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", f"/v1/models/{MODEL_ID}"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
+    ("GET", "/metrics"),
+    ("GET", "/props"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+    ("GET", "/"),
+    ("GET", "/nowhere"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer " + "k" * 10_000},
+        {"Authorization": "Basic not/base64!"},
+        {"x-api-key": "secret-1 "},
+    ],
+    ids=["none", "wrong", "empty", "long", "garbled", "nearly"],
+)
+async def test_every_route_but_the_probes_wants_a_key(method: str, path: str, headers: dict[str, str]) -> None:
+    async with http(ApiKeys(digests_of("secret-1x,secret-2"))) as client:
+        answer = await client.request(method, path, headers=headers, json=COMPLETION if method == "POST" else None)
+    assert answer.status_code == 401
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
+    assert "secret" not in answer.text
+    assert answer.headers["www-authenticate"].startswith("Basic" if path == "/" else "Bearer")
+
+
+async def test_no_route_is_left_out() -> None:
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False))
+    paths = {getattr(route, "path", "") for route in app.router.routes}
+    listed = {path for _, path in ROUTES} | {"/v1/models/{model_id:path}", *api_keys.OPEN_PATHS}
+    assert paths - {"/docs/oauth2-redirect", "/redoc"} <= listed
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer secret-2"},
+        {"Authorization": "bearer  secret-2"},
+        {"x-api-key": "secret-2"},
+        {"Authorization": "Basic dXNlcjpzZWNyZXQtMg=="},
+    ],
+    ids=["bearer", "spaces", "x-api-key", "basic"],
+)
+async def test_who_has_a_key_may_ask(headers: dict[str, str]) -> None:
+    async with http(ApiKeys(digests_of(" secret-1 , secret-2,"))) as client:
+        assert (await client.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
+        assert (await client.get("/metrics", headers=headers)).status_code == 200
+
+
+async def test_probes_need_none_and_without_keys_nobody_does() -> None:
+    async with http(ApiKeys(digests_of("secret"))) as client:
+        assert [(await client.get(path)).status_code for path in ("/health", "/ready")] == [200, 200]
+    async with http(ApiKeys()) as client:
+        assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+def test_the_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_keys, "LOOK_EVERY_S", 0.0)
+    file = tmp_path / "keys"
+    file.write_bytes("# of the team\n\n  first \nsecond\nschlüssel\n".encode() + b"\xff\xfe\n")
+    keys = ApiKeys(digests_of("fixed"), file)
+    assert all(keys.owner_of(key.encode()) for key in ("first", "second", "fixed"))
+    assert len({keys.owner_of(key.encode()) for key in ("first", "second", "fixed")}) == 3
+    assert keys.owner_of("schlüssel".encode()) and keys.owner_of(b"\xff\xfe"), "any bytes will do"
+    assert not keys.owner_of(b"# of the team") and not keys.owner_of(b"")
+    file.write_text("second\nthird\n")
+    os.utime(file, ns=(1, 1))
+    assert [bool(keys.owner_of(key.encode())) for key in ("first", "second", "third", "fixed")] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    for change in (lambda: file.write_text("\n"), file.unlink):
+        change()
+        assert [bool(keys.owner_of(key.encode())) for key in ("first", "second")] == [False, True], (
+            "nobody is locked out"
+        )
+
+
+@pytest.mark.parametrize("content", [None, "# nothing\n"], ids=["missing", "empty"])
+def test_a_file_without_keys_stops_the_start(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match="api_key_file"):
+        ApiKeys((), file)
+
+
+def test_keys_of_the_environment_become_digests_where_the_application_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_API_KEYS", "first, second")
+    args = ServerArgs()
+    assert args.api_key_digests == digests_of("first,second") and len(args.api_key_digests) == 2
+    monkeypatch.setenv("LLAMA_API_KEYS", " , ")
+    with pytest.raises(ValueError, match="LLAMA_API_KEYS"):
+        ServerArgs()  # set, but to nothing: not what somebody meant who set it
+    monkeypatch.delenv("LLAMA_API_KEYS")
+    with pytest.raises(ValueError, match="api_key_digests"):
+        ServerArgs(api_key_digests=("a key in plain text",))
+    assert "first" not in args.model_dump_json(), "Serve shows an application's arguments"
+    keys = ApiKeys(args.api_key_digests)
+    assert keys.are_required and keys.owner_of(b"second") and not keys.owner_of(b"third")
+
+
+async def test_keys_share_what_there_is_and_without_keys_users_do() -> None:
+    body = {**COMPLETION, "user": "u" * 100, "priority": 3}
+    engine, keys = FakeEngine(), ApiKeys(digests_of("one,two"))
+    app = build_http_app(engine, Metrics(in_ray=False), keys=keys)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for key in ("one", "two", "one"):
+            await client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+    owners = [owner for owner, _ in engine.owners]
+    assert owners[0] == owners[2] != owners[1] and "one" not in owners[0] and "u" * 10 not in owners[0]
+    engine = FakeEngine()
+    app = build_http_app(engine, Metrics(in_ray=False))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        await client.post("/v1/completions", json=body)
+        await client.post("/v1/completions", json=COMPLETION)
+        refused = await client.post("/v1/completions", json={**COMPLETION, "priority": -1})
+    assert engine.owners == [("u" * 64, 3), ("", 0)] and refused.status_code == 400
+
+
+async def test_refused_keys_are_counted_and_the_log_names_who_asked_but_never_a_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="llama.requests")
+    engine, metrics = FakeEngine(), Metrics(in_ray=False)
+    app = build_http_app(engine, metrics, keys=ApiKeys(digests_of("secret-1")))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for path in ("/v1/completions", "/metrics", "/nobody/knows/1", "/nobody/knows/2"):
+            refused = await client.get(path, headers={"Authorization": "Bearer secret-0", "X-Request-ID": "r1"})
+            assert refused.status_code == 401
+        for body in (COMPLETION, COMPLETION | {"temperature": -1}):
+            await client.post("/v1/completions", json=body, headers={"Authorization": "Bearer secret-1"})
+    text = metrics.render().decode()
+    for path, count in (("/v1/completions", 1.0), ("/metrics", 1.0), ("other", 2.0)):
+        assert f'requests_total{{outcome="invalid_api_key",path="{path}"}} {count}' in text
+    assert 'requests_total{outcome="ok",path="/v1/completions"} 1.0' in text
+    lines = [json.loads(record.getMessage().removeprefix("request ")) for record in caplog.records]
+    assert [(line["outcome"], line.get("owner")) for line in lines] == [
+        *[("invalid_api_key", None)] * 4,
+        ("ok", digests_of("secret-1")[0][:12]),
+        ("invalid_parameter", digests_of("secret-1")[0][:12]),
+    ]
+    assert lines[0]["request_id"] == "r1" and "secret" not in caplog.text and "nobody" not in caplog.text
+
+
+async def test_without_keys_the_log_names_the_user_that_a_request_names(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="llama.requests")
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for user in ({}, {"user": "team\r\nforged"}):
+            await client.post("/v1/completions", json=COMPLETION | user)
+    lines = [record.getMessage() for record in caplog.records if record.name == "llama.requests"]
+    assert [json.loads(line.removeprefix("request ")).get("owner") for line in lines] == [None, "team\r\nforged"]
+    assert not any("\n" in line for line in lines)

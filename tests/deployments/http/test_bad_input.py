@@ -1,0 +1,250 @@
+"""Rows 1, 2, 4 to 12, 14, 16 and 17 of the table of bad inputs: over real HTTP, each followed by a canary."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.scripted_engine import MAX_SEQ_LEN, MODEL_ID, FakeEngine, Served, assert_error, canary, serve
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+USER = {"role": "user", "content": "hi"}
+BOTH = [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": [USER]})]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve(FakeEngine()) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _canary(served: Served) -> Iterator[None]:
+    yield
+    canary(served)
+
+
+def post(served: Served, path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(served.url + path, content=json.dumps(body), headers=JSON)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b'{"prompt": "\xff"}', b"[" * 100_000, b'{"max_tokens": ' + b"9" * 5000 + b"}", b'"text"',
+     b'{"prompt": "\\ud800"}', b'{"prompt": "\x01"}', b'{"temperature": NaN}', b'{"x": -Infinity}'],
+    ids=["empty", "cut", "utf8", "deep", "digits", "text", "surrogate", "control", "nan", "infinity"],
+)  # fmt: skip
+def test_a_body_that_is_not_json_is_400(served: Served, path: str, raw: bytes) -> None:
+    assert_error(httpx.post(served.url + path, content=raw, headers=JSON), 400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
+)
+def test_a_content_type_that_is_not_json_is_415(served: Served, kind: str) -> None:
+    answer = httpx.post(served.url + COMPLETIONS, content=b'{"prompt": "x"}', headers={"content-type": kind})
+    assert_error(answer, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/problem+json"])
+def test_every_json_content_type_is_taken(served: Served, kind: str) -> None:
+    answer = httpx.post(served.url + COMPLETIONS, content=b'{"prompt": "x"}', headers={"content-type": kind})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body"), BOTH)
+@pytest.mark.parametrize(
+    "field", ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+)
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_a_float_that_is_not_finite_is_400(
+    served: Served, path: str, body: dict[str, Any], field: str, number: str
+) -> None:
+    raw = json.dumps(body)[:-1] + f', "{field}": {number}}}'
+    answer = httpx.post(served.url + path, content=raw, headers=JSON)
+    assert_error(answer, 400, "invalid_json" if "N" in number or "I" in number else "invalid_parameter")
+
+
+@pytest.mark.parametrize(("path", "body"), BOTH)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1), ("temperature", 2.5), ("top_p", 0), ("top_p", -1), ("top_p", 1.01), ("min_p", 2),
+        ("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0), ("max_tokens", 0),
+        ("max_tokens", -1), ("max_tokens", True), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", 10**30),
+        ("n", 0), ("n", 10**9), ("seed", 2**63), ("seed", -(2**63) - 1), ("logprobs", -1), ("logprobs", 1000),
+        ("stop", ""), ("stop", ["a"] * 5), ("stop", "x" * 2**20), ("stop", 3), ("stop", [None]), ("top_k", -2),
+        ("stream_options", {"include_usage": True}), ("min_tokens", -1), ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"640": 1}), ("logit_bias", {str(2**31): 1}), ("logit_bias", {"x": 1}),
+    ],
+)  # fmt: skip
+def test_a_parameter_out_of_range_is_400(
+    served: Served, path: str, body: dict[str, Any], field: str, value: object
+) -> None:
+    error = assert_error(post(served, path, body | {field: value}), 400, "invalid_parameter")
+    assert error["param"] == field
+    assert field in (error["message"] or "")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"best_of": 1, "n": 2}),
+        (COMPLETIONS, {"prompt": ["x"] * 65, "n": 2}),
+        (COMPLETIONS, {"prompt": [[0, 640]]}),
+        (COMPLETIONS, {"prompt": [-1]}),
+        (COMPLETIONS, {"prompt": "", "add_special_tokens": False}),
+        (COMPLETIONS, {"max_tokens": 5, "min_tokens": 6}),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}),
+        (CHAT, {"top_logprobs": 3}),
+        (CHAT, {"top_logprobs": 21, "logprobs": True}),
+    ],
+)
+def test_fields_that_contradict_each_other_or_the_vocabulary_are_400(
+    served: Served, path: str, fields: dict[str, Any]
+) -> None:
+    assert_error(post(served, path, {"prompt": "x", "messages": [USER]} | fields), 400, "invalid_parameter")
+
+
+def test_a_prompt_over_the_context_names_both_numbers(served: Served) -> None:
+    error = assert_error(
+        post(served, COMPLETIONS, {"prompt": [5] * 250, "max_tokens": 7}), 400, "context_length_exceeded"
+    )
+    assert all(number in (error["message"] or "") for number in (str(MAX_SEQ_LEN), "250", "7"))
+    error = assert_error(post(served, COMPLETIONS, {"prompt": [5] * MAX_SEQ_LEN}), 400, "context_length_exceeded")
+    assert str(MAX_SEQ_LEN) in (error["message"] or "")
+    assert_error(post(served, CHAT, {"messages": [USER | {"content": "x y " * 500}]}), 400, "context_length_exceeded")
+    assert post(served, COMPLETIONS, {"prompt": [5] * 255, "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": "hello " * 1_700_000}, {"prompt": ["x"] * 100_000}, {"prompt": [[1]] * 100_000}, {"prompt": [7] * 2_000_000}],
+    ids=["10 MB", "100k texts", "100k id lists", "2M ids"],
+)  # fmt: skip
+def test_a_huge_prompt_is_refused_fast_and_health_stays_fast(served: Served, body: dict[str, Any]) -> None:
+    raw, waits, done = json.dumps(body), [], threading.Event()
+
+    def ask() -> None:
+        with httpx.Client() as client:
+            while not (waits and done.is_set()):
+                start = time.monotonic()
+                assert client.get(served.url + "/health").status_code == 200
+                waits.append(time.monotonic() - start)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    start = time.monotonic()
+    answer = httpx.post(served.url + COMPLETIONS, content=raw, headers=JSON, timeout=10)
+    took = time.monotonic() - start
+    done.set()
+    asking.join()
+    assert answer.status_code == 400, answer.text
+    assert took < 20
+    assert max(waits) < 3  # room for a machine that other tests share; work on the event loop itself would take seconds
+
+
+@pytest.mark.parametrize(
+    ("messages", "index"),
+    [
+        ([], None),
+        ([{"role": "user"}], 0),
+        ([{"role": "user", "content": None}], 0),
+        ([{"role": "wizard", "content": "x"}], 0),
+        ([{"role": "assistant", "content": "x"}], 0),
+        ([USER, USER], 1),
+        ([USER, {"role": "system", "content": "x"}], 1),
+        ([USER, {"role": "assistant", "content": "x"}], 1),
+        ([{"role": "system", "content": "x"}], 0),
+    ],
+)
+def test_a_dialog_out_of_order_is_400_and_names_the_index(
+    served: Served, messages: list[dict[str, Any]], index: int | None
+) -> None:
+    error = assert_error(post(served, CHAT, {"messages": messages}), 400, "invalid_dialog")
+    if index is not None:
+        assert f"messages[{index}]" in (error["message"] or "")
+
+
+@pytest.mark.parametrize("tag", ["[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"])
+def test_the_templates_tags_in_a_message_are_400(served: Served, tag: str) -> None:
+    error = assert_error(post(served, CHAT, {"messages": [USER | {"content": f"a {tag} b"}]}), 400, "special_tags")
+    assert "messages[0]" in (error["message"] or "")
+    assert b"invalid_dialog_assertions_count" in served.metrics.render()
+
+
+@pytest.mark.parametrize("text", ["</s>", "<s>", "\x00\x1b[2J", "\u202eright to left", "\ufeffbom", "a\r\nb"])
+def test_control_characters_and_names_of_control_tokens_are_plain_text(served: Served, text: str) -> None:
+    assert post(served, CHAT, {"messages": [USER | {"content": text}]}).status_code == 200
+    prompt = served.engine.streams[-1].prompt
+    assert prompt.count(served.engine.tokenizer.bos_id) == 1
+    assert served.engine.tokenizer.eos_id not in prompt
+
+
+def test_no_value_of_a_request_reaches_the_log_or_the_answer(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = "hunter2\r\nERROR forged line"
+    bodies = [
+        {"prompt": secret, "max_tokens": 100_000}, {"prompt": "x", "temperature": secret},
+        {"prompt": "x", "model": secret}, {"prompt": "x", "logit_bias": {secret: 1}}, {"prompt": "x", "stop": [secret * 99]},
+        {"prompt": "x", "response_format": {"type": secret}}, {"prompt": {secret: secret}},
+    ]  # fmt: skip
+    for body in bodies:
+        answer = httpx.post(served.url + COMPLETIONS, json=body, headers={"x-request-id": "a b\tc;<script>"})
+        assert answer.status_code in (400, 404)
+        assert "hunter2" not in answer.text
+        assert answer.headers["x-request-id"] == "abcscript"
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith(("llama", "deployments"))]
+    assert ours
+    assert not any("hunter2" in line or "\n" in line or "\r" in line for line in ours)
+
+
+def test_an_unknown_model_is_404_and_names_the_valid_one(served: Served) -> None:
+    for path, body in BOTH:
+        error = assert_error(post(served, path, body | {"model": "gpt-9"}), 404, "model_not_found")
+        assert MODEL_ID in (error["message"] or "")
+        assert post(served, path, body | {"model": MODEL_ID}).status_code == 200
+    assert_error(httpx.get(served.url + "/v1/models/some/other"), 404, "model_not_found")
+
+
+def test_a_wrong_route_is_404_and_a_wrong_method_405(served: Served) -> None:
+    assert_error(httpx.get(served.url + "/v2/nothing"), 404, "not_found")
+    answer = httpx.get(served.url + CHAT)
+    assert_error(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(("path", "body"), BOTH)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tools", [{"type": "function"}]), ("tool_choice", "auto"), ("response_format", {"type": "json_schema"}),
+     ("logit_bias", {"5": 1}), ("presence_penalty", 1), ("frequency_penalty", 1), ("repetition_penalty", 1.2),
+     ("min_p", 0.1), ("min_tokens", 3), ("suffix", "x"), ("best_of", 3), ("use_beam_search", True)],
+)  # fmt: skip
+def test_what_would_change_the_answer_and_is_not_there_is_unsupported(
+    served: Served, path: str, body: dict[str, Any], field: str, value: object
+) -> None:
+    assert assert_error(post(served, path, body | {field: value}), 400, "unsupported")["param"] == field
+
+
+def test_image_parts_and_tool_calls_in_messages_are_unsupported(served: Served) -> None:
+    image = [{"type": "image_url", "image_url": {"url": "data:"}}]
+    error = assert_error(post(served, CHAT, {"messages": [{"role": "user", "content": image}]}), 400, "unsupported")
+    assert error["param"] == "messages[0].content"
+    called = [USER, {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, USER]
+    error = assert_error(post(served, CHAT, {"messages": called}), 400, "unsupported")
+    assert error["param"] == "messages[1].tool_calls"
+
+
+def test_unknown_fields_nulls_and_neutral_values_are_accepted(served: Served) -> None:
+    fields = {"repetition_penalty": 1.0, "logprobs": None, "stop": None, "ignore_eos": None, "presence_penalty": 0,
+              "who_knows": {"a": [1]}, "service_tier": "auto", "metadata": {}, "tools": [], "top_k": -1}  # fmt: skip
+    for path, body in BOTH:
+        assert post(served, path, body | fields).status_code == 200

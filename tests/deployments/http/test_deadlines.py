@@ -1,0 +1,66 @@
+"""How long a request may take: as its header asks and the server allows. What it had taken is free when the time is over."""
+
+import asyncio
+import time
+
+import httpx
+import pytest
+
+from deployments.engine.metrics import Metrics
+from deployments.http.app import HttpLimits, build_http_app
+from deployments.serve_headers import TIMEOUT_HEADER
+from tests.support.scripted_engine import MODEL_ID, FakeEngine
+
+BODY = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 200, "ignore_eos": True}
+
+
+def http(engine: FakeEngine, limits: HttpLimits | None = None) -> httpx.AsyncClient:
+    app = build_http_app(engine, Metrics(in_ray=False), limits)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+@pytest.mark.parametrize("where", ["header", "server", "both"])
+async def test_an_answer_that_takes_too_long_is_ended_with_504(where: str) -> None:
+    engine = FakeEngine(step_s=0.2)
+    limits = HttpLimits(request_timeout_s={"header": None, "server": 0.1, "both": 0.1}[where])
+    headers = {} if where == "server" else {TIMEOUT_HEADER: "0.1" if where == "header" else "50"}
+    begin = time.monotonic()
+    async with http(engine, limits) as client:
+        answer = await client.post("/v1/completions", json=BODY, headers=headers)
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline_exceeded" and "0.1 s" in answer.json()["error"]["message"]
+    assert time.monotonic() - begin < 20
+    assert engine.num_open == 0 and all(stream.cancelled for stream in engine.streams)
+
+
+async def test_a_stream_gets_an_error_event_and_no_done() -> None:
+    engine = FakeEngine(step_s=0.01)
+    async with http(engine) as client:
+        answer = await client.post("/v1/completions", json={**BODY, "stream": True}, headers={TIMEOUT_HEADER: "1"})
+    assert answer.status_code == 200
+    events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert len(events) > 2 and "deadline_exceeded" in events[-1] and "[DONE]" not in answer.text
+    assert engine.num_open == 0
+
+
+async def test_a_request_that_waits_in_line_is_ended_too() -> None:
+    engine = FakeEngine()
+    engine.hold = asyncio.Event()
+    async with http(engine) as client:
+        answer = await client.post("/v1/completions", json=BODY, headers={TIMEOUT_HEADER: "0.05"})
+    assert answer.status_code == 504 and engine.num_open == 0
+
+
+async def test_an_answer_in_time_is_not_touched() -> None:
+    async with http(FakeEngine()) as client:
+        answer = await client.post("/v1/completions", json=BODY, headers={TIMEOUT_HEADER: "30"})
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 200
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
+async def test_a_limit_that_is_none_is_refused(value: str) -> None:
+    engine = FakeEngine()
+    async with http(engine) as client:
+        answer = await client.post("/v1/completions", json=BODY, headers={TIMEOUT_HEADER: value})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == TIMEOUT_HEADER
+    assert not engine.streams

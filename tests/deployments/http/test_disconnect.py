@@ -1,0 +1,77 @@
+"""Work that ends because its client is gone: with one clear error, and only when it was that."""
+
+import asyncio
+
+import pytest
+from starlette.types import Message
+
+from deployments.http.disconnect import Interruption, while_connected
+from llama_core.errors import RequestCancelled
+
+
+class Client:
+    """What `receive` says of a client: nothing until it leaves."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+async def work_for(client: Client) -> None:
+    async with while_connected(client.receive):
+        await asyncio.sleep(10)
+
+
+async def test_a_client_that_leaves_ends_the_work() -> None:
+    client = Client()
+    working = asyncio.create_task(work_for(client))
+    await asyncio.sleep(0)
+    client.left.set()
+    with pytest.raises(RequestCancelled):
+        await working
+    assert working.cancelling() == 0
+
+
+async def test_work_that_is_done_is_not_cancelled_by_what_comes_later() -> None:
+    client = Client()
+    async with while_connected(client.receive) as ending:
+        await asyncio.sleep(0)
+    client.left.set()
+    await asyncio.sleep(0.01)
+    assert len(asyncio.all_tasks()) == 1, "nobody watches any more"
+    del ending
+
+
+@pytest.mark.parametrize("leaves_too", [False, True])
+async def test_being_cancelled_by_somebody_else_stays_that(leaves_too: bool) -> None:
+    client = Client()
+    working = asyncio.create_task(work_for(client))
+    await asyncio.sleep(0)
+    if leaves_too:
+        client.left.set()
+        await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert working.cancelled()
+
+
+async def test_an_error_of_the_work_itself_is_passed_on() -> None:
+    with pytest.raises(ValueError, match="of its own"):
+        async with while_connected(Client().receive):
+            raise ValueError("of its own")
+
+
+async def test_the_first_reason_counts() -> None:
+    async def work() -> None:
+        with Interruption() as ending:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(ending.interrupt, TimeoutError("too slow"))
+            loop.call_soon(ending.interrupt, RequestCancelled("left"))
+            await asyncio.sleep(10)
+
+    with pytest.raises(TimeoutError, match="too slow"):
+        await asyncio.create_task(work())

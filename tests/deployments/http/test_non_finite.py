@@ -1,0 +1,41 @@
+"""NaN while it serves: over HTTP that request gets 500 and is counted, its neighbours get their own text."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.args import ServerArgs
+from deployments.engine.metrics import Metrics
+from deployments.engine.service import LlamaService
+from deployments.http.app import build_http_app
+from tests.conftest import GOLDEN
+from tests.support.fake_rank_group import FakeGroup, FakeGroups
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_request_whose_logits_are_not_finite_gets_500_and_is_counted_and_no_other(stream: bool) -> None:
+    group = FakeGroup(token=lambda tokens: 5, step_s=0.001)
+    metrics = Metrics(in_ray=False)
+    args = ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_seq_len=64, max_batch_size=4)
+    service = LlamaService(args, lambda: FakeGroups(lambda: group), on_step=metrics.on_step)
+    await service.start()
+    transport = httpx.ASGITransport(build_http_app(service, metrics))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+
+        async def ask(prompt: list[int]) -> httpx.Response:
+            body: dict[str, Any] = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": stream}
+            return await client.post("/v1/completions", json=body)
+
+        group.ranks.non_finite_at = (0, 2)  # the first token of whoever has slot 0
+        answers = await asyncio.gather(*(ask([1, 3 + i]) for i in range(3)))
+        failed = [answer for answer in answers if answer.status_code == 500]
+        assert len(failed) == 1 and failed[0].json()["error"]["code"] == "non_finite_logits"
+        assert [answer.status_code for answer in answers if answer not in failed] == [200, 200]
+        group.ranks.non_finite_at = None
+        assert (await ask([1, 9])).status_code == 200, "what it left in its slot does no harm"
+        figures = (await client.get("/metrics")).text
+    assert "\nnon_finite_logits_count 1.0\n" in figures
+    assert service.describe()["blocks_used"] == 0 and service.live()
+    await service.stop()

@@ -1,0 +1,197 @@
+"""The chat page: self-contained, locked down, and used here by a real browser where one is installed."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.engine.interface import Readiness
+from deployments.http.playground import PAGE
+from llama_core.errors import NonFiniteLogits
+from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, canary, eventually, serve
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve(FakeEngine("A fox <b>and</b> a duck 🦆 met.", step_s=0.001)) as running:
+        yield running
+
+
+def test_the_page_is_served_at_the_root_and_asks_nothing_of_other_hosts(served: Served) -> None:
+    answer = httpx.get(served.url)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert not re.findall(r"""(?:src|href|url|from)\s*[=(]\s*["']?(?:https?:)?//""", answer.text)
+    assert "innerHTML" not in answer.text
+    assert "insertAdjacentHTML" not in answer.text
+    assert len(PAGE.read_bytes()) < 24_000
+
+
+def test_only_the_pages_own_script_and_style_may_run(served: Served) -> None:
+    policy = httpx.get(served.url).headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert policy.count("sha256-") == 2
+    assert not re.search(r"\s(?:on\w+|style)=", PAGE.read_text().partition("<script>")[0].partition("</style>")[2])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Any, served: Served) -> Iterator[Any]:
+    """The page, opened. Afterwards nothing may have been logged as an error or blocked by the policy."""
+    opened = browser.new_page()
+    opened.set_default_timeout(30_000)
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("console", lambda message: message.type == "error" and problems.append(message.text))
+    opened.on("request", lambda request: request.url.startswith(served.url) or problems.append(request.url))
+    opened.goto(served.url)
+    yield opened
+    opened.close()
+    assert not [problem for problem in problems if "status of" not in problem]  # an answer that is not 2xx, on purpose
+    served.engine.fail_at = None
+    served.engine.step_s = 0
+    canary(served)
+
+
+def until(page: Any, condition: str) -> None:
+    """Playwright's own wait_for_function evaluates a string inside the page, which the policy rightly forbids."""
+    eventually(lambda: bool(page.evaluate(condition)))
+
+
+def ask(page: Any, text: str) -> None:
+    page.fill("#input", text)
+    page.press("#input", "Enter")
+
+
+def test_a_chat_streams_into_the_page_as_text_never_as_markup(page: Any, served: Served) -> None:
+    until(page, f"document.getElementById('model').textContent === '{MODEL_ID}'")
+    ask(page, "Tell me <i>a story</i>")
+    page.wait_for_selector(".again")
+    assert page.text_content(".user .text") == "Tell me <i>a story</i>"
+    assert page.text_content(".assistant .text") == served.engine.answer
+    assert page.query_selector("#log b, #log i") is None
+    assert re.search(r"\d+ tokens · [\d.]+ tokens/s", page.text_content(".meta"))
+    assert re.fullmatch(r"\d+ / 256 tokens", page.text_content("#used"))
+    assert page.evaluate("document.activeElement.id") == "input"
+
+
+def test_shift_enter_breaks_the_line_and_an_empty_message_is_not_sent(page: Any, served: Served) -> None:
+    page.press("#input", "Enter")
+    page.type("#input", "one")
+    page.press("#input", "Shift+Enter")
+    page.type("#input", "two")
+    page.press("#input", "Enter")
+    page.wait_for_selector(".again")
+    assert page.text_content(".user .text") == "one\ntwo"
+    assert len(served.engine.streams) == 1
+
+
+def test_escape_and_the_stop_button_stop_the_answer_and_its_sequence(page: Any, served: Served) -> None:
+    served.engine.step_s = 0.05
+    for stop in (lambda: page.press("body", "Escape"), lambda: page.click("#stop")):
+        ask(page, "Go on")
+        until(page, "document.querySelector('.busy .text')?.textContent.length > 2")
+        stop()
+        page.wait_for_selector("text=stopped")
+        eventually(lambda: served.engine.num_open == 0)
+        assert served.engine.streams[-1].cancelled
+        page.click("#clear")
+
+
+def test_regenerate_asks_the_same_again_and_clear_begins_anew(page: Any, served: Served) -> None:
+    ask(page, "Who are you?")
+    page.click(".again")
+    until(page, "!document.querySelector('.busy') && document.querySelector('.again')")
+    first, second = served.engine.streams
+    assert first.prompt == second.prompt
+    assert first.params.seed != second.params.seed
+    assert page.locator(".turn").count() == 2
+    ask(page, "And you?")
+    until(page, "document.querySelectorAll('.turn').length === 4 && !document.querySelector('.busy')")
+    page.click("#clear")
+    assert page.locator(".turn").count() == 0
+    assert page.is_visible("#empty")
+
+
+def test_settings_reach_the_server_and_outlive_a_reload(page: Any, served: Served) -> None:
+    page.click("#open-settings")
+    page.fill("#system", "Be brief.")
+    page.fill("#temperature", "0")
+    page.fill("#top_p", "0.5")
+    page.fill("#max_tokens", "5")
+    page.press("#system", "Escape")
+    page.reload()
+    ask(page, "hi")
+    page.wait_for_selector("text=cut off at the token limit")
+    params = served.engine.streams[-1].params
+    assert (params.temperature, params.top_p, params.max_tokens) == (0, 0.5, 5)
+    assert "Be brief." in served.engine.tokenizer.decode(served.engine.streams[-1].prompt)
+
+
+def test_errors_are_shown_and_can_be_tried_again(page: Any, served: Served) -> None:
+    served.engine.fail_at = (0, NonFiniteLogits("the model computed NaN for this request"))
+    ask(page, "hi")
+    page.wait_for_selector("text=the model computed NaN")
+    served.engine.fail_at = (3, NonFiniteLogits("NaN in the middle"))
+    page.click("text=Try again")
+    page.wait_for_selector("text=NaN in the middle")
+    served.engine.fail_at = None
+    page.click("text=Regenerate")
+    until(page, "!document.querySelector('.busy') && !document.querySelector('.error')")
+    assert page.text_content(".assistant .text") == served.engine.answer
+
+
+def test_a_message_after_one_that_was_never_answered_keeps_the_roles_in_turn(page: Any, served: Served) -> None:
+    served.engine.fail_at = (0, NonFiniteLogits("NaN"))
+    ask(page, "hi")
+    page.wait_for_selector(".error")
+    served.engine.fail_at = None
+    ask(page, "hello")
+    page.wait_for_selector("text=Regenerate")
+    assert page.locator(".user .text").all_text_contents() == ["hello"]
+
+
+def test_a_server_that_loads_says_so(browser: Any, served: Served) -> None:
+    served.engine.state = Readiness(False, "loading", "the ranks have been starting for 3 s")
+    page = browser.new_page()
+    page.goto(served.url)
+    page.wait_for_selector("text=loading… the ranks have been starting for 3 s")
+    page.close()
+
+
+def test_the_theme_follows_the_system_until_it_is_switched(browser: Any, served: Served) -> None:
+    for scheme, background in (("light", "rgb(250, 249, 247)"), ("dark", "rgb(23, 22, 20)")):
+        page = browser.new_page(color_scheme=scheme)
+        page.goto(served.url)
+        get_background = "getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(get_background) == background
+        page.click("#theme")
+        assert page.evaluate(get_background) != background
+        page.close()
+
+
+def test_the_page_fits_a_phone_and_every_control_has_a_name(browser: Any, served: Served) -> None:
+    page = browser.new_page(viewport={"width": 340, "height": 600})
+    page.goto(served.url)
+    ask(page, "a" * 200)
+    page.wait_for_selector(".again")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 340
+    named = "[...document.querySelectorAll('button, input, textarea')].every("
+    assert page.evaluate(named + "control => control.ariaLabel || control.labels?.length || control.textContent)")
+    page.close()

@@ -1,0 +1,167 @@
+"""Row 3 and the slow body of row 18: caps, declared lengths, chunked bodies and connections that end, through raw sockets."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from deployments.http import request_id as middleware
+from deployments.http.app import HttpLimits
+from deployments.http.request_body import BodyLimits, BodyReader
+from llama_core.errors import QueueFull
+from tests.support.scripted_engine import FakeEngine, Served, canary, serve
+
+CAP = 64 * 1024
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve(FakeEngine(), HttpLimits(body=BodyLimits(max_bytes=CAP, timeout_s=0.5))) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _canary(served: Served) -> Iterator[None]:
+    yield
+    canary(served)
+
+
+def exchange(served: Served, *parts: bytes) -> tuple[int, dict[str, str]]:
+    """Status and error of what comes back for these bytes, which are sent one after the other."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+        for part in parts:
+            connection.sendall(part)
+        received = b""
+        while b"\r\n\r\n" not in received or not received.endswith(b"}"):
+            received += (chunk := connection.recv(65536))
+            if not chunk:
+                break
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def test_a_declared_length_over_the_cap_is_413_before_any_of_it_is_sent(served: Served) -> None:
+    start = time.monotonic()
+    status, error = exchange(served, HEAD + b"Content-Length: %d\r\n\r\n" % (CAP + 1))
+    assert (status, error["code"]) == (413, "body_too_large")
+    assert str(CAP) in error["message"]
+    assert time.monotonic() - start < 0.4
+
+
+def test_a_client_that_sends_its_large_body_all_the_same_reads_the_413(served: Served) -> None:
+    body = b"x" * (4 * CAP)
+    status, error = exchange(served, HEAD + b"Content-Length: %d\r\n\r\n" % len(body), body)
+    assert (status, error["code"]) == (413, "body_too_large")
+
+
+def test_a_chunked_body_over_the_cap_is_413_while_it_is_read(served: Served) -> None:
+    chunk = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
+    status, error = exchange(served, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 5)
+    assert (status, error["code"]) == (413, "body_too_large")
+
+
+def test_a_chunked_body_under_the_cap_is_read(served: Served) -> None:
+    status, error = exchange(
+        served, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b'5\r\n{"max\r\n', b'c\r\n_tokens": 0}\r\n', b"0\r\n\r\n"
+    )
+    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "max_tokens")
+
+
+def test_a_body_at_the_cap_is_read(served: Served) -> None:
+    body = b'{"prompt": 3' + b" " * (CAP - 13) + b"}"
+    status, error = exchange(served, HEAD + b"Content-Length: %d\r\n\r\n" % len(body), body)
+    assert (len(body), status, error["param"]) == (CAP, 400, "prompt")
+
+
+def test_a_body_shorter_than_its_declared_length_is_400_and_names_both(served: Served) -> None:
+    status, error = exchange(served, HEAD + b"Content-Length: 100\r\n\r\n", b'{"prompt": "x"}')
+    assert (status, error["code"]) == (400, "incomplete_body")
+    assert "100" in error["message"]
+    assert "15" in error["message"]
+
+
+def test_a_body_longer_than_its_declared_length_is_400(served: Served) -> None:
+    """Whoever answers: the HTTP parser sees what is too much as a bad next request, before this application can."""
+    body = b'{"prompt": 3}'
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (len(body) - 1) + body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400")
+
+
+def test_a_body_of_one_byte_at_a_time_ends_at_the_deadline(served: Served) -> None:
+    start = time.monotonic()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(4):
+            connection.sendall(b"1\r\n{\r\n")
+            time.sleep(0.1)
+        received = connection.recv(65536)
+    assert received.startswith(b"HTTP/1.1 408")
+    assert 0.4 < time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD + b"Content-Length: %d\r\n\r\n" % (CAP + 1),
+        HEAD.replace(b"application/json", b"text/plain") + b"Content-Length: 50\r\n\r\n",
+        b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+    ],
+    ids=["too large", "not json", "no route", "chunked"],
+)
+def test_whoever_is_answered_before_the_body_has_come_cannot_keep_the_connection_by_sending_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(middleware, "LINGER_S", 0.3)
+    start = time.monotonic()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+        connection.sendall(head)
+        answer = connection.recv(65536)
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while time.monotonic() - start < 4:
+                connection.sendall(b"1")
+                time.sleep(0.02)
+    assert time.monotonic() - start < 2
+
+
+def test_an_answer_after_the_whole_body_keeps_the_connection(served: Served) -> None:
+    with httpx.Client(base_url=served.url) as client:
+        for body in ({"prompt": 3}, {"prompt": "x"}):
+            answer = client.post("/v1/completions", json=body)
+            assert "connection" not in answer.headers
+
+
+async def test_bodies_that_are_not_complete_have_a_bound_together() -> None:
+    bodies = BodyReader(BodyLimits(max_bytes=100, most_unfinished=2))
+    release = asyncio.Event()
+
+    def request(*pieces: bytes) -> Request:
+        async def receive() -> Message:
+            if left:
+                return {"type": "http.request", "body": left.pop(0), "more_body": True}
+            await release.wait()
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        left = list(pieces)
+        return Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
+
+    reading = [asyncio.create_task(bodies.read(request(b"x" * 50, b"x" * 50))) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert bodies.num_unfinished_bytes == 200
+    with pytest.raises(QueueFull):
+        await bodies.read(request(b"x" * 50, b"x" * 50))
+    small = asyncio.create_task(bodies.read(request(b"{}")))  # what comes in one piece is in nobody's way
+    await asyncio.sleep(0)
+    release.set()
+    assert [len(await task) for task in (*reading, small)] == [100, 100, 2]
+    assert bodies.num_unfinished_bytes == 0

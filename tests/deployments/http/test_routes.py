@@ -1,0 +1,329 @@
+"""The routes as clients use them: the official openai package, and what operators ask."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+
+import httpx
+import openai
+import pytest
+
+from deployments.engine.interface import Readiness
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from llama_core.errors import NonFiniteLogits, RankFailure
+from llama_core.scheduling.request import mix_seed
+from tests.support.scripted_engine import (
+    MAX_SEQ_LEN,
+    MODEL_ID,
+    FakeEngine,
+    Served,
+    assert_error,
+    canary,
+    eventually,
+    serve,
+)
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve(FakeEngine("Hello there, 🙂 how are you?")) as running:
+        yield running
+        if running.engine.state.ready and running.engine.fail_at is None:
+            canary(running)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="whatever", max_retries=0) as made:
+        yield made
+
+
+def test_the_openai_package_chats(served: Served, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL_ID, messages=[{"role": "user", "content": "hi"}])
+    choice = answer.choices[0]
+    assert (choice.message.role, choice.message.content) == ("assistant", served.engine.answer)
+    assert choice.finish_reason == "stop"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.model == MODEL_ID
+    assert answer.system_fingerprint
+    stream = served.engine.streams[-1]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(stream.prompt)
+    assert answer.usage.completion_tokens == len(stream.answer)
+    assert answer.usage.total_tokens == len(stream.prompt) + len(stream.answer)
+    details = answer.usage.prompt_tokens_details
+    assert details is not None and details.cached_tokens == 0
+
+
+def test_a_streamed_chat_is_the_whole_one_in_pieces(served: Served, client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL_ID,
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *parts, last = chunks
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == served.engine.answer
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert [part.choices[0].finish_reason for part in parts][-1] == "stop"
+    assert not last.choices
+    assert last.usage is not None
+    assert last.usage.completion_tokens == len(served.engine.streams[-1].answer)
+    assert len({part.id for part in chunks}) == 1
+
+
+def test_completions_go_on_where_the_prompt_ends(served: Served, client: openai.OpenAI) -> None:
+    whole = client.completions.create(model=MODEL_ID, prompt="Once", max_tokens=200)
+    assert whole.choices[0].text == " " + served.engine.answer
+    parts = list(client.completions.create(model=MODEL_ID, prompt="Once", max_tokens=200, stream=True))
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+    echoed = client.completions.create(model=MODEL_ID, prompt="Once", max_tokens=200, echo=True)
+    assert echoed.choices[0].text == "Once " + served.engine.answer
+    parts = list(client.completions.create(model=MODEL_ID, prompt="Once", max_tokens=200, echo=True, stream=True))
+    assert "".join(part.choices[0].text for part in parts) == echoed.choices[0].text
+
+
+def test_a_text_prompt_gets_bos_and_an_id_prompt_nothing(served: Served, client: openai.OpenAI) -> None:
+    tokenizer = served.engine.tokenizer
+    client.completions.create(model=MODEL_ID, prompt="Once")
+    assert served.engine.streams[-1].prompt == tokenizer.encode("Once", bos=True, eos=False)
+    client.completions.create(model=MODEL_ID, prompt="Once", extra_body={"add_special_tokens": False})
+    assert served.engine.streams[-1].prompt == tokenizer.encode("Once", bos=False, eos=False)
+    client.completions.create(model=MODEL_ID, prompt=[[7, 8], [9]])
+    assert [stream.prompt for stream in served.engine.streams[-2:]] == [[7, 8], [9]]
+
+
+def test_choices_are_indexed_by_prompt_then_by_number_with_seeds_of_their_own(
+    served: Served, client: openai.OpenAI
+) -> None:
+    answer = client.completions.create(model=MODEL_ID, prompt=["a", "b b b"], n=3, seed=-5, max_tokens=2)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    streams = served.engine.streams[-6:]
+    assert [stream.params.seed for stream in streams] == [mix_seed(-5, i) for i in (0, 1, 2)] * 2
+    assert len({tuple(stream.prompt) for stream in streams[:3]}) == 1
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(streams[0].prompt) + len(streams[3].prompt)
+    assert answer.usage.completion_tokens == 12
+    parts = client.completions.create(model=MODEL_ID, prompt=["a", "b b b"], n=3, max_tokens=2, stream=True)
+    assert {part.choices[0].index for part in parts} == set(range(6))
+
+
+def test_defaults_are_the_references_and_limits_are_openais(served: Served, client: openai.OpenAI) -> None:
+    client.completions.create(model=MODEL_ID, prompt="Once")
+    params = served.engine.streams[-1].params
+    assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.6, 0.9, 0, 16)
+    client.chat.completions.create(model=MODEL_ID, messages=[{"role": "user", "content": "hi"}])
+    stream = served.engine.streams[-1]
+    assert stream.params.max_tokens == MAX_SEQ_LEN - len(stream.prompt)
+    client.chat.completions.create(
+        model=MODEL_ID, messages=[{"role": "user", "content": "hi"}], max_completion_tokens=3, temperature=0, top_p=1
+    )
+    params = served.engine.streams[-1].params
+    assert (params.temperature, params.top_p, params.max_tokens) == (0, 1, 3)
+
+
+def test_the_system_role_has_its_newer_name_too(served: Served) -> None:
+    for role in ("system", "developer"):
+        messages = [{"role": role, "content": "Be brief."}, USER]
+        assert httpx.post(served.url + "/v1/chat/completions", json={"messages": messages}).status_code == 200
+    assert served.engine.streams[-1].prompt == served.engine.streams[-2].prompt
+
+
+def test_models_are_listed_with_their_context(client: openai.OpenAI) -> None:
+    models = client.models.list().data
+    assert [model.id for model in models] == [MODEL_ID]
+    assert models[0].model_dump()["max_model_len"] == MAX_SEQ_LEN
+    assert client.models.retrieve(MODEL_ID).owned_by
+
+
+def test_the_openai_package_raises_its_own_classes(client: openai.OpenAI, served: Served) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="nope", prompt="x")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model=MODEL_ID, prompt="x", temperature=9)
+    assert bad.value.param == "temperature"
+    served.engine.max_streams = 0
+    with pytest.raises(openai.RateLimitError) as full:
+        client.completions.create(model=MODEL_ID, prompt="x")
+    assert full.value.response.headers["retry-after"] == "2"
+    served.engine.max_streams = 100
+
+
+def test_where_nobody_may_wait_a_request_costs_no_tokenizing_and_its_connection_stays(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.engine.max_streams = 0
+    with httpx.Client() as client, monkeypatch.context() as patched:
+        patched.setattr(type(served.engine.tokenizer), "encode", lambda *_, **__: pytest.fail("was tokenized"))
+        for _ in range(2):
+            answer = client.post(served.url + "/v1/completions", json={"model": MODEL_ID, "prompt": "Once " * 10_000})
+            assert_error(answer, 429, "queue_full")
+            assert answer.headers["retry-after"] == "2"
+            assert "connection" not in answer.headers
+    served.engine.max_streams = 100
+
+
+def test_a_refused_choice_takes_its_accepted_neighbours_with_it(client: openai.OpenAI, served: Served) -> None:
+    served.engine.max_streams = 2
+    with pytest.raises(openai.RateLimitError):
+        client.completions.create(model=MODEL_ID, prompt="x", n=5)
+    assert served.engine.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (NonFiniteLogits("the model computed NaN for this request"), 500, "non_finite_logits"),
+        (RankFailure("rank 1 died", rank=1), 503, "rank_failure"),
+        (ZeroDivisionError("secret"), 500, "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_error_before_the_first_token_is_a_status(
+    served: Served, error: Exception, status: int, code: str, stream: bool
+) -> None:
+    served.engine.fail_at = (0, error)
+    body = {"prompt": "x", "stream": stream, "n": 2}
+    answer = httpx.post(served.url + "/v1/completions", json=body, headers={"x-request-id": "one"})
+    assert_error(answer, status, code)
+    assert ("retry-after" in answer.headers) == (status == 503)
+    assert answer.headers["x-request-id"] == "one"
+    assert "secret" not in answer.text
+    eventually(lambda: served.engine.num_open == 0)
+
+
+def test_one_failed_choice_of_a_whole_answer_fails_it_and_cancels_the_others(served: Served) -> None:
+    served.engine.step_s = 0.01
+    served.engine.fail_at = (2, NonFiniteLogits("NaN"))
+    served.engine.fail_prompt = lambda stream: stream is served.engine.streams[1]
+    answer = httpx.post(served.url + "/v1/completions", json={"prompt": "x", "n": 4})
+    assert_error(answer, 500, "non_finite_logits")
+    eventually(lambda: served.engine.num_open == 0)
+    assert [stream.cancelled for stream in served.engine.streams] == [True, False, True, True]
+
+
+def test_while_it_loads_or_drains_requests_are_503_and_liveness_is_200(served: Served) -> None:
+    for phase in ("loading", "draining", "failed"):
+        served.engine.state = Readiness(False, phase, "rank 1 of 2 has its weights", retry_after_s=2.5)
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+            answer = httpx.post(served.url + path, json={"prompt": "x"})
+            assert_error(answer, 503, "not_ready")
+            assert answer.headers["retry-after"] == "3"
+        ready = httpx.get(served.url + "/ready")
+        assert ready.status_code == 503
+        assert ready.headers["retry-after"] == "3"
+        assert ready.json()["phase"] == phase
+        assert ready.json()["error"]["code"] == "not_ready"
+        assert httpx.get(served.url + "/health").status_code == 200
+    served.engine.state = Readiness(True, "ready")
+    assert httpx.get(served.url + "/ready").json() == {"ready": True, "phase": "ready", "detail": ""}
+    served.engine.alive = False
+    assert httpx.get(served.url + "/health").status_code == 503
+
+
+def test_a_request_id_is_echoed_clean_and_bounded_or_made(served: Served) -> None:
+    def answered(given: dict[str, str]) -> str:
+        return httpx.get(served.url + "/health", headers=given).headers["x-request-id"]
+
+    assert answered({"x-request-id": "abc-1.2:3_4"}) == "abc-1.2:3_4"
+    assert answered({"x-request-id": "a<b>\tc d"}) == "abcd"
+    assert len(answered({"x-request-id": "a" * 10_000})) == 128
+    assert len({answered({}), answered({}), answered({"x-request-id": "<>"})}) == 3
+
+
+def test_long_texts_take_turns_and_too_many_are_told_to_come_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, most = 0, 0
+    go = threading.Event()
+
+    def encode(*_: object, **__: object) -> list[int]:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        assert go.wait(20)
+        at_work -= 1
+        return [1]
+
+    def ask(_: int) -> httpx.Response:
+        return httpx.post(served.url + "/tokenize", json={"prompt": "Once " * 10_000}, timeout=30)
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(14) as pool:
+        patched.setattr(type(served.engine.tokenizer), "encode", encode)
+        asking = [pool.submit(ask, number) for number in range(14)]
+        refused, _ = wait(asking, 20, FIRST_COMPLETED)
+        eventually(lambda: sum(one.done() for one in asking) == 4)
+        go.set()
+        answers = [one.result() for one in asking]
+    assert most == 2
+    assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 4
+    for one in refused:
+        assert_error(one.result(), 429, "queue_full")
+    too_long = httpx.post(served.url + "/tokenize", json={"prompt": "x" * (2**20 + 1)})
+    assert_error(too_long, 400, "invalid_parameter")
+    assert too_long.json()["error"]["message"] == "prompt: must have at most 1048576 characters"
+
+
+def test_text_survives_tokenize_and_detokenize(served: Served) -> None:
+    def post(path: str, body: object) -> dict[str, object]:
+        answer: dict[str, object] = httpx.post(served.url + path, json=body).json()
+        return answer
+
+    tokens = post("/tokenize", {"prompt": "Once upon a time 🙂"})
+    assert post("/detokenize", {"tokens": tokens["tokens"]}) == {"prompt": "Once upon a time 🙂"}
+    bare = post("/tokenize", {"prompt": "Once upon a time 🙂", "add_special_tokens": False})
+    assert tokens["tokens"] == [served.engine.tokenizer.bos_id, *bare["tokens"]]  # type: ignore[misc]
+    assert tokens["max_model_len"] == MAX_SEQ_LEN
+    chat = post("/tokenize", {"messages": [USER]})
+    httpx.post(served.url + "/v1/chat/completions", json={"messages": [USER]})
+    assert chat["tokens"] == served.engine.streams[-1].prompt
+    info = httpx.get(served.url + "/tokenizer_info").json()
+    assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
+
+
+def test_bad_ids_and_ambiguous_bodies_of_the_tokenizer_routes_are_400(served: Served) -> None:
+    for tokens in ([-1], [10**6], [2**70], ["1"], [True], None):
+        assert_error(httpx.post(served.url + "/detokenize", json={"tokens": tokens}), 400, "invalid_parameter")
+    for body in ({}, {"prompt": "x", "messages": [USER]}, {"prompt": 3}):
+        assert_error(httpx.post(served.url + "/tokenize", json=body), 400, "invalid_parameter")
+
+
+def test_props_docs_and_the_openapi_document_are_there(served: Served) -> None:
+    assert httpx.get(served.url + "/props").json()["model"] == MODEL_ID
+    assert httpx.get(served.url + "/docs").status_code == 200
+    document = httpx.get(served.url + "/openapi.json").json()
+    assert "temperature" in document["components"]["schemas"]["ChatBody"]["properties"]
+    references = {word for word in json.dumps(document).split('"') if word.startswith("#/components/schemas/")}
+    names = {reference.rsplit("/", 1)[1] for reference in references}
+    assert {"ChatBody", "CompletionBody", "TokenizeBody", "DetokenizeBody", "ChatMessage"} <= names
+    assert names <= set(document["components"]["schemas"])
+
+
+def test_each_request_is_one_line_of_the_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="llama.requests")
+    body = {"prompt": ["a", "b b"], "n": 2, "max_tokens": 3, "temperature": 0.5, "top_p": 0.8}
+    httpx.post(served.url + "/v1/completions", json=body, headers={"x-request-id": "r1"})
+    httpx.post(served.url + "/v1/completions", json={"prompt": 3}, headers={"x-request-id": "r2"})
+    lines = [record.getMessage() for record in caplog.records if record.name == "llama.requests"]
+    first, second = lines
+    fields = json.loads(first.removeprefix("request "))
+    expected = {"request_id": "r1", "outcome": "ok", "batch_size": 2, "n": 2, "max_gen_len": 3, "temperature": 0.5,
+                "top_p": 0.8, "generated": 12, "finish_reasons": {"length": 4}, "without_eos": 4}  # fmt: skip
+    assert expected.items() <= fields.items()
+    assert fields["ttft_ms"] >= 0
+    assert fields["prompt_length"] == max(len(stream.prompt) for stream in served.engine.streams)
+    assert json.loads(second.removeprefix("request "))["outcome"] == "invalid_parameter"
+
+
+async def test_behind_a_server_that_sends_the_request_id_it_is_not_sent_twice() -> None:
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False), sends_request_id=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        assert "x-request-id" not in (await client.get("/health", headers={"x-request-id": "abc"})).headers

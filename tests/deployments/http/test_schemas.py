@@ -1,0 +1,170 @@
+"""Bodies: what is well formed, what is refused and in which words."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from deployments.http.errors import InvalidJson, Unsupported
+from deployments.http.request_body import parse_json, validate
+from deployments.http.schemas import CHAT_NEUTRAL, NEUTRAL, ChatBody, CompletionBody, refuse_unsupported
+from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest
+
+USER = {"role": "user", "content": "hi"}
+
+
+def completion(**fields: Any) -> CompletionBody:
+    return validate(CompletionBody, {"prompt": "x"} | fields)
+
+
+def chat(**fields: Any) -> ChatBody:
+    return validate(ChatBody, {"messages": [USER]} | fields)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"{", b"nonsense", b'{"a": NaN}', b'{"a": Infinity}', b'{"a": "\xff"}', b'{"a": "\\ud800"}',
+        b'{"a": "\x00"}', b'{"a":' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b"\xef\xbb\xbf{}", b"{} {}",
+        b"[]", b"3", b"null",
+    ],
+)  # fmt: skip
+def test_what_is_not_a_json_object_is_invalid_json(raw: bytes) -> None:
+    with pytest.raises(InvalidJson) as caught:
+        parse_json(raw)
+    assert len(caught.value.message) < 100
+
+
+def test_millions_of_empty_lists_are_refused_before_they_are_made() -> None:
+    text = b'{"prompt": [' + b"[]," * 2_000_000 + b"[]]}"
+    start = time.process_time()
+    json.loads(text)
+    made_s = time.process_time() - start
+    start = time.process_time()
+    with pytest.raises(InvalidJson):
+        parse_json(text)
+    assert time.process_time() - start < made_s / 2
+
+
+def test_null_means_absent_in_every_field() -> None:
+    absent = completion(**{name: None for name in CompletionBody.model_fields if name != "prompt"})
+    assert absent == completion()
+
+
+@pytest.mark.parametrize(
+    "field", ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+)
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), "1", True, [], 10**400, -1e9, 1e9])
+def test_numbers_must_be_finite_numbers_in_their_range(field: str, value: object) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        completion(**{field: value})
+    assert caught.value.param == field
+    assert caught.value.message.startswith(f"{field}: must be")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("max_tokens", value) for value in (0, -1, True, "5", 1.5, 10**30)],
+        *[("n", value) for value in (0, 10**9, 1.0)],
+        *[("seed", value) for value in (2**63, -(2**63) - 1, "1")],
+        *[("logprobs", value) for value in (-1, 21, 1000, True)],
+        *[("top_k", value) for value in (-2, 2**31, 0.5)],
+        *[("temperature", value) for value in (-1, 2.01)],
+        *[("top_p", value) for value in (0, -1, 1.01)],
+        *[("min_p", value) for value in (-0.1, 1.1)],
+        *[("presence_penalty", value) for value in (-2.1, 2.1)],
+        *[("repetition_penalty", value) for value in (0, -1)],
+        *[("stop", value) for value in ("", [""], ["a"] * 5, "x" * 257, ["x" * 2**20], 3, [3], {})],
+        *[("prompt", value) for value in ([], [[]], [1, "a"], [[1], []], [[1.0]], [True], 3, {}, ["a"] * 129)],
+        *[("logit_bias", value) for value in ([], {"a": 1}, {"1": 101}, {"1": True}, {"1" * 30: 1})],
+        ("stream", 1), ("echo", "yes"), ("model", 3), ("user", 3), ("stream_options", []), ("best_of", 0),
+    ],
+)  # fmt: skip
+def test_a_bad_value_names_its_field_and_never_itself(field: str, value: object) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        completion(**{field: value})
+    assert caught.value.param == field
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_tokens", 2**31 - 1), ("seed", 2**63 - 1), ("seed", -(2**63)), ("temperature", 0), ("temperature", 2),
+     ("top_p", 1), ("top_k", -1), ("n", 128), ("logprobs", 0), ("logprobs", 20), ("stop", ["x" * 256] * 4)],
+)  # fmt: skip
+def test_the_legal_extremes_are_accepted(field: str, value: object) -> None:
+    completion(**{field: value})
+
+
+def test_a_prompt_of_any_of_the_four_kinds_becomes_a_list_of_prompts() -> None:
+    assert completion(prompt="a").prompt == ["a"]
+    assert completion(prompt=["a", "b"]).prompt == ["a", "b"]
+    assert completion(prompt=[1, 2]).prompt == [[1, 2]]
+    assert completion(prompt=[[1], [2, 3]]).prompt == [[1], [2, 3]]
+
+
+@pytest.mark.parametrize("prompt", [["a"] * 100_000, [[1]] * 100_000, ["a", 1] * 50_000, [None] * 100_000])
+def test_a_hundred_thousand_prompts_are_refused_at_once(prompt: list[object]) -> None:
+    start = time.process_time()
+    with pytest.raises(InvalidParameter):
+        completion(prompt=prompt)
+    assert time.process_time() - start < 1
+
+
+def test_content_is_a_string_or_text_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat(messages=[{"role": "user", "content": parts}]).messages[0].content == "a\nb"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"role": "user"}, {"role": "user", "content": None}, {"role": "wizard", "content": "x"}, {"content": "x"}, "text",
+     {"role": "tool", "content": "x"}, {"role": "user", "content": 3}, {"role": "user", "content": [{"type": "text"}]},
+     {"role": "user", "content": ["x"]}],
+)  # fmt: skip
+def test_a_bad_message_is_named_by_its_index(message: object) -> None:
+    with pytest.raises((InvalidDialog, InvalidParameter)) as caught:
+        chat(messages=[USER, message])
+    assert "messages[1]" in caught.value.message
+    assert (caught.value.param or "").startswith("messages[1]")
+
+
+def test_a_hundred_thousand_bad_messages_are_refused_at_once() -> None:
+    start = time.process_time()
+    with pytest.raises(InvalidRequest):
+        chat(messages=[{}] * 100_000)
+    assert time.process_time() - start < 1
+
+
+def test_image_parts_are_unsupported_by_name() -> None:
+    with pytest.raises(Unsupported) as caught:
+        chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+    assert caught.value.param == "messages[0].content"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tools", [{"type": "function"}]), ("tool_choice", "auto"), ("tool_choice", {"type": "function"}), ("suffix", "x"),
+     ("response_format", {"type": "json_object"}), ("logit_bias", {"5": 1}), ("presence_penalty", 0.1),
+     ("frequency_penalty", -0.1), ("repetition_penalty", 1.1), ("min_p", 0.05), ("min_tokens", 1),
+     ("use_beam_search", True), ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]), ("functions", [{}]),
+     ("guided_json", {}), ("stop_token_ids", [5]), ("skip_special_tokens", False), ("prompt_logprobs", 1)],
+)  # fmt: skip
+def test_a_known_field_that_would_change_the_answer_is_unsupported(field: str, value: object) -> None:
+    for neutral in (NEUTRAL, CHAT_NEUTRAL):
+        with pytest.raises(Unsupported) as caught:
+            refuse_unsupported({field: value}, neutral)
+        assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"tools": []}, {"tools": None}, {"tool_choice": "none"}, {"response_format": {"type": "text"}}, {"logit_bias": {}},
+     {"presence_penalty": 0}, {"repetition_penalty": 1.0}, {"min_p": 0.0}, {"min_tokens": 0}, {"modalities": ["text"]},
+     {"suffix": ""}, {"use_beam_search": False}, {"what_nobody_knows": [1, 2]}, {"metadata": {"a": "b"}}],
+)  # fmt: skip
+def test_neutral_values_and_unknown_fields_pass(fields: dict[str, object]) -> None:
+    refuse_unsupported(fields, NEUTRAL)
+    completion(**fields)

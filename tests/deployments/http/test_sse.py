@@ -1,0 +1,235 @@
+"""Streams: how they look, how they fail, and that they end with their client."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from deployments.http.app import HttpLimits
+from deployments.http.choices import Choices
+from deployments.http.plan import Plan
+from llama_core.errors import NonFiniteLogits
+from llama_core.scheduling.request import SamplingParams
+from tests.support.scripted_engine import MODEL_ID, FakeEngine, FakeStream, Served, canary, eventually, serve, sse
+
+PING_S = 0.05
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve(FakeEngine("One 🙂 two, three."), HttpLimits(ping_s=PING_S, send_timeout_s=0.5)) as running:
+        yield running
+        running.engine.fail_at = running.engine.hold = None
+        running.engine.step_s = 0
+        running.engine.answer = "Still here."
+        canary(running)
+
+
+def chat(served: Served, **fields: Any) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True} | fields
+    return httpx.post(served.url + "/v1/chat/completions", json=body)
+
+
+def completion(served: Served, **fields: Any) -> httpx.Response:
+    return httpx.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True} | fields)
+
+
+def test_a_stream_is_never_cached_or_buffered(served: Served) -> None:
+    answer = chat(served)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_the_role_comes_with_the_first_token_and_one_finish_reason_at_the_end(served: Served) -> None:
+    chunks = sse(chat(served).text)
+    assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * len(chunks)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [("role" in delta) for delta in deltas] == [True] + [False] * (len(deltas) - 1)
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_an_emoji_split_over_tokens_is_never_half_a_character(served: Served) -> None:
+    chunks = sse(chat(served).text)
+    texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(texts) == "One 🙂 two, three."
+    assert "🙂" in texts
+    assert not any("\ufffd" in text for text in texts)
+
+
+@pytest.mark.parametrize("stop", [" two", "🙂 two,", "e", ["nothing", "three."]])
+def test_a_stop_string_never_shows_streamed_or_not(served: Served, stop: str | list[str]) -> None:
+    whole = completion(served, stop=stop, stream=False, max_tokens=100).json()["choices"][0]
+    chunks = sse(completion(served, stop=stop, max_tokens=100).text)
+    streamed = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    first = min((stop if isinstance(stop, list) else [stop]), key=lambda s: (" One 🙂 two, three." + s).index(s))
+    assert whole["text"] == streamed == " One 🙂 two, three.".partition(first)[0]
+    assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}, {"logprobs": 1}])
+def test_chunks_differ_only_in_their_text_and_the_last_ones_finish_reason(
+    served: Served, options: dict[str, Any]
+) -> None:
+    served.engine.answer = 'one "two" \x1f three <four>\n' * 3
+    chunks = sse(completion(served, n=2, max_tokens=100, **options).text)
+    chunks = [chunk for chunk in chunks if chunk["choices"]]
+    text = ["", ""]
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        text[choice.pop("index")] += choice.pop("text")
+        assert choice.pop("finish_reason") in (None, "stop")
+        assert (choice.pop("logprobs") is None) == ("logprobs" not in options)
+    assert chunks == [chunks[0]] * len(chunks)
+    assert text == [" " + served.engine.answer] * 2
+
+
+def test_usage_comes_last_or_with_every_chunk(served: Served) -> None:
+    *parts, last = sse(chat(served, stream_options={"include_usage": True}).text)
+    assert all(part["usage"] is None for part in parts)
+    assert last["choices"] == []
+    num_tokens = last["usage"]["completion_tokens"]
+    assert num_tokens == len(served.engine.streams[-1].answer)
+    parts = sse(chat(served, stream_options={"continuous_usage_stats": True}).text)
+    counts = [part["usage"]["completion_tokens"] for part in parts]
+    assert counts == list(range(1, num_tokens + 1))
+
+
+def test_an_error_after_the_first_token_ends_the_stream_without_done(served: Served) -> None:
+    served.engine.fail_at = (3, NonFiniteLogits("the model computed NaN for this request"))
+    answer = completion(served, n=2)
+    assert answer.status_code == 200
+    assert "[DONE]" not in answer.text
+    last = json.loads(answer.text.strip().rpartition("\n\n")[2].removeprefix("data: "))
+    assert last["error"]["code"] == "non_finite_logits"
+    assert set(last["error"]) == {"message", "type", "param", "code"}
+    eventually(lambda: served.engine.num_open == 0)
+
+
+def test_the_openai_package_raises_on_an_error_in_a_stream(served: Served) -> None:
+    served.engine.fail_at = (3, RuntimeError("secret"))
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="x", max_retries=0) as client:
+        stream = client.completions.create(model=MODEL_ID, prompt="x", stream=True)
+        with pytest.raises(openai.APIError) as caught:
+            list(stream)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_idle_stream_pings_and_clients_do_not_mind(served: Served) -> None:
+    served.engine.step_s = 3 * PING_S
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="x", max_retries=0) as client:
+        parts = client.completions.create(model=MODEL_ID, prompt="x", max_tokens=3, stream=True)
+        assert len(list(parts)) == 3
+    assert ": ping\n\n" in completion(served, max_tokens=3).text
+
+
+def test_choices_share_a_stream_fairly(served: Served) -> None:
+    served.engine.answer = "word " * 40
+    served.engine.step_s = 0.001
+    chunks = sse(completion(served, n=4, max_tokens=50, ignore_eos=True).text)
+    seen = [0] * 4
+    for chunk in chunks[:-8]:
+        seen[chunk["choices"][0]["index"]] += 1
+        assert max(seen) - min(seen) <= 8
+    assert all(seen)
+
+
+def test_a_client_that_leaves_frees_its_sequences(served: Served) -> None:
+    served.engine.answer, served.engine.step_s = "word " * 40, 0.05
+    body = {"prompt": "x", "stream": True, "n": 3, "max_tokens": 200, "ignore_eos": True}
+    with httpx.stream("POST", served.url + "/v1/completions", json=body) as answer:
+        texts = answer.iter_text()  # held, because to drop it is to leave
+        next(texts)
+        assert served.engine.num_open == 3
+    eventually(lambda: served.engine.num_open == 0)
+    assert all(stream.cancelled for stream in served.engine.streams)
+    eventually(lambda: b'outcome="cancelled",path="/v1/completions"' in served.metrics.render())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_it_waits_for_its_first_token_frees_its_sequences(
+    served: Served, stream: bool
+) -> None:
+    served.engine.hold = asyncio.Event()
+    body = {"prompt": "x", "stream": stream, "n": 2}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(served.url + "/v1/completions", json=body, timeout=PING_S / 2)
+    eventually(lambda: len(served.engine.streams) == 2 and served.engine.num_open == 0)
+
+
+def test_a_client_that_leaves_before_a_whole_answer_is_done_frees_its_sequences(served: Served) -> None:
+    served.engine.step_s = 0.05
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(served.url + "/v1/completions", json={"prompt": "x", "max_tokens": 100}, timeout=0.15)
+    eventually(lambda: len(served.engine.streams) == 1 and served.engine.num_open == 0)
+    eventually(lambda: b'outcome="cancelled",path="/v1/completions"' in served.metrics.render())
+
+
+async def test_what_a_slow_reader_has_not_read_stays_in_the_engine() -> None:
+    engine = FakeEngine("word " * 40)
+    prompt, params = [5], SamplingParams(max_tokens=100)
+    choices = Choices(engine, Plan([prompt], [params], n=2))
+    await asyncio.sleep(0.05)
+    assert all(stream.num_asked <= 4 for stream in engine.streams)
+    seen = 0
+    while choices.num_open and await choices.wait():
+        while choices.take() is not None:
+            seen += 1
+    assert seen == sum(stream.num_asked for stream in engine.streams)
+    choices.cancel()
+
+
+def test_a_stream_that_waits_long_for_its_first_token_starts_with_pings(served: Served) -> None:
+    served.engine.step_s = 2.5 * PING_S
+    text = completion(served, max_tokens=1).text
+    assert text.startswith(": ping\n\n")
+    assert len(sse(text)) == 1
+
+
+def test_a_client_that_does_not_read_is_cut_off(served: Served) -> None:
+    served.engine.answer = "word " * 40
+    body = json.dumps({"prompt": "x", "stream": True, "n": 100, "max_tokens": 250, "logprobs": 20, "ignore_eos": True})
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", served.port))
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        eventually(lambda: len(served.engine.streams) == 100)
+        eventually(lambda: served.engine.num_open == 0)
+    assert any(stream.cancelled for stream in served.engine.streams)
+
+
+def test_many_streams_at_once_each_end_once(served: Served) -> None:
+    async def one(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+        body = {"prompt": "x", "stream": True, "max_tokens": 100}
+        return sse((await client.post(served.url + "/v1/completions", json=body)).text)
+
+    async def all_of_them() -> list[list[dict[str, Any]]]:
+        async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=None)) as client:
+            return await asyncio.gather(*(one(client) for _ in range(64)))
+
+    for chunks in asyncio.run(all_of_them()):
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == " One 🙂 two, three."
+        assert sum(chunk["choices"][0]["finish_reason"] is not None for chunk in chunks) == 1
+
+
+def test_one_failed_request_of_eight_fails_alone(served: Served) -> None:
+    def is_bad(stream: FakeStream) -> bool:
+        return stream.params.seed == 3
+
+    served.engine.fail_at, served.engine.fail_prompt = (2, RuntimeError("a fault")), is_bad
+
+    async def ask() -> list[str]:
+        async with httpx.AsyncClient() as client:
+            bodies = [{"prompt": "x", "stream": True, "seed": seed} for seed in range(8)]
+            answers = [client.post(served.url + "/v1/completions", json=body) for body in bodies]
+            return [answer.text for answer in await asyncio.gather(*answers)]
+
+    assert ["[DONE]" in text for text in asyncio.run(ask())] == [seed != 3 for seed in range(8)]

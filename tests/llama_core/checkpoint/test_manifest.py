@@ -1,0 +1,228 @@
+"""SHA256SUMS beside a checkpoint or elsewhere: what it says of the files is so, or nothing looks into any of them."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llama_core import Llama
+from llama_core.checkpoint.files import files_of, identity
+from llama_core.checkpoint.manifest import FILE_NAME, Manifest
+from llama_core.checkpoint.meta import Checkpoint
+from llama_core.config import EngineConfig
+from llama_core.errors import CheckpointError, ConfigError
+from llama_core.execution.parallel import Parallel, alone
+from llama_core.execution.runner import ModelRunner
+from llama_core.execution.verify_files import FileChecks
+from llama_core.reshard import reshard
+from tests.support.checkpoints import WIDE, random_weights, split, write
+
+SHARDS = ["consolidated.00.pth", "consolidated.01.pth"]
+NAMES = [*SHARDS, "params.json", "tokenizer.model"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write(tmp_path / "model", split(random_weights(WIDE), 2))
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def sums(directory: Path, *names: str) -> str:
+    return "".join(f"{digest(directory / name)}  {name}\n" for name in names or NAMES)
+
+
+def build(checkpoint: Path, manifest: Path | None = None, tokenizer: Path | None = None) -> Llama:
+    path = tokenizer or checkpoint / "tokenizer.model"
+    return Llama.build(checkpoint, path, 32, 2, device="cpu", backend="torch", sha256_manifest=manifest)
+
+
+def change(path: Path) -> None:
+    """One bit, in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_sha256sum_writes_is_what_is_checked(checkpoint: Path) -> None:
+    command = f"sha256sum consolidated.*.pth params.json tokenizer.model > {FILE_NAME}"
+    subprocess.run(command, shell=True, cwd=checkpoint, check=True)
+    manifest = Manifest.find(checkpoint)
+    assert manifest is not None
+    manifest.check_complete(checkpoint)
+    build(checkpoint)
+
+
+def test_without_one_nothing_is_checked_and_one_that_is_asked_for_must_be_there(checkpoint: Path) -> None:
+    assert Manifest.find(checkpoint) is None
+    with pytest.raises(CheckpointError, match=r"elsewhere/SUMS: cannot be read: No such file"):
+        build(checkpoint, checkpoint / "elsewhere" / "SUMS")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_changed_file_is_named_before_anything_looks_into_any(
+    checkpoint: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*args: Any, **options: Any) -> None:
+        raise AssertionError("a shard was opened")
+
+    monkeypatch.setattr(torch, "load", opened)
+    (checkpoint / FILE_NAME).write_text(sums(checkpoint))
+    change(checkpoint / name)
+    with pytest.raises(CheckpointError, match=rf"{name}: its SHA-256 is [0-9a-f]{{64}}, .*{FILE_NAME} says [0-9a-f]"):
+        build(checkpoint)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_without_an_entry_is_named(checkpoint: Path, name: str) -> None:
+    (checkpoint / FILE_NAME).write_text(sums(checkpoint, *(other for other in NAMES if other != name)))
+    with pytest.raises(CheckpointError, match=rf"{name}: .*{FILE_NAME} has no entry for it"):
+        build(checkpoint)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_is_not_there_is_named(checkpoint: Path, name: str) -> None:
+    (checkpoint / FILE_NAME).write_text(sums(checkpoint))
+    (checkpoint / name).unlink()
+    with pytest.raises((CheckpointError, ConfigError), match=name):
+        build(checkpoint)
+
+
+def test_a_last_shard_that_is_gone_is_missed_by_its_entry(checkpoint: Path) -> None:
+    (checkpoint / FILE_NAME).write_text(sums(checkpoint))
+    (checkpoint / SHARDS[1]).unlink()
+    with pytest.raises(CheckpointError, match=rf"{SHARDS[1]}: .*{FILE_NAME} names it, but there is no such file"):
+        build(checkpoint)
+
+
+def test_a_manifest_elsewhere_names_files_from_the_checkpoints_directory(checkpoint: Path, tmp_path: Path) -> None:
+    """Where whoever writes the checkpoint cannot write it too. As in Meta's own releases, the tokenizer lies one level up."""
+    shutil.move(checkpoint / "tokenizer.model", tmp_path / "tokenizer.model")
+    manifest = tmp_path / "etc" / "llama.sha256"
+    manifest.parent.mkdir()
+    manifest.write_text("# of llama\n\n" + sums(checkpoint, *SHARDS, "params.json", "../tokenizer.model"))
+    build(checkpoint, manifest, tmp_path / "tokenizer.model")
+    change(tmp_path / "tokenizer.model")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model: its SHA-256 is"):
+        build(checkpoint, manifest, tmp_path / "tokenizer.model")
+
+
+def test_every_form_that_sha256sum_reads_is_read(tmp_path: Path) -> None:
+    a, b, c = ("1" * 64, "2" * 64, "AB" * 32)
+    (tmp_path / FILE_NAME).write_text(
+        f"{a} *binary\n\\{b}  back\\\\slash\\nand line\n\n# a remark\n{c}  /elsewhere/x\n{a}  binary"
+    )
+    digests = Manifest.read(tmp_path / FILE_NAME, tmp_path).digests
+    assert digests == {
+        str(tmp_path / "binary"): a,
+        str(tmp_path / "back\\slash\nand line"): b,
+        "/elsewhere/x": c.lower(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"12ab  params.json\n", "line 1 is not one of sha256sum's"),
+        (b"\n" + b"1" * 64 + b"\n", "line 2 is not one of sha256sum's"),
+        (b"1" * 64 + b"  x\n" + b"2" * 64 + b"  ./x\n", "line 2 contradicts another one"),
+        (b"\xff\xfe", "is not text"),
+        (b" " * (16 * 2**20 + 1), "has more than 16777216 bytes"),
+    ],
+    ids=["short", "nameless", "contradiction", "binary", "huge"],
+)
+def test_a_manifest_that_is_none_is_refused(checkpoint: Path, content: bytes, fault: str) -> None:
+    (checkpoint / FILE_NAME).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{FILE_NAME}: {fault}"):
+        build(checkpoint)
+
+
+def test_resharding_checks_it_too(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / FILE_NAME).write_text(sums(checkpoint))
+    change(checkpoint / SHARDS[1])
+    with pytest.raises(CheckpointError, match=rf"{SHARDS[1]}: its SHA-256 is"):
+        reshard(checkpoint, tmp_path / "target", 1)
+
+
+# On several ranks.
+
+
+def checked_by(parallel: Parallel, ckpt_dir: str, checked: frozenset[int] = frozenset()) -> tuple[list[str], int]:
+    """Names of the files that this rank reads to check them while it loads, and what stands for all of them."""
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        verify, verify_checksums = Manifest.verify, Checkpoint.verify_checksums
+
+        def noted(self: Manifest, files: list[Path], num_threads: int) -> None:
+            seen.extend(path.name for path in files)
+            verify(self, files, num_threads)
+
+        def noted_checksums(self: Checkpoint, index: int, count: int) -> None:
+            seen.extend(f"{path.name} CRC" for path in self.paths[index::count])
+            verify_checksums(self, index, count)
+
+        patch.setattr(Manifest, "verify", noted)
+        patch.setattr(Checkpoint, "verify_checksums", noted_checksums)
+        manifest = Manifest.find(ckpt_dir)
+        config = EngineConfig(ckpt_dir, 640, 32, 2, device="cpu", backend="torch", manifest=manifest, checked=checked)
+        return seen, ModelRunner.load(config, parallel).report.files_id
+
+
+ALL = [
+    "consolidated.00.pth",
+    "consolidated.00.pth CRC",
+    "consolidated.01.pth",
+    "consolidated.01.pth CRC",
+    "params.json",
+]
+
+
+def test_ranks_of_one_host_share_the_reading(checkpoint: Path, ranks: Any) -> None:
+    (checkpoint / FILE_NAME).write_text(sums(checkpoint))
+    (first, first_id), (second, second_id) = ranks(2).call(checked_by, str(checkpoint))
+    assert first and second and first_id == second_id
+    assert sorted(first + second) == ALL
+
+
+def test_what_was_checked_on_a_host_is_not_read_again_unless_it_has_changed(checkpoint: Path) -> None:
+    (checkpoint / FILE_NAME).write_text(sums(checkpoint))
+    seen, files_id = checked_by(alone("cpu"), str(checkpoint))
+    assert sorted(seen) == ALL
+    assert checked_by(alone("cpu"), str(checkpoint), frozenset({files_id})) == ([], files_id)
+    status = (checkpoint / SHARDS[1]).stat()
+    change(checkpoint / SHARDS[1])
+    os.utime(checkpoint / SHARDS[1], ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(CheckpointError, match=rf"{SHARDS[1]}: its SHA-256 is"):
+        checked_by(alone("cpu"), str(checkpoint), frozenset({files_id}))
+
+
+def test_a_nodes_own_copy_is_not_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    assert identity(files_of(checkpoint)) == identity(files_of(checkpoint)) != identity(files_of(copy))
+    assert 0 <= identity(files_of(checkpoint)) < 2**63
+
+
+def test_a_rank_believes_the_manifest_that_was_read_at_the_start_and_no_later_one(checkpoint: Path) -> None:
+    (checkpoint / FILE_NAME).write_text(sums(checkpoint))
+    config = EngineConfig(str(checkpoint), 640, 32, 2, device="cpu", manifest=Manifest.find(checkpoint))
+    change(checkpoint / SHARDS[0])
+    (checkpoint / FILE_NAME).write_text(sums(checkpoint))
+    with pytest.raises(CheckpointError, match=rf"{SHARDS[0]}: its SHA-256 is"):
+        ModelRunner.load(config, alone("cpu"))
+
+
+def test_files_that_change_while_they_are_loaded_are_noticed(checkpoint: Path) -> None:
+    (checkpoint / FILE_NAME).write_text(sums(checkpoint))
+    manifest = Manifest.find(checkpoint)
+    checks = FileChecks(EngineConfig(str(checkpoint), 640, 32, 2, manifest=manifest), alone("cpu"))
+    checks.verify_unchanged()
+    change(checkpoint / SHARDS[0])
+    with pytest.raises(CheckpointError, match="changed while they were loaded"):
+        checks.verify_unchanged()

@@ -1,0 +1,377 @@
+"""Any shards on any ranks, and every way in which a checkpoint can be wrong."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llama_core.checkpoint.meta import Checkpoint, weight_specs
+from llama_core.config import EngineConfig, ModelConfig, read_params
+from llama_core.errors import CheckpointError, ConfigError, LlamaError, NonFiniteLogits
+from llama_core.execution.parallel import alone
+from llama_core.execution.runner import ModelRunner
+from llama_core.reshard import reshard
+from tests.conftest import GOLDEN
+from tests.support import checkpoints
+from tests.support.checkpoints import WIDE, random_weights, split, write
+
+CONFIG = ModelConfig.from_params(WIDE, vocab_size=640)
+CPU = torch.device("cpu")
+
+
+def load(
+    directory: Path, rank: int = 0, world_size: int = 1, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    checkpoint = Checkpoint(directory, CONFIG)
+    checkpoint.verify_checksums(rank, world_size)
+    return checkpoint.load(rank, world_size, dtype, CPU)
+
+
+@pytest.mark.parametrize("embedding_dim", [1, 0], ids=["Llama 2's cuts", "Llama 3's embedding"])
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_any_number_of_shards_loads_on_any_number_of_ranks(
+    tmp_path: Path, num_shards: int, world_size: int, embedding_dim: int
+) -> None:
+    weights = random_weights(WIDE)
+    write(tmp_path, split(weights, num_shards, embedding_dim=embedding_dim))
+    expected = split(weights, world_size)
+    for rank in range(world_size):
+        got = load(tmp_path, rank, world_size)
+        assert got.keys() == expected[rank].keys()
+        for name, weight in got.items():
+            assert torch.equal(weight, expected[rank][name]), name
+
+
+def test_weights_are_converted_and_progress_counts_every_byte_once(tmp_path: Path) -> None:
+    weights = random_weights(WIDE, dtype=torch.bfloat16)
+    write(tmp_path, split(weights, 2))
+    seen: list[tuple[int, int]] = []
+    checkpoint = Checkpoint(tmp_path, CONFIG)
+    got = checkpoint.load(0, 1, torch.float32, CPU, lambda done, total: seen.append((done, total)))
+    assert checkpoint.dtype is torch.bfloat16
+    assert all(torch.equal(got[name], weights[name].float()) for name in weights)
+    total = sum(weight.nbytes for weight in got.values())
+    assert [total_bytes for _, total_bytes in seen] == [total] * len(seen)
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen}) and seen[-1][0] == total
+
+
+def test_rope_freqs_in_a_checkpoint_are_ignored(tmp_path: Path) -> None:
+    shards = split(random_weights(WIDE), 1)
+    shards[0]["rope.freqs"] = torch.ones(4)
+    write(tmp_path, shards)
+    assert "rope.freqs" not in load(tmp_path)
+
+
+def test_a_reshared_checkpoint_holds_the_same_weights(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", split(random_weights(WIDE, dtype=torch.bfloat16), 2))
+    files = reshard(source, tmp_path / "target", 4)
+    assert [file.name for file in files] == [f"consolidated.{i:02d}.pth" for i in range(4)]
+    before, after = load(source), load(tmp_path / "target")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert Checkpoint(tmp_path / "target", CONFIG).dtype is torch.bfloat16
+    assert (tmp_path / "target" / "tokenizer.model").exists() and (tmp_path / "target" / "params.json").exists()
+    with pytest.raises(CheckpointError, match="holds shards already"):
+        reshard(source, tmp_path / "target", 2)
+    with pytest.raises(ConfigError, match="n_kv_heads"):
+        reshard(source, tmp_path / "other", 8)
+
+
+def test_the_reshard_command_says_what_it_wrote_and_what_was_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llama_core.reshard", str(GOLDEN / "mp1"), str(tmp_path / "out"), "--shards", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.split() == [
+        str(tmp_path / "out" / f"consolidated.0{i}.pth") for i in (0, 1)
+    ]
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 1 and "holds shards already" in again.stderr and "Traceback" not in again.stderr
+
+
+# Rows 28 to 33 of the list of faults.
+
+
+def test_no_shard_and_no_directory_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no shard"):
+        load(tmp_path)
+    with pytest.raises(CheckpointError, match="nowhere: no such directory"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write(tmp_path, split(random_weights(WIDE), 4))
+    (tmp_path / "consolidated.02.pth").unlink()
+    with pytest.raises(CheckpointError, match=r"consolidated\.02\.pth: this shard is missing"):
+        load(tmp_path)
+
+
+def test_a_missing_last_shard_shows_in_the_shapes(tmp_path: Path) -> None:
+    write(tmp_path, split(random_weights(WIDE), 4))
+    (tmp_path / "consolidated.03.pth").unlink()
+    with pytest.raises(CheckpointError, match=r"shape|part of"):
+        load(tmp_path)
+
+
+def test_a_duplicated_shard_is_named(tmp_path: Path) -> None:
+    shards = split(random_weights(WIDE), 2)
+    write(tmp_path, [shards[0], shards[0]])
+    with pytest.raises(CheckpointError, match=r"01\.pth: holds the same weights as consolidated\.00\.pth"):
+        load(tmp_path)
+
+
+def test_swapped_shards_are_named(tmp_path: Path) -> None:
+    write(tmp_path, split(random_weights(WIDE), 2))
+    first, second, aside = tmp_path / "consolidated.00.pth", tmp_path / "consolidated.01.pth", tmp_path / "aside"
+    first.rename(aside), second.rename(first), aside.rename(second)
+    with pytest.raises(CheckpointError, match=r"00\.pth: holds shard consolidated\.01"):
+        load(tmp_path)
+
+
+def test_shards_of_two_checkpoints_are_told_apart(tmp_path: Path) -> None:
+    write(tmp_path, [split(random_weights(WIDE, seed=1), 2)[0], split(random_weights(WIDE, seed=2), 2)[1]])
+    with pytest.raises(CheckpointError, match="different checkpoints"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99, -1])
+def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
+    write(tmp_path, split(random_weights(WIDE), 2))
+    path = tmp_path / "consolidated.01.pth"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content)) if 0 < abs(keep) < 1 else int(keep)])
+    with pytest.raises(CheckpointError, match=r"consolidated\.01\.pth"):
+        load(tmp_path)
+
+
+def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path: Path) -> None:
+    weights = random_weights(WIDE)
+    write(tmp_path, split(weights, 1))
+    path = tmp_path / "consolidated.00.pth"
+    content = path.read_bytes()
+    found = 0
+    for i in range(60):
+        position = (i * 7919 * 613 + 13) % len(content)
+        path.write_bytes(content[:position] + bytes([content[position] ^ (1 << i % 8)]) + content[position + 1 :])
+        try:
+            got = load(tmp_path)
+        except CheckpointError as error:
+            found += "consolidated.00.pth" in str(error)
+        else:
+            assert all(torch.equal(got[name], weights[name]) for name in weights)
+    assert found > 40
+
+
+class Malicious:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (os.environ["TRAP"],)
+
+
+@pytest.mark.parametrize("how", ["in an archive", "as a bare pickle", "in the format before archives"])
+def test_a_malicious_pickle_is_refused_and_never_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("TRAP", str(tmp_path / "sprung"))
+    write(tmp_path, split(random_weights(WIDE), 1))
+    path = tmp_path / "consolidated.00.pth"
+    if how == "in an archive":
+        torch.save({"norm.weight": Malicious()}, path)
+    elif how == "in the format before archives":
+        torch.save({"norm.weight": Malicious()}, path, _use_new_zipfile_serialization=False)
+    else:
+        path.write_bytes(pickle.dumps(Malicious()))
+    with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth"):
+        load(tmp_path)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_missing_unexpected_and_misshapen_weights_are_named_the_first_five_of_them(tmp_path: Path) -> None:
+    (shard,) = split(random_weights(WIDE), 1)
+    del shard["layers.0.attention.wq.weight"], shard["layers.1.ffn_norm.weight"]
+    shard["layers.9.attention.wq.weight"] = torch.zeros(3)
+    shard["norm.weight"] = torch.zeros(7)
+    write(tmp_path, [shard])
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    text = str(caught.value)
+    assert "layers.0.attention.wq.weight is missing" in text and "layers.1.ffn_norm.weight is missing" in text
+    assert "layers.9.attention.wq.weight is unexpected" in text
+    assert "norm.weight has shape [7] in consolidated.00.pth, expected [64]" in text
+
+    (shard,) = split(random_weights(WIDE), 1)
+    write(tmp_path, [{name: weight for name, weight in shard.items() if "attention.w" not in name}])
+    with pytest.raises(CheckpointError, match="and 3 more") as caught:
+        load(tmp_path)
+    assert str(caught.value).count(" is missing from consolidated.00.pth") == 5
+
+
+@pytest.mark.parametrize(
+    "fault", ["no shard", "missing", "last missing", "duplicated", "swapped", "mixed", "truncated"]
+)
+def test_shards_that_are_not_a_checkpoint_are_refused_before_memory_is_allocated(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocated(*args: Any, **options: Any) -> None:
+        raise AssertionError("memory for a weight or a cache was allocated")
+
+    shards = split(random_weights(WIDE), 2)
+    if fault in ("duplicated", "mixed"):
+        shards[1] = shards[0] if fault == "duplicated" else split(random_weights(WIDE, seed=2), 2)[1]
+    write(tmp_path, shards)
+    first, second = tmp_path / "consolidated.00.pth", tmp_path / "consolidated.01.pth"
+    if fault == "swapped":
+        first.rename(tmp_path / "aside"), second.rename(first), (tmp_path / "aside").rename(second)
+    elif fault == "truncated":
+        second.write_bytes(second.read_bytes()[:-100])
+    for path in {"no shard": [first, second], "missing": [first], "last missing": [second]}.get(fault, []):
+        path.unlink()
+    monkeypatch.setattr(torch, "empty", allocated)
+    monkeypatch.setattr("llama_core.execution.runner.SlotTable", allocated)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        ModelRunner.load(engine_config(tmp_path), alone("cpu"))
+
+
+def test_weights_of_another_width_are_misshapen_before_memory_is_allocated(tmp_path: Path) -> None:
+    write(tmp_path, split(random_weights(WIDE), 2))
+    config = ModelConfig.from_params(WIDE | {"dim": 128}, vocab_size=640)
+    with pytest.raises(CheckpointError, match=r"tok_embeddings.weight has shape \[640, 32\].*expected \[640, 64\] or"):
+        Checkpoint(tmp_path, config)
+
+
+@pytest.mark.parametrize("content", [[1, 2], torch.zeros(3), {"norm.weight": "text"}], ids=["list", "tensor", "text"])
+def test_a_shard_that_holds_something_else_is_named(tmp_path: Path, content: Any) -> None:
+    write(tmp_path, split(random_weights(WIDE), 1))
+    torch.save(content, tmp_path / "consolidated.00.pth")
+    with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_is_not_finite_stops_the_start(tmp_path: Path, value: float) -> None:
+    weights = random_weights(WIDE)
+    weights["layers.1.feed_forward.w2.weight"][3, 5] = value
+    write(tmp_path, split(weights, 2))
+    with pytest.raises(CheckpointError, match=r"consolidated\.0\d\.pth: layers\.1\.feed_forward\.w2\.weight"):
+        load(tmp_path)
+
+
+def engine_config(directory: Path, **changes: Any) -> EngineConfig:
+    fields: dict[str, Any] = {"max_seq_len": 64, "max_batch_size": 4, "device": "cpu", "dtype": "float32"}
+    return EngineConfig(str(directory), 640, **fields | changes)
+
+
+def test_a_model_that_overflows_fails_its_start_up_probe(tmp_path: Path) -> None:
+    weights = random_weights(WIDE)
+    weights["layers.0.attention_norm.weight"][:] = 3e38  # finite, but what it multiplies is not for long
+    write(tmp_path, split(weights, 1))
+    runner = ModelRunner.load(engine_config(tmp_path), alone("cpu"))
+    runner.allocate_cache(runner.max_num_blocks())
+    with pytest.raises(NonFiniteLogits, match=str(tmp_path)):
+        runner.warm_up()
+
+
+def test_a_tokenizer_of_another_size_gives_both_numbers(tmp_path: Path) -> None:
+    write(tmp_path, split(random_weights(WIDE), 1))
+    config = engine_config(tmp_path)
+    with pytest.raises(CheckpointError, match=r"\[640, 64\].*\[700, 64\]"):
+        ModelRunner.load(EngineConfig(config.ckpt_dir, 700, 64, 4, device="cpu"), alone("cpu"))
+    (tmp_path / "params.json").write_text(json.dumps(WIDE | {"vocab_size": 640}))
+    with pytest.raises(ConfigError, match=r"640.*700"):
+        read_params(tmp_path, vocab_size=700)
+
+
+def test_a_cache_too_small_for_one_sequence_says_need_and_have(tmp_path: Path) -> None:
+    write(tmp_path, split(random_weights(WIDE), 1))
+    runner = ModelRunner.load(engine_config(tmp_path, kv_cache_bytes=1000), alone("cpu"))
+    with pytest.raises(ConfigError, match=r"needs \d+ bytes on this rank, but there are 1000"):
+        runner.max_num_blocks()
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        torch.eye(64).to_sparse(), torch.zeros(64, device="meta"), torch.zeros(64, dtype=torch.complex64),
+        torch.ones(64, dtype=torch.int8), torch.ones(64, dtype=torch.bool), torch.ones(64).to(torch.float8_e4m3fn), 5,
+    ],
+    ids=["sparse", "meta", "complex", "int8", "bool", "float8", "number"],
+)  # fmt: skip
+def test_a_weight_of_an_odd_kind_is_refused_by_name(tmp_path: Path, weight: Any) -> None:
+    (shard,) = split(random_weights(WIDE), 1)
+    shard["norm.weight"] = weight
+    write(tmp_path, [shard])
+    with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth.*norm\.weight"):
+        load(tmp_path)
+
+
+def test_a_name_that_is_no_string_is_refused(tmp_path: Path) -> None:
+    (shard,) = split(random_weights(WIDE), 1)
+    write(tmp_path, [shard | {7: torch.zeros(3)}])  # type: ignore[dict-item]
+    with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth.*int"):
+        load(tmp_path)
+
+
+def test_a_value_that_float16_cannot_hold_is_named(tmp_path: Path) -> None:
+    weights = random_weights(WIDE)
+    weights["layers.0.feed_forward.w1.weight"][1, 2] = 1e6
+    write(tmp_path, split(weights, 1))
+    load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.feed_forward\.w1\.weight.*float16"):
+        load(tmp_path, dtype=torch.float16)
+
+
+def test_the_dtype_is_that_of_the_matrices_not_of_the_norms(tmp_path: Path) -> None:
+    weights = random_weights(WIDE, dtype=torch.bfloat16)
+    write(tmp_path, split({n: w.float() if "norm" in n else w for n, w in weights.items()}, 1))
+    assert Checkpoint(tmp_path, CONFIG).dtype is torch.bfloat16
+
+
+def test_every_start_up_error_is_one_of_ours(tmp_path: Path) -> None:
+    """Whatever single file of a checkpoint is replaced by rubbish, the error says which."""
+    whole = write(tmp_path / "whole", split(random_weights(WIDE), 2))
+    for name in ("consolidated.00.pth", "consolidated.01.pth", "params.json"):
+        for rubbish in (b"", b"\x00" * 1000, b"PK\x03\x04" + os.urandom(500)):
+            broken = tmp_path / "broken"
+            shutil.copytree(whole, broken, dirs_exist_ok=True)
+            (broken / name).write_bytes(rubbish)
+            with pytest.raises(LlamaError, match=name):
+                ModelRunner.load(engine_config(broken), alone("cpu"))
+
+
+PEAK = """
+import os, sys, torch
+from llama_core.checkpoint.meta import Checkpoint
+from llama_core.config import read_params
+torch.set_num_threads(1)
+torch.stack(torch.aminmax(torch.zeros(9, 9, dtype=torch.bfloat16)[:, :5])).isfinite().all()
+config = read_params(sys.argv[1], vocab_size=640)
+rank, world_size = int(sys.argv[2]), int(sys.argv[3])
+checkpoint = Checkpoint(sys.argv[1], config)
+open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts again from what is resident now
+def peak(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+before = peak("VmRSS")
+weights = checkpoint.load(rank, world_size, torch.bfloat16, torch.device("cpu"))
+print((peak("VmHWM") - before) / sum(w.nbytes for w in weights.values()))
+"""
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc to measure the peak")
+@pytest.mark.parametrize(("num_shards", "world_size"), [(1, 1), (1, 2), (2, 1)])
+def test_peak_memory_of_a_rank_is_its_share(tmp_path: Path, num_shards: int, world_size: int) -> None:
+    params = WIDE | {"dim": 1024, "n_layers": 10, "multiple_of": 256}
+    zeros = {
+        name: torch.zeros(spec.shape, dtype=torch.bfloat16)
+        for name, spec in weight_specs(ModelConfig.from_params(params, vocab_size=640)).items()
+    }
+    for name, weight in zeros.items():
+        weight.view(-1)[0] = 1 + len(name)  # shards must not look like copies of each other
+        weight.view(-1)[-1] = 2 + len(name)
+    write(tmp_path, checkpoints.split(zeros, num_shards), params)
+    command = [sys.executable, "-c", PEAK, str(tmp_path), str(world_size - 1), str(world_size)]
+    ratio = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert 0.9 < ratio < 1.2

@@ -1,0 +1,177 @@
+"""The reference's own outputs, and the equalities that everything else rests on: ranks, shards, chunks, batches, the cache."""
+
+import random
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from llama_core.execution.parallel import alone
+from llama_core.scheduling.request import SamplingParams
+from tests.conftest import GOLDEN
+from tests.support import checkpoints, on_ranks
+
+MP1, MP2 = str(GOLDEN / "mp1"), str(GOLDEN / "mp2")
+
+
+@pytest.fixture(params=[1, 2, 4], ids=["1 rank", "2 ranks", "4 ranks"])
+def world_size(request: pytest.FixtureRequest) -> int:
+    size: int = request.param
+    return size
+
+
+@pytest.fixture(params=["native", "fused", "torch"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """All must agree with the reference, and with each other."""
+    name: str = request.param
+    return name
+
+
+def on(ranks: Any, world_size: int, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result that every rank agrees on (rank 0's)."""
+    if world_size == 1:
+        return function(alone("cpu"), *args, **kwargs)
+    return ranks(world_size).call(partial(function, **kwargs), *args)[0]
+
+
+@pytest.mark.parametrize("ckpt_dir", [MP1, MP2], ids=["1 shard", "2 shards"])
+@pytest.mark.parametrize("num_ranks", [1, 2], ids=["1 rank", "2 ranks"])
+def test_every_golden_case_token_for_token(
+    ranks: Any, golden: dict[str, Any], num_ranks: int, ckpt_dir: str, backend: str
+) -> None:
+    got = on(ranks, num_ranks, on_ranks.golden_outputs, ckpt_dir, backend, golden)
+    for (tokens, logprobs), texts, case in zip(got["completions"], got["texts"], golden["completions"], strict=True):
+        assert tokens == case["out_tokens"]
+        for mine, theirs in zip(logprobs or [], case["out_logprobs"] or [], strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-4)
+        for mine, theirs in zip(texts, case["text_completion"], strict=True):
+            assert mine["generation"] == theirs["generation"]
+            assert mine.get("tokens") == theirs.get("tokens")
+    for predictions, case in zip(got["chats"], golden["chats"], strict=True):
+        for mine, theirs in zip(predictions, case["chat_completion"], strict=True):
+            assert mine["generation"] == theirs["generation"]
+            if not mine["generation"]["content"].startswith("Error: special tags"):
+                assert mine["tokens"] == theirs["tokens"]
+                assert mine["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
+
+
+@pytest.mark.parametrize("ckpt_dir", [MP1, MP2], ids=["1 shard", "2 shards"])
+@pytest.mark.parametrize("num_ranks", [1, 2], ids=["1 rank", "2 ranks"])
+def test_golden_logits_within_1e_4(
+    ranks: Any, golden: dict[str, Any], num_ranks: int, ckpt_dir: str, backend: str
+) -> None:
+    for case in golden["logits"]:
+        tokens = case["tokens"]
+        logits = on(ranks, num_ranks, on_ranks.last_logits, ckpt_dir, tokens, [len(tokens)], backend=backend)
+        assert [logits[i] for i in case["last_top16_ids"]] == pytest.approx(case["last_top16_logits"], abs=1e-4)
+        assert sum(logits) / len(logits) == pytest.approx(case["last_mean"], abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model whose 4 key/value heads 1, 2 and 4 ranks can share, as 2 shards."""
+    directory = tmp_path_factory.mktemp("wide")
+    return str(checkpoints.write(directory, checkpoints.split(checkpoints.random_weights(checkpoints.WIDE), 2)))
+
+
+def requests_of_every_kind(count: int = 12) -> list[tuple[list[int], SamplingParams]]:
+    """Greedy and seeded requests of different lengths, in which strangers differ in every parameter."""
+    draw = random.Random(7)
+    requests = []
+    for i in range(count):
+        prompt = [1] + [draw.randrange(3, 640) for _ in range(draw.randrange(1, 70))]
+        sampled = {
+            "temperature": draw.choice([0.7, 1.3]),
+            "top_p": draw.choice([0.5, 0.9, 1.0]),
+            "top_k": draw.choice([0, 5]),
+        }
+        greedy = {"temperature": 0.0}
+        params = SamplingParams(
+            **(greedy if i % 3 == 0 else sampled),  # type: ignore[arg-type]
+            seed=i,
+            max_tokens=draw.randrange(5, 40),
+            logprobs=0,
+            ignore_eos=True,
+        )
+        requests.append((prompt, params))
+    return requests
+
+
+@pytest.fixture(scope="module")
+def alone_one_by_one(wide: str) -> dict[str, Any]:
+    """The truth: each request by itself, its prompt whole, on one rank."""
+    runs = [on_ranks.serve(alone("cpu"), wide, [request], max_step_tokens=160) for request in requests_of_every_kind()]
+    return {"outputs": [run["outputs"][0] for run in runs], "logprobs": [run["logprobs"][0] for run in runs]}
+
+
+def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert got["outputs"] == expected["outputs"]
+    for mine, theirs in zip(got["logprobs"], expected["logprobs"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    assert got["blocks_used"] == 0
+
+
+def test_requests_differ_from_each_other(alone_one_by_one: dict[str, Any]) -> None:
+    outputs = [tuple(output) for output in alone_one_by_one["outputs"]]
+    assert len(set(outputs)) == len(outputs), "else the equalities below would say little"
+    assert sum(len(set(output)) > 3 for output in outputs) > 8
+
+
+@pytest.mark.parametrize("budget", [8, 17, 64], ids=lambda budget: f"{budget} tokens a step")
+def test_batched_with_strangers_and_prefilled_in_chunks_equals_alone(
+    ranks: Any, wide: str, world_size: int, budget: int, backend: str, alone_one_by_one: dict[str, Any]
+) -> None:
+    requests = requests_of_every_kind()
+    arrivals = [3 * i % 11 for i in range(len(requests))]
+    serve = partial(on_ranks.serve, max_step_tokens=budget, arrivals=arrivals, backend=backend)
+    if world_size == 1:
+        assert_same(serve(alone("cpu"), wide, requests), alone_one_by_one)
+        return
+    for got in ranks(world_size).call(
+        serve, wide, requests
+    ):  # every rank has the same tokens, not only the one that drew them
+        assert_same(got, alone_one_by_one)
+
+
+def test_preempted_and_computed_again_equals_undisturbed(wide: str) -> None:
+    # Short prompts that grow long: all are admitted at once, and then the blocks run out.
+    requests = [(prompt[:5], replace(params, max_tokens=60)) for prompt, params in requests_of_every_kind(6)]
+    undisturbed = on_ranks.serve(alone("cpu"), wide, requests)
+    crowded = on_ranks.serve(alone("cpu"), wide, requests, num_blocks=12)
+    assert undisturbed["preemptions"] == 0 and crowded["preemptions"] >= 3
+    assert_same(crowded, undisturbed)
+
+
+def test_draws_with_drafts_are_those_of_one_token_at_a_time_whatever_was_proposed(
+    ranks: Any, wide: str, world_size: int
+) -> None:
+    draw = random.Random(3)
+    requests = [(prompt, replace(params, max_tokens=60)) for prompt, params in requests_of_every_kind(8)]
+    truth = on(ranks, world_size, on_ranks.serve, wide, requests)
+    num_right = [[draw.randrange(-1, 6) for _ in range(8)] for _ in requests]
+    got = on(ranks, world_size, on_ranks.continue_with_drafts, wide, requests, num_right, truth["outputs"])
+    for mine, expected in zip(got["outputs"], truth["outputs"], strict=True):
+        assert len(mine) > 10 and mine == expected[: len(mine)]
+    for mine, expected in zip(got["logprobs"], truth["logprobs"], strict=True):
+        assert mine == pytest.approx(expected[: len(mine)], abs=1e-4)
+
+
+@pytest.mark.parametrize("chunks", [[1] * 45, [16, 16, 13], [44, 1], [1, 44], [7, 1, 30, 1, 6]], ids=str)
+def test_cached_and_chunked_equals_a_full_forward(
+    ranks: Any, wide: str, world_size: int, chunks: list[int], backend: str
+) -> None:
+    tokens = [1] + [3 + i * 37 % 600 for i in range(44)]
+    full = on(ranks, 1, on_ranks.last_logits, wide, tokens, [len(tokens)])
+    got = on(ranks, world_size, on_ranks.last_logits, wide, tokens, chunks, backend=backend)
+    assert got == pytest.approx(full, abs=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.15), ("float16", 0.02)])
+def test_lower_precisions_stay_near_float32(wide: str, dtype: str, tolerance: float) -> None:
+    tokens = [1] + [3 + i * 37 % 600 for i in range(30)]
+    exact = on_ranks.last_logits(alone("cpu"), wide, tokens, [31])
+    rough = on_ranks.last_logits(alone("cpu"), wide, tokens, [20, 11], dtype)
+    spread = max(exact) - min(exact)
+    assert rough != exact
+    assert max(abs(a - b) for a, b in zip(rough, exact, strict=True)) < tolerance * spread

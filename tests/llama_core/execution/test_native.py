@@ -1,0 +1,286 @@
+"""The native engine: the same bits in any batch, whatever the CPU's instructions; int8; how ranks meet; where it cannot be."""
+
+import json
+import logging
+import mmap
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from benchmarks.questions.quality import perplexity
+from llama_core import Llama
+from llama_core.errors import ConfigError, NonFiniteLogits
+from llama_core.execution.native import build
+from llama_core.execution.native.backend import NativeBackend
+from llama_core.execution.native.exchange import shared_memory
+from llama_core.execution.parallel import Parallel, alone
+from llama_core.execution.runner import ModelRunner
+from llama_core.scheduling.step import Row, SlotInit, StepInput
+from tests.conftest import GOLDEN
+from tests.support import checkpoints, on_ranks
+
+DEMO = Path(__file__).parents[3] / "demo"
+PROMPT = [1] + [3 + i * 37 % 600 for i in range(90)]
+# 4 heads of 64 dimensions on 2 key/value heads: whole tiles.
+SHAPE = {
+    "dim": 256,
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "multiple_of": 32,
+    "norm_eps": 1e-5,
+    "vocab_size": -1,
+}
+# Wide enough for matrices to be cut into slices, in every format, on tile registers.
+WIDE = SHAPE | {"dim": 768, "n_heads": 12, "n_kv_heads": 4}
+FLAGS = ["", "-DLLAMA_NO_AMX", "-march=skylake-avx512", "-march=x86-64-v3", "-march=x86-64-v2"]
+
+
+def quiet_model(shape: dict[str, Any], directory: Path) -> str:
+    weights = checkpoints.random_weights(shape)
+    quieter = {name: weight if "norm" in name else weight * 0.3 for name, weight in weights.items()}
+    return str(checkpoints.write(directory, [quieter], shape))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return quiet_model(SHAPE, tmp_path_factory.mktemp("native"))
+
+
+def last_logits_among_others(runner: ModelRunner, chunks: list[int], strangers: int) -> torch.Tensor:
+    """float32 [vocab] at the end of PROMPT, computed in these chunks while `strangers` sequences are computed beside it."""
+    per_sequence = runner.config.blocks_per_sequence
+    admit = [SlotInit(0, PROMPT, list(range(per_sequence))[::-1], 0.0, 1.0, 0, 0, top_logprobs=0)]
+    for slot in range(1, strangers + 1):
+        tokens = [1] + [(slot * 31 + i) % 600 for i in range(90)]
+        admit.append(
+            SlotInit(slot, tokens, list(range(slot * per_sequence, (slot + 1) * per_sequence)), 0.9, 0.9, 0, slot)
+        )
+    start = 0
+    for chunk in chunks:
+        rows = [Row(slot, start, chunk, start + chunk == len(PROMPT)) for slot in range(strangers + 1)]
+        runner.step(StepInput(0, 0, rows[::-1], admit=admit))
+        admit, start = [], start + chunk
+    return runner.backend.logits_of_draws([strangers])[0].clone()
+
+
+def check_this_build(model: str, dtype: str, quantization: str) -> dict[str, Any]:
+    """Bits in every batch and chunking; how far from torch's, and how far torch's own differ, in float32's spread."""
+    runner = on_ranks.build(
+        alone("cpu"), model, dtype, backend="native", quantization=quantization, max_step_tokens=800
+    ).runner
+    ways = [([91], 0), ([1] * 91, 0), ([16, 32, 43], 0), ([91], 5), ([40, 50, 1], 7), ([1] * 91, 3)]
+    native = [last_logits_among_others(runner, chunks, strangers) for chunks, strangers in ways]
+    other = on_ranks.build(alone("cpu"), model, "float32", backend="torch", max_step_tokens=800).runner
+    exact = last_logits_among_others(other, [91], 0)
+    return {
+        "name": runner.backend.name,
+        "same_bits": all(torch.equal(logits, native[0]) for logits in native),
+        "error": ((native[0] - exact).abs().max() / (exact.max() - exact.min())).item(),
+    }
+
+
+TOLERANCE = {
+    ("float32", "none"): 1e-5,
+    ("bfloat16", "none"): 0.02,
+    ("float32", "int8"): 0.05,
+    ("bfloat16", "int8"): 0.05,
+}
+
+PROGRAM = """
+import json, sys
+import torch
+torch.set_num_threads(2)
+from tests.llama_core.execution.test_native import TOLERANCE, check_this_build
+for dtype, quantization in TOLERANCE:
+    print(json.dumps([dtype, quantization, check_this_build(sys.argv[1], dtype, quantization)]))
+"""
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: flags or "this CPU")
+def test_a_sequences_bits_do_not_depend_on_its_batch_or_chunks_whatever_the_instructions(
+    flags: str, tmp_path: Path
+) -> None:
+    if flags and platform.machine() != "x86_64":
+        pytest.skip("these are flags for x86-64")
+    if "skylake" in flags and "avx512f" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this CPU has no AVX-512")
+    environment = os.environ | {"LLAMA_CXXFLAGS": flags, "LLAMA_CACHE_DIR": str(tmp_path)}
+    environment["OMP_WAIT_POLICY"] = "passive"
+    shape = SHAPE if flags else WIDE
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, quiet_model(shape, tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(TOLERANCE)
+    for dtype, quantization, result in results:
+        assert result["same_bits"], (dtype, quantization, result)
+        assert 0 < result["error"] < TOLERANCE[dtype, quantization], (dtype, quantization, result)
+
+
+def test_int8_weights_cost_less_than_one_percent_of_perplexity_on_held_out_text() -> None:
+    text = (DEMO / "heldout.txt").read_text()[:12_000]
+
+    def measured(quantization: Any) -> float:
+        llama = Llama.build(DEMO, DEMO / "tokenizer.model", 300, 4, quantization=quantization)
+        return perplexity(llama, text, 256)[0]
+
+    exact, rough = measured("none"), measured("int8")
+    assert rough != exact
+    assert rough < 1.01 * exact
+
+
+def int8_on_ranks(parallel: Parallel, model: str) -> Any:
+    backend = on_ranks.build(parallel, model, "bfloat16", quantization="int8").runner.backend
+    assert isinstance(backend, NativeBackend)
+    return on_ranks.last_logits(
+        parallel, model, PROMPT[:60], [60], "bfloat16", quantization="int8"
+    ), backend.weight_bytes
+
+
+def test_int8_on_two_ranks_is_near_int8_on_one(ranks: Any, model: str) -> None:
+    one, bytes_of_one = int8_on_ranks(alone("cpu"), model)
+    (two, bytes_of_two), _ = ranks(2).call(int8_on_ranks, model)
+    spread = max(one) - min(one)
+    assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 0.03 * spread
+    assert bytes_of_two < 0.6 * bytes_of_one
+
+
+def logits_by_carrier(parallel: Parallel, model: str) -> Any:
+    """As on ranks of different nodes: no shared memory."""
+    from llama_core.execution.native import backend
+
+    backend.shared_memory = lambda parallel, num_bytes: None
+    try:
+        return on_ranks.last_logits(parallel, model, PROMPT[:60], [30, 29, 1], max_seq_len=150)
+    finally:
+        backend.shared_memory = shared_memory
+
+
+def logits_by_shared_memory(parallel: Parallel, model: str) -> Any:
+    return on_ranks.last_logits(parallel, model, PROMPT[:60], [30, 29, 1], max_seq_len=151)
+
+
+def test_ranks_exchange_the_same_values_through_gloo_as_through_shared_memory(ranks: Any, model: str) -> None:
+    assert ranks(2).call(logits_by_carrier, model) == ranks(2).call(logits_by_shared_memory, model)
+
+
+def test_no_rank_uses_memory_that_another_could_not_map(ranks: Any) -> None:
+    assert ranks(2).call(shared_memory_where_rank_1_fails) == [True, True]
+
+
+def shared_memory_where_rank_1_fails(parallel: Parallel) -> bool:
+    with patch(
+        "llama_core.execution.native.exchange.mmap.mmap", side_effect=OSError if parallel.rank == 1 else mmap.mmap
+    ):
+        return shared_memory(parallel, 4096) is None
+
+
+@pytest.fixture
+def fresh_build() -> Iterator[None]:
+    """library_path and the library loaded from it are remembered for the process."""
+    from llama_core.execution.native import backend
+
+    remembered = build.library_path, backend._library
+    build.library_path.cache_clear()
+    backend._library.cache_clear()
+    yield
+    build.library_path.cache_clear()
+    backend._library.cache_clear()
+    assert remembered == (build.library_path, backend._library)
+
+
+@pytest.mark.usefixtures("fresh_build")
+def test_without_a_compiler_torch_computes_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LLAMA_CXX", "no-such-compiler")
+    monkeypatch.setenv("LLAMA_CACHE_DIR", str(tmp_path))
+    mp1 = GOLDEN / "mp1"
+    with caplog.at_level(logging.WARNING, logger="llama_core"):
+        llama = Llama.build(mp1, mp1 / "tokenizer.model", 64, 2)
+    assert llama.runner.backend.name == "torch"
+    assert "no C++ compiler (no-such-compiler)" in caplog.text
+    with pytest.raises(ConfigError, match="native backend cannot be used: there is no C"):
+        Llama.build(mp1, mp1 / "tokenizer.model", 64, 2, backend="native")
+    with pytest.raises(ConfigError, match="quantization int8 needs the native backend"):
+        Llama.build(mp1, mp1 / "tokenizer.model", 64, 2, quantization="int8")
+
+
+@pytest.mark.usefixtures("fresh_build")
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LLAMA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("LLAMA_CXXFLAGS", "--no-such-flag")
+    with pytest.raises(build.Unavailable, match="no-such-flag"):
+        build.library_path()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"], "nothing half-made is left"
+
+
+@pytest.mark.usefixtures("fresh_build")
+def test_a_library_is_not_loaded_from_a_directory_that_others_can_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("LLAMA_CACHE_DIR", str(tmp_path))
+    with pytest.raises(build.Unavailable, match="belongs to this user alone"):
+        build.library_path()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"dtype": "float16"}, "float16"), ({"block_size": 24}, "block_size 24")],
+    ids=["float16", "odd blocks"],
+)
+def test_what_it_cannot_do_torch_does(settings: dict[str, Any], reason: str) -> None:
+    mp1 = str(GOLDEN / "mp1")
+    assert on_ranks.build(alone("cpu"), mp1, **settings).runner.backend.name == "torch"
+    with pytest.raises(ConfigError, match=reason):
+        on_ranks.build(alone("cpu"), mp1, **settings, backend="native")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", [24, 40, 64])
+def test_what_one_request_computes_reaches_no_later_one_in_any_width(tmp_path: Path, dim: int, dtype: str) -> None:
+    shape = SHAPE | {"dim": dim, "n_heads": 4, "n_kv_heads": 2}
+    directory = str(checkpoints.write(tmp_path, [checkpoints.random_weights(shape)], shape))
+    runner = on_ranks.build(alone("cpu"), directory, dtype, backend="native").runner
+    assert isinstance(runner.backend, NativeBackend)
+    runner.backend.poke_embedding(333, float("nan"))
+
+    def non_finite(tokens: list[int]) -> list[int]:
+        admit = [SlotInit(0, tokens, [0, 1], 0.0, 1.0, 0, 0)]
+        return runner.step(StepInput(0, 0, [Row(0, 0, len(tokens), True)], admit=admit)).non_finite
+
+    assert non_finite([1, 333, 5]) == [0]
+    assert non_finite([1, 7, 5]) == []
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_value_that_is_not_finite_is_told_and_not_rounded_away(tmp_path: Path, quantization: str) -> None:
+    weights = checkpoints.random_weights(SHAPE)
+    for name in ("layers.0.attention.wq.weight", "layers.0.attention.wk.weight"):
+        weights[name] = weights[name] * 1e30  # one product of both is past float32
+    directory = str(checkpoints.write(tmp_path, [weights], SHAPE))
+    with pytest.raises(NonFiniteLogits):
+        on_ranks.build(alone("cpu"), directory, "float32", backend="native", quantization=quantization)
+
+
+def test_a_step_that_does_not_fit_is_refused_before_it_is_computed(model: str) -> None:
+    runner = on_ranks.build(alone("cpu"), model, backend="native").runner
+    for rows in ([Row(0, 0, 65, False)], [Row(0, 100, 60, True)], [Row(0, -1, 1, True)]):
+        with pytest.raises(ValueError, match=r"out of bounds|too large"):
+            runner.step(StepInput(0, 0, rows))

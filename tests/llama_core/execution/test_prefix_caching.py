@@ -1,0 +1,229 @@
+"""What sequences begin with in common is computed once, found again later, and never taken for something else."""
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from llama_core import Llama
+from llama_core.execution.native.build import Unavailable
+from llama_core.execution.parallel import alone
+from llama_core.scheduling.block_pool import BlockPool, block_key
+from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence
+from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.step import StepInput, StepOutput
+from tests.support import on_ranks
+from tests.support.model_free_runner import EOS, FakeRanks, arbitrary, expected_output
+
+DEMO = Path(__file__).parents[3] / "demo"
+PREFIX = [3 + i * 31 % 997 for i in range(400)]
+
+
+def make(num_blocks: int = 2048, slots: int = 32, budget: int = 512, prefix_caching: bool = True) -> Scheduler:
+    config = SchedulerConfig(slots, budget, EOS, prefix_caching=prefix_caching)
+    return Scheduler(config, BlockPool(num_blocks, 16))
+
+
+def sequence(prompt: list[int], max_new: int = 8, **params: object) -> Sequence:
+    return Sequence(prompt, SamplingParams(ignore_eos=True, **params), len(prompt) + max_new)  # type: ignore[arg-type]
+
+
+def run(scheduler: Scheduler, ranks: FakeRanks, sequences: list[Sequence], depth: int = 2) -> int:
+    """Serve these to their end. Returns the tokens that went through the model."""
+    before = ranks.num_computed
+    for seq in sequences:
+        scheduler.add(seq)
+    flights: deque[StepOutput] = deque()
+    while scheduler.has_work:
+        if len(flights) < depth and (batch := scheduler.schedule()) is not None:
+            flights.append(ranks.step(batch))
+        else:
+            scheduler.commit(flights.popleft())
+    for seq in sequences:
+        assert seq.output == expected_output(seq)
+    assert scheduler.pool.num_used == 0
+    return ranks.num_computed - before
+
+
+@pytest.mark.parametrize("budget", [64, 150, 512, 5000])
+def test_requests_that_arrive_together_compute_their_common_beginning_once(budget: int) -> None:
+    scheduler, ranks = make(budget=budget), FakeRanks(16)
+    sequences = [sequence([*PREFIX, 1000 + i, 7, 8], seed=i) for i in range(32)]
+    computed = run(scheduler, ranks, sequences)
+    assert computed == 400 + 32 * (3 + 7), (
+        "the beginning once; of each request its own tokens and all generated but one"
+    )
+    assert scheduler.num_prefix_hits == 31 * 400
+    assert [seq.num_cached for seq in sequences] == [0] + [400] * 31
+
+
+def test_without_prefix_caching_every_request_computes_all_its_tokens() -> None:
+    scheduler, ranks = make(prefix_caching=False), FakeRanks(16)
+    assert run(scheduler, ranks, [sequence([*PREFIX, i]) for i in range(4)]) == 4 * (401 + 7)
+    assert scheduler.num_prefix_hits == 0
+
+
+def test_the_choices_of_one_request_share_its_prompt() -> None:
+    scheduler, ranks = make(), FakeRanks(16)
+    assert run(scheduler, ranks, [sequence(PREFIX[:100], seed=i) for i in range(4)]) == 96 + 4 * (4 + 7)
+
+
+def test_one_token_is_always_left_to_compute() -> None:
+    scheduler, ranks = make(), FakeRanks(16)
+    first, again = sequence(PREFIX[:64]), sequence(PREFIX[:64])
+    run(scheduler, ranks, [first])
+    assert run(scheduler, ranks, [again]) == 16 + 7 and again.num_cached == 48
+
+
+def test_the_next_turn_of_a_conversation_finds_the_answer_that_it_repeats() -> None:
+    scheduler, ranks = make(), FakeRanks(16)
+    turn = sequence(PREFIX[:50], max_new=60)
+    run(scheduler, ranks, [turn])
+    following = sequence([*turn.tokens, *range(20, 30)])
+    run(scheduler, ranks, [following])
+    assert following.num_cached == 96, "109 of the 110 tokens were computed, the last was only drawn: 6 full blocks"
+
+
+def test_who_asks_for_a_prompts_logprobs_computes_it_and_others_find_it() -> None:
+    scheduler, ranks = make(), FakeRanks(16)
+    asking = [sequence(PREFIX[:100], logprobs=0, prompt_logprobs=True) for _ in range(2)]
+    assert run(scheduler, ranks, asking) == 2 * (100 + 7)
+    assert [len(seq.prompt_logprobs) for seq in asking] == [99, 99]
+    assert run(scheduler, ranks, [other := sequence(PREFIX[:100])]) == 4 + 7
+    assert other.num_cached == 96
+
+
+def test_a_beginning_that_differs_in_one_token_is_another() -> None:
+    scheduler, ranks = make(), FakeRanks(16)
+    run(scheduler, ranks, [sequence(PREFIX[:100])])
+    for at in (0, 20, 47):
+        changed = [*PREFIX[:at], 2000 + at, *PREFIX[at + 1 : 100]]
+        run(scheduler, ranks, [seq := sequence(changed)])
+        assert seq.num_cached == at // 16 * 16
+
+
+def test_a_beginning_in_use_again_and_again_outlives_what_is_used_once() -> None:
+    scheduler, ranks = make(num_blocks=24), FakeRanks(16)
+    run(scheduler, ranks, [sequence(PREFIX[:160])])
+    for i in range(30):
+        run(scheduler, ranks, [sequence([3000 + i] * 100)])
+        run(scheduler, ranks, [seq := sequence([*PREFIX[:160], 5000 + i])])
+        assert seq.num_cached == 160
+
+
+def test_memory_is_reused_when_it_is_needed_and_what_was_there_is_computed_again() -> None:
+    scheduler, ranks = make(num_blocks=24), FakeRanks(16)
+    run(scheduler, ranks, [sequence(PREFIX[:160])])
+    run(scheduler, ranks, [sequence([3000 + i] * 100) for i in range(8)])
+    assert run(scheduler, ranks, [sequence(PREFIX[:160])]) == 167
+
+
+def test_a_preempted_sequence_computes_again_only_what_was_reused_meanwhile() -> None:
+    once = 2 * (40 + 119)
+    computed = {}
+    for caching in (True, False):
+        scheduler, ranks = make(num_blocks=16, slots=2, prefix_caching=caching), FakeRanks(16)
+        # Admitted with 3 blocks each, both want 10: the younger gives way, and comes back when the older has ended.
+        old, young = sequence(PREFIX[:40], max_new=120), sequence(PREFIX[200:240], max_new=120)
+        computed[caching] = run(scheduler, ranks, [old, young], depth=1)
+        assert scheduler.num_preemptions == 1
+        assert young.num_cached == 0, "what it had computed itself is nobody's gift"
+    assert computed == {False: once + 128, True: once + 32}, "of its 8 full blocks the older took the last 2"
+
+
+def test_preemption_costs_little_as_long_as_its_blocks_are_not_reused() -> None:
+    scheduler, ranks = make(num_blocks=12, slots=3), FakeRanks(16)
+    sequences = [sequence(PREFIX[i * 50 : i * 50 + 40], max_new=24) for i in range(3)]
+    for seq in sequences:
+        scheduler.add(seq)
+    for _ in range(5):
+        scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
+    young = scheduler._running[-1]
+    scheduler._requeue_youngest()
+    scheduled = ranks.num_computed
+    batch = scheduler.schedule()
+    assert batch is not None and batch.rows[-1].start == 32 and young.scheduled == young.length
+    scheduler.commit(ranks.step(batch))
+    assert ranks.num_computed - scheduled == 2 + young.length - 1 - 32
+    run(scheduler, ranks, [])
+    assert all(seq.output == expected_output(seq) for seq in sequences)
+
+
+def test_new_ranks_have_nothing_to_be_found() -> None:
+    scheduler, ranks = make(), FakeRanks(16)
+    run(scheduler, ranks, [sequence(PREFIX)])
+    scheduler.restart(epoch=1)
+    assert run(scheduler, FakeRanks(16), [sequence(PREFIX)]) == 400 + 7
+
+
+def test_what_was_computed_for_a_failed_request_is_not_given_to_others() -> None:
+    scheduler, ranks = make(), FakeRanks(16)
+    ranks.non_finite_at = (0, 100)
+    failing = sequence(PREFIX[:100])
+    scheduler.add(failing)
+    scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
+    assert failing.finish_reason is FinishReason.ERROR
+    ranks.non_finite_at = None
+    assert run(scheduler, ranks, [sequence(PREFIX[:100])]) == 100 + 7
+
+
+@pytest.mark.parametrize("length", range(40, 57))
+def test_a_token_that_is_still_on_its_way_is_in_no_key(length: int) -> None:
+    scheduler, ranks = make(), FakeRanks(16)
+    leaving = sequence(PREFIX[:length], max_new=20)
+    scheduler.add(leaving)
+    batches = [scheduler.schedule() for _ in range(4)]  # computes up to 3 tokens more than it has been told
+    scheduler.finish(leaving, FinishReason.ABORT)
+    for batch in batches:
+        scheduler.commit(ranks.step(batch))  # type: ignore[arg-type]
+    keys = [b""]
+    for begin in range(0, length - 15, 16):
+        keys.append(block_key(keys[-1], PREFIX[begin : begin + 16]))
+    assert set(scheduler.pool._block_of) == set(keys[1:])
+
+
+def test_an_aborted_prompt_is_found_as_far_as_its_steps_were_made() -> None:
+    scheduler, ranks = make(budget=64), FakeRanks(16)
+    leaving = sequence(PREFIX)
+    scheduler.add(leaving)
+    batch = scheduler.schedule()
+    assert batch is not None
+    scheduler.finish(leaving, FinishReason.ABORT)
+    scheduler.add(staying := sequence(PREFIX))
+    following = scheduler.schedule()
+    assert following is not None and following.rows[0].start == 64, "the ranks run the steps in order"
+    for step in (batch, following):
+        scheduler.commit(ranks.step(step))
+    run(scheduler, ranks, [])
+    assert staying.output == expected_output(staying, arbitrary)
+
+
+@pytest.fixture(params=["torch", "native"])
+def llama(request: pytest.FixtureRequest) -> Llama:
+    try:
+        return on_ranks.build(
+            alone("cpu"), str(DEMO), max_seq_len=512, max_batch_size=32, max_step_tokens=512, backend=request.param
+        )
+    except Unavailable as error:
+        pytest.skip(f"no native engine here: {error}")
+
+
+def test_32_requests_behind_400_shared_tokens_get_the_same_texts_for_a_third_of_the_prefill(
+    llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = llama.tokenizer.encode((DEMO / "heldout.txt").read_text()[:4000], bos=True, eos=False)[:400]
+    assert len(shared) == 400
+    prompts = [shared + llama.tokenizer.encode(f"Question {i}:", bos=False, eos=False) for i in range(32)]
+    num_prefilled = 0
+    step = llama.runner.step
+
+    def counted(batch: StepInput) -> StepOutput:
+        nonlocal num_prefilled
+        num_prefilled += sum(row.length for row in batch.rows if row.length > 1)
+        return step(batch)
+
+    monkeypatch.setattr(llama.runner, "step", counted)
+    together, _ = llama.generate(prompts, 8, temperature=0.7, seed=3)
+    assert 3 * num_prefilled <= sum(map(len, prompts))
+    assert num_prefilled < 400 + 32 * 16
+    assert together == [llama.generate([prompt], 8, temperature=0.7, seed=3)[0][0] for prompt in prompts]

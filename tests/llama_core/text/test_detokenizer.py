@@ -1,0 +1,220 @@
+"""Streamed text equals text decoded whole, however it is cut; no part of a stop string ever leaves."""
+
+import io
+import itertools
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_core.errors import InvalidParameter
+from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
+from llama_core.text.tokenizer import Tokenizer
+
+GOLDEN = Tokenizer(Path(__file__).parents[2] / "data" / "golden" / "mp1" / "tokenizer.model")
+
+
+def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Any ids, with what is delicate made frequent: bytes, broken characters, control tokens, leading spaces."""
+    byte_ids = {piece.byte: i for i, piece in enumerate(tokenizer.pieces) if piece.byte is not None}
+    spaces = [i for i, piece in enumerate(tokenizer.pieces) if piece.leads_with_space]
+    spaces.sort(key=lambda i: len(tokenizer.pieces[i].text))  # a bare space first
+    any_id = st.integers(0, tokenizer.n_words - 1)
+    lead_and_trail_bytes = [0x0A, 0x20, 0x41, 0x80, 0x9F, 0xA0, 0xBF, 0xC2, 0xE0, 0xED, 0xEF, 0xF0, 0xF4, 0xF5, 0xFF]
+    part = st.one_of(
+        any_id.map(lambda i: [i]),
+        st.sampled_from([0, 1, 2]).map(lambda i: [i]),
+        st.sampled_from(spaces[:4]).map(lambda i: [i]),
+        st.sampled_from(lead_and_trail_bytes).map(lambda b: [byte_ids[b]]),
+        st.binary(max_size=5).map(lambda data: [byte_ids[b] for b in data]),
+        st.text(max_size=3).map(lambda text: [byte_ids[b] for b in text.encode()]),
+    )
+    return st.lists(part, max_size=12).map(lambda parts: [i for part in parts for i in part])
+
+
+def cut(items: list[int], cuts: list[int]) -> list[list[int]]:
+    bounds = [0, *sorted(c % (len(items) + 1) for c in cuts), len(items)]
+    return [items[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+@given(ids_of(GOLDEN), st.lists(st.integers(0, 99), max_size=6))
+def test_streamed_text_equals_text_decoded_whole(ids: list[int], cuts: list[int]) -> None:
+    detokenizer = IncrementalDetokenizer(GOLDEN)
+    streamed = "".join(detokenizer.push(part) for part in cut(ids, cuts))
+    assert streamed + detokenizer.flush() == GOLDEN.decode(ids)
+
+
+@given(ids_of(GOLDEN))
+def test_what_was_emitted_is_never_taken_back(ids: list[int]) -> None:
+    detokenizer, emitted = IncrementalDetokenizer(GOLDEN), ""
+    whole = GOLDEN.decode(ids)
+    for token_id in ids:
+        emitted += detokenizer.push([token_id])
+        assert whole.startswith(emitted)
+
+
+@pytest.mark.parametrize("dummy_prefix", [True, False])
+@pytest.mark.parametrize("remove_spaces", [True, False])
+def test_every_rule_for_leading_spaces_equals_sentencepiece(
+    dummy_prefix: bool, remove_spaces: bool, tmp_path: Path
+) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat on the mat"] * 20),
+        model_writer=model,
+        model_type="bpe",
+        byte_fallback=True,
+        vocab_size=300,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        add_dummy_prefix=dummy_prefix,
+        remove_extra_whitespaces=remove_spaces,
+        unk_surface="",
+    )
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model.getvalue())
+    tokenizer = Tokenizer(path)
+    assert tokenizer.leading_space == ("drop_all" if remove_spaces else "drop_one" if dummy_prefix else "keep")
+
+    @given(ids_of(tokenizer))
+    def streamed_equals_whole(ids: list[int]) -> None:
+        detokenizer = IncrementalDetokenizer(tokenizer)
+        assert "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush() == tokenizer.decode(ids)
+
+    streamed_equals_whole()
+
+
+@given(st.text())
+def test_half_a_character_never_leaves(text: str) -> None:
+    detokenizer = IncrementalDetokenizer(GOLDEN)
+    emitted = [detokenizer.push([i]) for i in GOLDEN.encode(text, bos=True, eos=True)]
+    assert detokenizer.flush() == ""
+    assert "".join(emitted) == text.replace("\u2581", " ")
+
+
+def test_an_emoji_leaves_with_its_last_byte() -> None:
+    ids = GOLDEN.encode("\U0001f600", bos=False, eos=False)
+    detokenizer = IncrementalDetokenizer(GOLDEN)
+    assert [detokenizer.push([i]) for i in ids] == ["", "", "", "", "\U0001f600"]
+
+
+def test_a_byte_that_cannot_be_completed_leaves_at_once() -> None:
+    lead, impossible = (3 + byte for byte in (0xE0, 0x80))
+    detokenizer = IncrementalDetokenizer(GOLDEN)
+    assert detokenizer.push([lead]) == ""
+    assert detokenizer.push([impossible]) == "\ufffd\ufffd"
+
+
+@given(ids_of(GOLDEN), ids_of(GOLDEN))
+def test_a_prefix_continues_where_its_own_stream_stood(prefix: list[int], ids: list[int]) -> None:
+    whole = IncrementalDetokenizer(GOLDEN)
+    already_read = whole.push(prefix)
+    resumed = IncrementalDetokenizer(GOLDEN, prefix=prefix)
+    rest = resumed.push(ids) + resumed.flush()
+    assert rest == whole.push(ids) + whole.flush()
+    assert already_read + rest == GOLDEN.decode(prefix + ids)
+
+
+@pytest.mark.parametrize("bad", [-1, 640, 2**40])
+def test_an_id_out_of_range_is_refused_and_changes_nothing(bad: int) -> None:
+    detokenizer = IncrementalDetokenizer(GOLDEN)
+    with pytest.raises(InvalidParameter):
+        detokenizer.push([3 + 0xC3, bad])
+    assert detokenizer.flush() == ""
+
+
+# Stop strings
+
+
+def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """By definition: the text before the stop string that is complete first, the longest of those that end together."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            longest = max(ending, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+small_text = st.text(alphabet="ab", max_size=30)
+small_stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=4)
+
+
+@given(small_text, small_stops, st.lists(st.integers(0, 99), max_size=8))
+def test_stopping_does_not_depend_on_the_cuts(text: str, stops: list[str], cuts: list[int]) -> None:
+    checker, emitted, stopped = StopChecker(stops), "", False
+    for part in cut(list(map(ord, text)), cuts):
+        check = checker.push("".join(map(chr, part)))
+        emitted, stopped = emitted + check.emit, check.stopped
+    emitted += checker.flush()
+    assert (emitted, checker.matched) == first_stop(text, stops)
+    assert stopped == (checker.matched is not None)
+
+
+@given(small_text, small_stops)
+def test_only_the_beginning_of_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
+    checker, emitted = StopChecker(stops), ""
+    before_stop, _ = first_stop(text, stops)
+    for end, char in enumerate(text, start=1):
+        check = checker.push(char)
+        emitted += check.emit
+        assert before_stop.startswith(emitted)
+        if check.stopped:
+            assert emitted == before_stop
+            break
+        held = text[len(emitted) : end]
+        assert held == "" or any(stop.startswith(held) for stop in stops)
+        longer = [text[i:end] for i in range(len(emitted))]
+        assert not any(stop.startswith(tail) for tail in longer for stop in stops)
+
+
+def test_a_stop_string_over_many_pushes_is_swallowed_whole() -> None:
+    checker = StopChecker(["\n\nUser:"])
+    pieces = ["Hello", ".", "\n", "\n", "Us", "er", ": more"]
+    checks = [checker.push(piece) for piece in pieces]
+    assert [check.emit for check in checks] == ["Hello", ".", "", "", "", "", ""]
+    assert [check.stopped for check in checks] == [False] * 6 + [True]
+    assert checker.matched == "\n\nUser:"
+    assert checker.push("after") == ("", True)
+    assert checker.flush() == ""
+
+
+def test_text_held_back_in_vain_comes_out_in_order() -> None:
+    checker = StopChecker(["abc"])
+    assert [checker.push(piece).emit for piece in ("xa", "b", "a", "bd", "ab")] == ["x", "", "ab", "abd", ""]
+    assert checker.flush() == "ab"
+    assert checker.matched is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "before"), [("aab", "aaaab", "aa"), ("abab", "abaabab", "aba"), ("aabaaa", "aabaabaaa", "aab")]
+)
+def test_a_stop_string_that_overlaps_its_own_false_start_is_found(stop: str, text: str, before: str) -> None:
+    checker = StopChecker([stop])
+    assert "".join(checker.push(char).emit for char in text) == before
+    assert checker.matched == stop
+
+
+def test_the_stop_string_that_is_complete_first_wins() -> None:
+    for stops in (["abcd", "bc"], ["bc", "abcd"]):
+        checker = StopChecker(stops)
+        assert checker.push("abcd") == ("a", True)
+        assert checker.matched == "bc"
+
+
+def test_no_stop_strings_pass_everything_at_once() -> None:
+    assert StopChecker([]).push("text") == ("text", False)
+
+
+@pytest.mark.parametrize("stops", [[""], ["a", ""], [1], "stop"])
+def test_empty_or_ill_typed_stop_strings_are_refused(stops: list[str]) -> None:
+    with pytest.raises(InvalidParameter, match="at least 1 character"):
+        StopChecker(stops)
+
+
+def test_a_megabyte_of_near_misses_takes_time_in_proportion() -> None:
+    checker = StopChecker(["a" * 5000 + "b"])  # a search that starts over at each character would never end
+    emitted = sum(len(checker.push("a" * 1000).emit) for _ in range(1000))
+    assert emitted + len(checker.flush()) == 1_000_000

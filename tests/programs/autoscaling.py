@@ -1,0 +1,354 @@
+"""Run by test_autoscaling.py as a program of its own: `deployments.local.up` on a cluster without room, whose nodes come later.
+
+Prints one JSON line of what it saw.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import ray
+import yaml
+from ray import serve
+from ray.autoscaler.v2.sdk import get_cluster_resource_state
+from ray.cluster_utils import Cluster
+from ray.util import placement_group_table
+
+from cluster.wire.process_end import ProcessIdentity, is_running
+from tests.conftest import GOLDEN
+from tests.support.programs import REPOSITORY
+from tests.support.server import free_port
+
+PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
+MEMORY = 300 * 2**20  # of a node, in bytes: a replica asks for 256 MiB, so that no node has room for two
+T = TypeVar("T")
+
+
+def config(port: int) -> dict[str, Any]:
+    args = {
+        "model_id": "golden",
+        "ckpt_dir": str(GOLDEN / "mp2"),
+        "max_seq_len": 4096,
+        "dtype": "float32",
+        "answer_after_s": 0,  # a replica that loads answers, so that its answers can be seen
+    }
+    autoscaling = {
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "target_ongoing_requests": 1,
+        "upscale_delay_s": 0.5,
+        # Load that seems to pass for a moment, on a busy machine, must not send a replica away that waits for room.
+        "downscale_delay_s": 4,
+        "look_back_period_s": 2,
+        "metrics_interval_s": 0.2,
+    }
+    return {
+        "http_options": {"host": "127.0.0.1", "port": port},
+        "proxy_location": "HeadOnly",  # all nodes of this cluster have one address, and so one port
+        "applications": [
+            {
+                "name": "llama",
+                "route_prefix": "/",
+                "import_path": "deployments.app:build_app",
+                "args": args,
+                "deployments": [{"name": "LlamaIngress", "autoscaling_config": autoscaling}],
+            }
+        ],
+    }
+
+
+async def until(what: str, look: Callable[[], Awaitable[T | None]], timeout_s: float) -> T:
+    """The first answer of `look` that says something. `timeout_s` is ample for a quiet machine, and this one may be busy."""
+    deadline = time.monotonic() + 4 * timeout_s
+    while time.monotonic() < deadline:
+        if answer := await look():
+            return answer
+        await asyncio.sleep(0.05)
+    raise TimeoutError(what)
+
+
+def groups() -> dict[str, str]:
+    """Placement groups that are not gone: id -> state."""
+    return {key: group["state"] for key, group in placement_group_table().items() if group["state"] != "REMOVED"}
+
+
+def nodes_of_groups() -> set[str]:
+    table = placement_group_table().values()
+    return {node for group in table if group["state"] == "CREATED" for node in group["bundles_to_node_id"].values()}
+
+
+def pending_cpus() -> list[float]:
+    """What groups of bundles that wait ask for, as Ray's own autoscaler is told: CPUs of each."""
+    state = get_cluster_resource_state(ray._private.worker.global_worker.gcs_client)  # type: ignore[attr-defined]
+    return [
+        sum(bundle.resources_bundle.get("CPU", 0) for bundle in selector.resource_requests)
+        for request in state.pending_gang_resource_requests
+        for selector in request.bundle_selectors
+    ]
+
+
+class Client:
+    """HTTP as users send it, and a count of how every completion ended."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+        self.endings: Counter[str] = Counter()
+        self.streams_wanted = 0
+        self.ranks: dict[tuple[int, ...], int] = {}  # pids of a replica's ranks -> most rows they were seen to run
+
+    async def look(self, method: str, path: str, **body: Any) -> httpx.Response | None:
+        """None where nothing answers within a second."""
+        with contextlib.suppress(httpx.TransportError):
+            return await self.http.request(method, path, json=body or None, timeout=1)
+        return None
+
+    async def props(self) -> tuple[int, ...]:
+        """Pids of the ranks of whichever replica answers; () if none does."""
+        answer = await self.look("GET", "/props")
+        if answer is None or answer.status_code != 200 or answer.json()["phase"] != "ready":
+            return ()
+        pids = tuple(rank["pid"] for rank in answer.json()["ranks"])
+        self.ranks[pids] = max(self.ranks.get(pids, 0), answer.json()["requests_running"])
+        return pids
+
+    async def stream(self, max_tokens: int = 120, begun: asyncio.Event | None = None) -> str:
+        """How a streamed completion ended: its finish reason, or what went wrong."""
+        body = PROMPT | {"max_tokens": max_tokens, "stream": True}
+        reason, done, count = "no finish reason", False, 0
+        try:
+            async with self.http.stream("POST", "/v1/completions", json=body, timeout=180) as response:
+                if response.status_code != 200:
+                    return f"{response.status_code} {(await response.aread())[:200]!r}"
+                async for line in response.aiter_lines():
+                    if line == "data: [DONE]":
+                        done = True
+                    elif line.startswith("data: "):
+                        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                        reason, count = choice["finish_reason"] or reason, count + 1
+                        if begun is not None:
+                            begun.set()
+        except httpx.HTTPError as error:
+            return type(error).__name__
+        return reason if done and count > 1 else f"cut off: {count} chunks, {reason}"
+
+    async def keep_streaming(self, worker: int) -> None:
+        """As many of these stream, one completion after the other, as are wanted at the moment; the first always does."""
+        while True:
+            if worker < self.streams_wanted:
+                self.endings[await self.stream()] += 1
+            await asyncio.sleep(0.05)
+
+
+async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: str) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    began = time.monotonic()
+
+    def stamp(name: str) -> None:
+        nonlocal began
+        seen[f"{name}_s"], began = round(time.monotonic() - began, 2), time.monotonic()
+
+    def said(words: str) -> str | None:
+        return next((line for line in log.read_text(errors="replace").splitlines() if words in line), None)
+
+    async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_keepalive_connections=0)) as http:
+        client = Client(http)
+
+        # No room for any replica.
+        async def is_pending() -> bool:
+            return "PENDING" in groups().values()
+
+        await until("a placement group waits", is_pending, 40)
+        stamp("submitted")
+        early: list[int] = []
+
+        async def waits() -> str | None:
+            answer = await client.look("GET", "/ready")
+            early.append(answer.status_code if answer is not None else 0)
+            return said("Waiting for room")
+
+        seen["waiting"] = await until("the line", waits, 30)
+        stamp("waiting")
+        seen["warning"] = said("it waits until there is room")
+        seen["ready_without_room"] = sorted(set(early))
+
+        # Room for one.
+        cluster.add_node(num_cpus=2, memory=MEMORY)
+        loading: list[dict[str, Any]] = []
+
+        async def is_ready() -> bool:
+            ready = await client.look("GET", "/ready")
+            if ready is not None and ready.status_code == 200:
+                return True
+            if ready is not None and "phase" in ready.text:
+                health = await client.look("GET", "/health")
+                post = await client.look("POST", "/v1/completions", **PROMPT)
+                if health is not None and post is not None and post.status_code != 200:
+                    loading.append(
+                        {
+                            "health": health.status_code,
+                            "ready": [ready.status_code, ready.headers.get("Retry-After"), ready.json()["phase"]],
+                            "completion": [post.status_code, post.headers.get("Retry-After"), post.json()],
+                        }
+                    )
+            return False
+
+        await until("ready", is_ready, 60)
+        stamp("first_replica")
+        seen["loading"] = loading
+        await until("the banner", lambda: asyncio.sleep(0, said("is ready at")), 10)
+        first = await client.props()
+        seen["first"] = list(first)
+
+        # Load that is too much for one.
+        workers = [asyncio.create_task(client.keep_streaming(i)) for i in range(4)]
+        client.streams_wanted = 4
+
+        async def wants_more() -> bool:
+            return sorted(groups().values()) == ["CREATED", "PENDING"]
+
+        await until("a second placement group waits", wants_more, 30)
+        stamp("second_wanted")
+        seen["autoscaler_sees_cpus"] = await until(
+            "the autoscaler sees it", lambda: asyncio.sleep(0, pending_cpus()), 10
+        )
+        served = client.endings.total()
+        await until("completions meanwhile", lambda: asyncio.sleep(0, client.endings.total() >= served + 8), 20)
+        seen["groups_while_waiting"] = sorted(groups().values())
+        seen["replicas_while_waiting"] = len(client.ranks)
+
+        # Room for two.
+        cluster.add_node(num_cpus=2, memory=MEMORY)
+
+        async def both_work() -> bool:
+            await client.props()
+            return len(client.ranks) == 2 and all(client.ranks.values())
+
+        await until("the second replica has rows to run", both_work, 60)
+        stamp("second_replica")
+        seen["groups_under_load"] = sorted(groups().values())
+        processes = {pid: ProcessIdentity.of(pid) for pids in client.ranks for pid in pids}
+        seen["rows_of_replicas"] = list(client.ranks.values())
+        seen["ranks_under_load"] = sum(is_running(process) for process in processes.values())
+
+        # One stream after the other, which one replica can do.
+        client.streams_wanted = 1
+
+        async def one_is_gone() -> list[int] | None:
+            left = [pid for pid, process in processes.items() if is_running(process)]
+            return left if len(left) == 2 and len(groups()) == 1 else None
+
+        left = await until("one replica's ranks and placement group are gone", one_is_gone, 60)
+        stamp("gone")
+        seen["left"] = left
+        seen["left_is_one_replica"] = tuple(left) in client.ranks
+        seen["groups_left"] = list(groups().values())
+        served = client.endings.total()
+        await until("completions afterwards", lambda: asyncio.sleep(0, client.endings.total() >= served + 3), 20)
+        seen["answers"] = list(await until("an answer", client.props, 10))
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        seen["endings"] = client.endings
+
+        # The replica's own node is lost, in the middle of a stream; the other one has room.
+        begun = asyncio.Event()
+        cut = asyncio.create_task(client.stream(4000, begun))
+        await asyncio.wait_for(begun.wait(), 60)
+        (lost,) = (node for node in cluster.worker_nodes if node.node_id in nodes_of_groups())
+        removing = asyncio.get_running_loop().run_in_executor(
+            None, lambda: cluster.remove_node(lost, allow_graceful=False)
+        )
+        lost_at, processes = time.monotonic(), {pid: ProcessIdentity.of(pid) for pid in left}
+        seen["stream_of_the_lost_node"] = await cut
+        seen["cut_s"] = time.monotonic() - lost_at
+        # Whoever asks now waits for the next replica, or is told to come again: until a patience of their own ends.
+        meanwhile = [asyncio.create_task(client.stream()) for _ in range(4)]
+
+        async def all_are_gone() -> bool:
+            return not any(is_running(process) for process in processes.values())
+
+        await until("the lost node's ranks are gone", all_are_gone, 30)
+        seen["lost_ranks_gone_s"] = time.monotonic() - lost_at
+
+        async def is_placed_anew() -> tuple[int, ...]:
+            return await client.props()
+
+        anew = await until("another replica serves", is_placed_anew, 90)
+        seen["placed_anew_s"] = time.monotonic() - lost_at
+        seen["meanwhile"] = await asyncio.gather(*meanwhile)
+        seen["anew"], seen["after_node_loss"] = list(anew), await client.stream()
+        await removing
+        stamp("node_lost")
+        processes = {pid: ProcessIdentity.of(pid) for pid in anew}
+
+        # The application leaves in the middle of a stream, then the server.
+        begun, late = asyncio.Event(), set()
+        last = asyncio.create_task(client.stream(4000, begun))
+        await asyncio.wait_for(begun.wait(), 60)
+        deleting = asyncio.create_task(asyncio.to_thread(serve.delete, "llama"))
+        while not last.done():
+            ready = await client.look("GET", "/ready")
+            if ready is not None and not last.done():
+                late.add(ready.status_code)
+            await asyncio.sleep(0.05)
+        seen["ready_while_draining"], seen["stream_while_draining"] = sorted(late - {200}), await last
+        await deleting
+        stamp("drained")
+        seen["groups_after"] = list(groups().values())
+        seen["ranks_after"] = sum(is_running(process) for process in processes.values())
+        up.send_signal(signal.SIGTERM)
+        seen["exit"] = await asyncio.to_thread(up.wait, 180)
+        stamp("ended")
+    return seen
+
+
+def run(directory: str) -> dict[str, Any]:
+    # Ray keeps the address of the machine's cluster in here: with one of our own nobody joins this cluster by accident.
+    os.environ["RAY_TMPDIR"] = directory
+    os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"  # the cluster's as well as the server's
+    port, path, log = free_port(), Path(directory) / "serve_config.yaml", Path(directory) / "output"
+    path.write_text(yaml.safe_dump(config(port)))
+    # A node whose process is gone is dead after six seconds instead of Ray's thirty; one that is only busy has a minute.
+    pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 10_000, "health_check_failure_threshold": 6}
+    # Nor has the head room for one, which may not be lost.
+    head = {"num_cpus": 0, "memory": 2**20, "include_dashboard": False, "_system_config": pace}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(address=cluster.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
+    with log.open("wb") as output:
+        up = subprocess.Popen(
+            [sys.executable, "-m", "deployments.local.up", str(path)],
+            cwd=REPOSITORY,
+            env={**os.environ, "RAY_ADDRESS": cluster.address},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        return asyncio.run(main(cluster, up, log, f"http://127.0.0.1:{port}"))
+    except BaseException:
+        print(log.read_text(errors="replace")[-8000:], file=sys.stderr)
+        raise
+    finally:
+        if up.poll() is None:
+            up.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                up.wait(20)
+            up.kill()
+        ray.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        print("SEEN " + json.dumps(run(directory)))

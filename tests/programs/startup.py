@@ -1,0 +1,185 @@
+"""Run by test_startup.py as a program of its own: checkpoints with faults, each deployed by Serve as an application.
+
+Prints one JSON line of what it saw.
+"""
+
+import json
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.checkpoints import WIDE, random_weights, split, write
+from tests.support.server import free_port
+
+LIMIT_S = 240.0
+# What is deployed at once, and on how many ranks; None: as many as there are shards, which `build_app` reads.
+BATCHES: dict[str, dict[str, int | None]] = {
+    "before any rank exists": {"missing": None, "params": 2, "tokenizer": 2, "truncated": 2},
+    "one fault, two ranks": {"flipped": 2},
+    "in a rank": {"pickle": 1, "names": 1},
+    "NaN, two ranks": {"nan": 2},
+}
+
+
+class Malicious:
+    """A pickle of it makes a directory where it is loaded."""
+
+    def __init__(self, trap: Path) -> None:
+        self.trap = trap
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.trap),)
+
+
+def flip_a_bit(path: Path) -> None:
+    """In the middle of the weights, the lowest of a value's fraction: only the checksum can tell."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 8 * 4] ^= 1
+    path.write_bytes(content)
+
+
+def write_faulty(directory: Path) -> None:
+    """Checkpoints in two shards, with one fault each."""
+    weights = random_weights(WIDE)
+    for name in [name for batch in BATCHES.values() for name in batch]:
+        write(directory / name, split(weights, 2))
+    (directory / "missing" / "consolidated.00.pth").unlink()
+    (directory / "params" / "params.json").write_text(json.dumps(WIDE | {"dim": -64}))
+    (directory / "tokenizer" / "params.json").write_text(json.dumps(WIDE | {"vocab_size": 700}))
+    shard = directory / "truncated" / "consolidated.01.pth"
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    flip_a_bit(directory / "flipped" / "consolidated.01.pth")
+    torch.save({"norm.weight": Malicious(directory / "sprung")}, directory / "pickle" / "consolidated.00.pth")
+    shards = split(weights, 2)
+    for part in shards:
+        part["layers.9.attention.wq.weight"] = part.pop("layers.0.attention.wq.weight")
+    write(directory / "names", shards)
+    weights["layers.1.feed_forward.w2.weight"][3, 5] = float("nan")
+    write(directory / "nan", split(weights, 2))
+
+
+def rank_processes() -> list[int]:
+    """Rank actors that descend from this process."""
+    parents: dict[int, int] = {}
+    ranks = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            is_rank = (entry / "cmdline").read_bytes().startswith(b"ray::RankWorker")
+        except OSError:  # it has just ended
+            continue
+        parents[int(entry.name)] = int(fields[1])
+        if is_rank and fields[0] != "Z":
+            ranks.append(int(entry.name))
+
+    def is_ours(pid: int) -> bool:
+        while pid and pid != os.getpid():
+            pid = parents.get(pid, 0)
+        return pid != 0
+
+    return [pid for pid in ranks if is_ours(pid)]
+
+
+def status_of(url: str) -> int:
+    """0 where nothing answers within a second."""
+    try:
+        with urllib.request.urlopen(url, timeout=1) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def deploy(directory: Path, port: int, cases: dict[str, int | None]) -> dict[str, Any]:
+    """Deploys one application for each case, which replaces what was deployed before, and follows them until they failed."""
+    from ray import serve
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    common = {"max_seq_len": 64, "max_batch_size": 4, "dtype": "float32", "device": "cpu"}
+    applications = [
+        {
+            "name": name,
+            "route_prefix": f"/{name}",
+            "import_path": "deployments.app:build_app",
+            "args": common | {"ckpt_dir": str(directory / name)} | ({"model_parallel_size": n} if n else {}),
+        }
+        for name, n in cases.items()
+    ]
+    http = {"host": "127.0.0.1", "port": port}
+    began = time.monotonic()
+    controller = _get_global_client()
+    assert controller is not None
+    controller.deploy_apps(
+        ServeDeploySchema.model_validate({"http_options": http, "applications": applications}), _blocking=False
+    )
+    urls = {name: f"http://127.0.0.1:{port}/{name}/ready" for name in cases}
+    seen: dict[str, Any] = {}
+    ready: set[int] = set()
+    most_ranks, ended = [0], threading.Event()
+
+    def watch_ranks() -> None:
+        while not ended.wait(0.05):
+            most_ranks.append(len(rank_processes()))
+
+    watching = threading.Thread(target=watch_ranks)
+    watching.start()
+    while len(seen) < len(cases) and time.monotonic() - began < LIMIT_S:
+        found = serve.status().applications
+        for name in cases:
+            ready.add(status_of(urls[name]))
+            if name not in seen and name in found and found[name].status == "DEPLOY_FAILED":
+                texts = [found[name].message, *(d.message for d in found[name].deployments.values())]
+                seen[name] = {"seconds": round(time.monotonic() - began, 2), "message": "\n".join(texts)}
+    ended.set()
+    watching.join()
+    # Nothing may come after: look for as long as another attempt would take to begin.
+    failed_at = time.monotonic()
+    left: list[int] = []
+    while time.monotonic() - failed_at < 3:
+        left = rank_processes()
+        ready.update(status_of(url) for url in urls.values())
+        time.sleep(0.1)
+    states = {name: serve.status().applications[name].status for name in cases}
+    return {"cases": seen, "ready": sorted(ready), "most_ranks": max(most_ranks), "ranks_left": left, "states": states}
+
+
+def run(directory: Path) -> dict[str, Any]:
+    import ray  # only where this is a program: the test imports the names above it
+    from ray import serve
+
+    # Ray keeps the address of the machine's cluster in here: with one of our own nobody joins this cluster by accident.
+    os.environ["RAY_TMPDIR"] = str(directory)
+    os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
+    write_faulty(directory)
+    port = free_port()
+    ray.init(
+        address="local",
+        num_cpus=8,
+        namespace="serve",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+    )
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        seen = {what: deploy(directory, port, cases) for what, cases in BATCHES.items()}
+        return {"batches": seen, "sprung": (directory / "sprung").exists()}
+    finally:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        print("SEEN " + json.dumps(run(Path(temporary))), file=sys.stdout)

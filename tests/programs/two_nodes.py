@@ -1,0 +1,173 @@
+"""Run by test_two_nodes.py as a program of its own: a cluster of two nodes, one rank on each, since ray.init is one a process.
+
+Prints one JSON line of what it saw. In the end the second node is lost for good under live streams, and another comes.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+import ray
+import uvloop
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import PlacementGroup, placement_group
+
+from cluster.driver.placement import shortage
+from cluster.driver.rank_group import GroupInfo, GroupLimits, RankGroup
+from cluster.driver.standby import RankGroups
+from cluster.wire.process_end import is_running
+from deployments.args import ServerArgs
+from deployments.engine import supervisor as rank_keeper
+from deployments.engine.service import LlamaService
+from llama_core.errors import RankFailure
+from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.step import Row, SlotInit, StepInput
+from tests.cluster.test_model_on_ranks import Run, engine_config
+from tests.conftest import GOLDEN
+from tests.support.fake_runner import CONFIG, FakeFactory
+
+LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=5)
+BUNDLES = [{"memory": 2**20}, {"CPU": 1.0}, {"CPU": 1.0}]
+
+
+def step_input(step: int, epoch: int) -> StepInput:
+    admit = (
+        [SlotInit(slot, [31_999] * 4096, list(range(256)), 0.6, 0.9, 0, 1) for slot in range(32)] if step == 1 else []
+    )
+    return StepInput(epoch, step, [Row(3, step, 1, True)], admit=admit)
+
+
+def gone(info: GroupInfo) -> bool:
+    return not any(is_running(report.identity.process) for report in info.ranks)
+
+
+async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
+    seen: dict[str, object] = {}
+    seen["shortage"] = shortage([{"CPU": 3.0}] * 2, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    placement = placement_group(BUNDLES, strategy="PACK")
+    await asyncio.wait_for(placement.ready(), 120)
+
+    golden = json.loads((GOLDEN / "golden.json").read_text())
+    config = engine_config(golden)
+    group = RankGroup(config, placement, limits=GroupLimits(start_timeout_s=60))
+    info = await group.start()
+    run = Run(golden, info.num_blocks, config)
+    await run.steps(group)
+    seen["golden"] = [sequence.output for sequence in run.sequences] == run.expected
+    seen["golden_nodes"] = len({report.identity.node_id for report in info.ranks})
+    await group.stop()
+
+    group = RankGroup(CONFIG, placement, epoch=1, limits=LIMITS, runner_factory=FakeFactory())
+    info = await group.start()
+    seen["nodes"] = len({report.identity.node_id for report in info.ranks})
+    assert group._listener is not None
+    seen["host"] = group._listener._host
+    outputs = await asyncio.gather(*(group.step(step_input(step, 1)) for step in range(50)))
+    seen["tokens"] = [output.tokens for output in outputs] == [[1000 * step + 3] for step in range(50)]
+    began = time.perf_counter()
+    for step in range(50, 250):
+        await group.step(step_input(step, 1))
+    seen["tls_ms_per_step"] = (time.perf_counter() - began) * 1e3 / 200
+
+    driver_node = ray.get_runtime_context().get_node_id()
+    (far,) = (report.identity for report in info.ranks if report.identity.node_id != driver_node)
+    os.kill(far.process.pid, signal.SIGSTOP)
+    group.submit(step_input(250, 1)).add_done_callback(lambda result: result.exception())
+    failure = await group.wait_failed()
+    await group.stop()
+    seen["stopped"] = (failure.rank == far.rank, "hangs" in failure.message, gone(info))
+
+    group = RankGroup(CONFIG, placement, epoch=2, limits=LIMITS, runner_factory=FakeFactory())
+    info = await group.start()
+    await group.step(step_input(0, 2))
+    (far,) = (report.identity for report in info.ranks if report.identity.node_id != driver_node)
+    began = time.monotonic()
+    removing = asyncio.get_running_loop().run_in_executor(
+        None, lambda: cluster.remove_node(second_node, allow_graceful=False)
+    )
+    failure = await group.wait_failed()
+    seen["node_loss_s"] = time.monotonic() - began
+    await asyncio.wait_for(group.stop(), 60)
+    await removing
+    seen["node_lost"] = (isinstance(failure, RankFailure), failure.rank == far.rank, gone(info))
+    return seen | await with_fewer_ranks(cluster, placement)
+
+
+async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[str, object]:
+    """Live streams of a replica's service while the second rank's node is lost, and when another node joins."""
+    seen: dict[str, object] = {}
+    node = cluster.add_node(num_cpus=1)
+    groups = RankGroups(placement, GroupLimits(start_timeout_s=60, step_timeout_s=20), spares=False)
+    async with asyncio.timeout(120):
+        while await groups.seats() != [0, 1]:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+    vars(rank_keeper)["LOOK_FOR_ROOM_S"] = 1.0
+    fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 256, "shrink_after_s": 4.0}
+    service = LlamaService(ServerArgs(**fields), lambda: groups)
+    await service.start()
+    try:
+        undisturbed = await asyncio.gather(*(read(service, number) for number in range(4)))
+        stopping, answers = asyncio.Event(), []
+
+        async def ask_on(number: int) -> None:
+            while not stopping.is_set():
+                answers.append(await read(service, number) == undisturbed[number])
+
+        streams = [asyncio.create_task(ask_on(number)) for number in range(4)]
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        await asyncio.to_thread(lambda: cluster.remove_node(node, allow_graceful=False))
+        await phase(service, "recovering")
+        seen["noticed_s"] = time.monotonic() - began
+        await phase(service, "ready")
+        seen["shrunk_s"] = time.monotonic() - began
+        seen["shrunk"] = (service.describe()["world_size"], service.readiness().detail)
+        await more(answers)
+        cluster.add_node(num_cpus=1)  # only in the main thread; the streams wait for it
+        async with asyncio.timeout(180):
+            while service.describe()["world_size"] != 2 or not service.readiness().ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        await more(answers)
+        stopping.set()
+        await asyncio.gather(*streams)
+        seen["same"] = all(answers)
+    finally:
+        await service.stop()
+    return seen
+
+
+async def read(service: LlamaService, number: int) -> list[int]:
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    return [token async for delta in service.submit([1, 5 + number, 9], params) for token in delta.tokens]
+
+
+async def more(answers: list[bool]) -> None:
+    """Returns when every stream has ended that was under way now."""
+    wanted = len(answers) + 2 * 4
+    async with asyncio.timeout(180):
+        while len(answers) < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def phase(service: LlamaService, name: str) -> None:
+    async with asyncio.timeout(180):
+        while service.readiness().phase != name:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+if __name__ == "__main__":
+    # A node whose process is gone is dead after six seconds instead of Ray's thirty; one that is only busy has a minute.
+    pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 10_000, "health_check_failure_threshold": 6}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": pace}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    second = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, logging_level=logging.WARNING, log_to_driver=False)
+    try:
+        print("SEEN " + json.dumps(uvloop.run(main(cluster, second))))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

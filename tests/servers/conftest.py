@@ -1,0 +1,39 @@
+"""Two servers, started by the first test that asks for one: their start takes as long as most of their tests together.
+
+`test_end_to_end.py` ends both. Others that share them come before it in the order of the files.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import GOLDEN
+from tests.support.server import GOLDEN_ARGS, SERVE_RUN, Server, served
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[Server]:
+    """The embedded model, by `make serve`'s command: HAProxy in front."""
+    with served() as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The golden model, its files checked, by plain `serve run`: Serve's own proxy."""
+    manifest = tmp_path_factory.mktemp("trusted") / "golden.sha256"
+    files = sorted((GOLDEN / "mp1").iterdir())
+    manifest.write_text("".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file}\n" for file in files))
+    args = GOLDEN_ARGS | {"sha256_manifest": str(manifest)}
+    with served(command=SERVE_RUN, args=args, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(params=["demo", "plain"], ids=["through HAProxy", "through Serve's proxy"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Each of the two in turn."""
+    either: Server = request.getfixturevalue(request.param)
+    return either

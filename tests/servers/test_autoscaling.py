@@ -1,0 +1,80 @@
+"""A cluster that grows: a replica waits for room, loads, serves; a second comes with load and goes with all its ranks. And one
+that shrinks: a node is lost with the replica that is left."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.programs import seen_by
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    return seen_by("tests.programs.autoscaling", timeout_s=800)
+
+
+def test_a_cluster_without_room_is_told_what_is_needed_and_what_there_is(seen: dict[str, Any]) -> None:
+    room = "needs 2 CPUs, 256 MiB of memory, the cluster has 0 CPUs, 1 MiB of memory"
+    assert f"one replica of golden {room}: it waits until there is room" in seen["warning"]
+    assert seen["waiting"] == f"Waiting for room: one replica {room}"
+    assert seen["submitted_s"] + seen["waiting_s"] < 120, "Serve alone says nothing"
+
+
+def test_a_replica_that_waits_for_room_is_not_ready_and_serves_when_a_node_joins(seen: dict[str, Any]) -> None:
+    assert 200 not in seen["ready_without_room"]
+    assert len(seen["first"]) == 2, "its two ranks answer"
+
+
+def test_while_the_ranks_load_the_server_is_alive_and_every_request_is_503_with_retry_after(
+    seen: dict[str, Any],
+) -> None:
+    assert seen["loading"], "it was ready too fast to be seen loading"
+    for answers in seen["loading"]:
+        assert answers["health"] == 200
+        status, retry_after_s, phase = answers["ready"]
+        assert (status, phase) == (503, "loading") and int(retry_after_s) >= 1
+        status, retry_after_s, body = answers["completion"]
+        assert status == 503 and int(retry_after_s) >= 1
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert body["error"]["code"] == "not_ready" and "loading" in body["error"]["message"]
+
+
+def test_load_makes_a_second_placement_group_wait_where_a_cluster_autoscaler_sees_it(seen: dict[str, Any]) -> None:
+    assert seen["groups_while_waiting"] == ["CREATED", "PENDING"]
+    assert seen["autoscaler_sees_cpus"] == [2.0]
+    assert seen["replicas_while_waiting"] == 1
+
+
+def test_the_second_replica_serves_with_ranks_of_its_own_when_a_node_joins(seen: dict[str, Any]) -> None:
+    assert seen["groups_under_load"] == ["CREATED", "CREATED"]
+    assert seen["ranks_under_load"] == 4
+    assert all(rows > 0 for rows in seen["rows_of_replicas"]) and len(seen["rows_of_replicas"]) == 2
+
+
+def test_when_load_falls_one_replica_goes_with_its_ranks_and_its_placement_group(seen: dict[str, Any]) -> None:
+    assert seen["groups_left"] == ["CREATED"]
+    assert seen["left_is_one_replica"] and len(seen["left"]) == 2
+    assert seen["answers"] == seen["left"], "the replica that is left answers"
+
+
+def test_no_request_fails_while_replicas_come_and_go(seen: dict[str, Any]) -> None:
+    assert set(seen["endings"]) == {"length"}
+    assert seen["endings"]["length"] >= 11  # 8 while the second one waited, 3 after it had gone
+
+
+def test_a_replica_whose_node_is_lost_cuts_its_stream_where_its_client_sees_it_and_is_placed_anew(
+    seen: dict[str, Any],
+) -> None:
+    assert "Error" in seen["stream_of_the_lost_node"] and seen["cut_s"] < 30
+    assert seen["lost_ranks_gone_s"] < 100
+    assert len(seen["anew"]) == 2 and not set(seen["anew"]) & set(seen["left"])
+    assert seen["after_node_loss"] == "length"
+    # Who asked meanwhile waited for it, or was told to come again.
+    assert all(ending == "length" or ending.startswith("503 ") for ending in seen["meanwhile"])
+
+
+def test_a_stream_that_runs_when_its_replica_must_leave_ends_whole_and_nothing_is_left(seen: dict[str, Any]) -> None:
+    assert seen["stream_while_draining"] == "length"
+    assert seen["ready_while_draining"], "the stream ended before the replica had to leave: the test shows nothing"
+    assert seen["groups_after"] == [] and seen["ranks_after"] == 0
+    assert seen["exit"] == 0

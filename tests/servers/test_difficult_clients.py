@@ -1,0 +1,322 @@
+"""Clients that are slow, many, or gone, through the whole line: HAProxy or Serve's proxy, a replica, ranks.
+
+What holds for all of them: they are answered in our own words or closed, nobody else waits for them, nothing of them is left.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import select
+import socket
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from deployments.http.app import HttpLimits
+from deployments.http.request_body import BodyLimits
+from tests.support.raw_http import (
+    CHAT,
+    COMPLETIONS,
+    Answer,
+    ask,
+    connect,
+    message,
+    num_descriptors,
+    resident_bytes,
+)
+from tests.support.server import Server
+
+QUICK_S = 30.0  # for what takes milliseconds, on a machine that the tests and their servers share
+SEND_TIMEOUT_S = HttpLimits().send_timeout_s
+LONG = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "temperature": 1.5}
+
+
+@pytest.fixture(scope="module")
+def servers(demo: Server, plain: Server) -> tuple[Server, Server]:
+    return demo, plain
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stalled(servers: tuple[Server, Server]) -> Iterator[list[socket.socket]]:
+    """For the last test, which needs half a minute to have passed: a client of each server that reads nothing of its stream.
+    More than the kernel's buffers hold is on the way to it."""
+    body = LONG | {"stream": True, "n": 64, "logprobs": 20}
+    connections = []
+    for server in servers:
+        before = num_generated(server)
+        connections.append(connect(server, receive_buffer=4096))
+        connections[-1].sendall(message(COMPLETIONS, body))
+        # All of it is generated, or it was cut off already.
+        eventually(lambda s=server, n=before + 64: num_generated(s) >= n and idle(s), timeout_s=300)  # type: ignore[misc]
+    yield connections
+    for connection in connections:
+        connection.close()
+
+
+@pytest.fixture(autouse=True)
+def _canary(servers: tuple[Server, Server], stalled: object) -> Iterator[None]:
+    """After each test: both servers answer, hold nothing, and are the processes they were."""
+    before = [processes(server) for server in servers]
+    yield
+    for server, then in zip(servers, before, strict=True):
+        eventually(lambda server=server: idle(server))  # type: ignore[misc]
+        answer = asyncio.run(ask(server, message(COMPLETIONS, {"prompt": "Are you there?", "max_tokens": 2})))
+        assert answer.status == 200
+        assert processes(server) == then
+
+
+def state(server: Server) -> dict[str, Any]:
+    status, props = server.get("/props")
+    assert status == 200, server.output()[-3000:]
+    return props
+
+
+def num_generated(server: Server) -> float:
+    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as answer:
+        return float(answer.read().partition(b"\ngenerated_tokens_count ")[2].split()[0])
+
+
+def idle(server: Server) -> bool:
+    now = state(server)
+    return not (now["requests_running"] or now["requests_waiting"] or now["blocks_used"])
+
+
+def processes(server: Server) -> tuple[list[int], ...]:
+    """Ranks, replica and proxies."""
+    ranks = [rank["pid"] for rank in state(server)["ranks"]]
+    names = ("/haproxy ", "ProxyActor", "ServeReplica")
+    return ranks, sorted(pid for pid, command in server.processes().items() if any(name in command for name in names))
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true"
+        time.sleep(0.02)
+
+
+def assert_others_are_served(server: Server) -> None:
+    """Health, and somebody who wants an answer."""
+    for request in (
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+        message(COMPLETIONS, {"prompt": "Hello", "max_tokens": 2}),
+    ):
+        began = time.monotonic()
+        assert asyncio.run(ask(server, request)).status == 200
+        assert time.monotonic() - began < QUICK_S
+
+
+def first_line(connection: socket.socket) -> bytes:
+    """Of what comes, b"" where it is closed without a word."""
+    try:
+        return connection.recv(65536).split(b"\r\n")[0]
+    except ConnectionResetError:
+        return b""
+
+
+def test_slow_senders_and_idle_connections_are_in_nobodys_way_and_are_not_kept(servers: tuple[Server, Server]) -> None:
+    """More slow bodies than requests may run and wait, half-sent heads, and connections on which nothing is said."""
+    before = [num_descriptors(server) for server in servers]
+    heads, bodies, idle_ones = [], [], []
+    for server in servers:
+        for _ in range(600):
+            bodies.append(connect(server))
+            bodies[-1].sendall(message(COMPLETIONS, b"{", length=5000))
+    for server in servers:
+        for _ in range(50):
+            heads.append(connect(server))
+            heads[-1].sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nX-Slow: ".encode())
+        idle_ones += [connect(server) for _ in range(1200)]
+    for _ in range(3):
+        for connection in itertools.chain(heads, bodies):
+            with contextlib.suppress(OSError):  # on a slow machine its time is over
+                connection.sendall(b" ")
+        for server in servers:
+            assert_others_are_served(server)
+        time.sleep(0.5)
+    assert {first_line(connection) for connection in bodies} == {b"HTTP/1.1 400 Bad Request"}
+    # Serve's own proxy waits for a head for ever, which operations.md says; HAProxy does not.
+    behind_haproxy = heads[:50] + idle_ones[:1200]
+    assert {first_line(connection) for connection in behind_haproxy} <= {b"HTTP/1.1 408 Request Time-out", b""}
+    for connection in itertools.chain(heads, bodies, idle_ones):
+        connection.close()
+    for server, descriptors in zip(servers, before, strict=True):
+        eventually(lambda server=server, most=descriptors + 20: num_descriptors(server) <= most)  # type: ignore[misc]
+
+
+def test_large_bodies_that_never_end_are_refused_when_they_are_many(demo: Server) -> None:
+    limits = BodyLimits()
+    before = resident_bytes(demo)
+    connections = [connect(demo) for _ in range(2 * limits.most_unfinished)]
+    request = message(COMPLETIONS, b" " * (limits.max_bytes - 100), length=limits.max_bytes)
+    try:
+        for connection in connections:
+            connection.sendall(request)
+        assert_others_are_served(demo)
+        assert resident_bytes(demo) - before < 2 * limits.most_unfinished * limits.max_bytes
+        eventually(lambda: len(select.select(connections, [], [], 0)[0]) >= limits.most_unfinished)
+        answered, _, _ = select.select(connections, [], [], 0)
+        # The others had their time, where this takes long.
+        said = Counter(first_line(connection) for connection in answered)
+        assert said.pop(b"HTTP/1.1 429 Too Many Requests") and set(said) <= {b"HTTP/1.1 400 Bad Request"}
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_heads_without_end_are_refused_by_haproxy_and_harm_nobody(servers: tuple[Server, Server]) -> None:
+    requests = [
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 2**20 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(5_000)) + b"\r\n",
+        b"GET /" + b"a" * 2**20 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ]
+    for server, (request, also_whole) in itertools.product(servers, zip(requests, (True, True, False), strict=True)):
+        with connect(server) as connection:
+            with contextlib.suppress(OSError):  # it has heard enough
+                connection.sendall(request)
+            status = first_line(connection).split()[1:2]
+            assert status in ([b"400"], [b"414"], []) or server is servers[1], status
+            assert status != [b"500"] and (not also_whole or status in ([b"200"], [b"400"], []))
+        assert_others_are_served(server)
+
+
+def test_a_thousand_streams_at_once_are_whole_or_refused_with_a_time_to_come_back(server: Server) -> None:
+    async def all_at_once() -> list[Answer]:
+        bodies = [
+            {"prompt": [1, 5 + i % 200], "max_tokens": 4, "stream": True, "ignore_eos": True} for i in range(1000)
+        ]
+        return await asyncio.gather(*(ask(server, message(COMPLETIONS, body)) for body in bodies))
+
+    answers = asyncio.run(all_at_once())
+    counts = Counter(answer.status for answer in answers)
+    assert set(counts) <= {200, 429} and counts[200] >= 32 + 256, counts
+    for answer in answers:
+        if answer.status == 200:
+            reasons = [chunk["choices"][0]["finish_reason"] for chunk in answer.events()]
+            assert [reason for reason in reasons if reason] == ["length"] and reasons[-1] == "length"
+        else:
+            assert answer.error()["code"] == "queue_full" and int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_clients_that_leave_while_they_wait_in_line_are_forgotten_and_those_who_run_go_on(
+    server: Server, stream: bool
+) -> None:
+    context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
+    running = [connect(server) for _ in range(32)]
+    waiting = [connect(server) for _ in range(20)]
+    for connection in running:
+        connection.sendall(message(COMPLETIONS, LONG | {"max_tokens": context - 20}))
+    eventually(lambda: state(server)["requests_running"] == 32)
+    for connection in waiting:
+        connection.sendall(message(COMPLETIONS, LONG | {"stream": stream}))
+    eventually(lambda: state(server)["requests_waiting"] == 20)
+    for connection in waiting:
+        connection.close()
+    eventually(lambda: state(server)["requests_waiting"] == 0, QUICK_S)
+    assert {first_line(connection) for connection in running} == {b"HTTP/1.1 200 OK"}, "those who stay were not touched"
+    for connection in running:
+        connection.close()
+    eventually(lambda: idle(server), QUICK_S)
+
+
+def test_clients_that_leave_at_any_moment_leave_nothing_behind(server: Server) -> None:
+    """While they send, while their prompt is read, before and after the first token."""
+    context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
+    for i in range(60):
+        body = {"prompt": [5 + (i + j) % 200 for j in range(context - 60)], "max_tokens": 50, "stream": i % 2 == 0}
+        request = message(COMPLETIONS, body)
+        with connect(server) as connection:
+            connection.sendall(request[: len(request) // 2] if i % 10 == 0 else request)
+            time.sleep(0.001 * (i % 20))
+    eventually(lambda: idle(server), QUICK_S)
+
+
+def test_no_pair_of_legal_extremes_is_too_much(server: Server) -> None:
+    """Every two values of every two parameters meet in some request, which is answered 200."""
+    context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
+    shared: dict[str, list[Any]] = {
+        "temperature": [0, 1e-9, 2], "top_p": [1e-9, 1], "top_k": [-1, 1, 2**31 - 1], "seed": [-(2**63), 2**63 - 1],
+        "stop": [[], ["x" * 256, "\x00", "🙂", " "]], "stream": [True, False], "ignore_eos": [True, False],
+        "priority": [0, 100], "user": ["", "u" * 10_000],
+    }  # fmt: skip
+    completions = shared | {
+        "n": [1, 64], "max_tokens": [1, 8], "logprobs": [None, 0, 20], "echo": [False, True],
+        "prompt": ["", "\ufeff\x00", [1] * (context - 8), ["a", "b" * 50]],
+    }  # fmt: skip
+    chat = shared | {
+        "n": [1, 128], "max_completion_tokens": [1, 8], "top_logprobs": [None, 20],
+        "messages": [[{"role": "user", "content": ""}],
+                     [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "🙂"}] * 3}]],
+    }  # fmt: skip
+    # The longest answer has its own, or most of the time would be spent on it.
+    requests = [
+        (COMPLETIONS, LONG | {"n": 1, "stream": stream, "max_tokens": context - 20}) for stream in (True, False)
+    ]
+    requests += [(COMPLETIONS, case) for case in pairwise(completions)]
+    requests += [(CHAT, case | {"logprobs": case["top_logprobs"] is not None}) for case in pairwise(chat)]
+
+    async def all_of_them() -> list[Answer]:
+        return [await ask(server, message(path, body)) for path, body in requests]
+
+    for (_, body), answer in zip(requests, asyncio.run(all_of_them()), strict=True):
+        assert answer.status == 200, (body, answer.body[:300])
+        count = body["n"] * (2 if body.get("prompt") == ["a", "b" * 50] else 1)
+        chunks = answer.events() if body["stream"] else [json.loads(answer.body)]
+        reasons = [
+            choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]
+        ]
+        assert len(reasons) == count and set(reasons) <= {"stop", "length"}
+
+
+def pairwise(values: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Few cases in which every value of a parameter meets every value of each other one. Greedy: each case takes, parameter by
+    parameter, the value that brings most pairs that are still missing."""
+    names = list(values)
+    missing = {
+        (a, i, b, j)
+        for a, b in itertools.combinations(range(len(names)), 2)
+        for i in range(len(values[names[a]]))
+        for j in range(len(values[names[b]]))
+    }
+    cases = []
+    while missing:
+        a, i, b, j = min(missing)
+        chosen = {a: i, b: j}
+        for c in range(len(names)):
+            if c not in chosen:
+                chosen[c] = max(
+                    range(len(values[names[c]])),
+                    key=lambda k, c=c: sum(_pair(c, k, d, chosen[d]) in missing for d in chosen),  # type: ignore[misc]
+                )
+        missing -= {_pair(c, chosen[c], d, chosen[d]) for c, d in itertools.combinations(chosen, 2)}
+        cases.append({names[c]: values[names[c]][chosen[c]] for c in range(len(names))})
+    return cases
+
+
+def _pair(a: int, i: int, b: int, j: int) -> tuple[int, int, int, int]:
+    return (a, i, b, j) if a < b else (b, j, a, i)
+
+
+def test_a_client_that_does_not_read_its_stream_is_cut_off_and_what_it_took_is_free(
+    servers: tuple[Server, Server], stalled: list[socket.socket]
+) -> None:
+    """Through HAProxy. Behind Serve's own proxy, which takes everything at once, it costs the memory of its answer until it
+    leaves; its cache was free when its tokens were generated."""
+    # When all buffers were full, and its time began, nobody outside can tell. To read before it is over would end the stall.
+    deadline = time.monotonic() + 2 * SEND_TIMEOUT_S
+    while not (said := "a client did not read its stream" in servers[0].output()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    received = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while piece := stalled[0].recv(2**20):
+            received += piece
+    assert said, f"{len(received)} bytes had room, the last of them {bytes(received[-100:])!r}"
+    assert received.startswith(b"HTTP/1.1 200") and not received.endswith(b"0\r\n\r\n") and b"[DONE]" not in received
+    assert all(idle(server) for server in servers)
+    assert resident_bytes(servers[0]) < 2**30

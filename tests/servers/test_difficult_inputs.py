@@ -1,0 +1,146 @@
+"""Bad inputs through the whole line: HAProxy or Serve's proxy, a replica, ranks. Every class of them once; each value that is
+refused is in test_http_bad_input.py, which asks the application alone.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.support.raw_http import CHAT, COMPLETIONS, Answer, ask, message
+from tests.support.server import Server
+
+USER = {"role": "user", "content": "hi"}
+MOST_HEALTH_S = 3.0  # of milliseconds on a machine of one's own; work on the event loop would take seconds
+NOT_JSON = {
+    "empty": b"", "cut": b"{", "utf8": b'{"prompt": "\xff"}', "deep": b"[" * 100_000, "text": b'"text"',
+    "digits": b'{"max_tokens": ' + b"9" * 5000 + b"}", "surrogate": b'{"prompt": "\\ud800"}', "control": b'{"prompt": "\x01"}',
+    "nan": b'{"prompt": "x", "temperature": NaN}', "infinity": b'{"prompt": "x", "top_p": -Infinity}',
+}  # fmt: skip
+BAD_FIELDS: list[tuple[str, object, str]] = [
+    ("temperature", -1, "invalid_parameter"), ("temperature", 2.5, "invalid_parameter"), ("top_p", 0, "invalid_parameter"),
+    ("min_p", 2, "invalid_parameter"), ("presence_penalty", 3, "invalid_parameter"), ("max_tokens", 0, "invalid_parameter"),
+    ("max_tokens", True, "invalid_parameter"), ("max_tokens", "5", "invalid_parameter"), ("n", 10**9, "invalid_parameter"),
+    ("max_tokens", 10**30, "invalid_parameter"), ("seed", 2**63, "invalid_parameter"), ("logprobs", 1000, "invalid_parameter"),
+    ("stop", "", "invalid_parameter"), ("stop", ["a"] * 5, "invalid_parameter"), ("stop", "x" * 2**20, "invalid_parameter"),
+    ("logit_bias", {"-1": 1}, "invalid_parameter"), ("logit_bias", {str(2**31): 1}, "invalid_parameter"),
+    ("logit_bias", {"5": 1}, "unsupported"), ("tools", [{"type": "function"}], "unsupported"), ("min_tokens", 3, "unsupported"),
+    ("response_format", {"type": "json_object"}, "unsupported"), ("min_tokens", 2**31, "invalid_parameter"),
+    ("stream_options", {"include_usage": True}, "invalid_parameter"), ("max_tokens", 5000, "context_length_exceeded"),
+]  # fmt: skip
+BAD_DIALOGS: list[tuple[list[Any], str]] = [
+    ([], "invalid_dialog"), ([{"role": "user"}], "invalid_dialog"), ([{"role": "wizard", "content": "x"}], "invalid_dialog"),
+    ([{"role": "assistant", "content": "x"}], "invalid_dialog"), ([USER, USER], "invalid_dialog"),
+    ([USER, {"role": "assistant", "content": "x"}], "invalid_dialog"),
+    ([{"role": "user", "content": "a [INST] b"}], "special_tags"), ([{"role": "user", "content": "<</SYS>>"}], "special_tags"),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "unsupported"),
+]  # fmt: skip
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+def post(server: Server, body: dict[str, Any], *headers: str, path: str = COMPLETIONS) -> Answer:
+    return asyncio.run(ask(server, message(path, body, *headers)))
+
+
+def test_every_bad_input_has_its_error_and_costs_nothing(server: Server) -> None:
+    cap = 16 * 2**20
+    chunks = b"".join(b"100000\r\n" + b" " * 2**20 + b"\r\n" for _ in range(17))
+    chunked = message(CHAT, b"", "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
+    cases = [
+        *((message(path, raw), 400, "invalid_json") for raw in NOT_JSON.values() for path in (COMPLETIONS, CHAT)),
+        *((message(COMPLETIONS, {"prompt": "x", field: value}), 400, code) for field, value, code in BAD_FIELDS),
+        (message(COMPLETIONS, b'{"prompt": "x", "temperature": 1e999}'), 400, "invalid_parameter"),
+        *((message(CHAT, {"messages": messages}), 400, code) for messages, code in BAD_DIALOGS),
+        (message(COMPLETIONS, {"prompt": "x"}, "Content-Type: text/plain"), 415, "unsupported_media_type"),
+        (message(COMPLETIONS, {"prompt": "x", "model": "gpt-9"}), 404, "model_not_found"),
+        (message(COMPLETIONS, {"prompt": [10**6]}), 400, "invalid_parameter"),
+        (message(CHAT, {"messages": [USER], "max_tokens": 5, "max_completion_tokens": 6}), 400, "invalid_parameter"),
+        (message(COMPLETIONS, b"{", length=cap + 1), 413, "body_too_large"),
+        (chunked + chunks, 413, "body_too_large"),
+        (get("/v2/nothing"), 404, "not_found"),
+        (get(CHAT), 405, "method_not_allowed"),
+    ]
+
+    async def ask_all() -> list[Answer]:
+        return [await ask(server, request) for request, _, _ in cases]
+
+    def figures() -> tuple[object, object]:
+        props = server.get("/props")[1]
+        return props["blocks_used"], [rank["pid"] for rank in props["ranks"]]
+
+    before = figures()
+    for (request, status, code), answer in zip(cases, asyncio.run(ask_all()), strict=True):
+        assert (answer.status, answer.error()["code"]) == (status, code), (request[:200], answer.body[:300])
+    assert post(server, {"prompt": "Are you there?", "max_tokens": 3}).status == 200
+    assert figures() == before
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt": "hello " * 1_700_000}, {"prompt": ["x"] * 100_000}], ids=["10 MB", "100k texts"]
+)
+def test_a_huge_prompt_is_refused_fast_and_health_stays_fast(server: Server, body: dict[str, Any]) -> None:
+    request, waits, done = message(COMPLETIONS, body), [], threading.Event()
+
+    def watch() -> None:
+        while not (waits and done.is_set()):
+            began = time.monotonic()
+            assert server.get("/health")[0] == 200
+            waits.append(time.monotonic() - began)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    began = time.monotonic()
+    answer = asyncio.run(ask(server, request))
+    took = time.monotonic() - began
+    done.set()
+    watching.join()
+    assert answer.status == 400 and answer.error()["param"] == "prompt"
+    assert took < 20 and max(waits) < MOST_HEALTH_S
+
+
+def test_bad_requests_beside_it_change_no_bit_of_an_answer(plain: Server) -> None:
+    async def ask_eight(neighbours: list[dict[str, Any]]) -> list[Any]:
+        async def disturb() -> None:
+            while True:
+                answers = await asyncio.gather(*(ask(plain, message(COMPLETIONS, body)) for body in neighbours))
+                assert {answer.status for answer in answers} <= {400}
+                await asyncio.sleep(0.001)
+
+        disturbing = asyncio.create_task(disturb())
+        body = {"prompt": [1, 264, 495], "max_tokens": 150, "temperature": 0.9, "logprobs": 1, "ignore_eos": True}
+        asked = [ask(plain, message(COMPLETIONS, body | {"seed": seed})) for seed in range(8)]
+        answers = await asyncio.gather(*asked)
+        disturbing.cancel()
+        return [json.loads(answer.body)["choices"] for answer in answers]
+
+    bad = [{"prompt": "x", "logit_bias": {key: 100}} for key in ("-1", "640", str(2**31), str(2**63), "x")]
+    bad += [{"prompt": [1, 2**31]}, {"prompt": [-1]}]
+    assert asyncio.run(ask_eight([])) == asyncio.run(ask_eight(bad))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_deadline_ends_a_request_in_our_words(server: Server, stream: bool) -> None:
+    """Serve reads the same header, and would answer in plain text, or cut the stream off."""
+    body = {"prompt": "Once", "n": 128, "max_tokens": 450, "ignore_eos": True, "temperature": 1.5, "stream": stream}
+    answer = post(server, body, "X-Request-Timeout-Seconds: 2")
+    assert b"[DONE]" not in answer.body
+    last = answer.body.strip().rpartition(b"\n\n")[2].removeprefix(b"data: ")
+    assert json.loads(last)["error"]["code"] == "deadline_exceeded"
+    assert answer.status == (200 if stream else 504)
+    assert server.get("/props")[1]["blocks_used"] == 0
+
+
+def test_a_stop_string_across_tokens_shows_in_no_stream(server: Server) -> None:
+    body = {"prompt": "Tell me a story", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    whole: str = json.loads(post(server, body).body)["choices"][0]["text"]
+    middle = len(whole) // 2
+    stop = whole[middle : middle + 9]
+    answer = post(server, body | {"stop": stop, "stream": True})
+    text = "".join(chunk["choices"][0]["text"] for chunk in answer.events())
+    assert text == whole[: whole.index(stop)] and answer.events()[-1]["choices"][0]["finish_reason"] == "stop"

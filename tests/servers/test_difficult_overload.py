@@ -1,0 +1,24 @@
+"""More requests than the server can take, through Ray Serve: a short form of `python -m benchmarks.questions.overload`."""
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.questions import overload as bench_overload
+from tests.support.server import Server
+
+
+def test_under_overload_every_answer_is_whole_or_refused_and_the_server_is_idle_afterwards(
+    demo: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--clients", "4", "40", "--peak-seconds", "3", "--seconds", "3", "--factor", "3"]
+    sizes = ["--prompt", "16", "--output", "48", "--vocab-size", "500"]
+    bench_overload.main(["--url", demo.url, "--model", "llama-demo", *load, *sizes])
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    over = result["overload"]
+    assert over["lost"] == 0 and over["whole"] > 0
+    assert over["requests"] == over["offered_requests"] == over["whole"] + over["refused"]
+    assert set(over["statuses"]) <= {"200", "429"}
+    props = demo.get("/props")[1]
+    assert (props["requests_running"], props["requests_waiting"], props["blocks_used"]) == (0, 0, 0)

@@ -1,0 +1,530 @@
+"""The whole line, as a user starts it: HTTP, handle, examples, many streams, a killed rank, and a clean end."""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from deployments.local.controller_interval import CALM_S
+from llama_core import Llama
+from tests.conftest import GOLDEN
+from tests.support.programs import REPOSITORY, environment
+from tests.support.raw_http import COMPLETIONS, connect, message
+from tests.support.server import Server, served
+
+# Ray guards a cluster that it starts by a token in the user's home; with an explicit address it must be told to use it.
+WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
+
+# Lets a process run for a fifth of the time.
+THROTTLE = """
+import os, signal, time
+while True:
+    os.kill({pid}, signal.SIGSTOP); time.sleep(0.008)
+    os.kill({pid}, signal.SIGCONT); time.sleep(0.002)
+"""
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Llama:
+    return Llama.build(GOLDEN / "mp2", GOLDEN / "mp2" / "tokenizer.model", 160, 8, dtype="float32", device="cpu")
+
+
+def client(server: Server, **changes: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, **changes)
+
+
+def run(command: list[str], timeout_s: float = 240.0, **env: str) -> str:
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment(**env), capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+# The golden model by plain `serve run`: the same tokens as in process, and those are the reference's.
+
+
+def test_http_gives_the_tokens_of_the_reference(plain: Server, golden: dict[str, Any]) -> None:
+    api = client(plain)
+    for case in golden["completions"]:
+        given = zip(case["prompts"], case["prompt_tokens"], case["out_tokens"], case["text_completion"], strict=True)
+        for prompt, prompt_tokens, out_tokens, expected in given:
+            new = len(out_tokens) - (len(prompt_tokens) if case["echo"] else 0)
+            answer = api.completions.create(
+                model="golden", prompt=prompt, max_tokens=new, temperature=0, logprobs=0, echo=case["echo"]
+            )
+            assert answer.choices[0].text.removeprefix(" ") == expected["generation"].removeprefix(" ")
+            logprobs = answer.choices[0].logprobs
+            assert logprobs is not None and logprobs.token_logprobs is not None
+            assert len(logprobs.token_logprobs) == len(out_tokens)
+            if case["logprobs"]:
+                # Of an echoed first token the reference says 0.0, OpenAI's API null.
+                assert [p or 0.0 for p in logprobs.token_logprobs] == pytest.approx(expected["logprobs"], abs=1e-4)
+    for case in golden["chats"]:
+        for dialog, expected in zip(case["dialogs"], case["chat_completion"], strict=True):
+            if "[INST]" in dialog[-1]["content"]:
+                with pytest.raises(openai.BadRequestError) as refused:
+                    api.chat.completions.create(model="golden", messages=dialog, temperature=0)
+                assert refused.value.code == "special_tags"
+                continue
+            chat = api.chat.completions.create(
+                model="golden", messages=dialog, max_tokens=case["max_gen_len"], temperature=0
+            )
+            assert chat.choices[0].message.content == expected["generation"]["content"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "seeded"])
+def test_streamed_and_whole_answers_are_those_of_the_model_in_process(
+    plain: Server, in_process: Llama, temperature: float
+) -> None:
+    prompt = [1, 264, 495, 619, 608, 616]
+    (tokens,), _ = in_process.generate([prompt], 40, temperature=temperature, top_p=0.9, seed=77)
+    request: dict[str, Any] = {
+        "model": "golden",
+        "prompt": prompt,
+        "max_tokens": 40,
+        "temperature": temperature,
+        "top_p": 0.9,
+        "seed": 77,
+    }
+    api = client(plain)
+    whole = api.completions.create(**request)
+    pieces = list(api.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    assert len(pieces) > 5
+    text = "".join(chunk.choices[0].text for chunk in pieces if chunk.choices)
+    assert text == whole.choices[0].text
+    assert text.removeprefix(" ") == in_process.tokenizer.decode(tokens).removeprefix(" ")
+    assert pieces[-1].usage is not None and whole.usage is not None
+    assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens == len(tokens)
+
+
+HANDLE = """
+import json, sys
+import ray
+from ray import serve
+
+@serve.deployment(ray_actor_options={"num_cpus": 0})
+class Caller:
+    async def __call__(self) -> str:
+        llama = serve.get_app_handle("llama")
+        prompt = "Simply put, the theory of relativity states that "
+        seen = {
+            "text": await llama.text_completion.remote([prompt], temperature=0, max_gen_len=24, logprobs=True),
+            "chat": await llama.chat_completion.remote([[{"role": "user", "content": "bye"}]], temperature=0, max_gen_len=9),
+            "refused": await llama.chat_completion.remote([[{"role": "user", "content": "[INST]"}]], max_gen_len=9),
+            "seeded": await llama.generate.remote([[1, 9, 7]], 20, temperature=0.9, seed=5),
+            "stream": [piece async for piece in llama.options(stream=True).stream.remote(prompt, 0, max_gen_len=24)],
+        }
+        try:
+            await llama.chat_completion.remote([[{"role": "assistant", "content": "first"}]])
+        except Exception as error:
+            seen["error"] = [type(getattr(error, "cause", error)).__name__, str(error)]
+        return json.dumps(seen)
+
+ray.init(address=sys.argv[1], namespace="other", log_to_driver=False, logging_level="ERROR")
+handle = serve.run(Caller.bind(), name="caller", route_prefix=None)
+print("SEEN " + handle.remote().result())
+serve.delete("caller")
+"""
+
+
+def test_another_ray_app_gets_the_same_tokens_by_handle(
+    plain: Server, in_process: Llama, golden: dict[str, Any]
+) -> None:
+    out = run([sys.executable, "-c", HANDLE, address_of(plain)], **WITH_TOKEN)
+    seen = json.loads(next(line for line in out.splitlines() if line.startswith("SEEN ")).removeprefix("SEEN "))
+    expected = golden["completions"][1]["text_completion"][1]
+    assert seen["text"][0]["generation"] == expected["generation"] and seen["text"][0]["tokens"] == expected["tokens"]
+    assert seen["text"][0]["logprobs"] == pytest.approx(expected["logprobs"], abs=1e-4)
+    assert "".join(piece["generation"] for piece in seen["stream"]) == expected["generation"]
+    assert seen["stream"][-1]["finish_reason"] == "length"
+    chat = in_process.chat_completion([[{"role": "user", "content": "bye"}]], 0, max_gen_len=9)
+    assert seen["chat"][0]["generation"] == chat[0]["generation"]
+    assert seen["refused"][0]["generation"]["content"].startswith("Error: special tags")
+    assert seen["seeded"][0] == in_process.generate([[1, 9, 7]], 20, temperature=0.9, seed=5)[0]
+    assert seen["error"][0] == "InvalidDialog" and "messages[0]" in seen["error"][1]
+
+
+def address_of(server: Server) -> str:
+    """The Ray address of a server's own cluster, from the command line of its raylet."""
+    for pid in server.processes():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        for word in words:
+            if word.startswith("--gcs-address="):
+                return word.removeprefix("--gcs-address=")
+    raise AssertionError("the server's cluster was not found")
+
+
+def test_the_operators_figures_are_there_under_their_names(plain: Server) -> None:
+    client(plain).completions.create(model="golden", prompt="hi", max_tokens=5, temperature=0)
+    text = httpx.get(f"{plain.url}/metrics", timeout=5).text
+    for name in (
+        "tokens_generated_per_second", "prefill_time_ms", "time_per_decoding_step_ms", "gpu_memory_used_bytes",
+        "cuda_oom_errors_count", "invalid_dialog_assertions_count",
+    ):  # fmt: skip
+        assert f"# HELP {name} " in text
+    assert "time_per_decoding_step_ms_count 0.0" not in text
+
+
+# The demo model by `make serve`'s command.
+
+
+def test_the_banner_says_what_it_serves_and_its_lines_work_when_pasted(demo: Server) -> None:
+    deadline = time.monotonic() + 10
+    while "is ready at" not in demo.output() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    text = demo.output()
+    assert f"is ready at {demo.url}" in text and "ranks    2: cpu" in text and f"bind     127.0.0.1:{demo.port}" in text
+    assert "auth     off" in text
+    lines = [line.strip() for line in text.splitlines()]
+    curl = next(line for line in lines if line.startswith("curl "))
+    assert "demo model" in json.loads(run(shlex.split(curl)))["choices"][0]["message"]["content"]
+    python = next(line for line in lines if " -c 'import openai" in line)
+    assert "demo model" in run(shlex.split(python))
+
+
+INTERVAL = """
+import sys
+import ray
+
+def interval(controller):
+    import ray.serve._private.controller as loop
+    return loop.CONTROL_LOOP_INTERVAL_S
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+print("SEEN", ray.get(controller.__ray_call__.remote(interval)))
+"""
+
+
+def test_nothing_listens_beyond_loopback(demo: Server) -> None:
+    """HTTP, HAProxy's statistics, Ray's processes, Serve's own gRPC, the ranks' store: all of it."""
+    httpx.post(f"{demo.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=30).raise_for_status()
+    listening = demo.listening()
+    commands = " ".join(listening.values())
+    assert all(name in commands for name in ("gcs_server", "raylet", "haproxy", "ServeReplica", "RankWorker")), commands
+    # 127.0.0.1, and the same as an IPv6 address, as the kernel writes them.
+    loopback = ("0100007F:", "0000000000000000FFFF00000100007F:")
+    assert {at: command for at, command in listening.items() if not at.startswith(loopback)} == {}
+
+
+def test_serves_controller_is_calm_once_the_server_is_ready(demo: Server) -> None:
+    deadline = time.monotonic() + 20
+    while "is ready at" not in demo.output() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert f"SEEN {CALM_S}" in run([sys.executable, "-c", INTERVAL, address_of(demo)], **WITH_TOKEN)
+
+
+def test_a_limit_of_time_is_kept_in_our_words_and_not_in_serves(demo: Server) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True, "temperature": 1.5}
+    url, header = f"{demo.url}/v1/completions", "x-request-timeout-seconds"
+    answer = httpx.post(url, json=body, headers={header: "0.05"})
+    assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded", answer.text
+    # The first token must come within this time, the last of 61,440 must not.
+    answer = httpx.post(url, json=body | {"n": 128, "stream": True}, headers={header: "2"}, timeout=60)
+    assert answer.status_code == 200
+    events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert "deadline_exceeded" in events[-1] and "[DONE]" not in answer.text
+
+
+@pytest.mark.parametrize("name", [b"x-request-timeout-seconds", b"x-request-id", b"x-request-disconnect-disabled"])
+def test_a_header_that_is_not_utf8_is_no_servers_error(demo: Server, name: bytes) -> None:
+    answer = httpx.post(
+        f"{demo.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=[(name, b"caf\xe9")]
+    )
+    if b"timeout" in name:
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == name.decode(), answer.text
+    else:
+        assert answer.status_code == 200, answer.text
+
+
+def test_thirty_two_streams_at_once_are_whole_right_and_distinct(demo: Server) -> None:
+    prompts = [
+        f"Tell me a story about a {animal}." for animal in ("fox", "cat", "dog", "frog", "crow", "pig", "bear", "duck")
+    ]
+
+    async def chat(api: openai.AsyncOpenAI, i: int, stream: bool) -> tuple[str, str]:
+        request: dict[str, Any] = {
+            "model": "llama-demo",
+            "messages": [{"role": "user", "content": prompts[i % 8]}],
+            "temperature": 0.8,
+            "seed": i,
+            "max_tokens": 100,
+        }
+        if not stream:
+            answer = await api.chat.completions.create(**request)
+            return answer.choices[0].message.content or "", answer.choices[0].finish_reason
+        text, reason = "", ""
+        async for chunk in await api.chat.completions.create(**request, stream=True):
+            text += chunk.choices[0].delta.content or ""
+            reason = chunk.choices[0].finish_reason or reason
+        return text, reason
+
+    async def all_at_once() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=120) as api:
+            streamed = await asyncio.gather(*(chat(api, i, True) for i in range(32)))
+            return streamed, await asyncio.gather(*(chat(api, i, False) for i in range(32)))
+
+    streamed, whole = asyncio.run(all_at_once())
+    assert all(text.strip() and "\ufffd" not in text for text, _ in streamed)
+    assert {reason for _, reason in streamed} <= {"stop", "length"}
+    assert len({text for text, _ in streamed}) >= 30
+    assert demo.get("/props")[1]["blocks_used"] == 0
+    # The model is bfloat16, where the batch may round differently; most texts must agree all the same.
+    assert sum(a == b for a, b in zip(streamed, whole, strict=True)) >= 16
+
+
+def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_rest_complete(demo: Server) -> None:
+    async def half() -> list[str]:
+        api = openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=120)
+        # Drawn, so that few of its own drafts are right: the engine would be done before half of them can be closed.
+        request: dict[str, Any] = {"model": "llama-demo", "max_tokens": 480, "temperature": 1.5, "stream": True}
+        ask = partial(api.completions.create, prompt="Once upon a time", extra_body={"ignore_eos": True}, **request)
+        streams = await asyncio.gather(*(ask(seed=seed) for seed in range(32)))
+        before = (await asyncio.to_thread(demo.get, "/props"))[1]
+        await asyncio.gather(*(stream.close() for stream in streams[::2]))
+        deadline = time.monotonic() + 5
+        after = before
+        while after["requests_running"] > 16 and time.monotonic() < deadline:
+            after = (await asyncio.to_thread(demo.get, "/props"))[1]
+
+        async def rest(stream: Any) -> str:
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+        texts = await asyncio.gather(*(rest(stream) for stream in streams[1::2]))
+        await api.close()
+        assert before["requests_running"] == 32 and after["requests_running"] == 16
+        assert after["blocks_used"] > 0
+        return texts
+
+    texts = asyncio.run(half())
+    assert len(texts) == 16 and all(len(text) > 100 for text in texts)
+    assert demo.get("/props")[1]["blocks_used"] == 0
+
+
+@pytest.mark.parametrize("server", ["demo", "plain"], ids=["through HAProxy", "through Serve's proxy"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_client_that_leaves_stops_costing_anything(server: str, stream: bool, request: pytest.FixtureRequest) -> None:
+    running: Server = request.getfixturevalue(server)
+    limit = running.get("/v1/models")[1]["data"][0]["max_model_len"] - 20
+    body = {"prompt": "Once upon a time", "max_tokens": limit, "ignore_eos": True, "temperature": 1.5, "stream": stream}
+    begin = time.monotonic()
+    with httpx.Client() as leaving:
+        if stream:
+            with leaving.stream("POST", f"{running.url}/v1/completions", json=body) as answer:
+                next(answer.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                leaving.post(f"{running.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.02))
+    left_s = time.monotonic() - begin
+    while running.get("/props")[1]["requests_running"] and time.monotonic() - begin < 10:
+        time.sleep(0.02)
+    freed_s = time.monotonic() - begin - left_s
+    whole_s = time.monotonic()
+    with httpx.Client() as staying:
+        staying.post(f"{running.url}/v1/completions", json=body | {"stream": False}, timeout=60).raise_for_status()
+    whole_s = time.monotonic() - whole_s
+    assert running.get("/props")[1]["blocks_used"] == 0
+    assert freed_s < max(0.3, whole_s / 2), "it ran on although nobody was there"
+
+
+def test_the_readmes_own_lines_work(demo: Server) -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        here = block.replace("http://127.0.0.1:8000", demo.url)
+        # Other clusters may run beside this one; "auto" would take the youngest.
+        here = here.replace('ray.init("auto")', f'ray.init("{address_of(demo)}", log_to_driver=False)')
+        assert run([sys.executable, "-c", here], **WITH_TOKEN).strip()
+    (curl,) = re.findall(r"^    (curl .*?\n.*?)$", readme, re.MULTILINE)
+    answer = run(shlex.split(curl.replace("\\\n", " ").replace("http://127.0.0.1:8000", demo.url)))
+    assert json.loads(answer)["choices"][0]["message"]["content"].strip()
+
+
+@pytest.mark.parametrize("example", ["chat_openai.py", "completions_curl.sh"])
+def test_the_examples_run(demo: Server, example: str) -> None:
+    path = REPOSITORY / "examples" / example
+    command = [sys.executable, str(path)] if example.endswith(".py") else ["bash", str(path)]
+    assert run([*command, "--base-url", demo.url]).strip()
+
+
+def test_the_handle_example_runs(demo: Server) -> None:
+    example = str(REPOSITORY / "examples" / "handle_from_ray_app.py")
+    assert run([sys.executable, example, "--address", address_of(demo)], **WITH_TOKEN).strip()
+
+
+def test_a_rank_five_times_slower_is_served_and_named(demo: Server) -> None:
+    slow = demo.get("/props")[1]["ranks"][1]["pid"]
+    body = {
+        "model": "llama-demo",
+        "prompt": "once upon a time",
+        "max_tokens": 300,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    is_named = is_measured = False
+    deadline = time.monotonic() + 60
+    with httpx.Client(base_url=demo.url, timeout=60) as http:
+        expected = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        throttling = subprocess.Popen([sys.executable, "-c", THROTTLE.format(pid=slow)])
+        try:
+            while not (is_named and is_measured) and time.monotonic() < deadline:
+                assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
+                is_named = is_named or "rank 1 is slow and holds the others up" in demo.output()
+                figures = re.findall(r'^rank_step_ms\{rank="(\d)"\} (\S+)', http.get("/metrics").text, re.MULTILINE)
+                own_ms = {rank: float(value) for rank, value in figures}
+                is_measured = is_measured or own_ms.get("1", 0.0) > 2 * own_ms.get("0", 1e9)
+        finally:
+            throttling.kill()
+            throttling.wait()
+            os.kill(slow, signal.SIGCONT)
+    assert is_named and is_measured, own_ms
+    assert demo.get("/props")[1]["epoch"] == 0
+
+
+# Destructive: the last tests of each server.
+
+
+@pytest.mark.parametrize("server", ["plain", "demo"], ids=["through Serve's proxy", "through HAProxy"])
+def test_a_killed_rank_costs_live_streams_a_pause_and_not_a_token(server: str, request: pytest.FixtureRequest) -> None:
+    running: Server = request.getfixturevalue(server)
+    ranks = running.get("/props")[1]["ranks"]
+    model = running.get("/v1/models")[1]["data"][0]
+    assert len(ranks) == 2
+
+    async def stream(api: openai.AsyncOpenAI, number: int, began: asyncio.Event) -> tuple[str, str | None]:
+        body: dict[str, Any] = {"model": model["id"], "prompt": [1, 5 + number], "stream": True, "seed": number}
+        body |= {"temperature": 0.8 * (number % 2), "max_tokens": min(400, model["max_model_len"] - 8)}
+        text, reason = "", None
+        async for event in await api.completions.create(**body, extra_body={"ignore_eos": True}):
+            began.set()
+            for choice in event.choices:
+                text, reason = text + choice.text, choice.finish_reason or reason
+        return text, reason
+
+    async def all_streams(*, kill: bool) -> list[tuple[str, str | None]]:
+        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=90) as api:
+            began = [asyncio.Event() for _ in range(24)]
+            streams = [asyncio.create_task(stream(api, number, event)) for number, event in enumerate(began)]
+            if kill:
+                await asyncio.gather(*(event.wait() for event in began))
+                os.kill(ranks[1]["pid"], signal.SIGKILL)
+            return await asyncio.gather(*streams)
+
+    undisturbed = asyncio.run(all_streams(kill=False))
+    assert {reason for _, reason in undisturbed} == {"length"}
+    replica = _pids(running, "ServeReplica")
+    assert asyncio.run(all_streams(kill=True)) == undisturbed
+    running.wait_ready()
+    props = running.get("/props")[1]
+    assert props["epoch"] == 1 and props["phase"] == "ready"
+    assert _pids(running, "ServeReplica") == replica, "the replica lives on"
+    assert not any(rank["pid"] in running.processes() for rank in ranks), "no rank of the dead group is left"
+
+
+def _pids(running: Server, name: str) -> set[int]:
+    return {pid for pid, command in running.processes().items() if name in command}
+
+
+def test_the_first_ctrl_c_lets_live_streams_end_and_refuses_new_requests_meanwhile(demo: Server) -> None:
+    assert demo.get("/ready")[0] == 200
+
+    async def drained() -> tuple[str, dict[str, Any], tuple[int, dict[str, Any]], tuple[int, dict[str, Any]]]:
+        async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=180) as api:
+            body: dict[str, Any] = {"model": "llama-demo", "prompt": "Once", "max_tokens": 450, "stream": True}
+            live = await api.completions.create(**body, extra_body={"ignore_eos": True})
+            await anext(aiter(live))
+            demo.process.send_signal(signal.SIGINT)
+            deadline = time.monotonic() + 60
+            ready = await asyncio.to_thread(demo.get, "/ready")
+            while ready[0] == 200 and time.monotonic() < deadline:
+                ready = await asyncio.to_thread(demo.get, "/ready")
+            health = await asyncio.to_thread(demo.get, "/health")
+            refused: dict[str, Any] = {}
+            try:
+                await api.completions.create(model="llama-demo", prompt="x", max_tokens=1)
+            except openai.APIStatusError as error:
+                refused = {
+                    "status": error.status_code,
+                    "after": error.response.headers["retry-after"],
+                    "code": error.code,
+                }
+            reason = ""
+            async for chunk in live:
+                reason = chunk.choices[0].finish_reason or reason
+            return reason, refused, ready, health
+
+    # Somebody who begins to read when everything has been generated, and more than the kernel's buffers hold.
+    late = connect(demo)
+    body = {"prompt": "Once", "n": 32, "max_tokens": 450, "logprobs": 20, "ignore_eos": True, "stream": True}
+    late.sendall(message(COMPLETIONS, body | {"temperature": 1.5}))
+    while not demo.get("/props")[1].get("requests_running"):
+        time.sleep(0.01)
+    reason, refused, ready, health = asyncio.run(drained())
+    assert reason == "length", "the stream came to its end"
+    assert ready[0] == 503 and ready[1]["phase"] == "draining" and health[0] == 200
+    received, last = len(late.recv(2**20)), b""
+    while piece := late.recv(2**20):
+        received, last = received + len(piece), (last + piece)[-100:]
+    assert received > 2**23 and b"data: [DONE]" in last and last.endswith(b"0\r\n\r\n")
+    assert refused["status"] == 503 and refused["code"] == "not_ready" and int(refused["after"]) >= 1
+    assert demo.process.wait(180) == 0
+    assert demo.wait_gone() == {}
+
+
+def test_sigterm_of_serve_run_leaves_no_process(plain: Server) -> None:
+    """And `served`, which ends by SIGTERM whatever a test leaves, says so if that leaves a process."""
+    assert len(plain.processes()) > 5
+    plain.process.send_signal(signal.SIGTERM)
+    plain.process.wait(180)
+    assert plain.wait_gone() == {}
+    assert plain.get("/health")[0] == 0
+
+
+def test_a_second_ctrl_c_ends_everything_at_once_and_a_second_server_on_the_port_is_refused() -> None:
+    with served() as running:
+        running.wait_ready()
+        second = subprocess.run(
+            [sys.executable, "-m", "deployments.local.up", str(running.config)],
+            cwd=REPOSITORY,
+            env=environment(RAY_ADDRESS="local"),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert second.returncode != 0 and f"127.0.0.1:{running.port} cannot be used" in second.stderr
+        body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
+        with (
+            httpx.Client() as http,
+            http.stream("POST", f"{running.url}/v1/completions", json=body, timeout=30) as answer,
+        ):
+            next(answer.iter_lines())
+            for _ in range(2):
+                running.process.send_signal(signal.SIGINT)
+                time.sleep(0.3)
+            begin = time.monotonic()
+            assert running.process.wait(120) == 0
+            assert time.monotonic() - begin < 60
+        assert running.wait_gone() == {}
+
+
+def test_a_misspelt_argument_stops_the_start_with_its_name() -> None:
+    with served(args={"max_batchsize": 4}) as running:
+        assert running.process.wait(180) == 1
+        said = next(line for line in running.output().splitlines() if "The server cannot start" in line)
+        assert "max_batchsize" in said
+        assert running.wait_gone() == {}

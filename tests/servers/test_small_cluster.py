@@ -1,0 +1,67 @@
+"""The cluster that `make serve` starts for itself is a small one, and a usual one when its dashboard is asked for."""
+
+from typing import Any
+
+import pytest
+
+from deployments.local.small_cluster import OBJECT_STORE_BYTES, SETTINGS
+from tests.support.programs import seen_by
+
+PROGRAM = "tests.programs.small_cluster"
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, Any]:
+    return seen_by(PROGRAM, RAY_task_events_report_interval_ms="500")
+
+
+@pytest.fixture(scope="module")
+def usual() -> dict[str, Any]:
+    return seen_by(PROGRAM, LLAMA_DASHBOARD="1")
+
+
+def count(seen: dict[str, Any], program: str) -> int:
+    return sum(program in command for command in seen["children"])
+
+
+@pytest.mark.parametrize("cluster", ["small", "usual"])
+def test_either_cluster_runs_tasks_in_the_namespace_that_was_asked_for(
+    cluster: str, request: pytest.FixtureRequest
+) -> None:
+    seen = request.getfixturevalue(cluster)
+    assert seen["four"] == 4 and seen["namespace"] == "serve"
+    assert count(seen, "gcs_server") == count(seen, "raylet/raylet") == count(seen, "log_monitor.py") == 1
+
+
+def test_a_small_cluster_has_neither_dashboard_nor_autoscaler(small: dict[str, Any]) -> None:
+    assert count(small, "dashboard/dashboard.py") == count(small, "monitor.py") - count(small, "log_monitor.py") == 0
+    assert not small["dashboard"]
+
+
+def test_a_small_clusters_agent_is_stood_in_for(small: dict[str, Any], usual: dict[str, Any]) -> None:
+    assert count(small, "dashboard/agent.py") == count(usual, "noop_agent.py") == 0
+    # The raylet's own command line has it too.
+    assert count(small, "noop_agent.py") - count(small, "raylet/raylet") == 1
+
+
+def test_a_small_cluster_is_on_loopback_and_clients_on_this_machine_find_it_there(small: dict[str, Any]) -> None:
+    assert small["address"].startswith("LOCALHOST:")
+    assert small["is_found_there"]
+
+
+def test_a_small_cluster_reserves_little_memory_for_objects(small: dict[str, Any]) -> None:
+    assert small["object_store_bytes"] == OBJECT_STORE_BYTES
+
+
+def test_what_the_user_has_set_stays(small: dict[str, Any]) -> None:
+    assert small["settings"] == SETTINGS | {"RAY_task_events_report_interval_ms": "500"}
+
+
+def test_rays_own_classes_are_as_they_were_afterwards(small: dict[str, Any]) -> None:
+    assert small["restored"]
+
+
+def test_the_dashboard_is_there_when_it_is_asked_for(usual: dict[str, Any]) -> None:
+    assert count(usual, "dashboard/dashboard.py") == 1
+    assert usual["dashboard"]
+    assert set(usual["settings"].values()) == {None}

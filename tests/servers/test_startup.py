@@ -1,0 +1,148 @@
+"""Starts that cannot succeed: each ends soon, names the file at fault, is never ready, and leaves no rank."""
+
+import signal
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.programs.startup import BATCHES, Malicious, flip_a_bit
+from tests.support.checkpoints import WIDE, random_weights, split, write
+from tests.support.programs import seen_by
+from tests.support.server import served
+
+LIMIT_S = 120  # 30 are promised, for one start, where nothing else runs
+NAMED = {
+    "missing": ["missing/consolidated.00.pth: this shard is missing"],
+    "params": ["params/params.json", "'dim'", "-64"],
+    "tokenizer": ["tokenizer/params.json", "700", "640"],
+    "truncated": ["truncated/consolidated.01.pth"],
+    "flipped": ["flipped/consolidated.01.pth", "checksum"],
+    "pickle": ["pickle/consolidated.00.pth", "not a checkpoint that can be loaded safely"],
+    "names": ["layers.0.attention.wq.weight is missing from consolidated.00.pth", "layers.9.attention.wq.weight"],
+    "nan": ["nan/consolidated.00.pth: layers.1.feed_forward.w2.weight", "not finite"],
+}
+BATCH_OF = {name: batch for batch, cases in BATCHES.items() for name in cases}
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    return seen_by("tests.programs.startup", timeout_s=800)
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_deploying_fails_soon_with_the_file_named_in_the_applications_status(seen: dict[str, Any], case: str) -> None:
+    batch = seen["batches"][BATCH_OF[case]]
+    assert case in batch["cases"], f"still {batch['states'][case]}"
+    failed = batch["cases"][case]
+    assert failed["seconds"] < LIMIT_S
+    cause = failed["message"].strip().splitlines()[-1]
+    assert all(words in cause for words in NAMED[case]), cause
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_start_that_fails_is_never_ready_stays_failed_and_leaves_no_rank(seen: dict[str, Any], batch: str) -> None:
+    followed = seen["batches"][batch]
+    assert 200 not in followed["ready"] and 503 in followed["ready"]
+    assert set(followed["states"].values()) == {"DEPLOY_FAILED"}
+    assert followed["ranks_left"] == []
+
+
+def test_what_the_files_tell_by_themselves_stops_a_start_before_any_rank_exists(seen: dict[str, Any]) -> None:
+    most_ranks = {batch: followed["most_ranks"] for batch, followed in seen["batches"].items()}
+    assert most_ranks.pop("before any rank exists") == 0
+    assert all(most_ranks.values()), "the other faults are found by ranks"
+
+
+def test_a_malicious_pickle_never_runs(seen: dict[str, Any]) -> None:
+    assert "UnpicklingError" in seen["batches"][BATCH_OF["pickle"]]["cases"]["pickle"]["message"]
+    assert seen["sprung"] is False
+
+
+@pytest.fixture
+def ray_directory() -> Iterator[str]:
+    """Where a server's Ray keeps its files and its address: a short path of its own, so that it joins no other cluster."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        yield directory
+
+
+@pytest.mark.parametrize(
+    ("answer_after_s", "fault"),
+    [(20, "does not match its checksum"), (0, "not a checkpoint that can be loaded safely")],
+    ids=["a flipped bit, while requests wait", "a malicious pickle, while requests are answered 503"],
+)
+def test_the_server_says_which_file_is_damaged_and_ends_with_an_error_and_no_process(
+    tmp_path: Path, ray_directory: str, answer_after_s: int, fault: str
+) -> None:
+    checkpoint = write(tmp_path / "damaged", split(random_weights(WIDE), 2))
+    if "checksum" in fault:
+        flip_a_bit(checkpoint / "consolidated.01.pth")
+    else:
+        torch.save({"norm.weight": Malicious(tmp_path / "sprung")}, checkpoint / "consolidated.01.pth")
+    args = {
+        "ckpt_dir": str(checkpoint),
+        "tokenizer_path": str(checkpoint / "tokenizer.model"),
+        "max_seq_len": 64,
+        "answer_after_s": answer_after_s,
+    }
+    with served(args=args, env={"RAY_TMPDIR": ray_directory}) as server:
+        known = None
+        most = 0
+        deadline = time.monotonic() + 300
+        while server.process.poll() is None and time.monotonic() < deadline:
+            assert server.get("/ready")[0] != 200
+            most = max(most, len(server.processes()))
+            if known is None and fault in server.output():
+                known = time.monotonic()
+            time.sleep(0.1)
+        ended = time.monotonic()
+        output = server.output()
+        assert server.process.poll() == 1, output[-3000:]
+        line = next(line for line in output.splitlines() if "The server cannot start: " in line)
+        assert "damaged/consolidated.01.pth" in line and fault in line
+        assert not (tmp_path / "sprung").exists()
+        assert known is not None and ended - known < LIMIT_S
+        assert most > 5
+        while server.processes() and time.monotonic() < ended + 60:
+            time.sleep(0.1)
+        assert server.processes() == {}
+
+
+def test_a_server_that_waits_for_room_ends_at_once_when_told_to(ray_directory: str) -> None:
+    """Serve alone waits 30 s and more for a replica that was never placed."""
+    with served(args={"cpus_per_rank": 1000}, env={"RAY_TMPDIR": ray_directory}) as server:
+        deadline = time.monotonic() + 180
+        wanted = ("Adding 1 replica", "needs 2000 CPUs, the cluster has")
+        while not all(words in server.output() for words in wanted) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert wanted[1] in server.output()
+        while (ready := server.get("/ready"))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert (ready[0], ready[1].get("phase")) == (503, "waiting"), "HAProxy answers where no replica can"
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(120) == 0
+        assert time.monotonic() - began < 29, "Serve alone takes longer"
+        assert server.wait_gone() == {}
+
+
+def test_with_keys_the_server_says_that_it_is_ready_and_asks_for_one() -> None:
+    with served(env={"LLAMA_API_KEYS": "kq7-one,kq7-two"}) as server:
+        server.wait_ready()
+        assert server.get("/props")[0] == server.get("/v1/models")[0] == 401
+        assert server.get("/health")[0] == 200
+        request = urllib.request.Request(server.url + "/metrics", headers={"Authorization": "Bearer kq7-two"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            assert response.status == 200
+            # The command itself asks for /props once it is ready.
+            assert b'requests_total{outcome="invalid_api_key",path="/v1/models"} 1.0' in response.read()
+        deadline = time.monotonic() + 120
+        while "Llama on Ray is ready" not in server.output() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert "asks for an API key" in server.output() and "Bearer KEY" in server.output()
+        assert "kq7" not in server.output(), "keys are never written"

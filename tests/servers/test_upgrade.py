@@ -1,0 +1,66 @@
+"""Updates under load where there is room for a second replica: one that fails, and one that does not."""
+
+import asyncio
+import subprocess
+import sys
+
+import httpx
+
+from tests.chaos.load import Ask, hear
+from tests.servers.test_end_to_end import WITH_TOKEN, address_of
+from tests.support.programs import REPOSITORY, environment
+from tests.support.server import Server, served
+
+ARGS = {"model_parallel_size": 1, "cpus_per_rank": 0.5}
+DEPLOY = """
+import sys
+import ray
+from ray import serve
+from deployments.app import build_app
+from deployments.args import ServerArgs
+
+ray.init(address=sys.argv[1], namespace="serve", log_to_driver=False, logging_level="ERROR")
+serve.run(build_app(ServerArgs(**eval(sys.argv[2]))), name="llama", route_prefix="/")
+"""
+
+
+async def deploy(server: Server, **changes: object) -> int:
+    """Updates the application from another process, as an operator would; its exit status."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", DEPLOY, address_of(server), repr(ARGS | changes)),
+        cwd=REPOSITORY,
+        env=environment(**WITH_TOKEN),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    return await asyncio.wait_for(process.wait(), 400)
+
+
+async def test_no_request_fails_while_an_update_fails_nor_while_one_succeeds() -> None:
+    with served(args=ARGS) as server:
+        server.wait_ready()
+        stopping, errors, num_answers = asyncio.Event(), [], 0
+
+        async def ask_on(client: httpx.AsyncClient, number: int) -> None:
+            nonlocal num_answers
+            body = {"model": "llama-demo", "prompt": f"story {number}", "max_tokens": 200, "stream": True}
+            while not stopping.is_set():
+                heard = await hear(client, Ask("greedy", "/v1/completions", body | {"ignore_eos": True}))
+                num_answers += 1
+                if heard.error is not None or not heard.done:
+                    errors.append(heard.error)
+
+        async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
+            asking = [asyncio.create_task(ask_on(client, number)) for number in range(3)]
+            # So long a context has no room in memory, which only the ranks can tell.
+            assert await deploy(server, max_queue=101, max_seq_len=50_000_000) != 0
+            answered = num_answers
+            assert server.get("/props")[1]["max_queue"] == 256 and server.get("/ready")[0] == 200, "the old one serves"
+            assert await deploy(server, max_queue=102) == 0
+            async with asyncio.timeout(120):
+                while (await client.get("/props")).json().get("max_queue") != 102:  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+            stopping.set()
+            await asyncio.gather(*asking)
+        assert not errors
+        assert answered > 10 and num_answers > answered + 10

@@ -1,0 +1,132 @@
+"""A rank group without ranks: the next token depends on every token before it, and failures come when a test says so."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from cluster.driver.rank_group import GroupInfo
+from cluster.rank.rank_worker import RankStatus
+from llama_core.config import EngineConfig
+from llama_core.errors import LlamaError, RankFailure
+from llama_core.scheduling.step import StepInput, StepOutput
+from tests.support.model_free_runner import FakeRanks
+
+EOS = 2
+
+
+def next_token(prefix: list[int]) -> int:
+    value = hash(tuple(prefix)) % 1009
+    return EOS if value % 40 == 0 else 3 + value % 600
+
+
+def continuation(prompt: list[int], max_tokens: int, model: Callable[[list[int]], int] = next_token) -> list[int]:
+    """What the fake model generates, by itself."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + max_tokens and (token := model(tokens)) != EOS:
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (nobody tells when)
+            await asyncio.sleep(0)
+
+
+class FakeGroups:
+    """Implements `deployments.engine.supervisor.Groups`: each is made by `make`, and recorded."""
+
+    def __init__(self, make: "Callable[[], FakeGroup]") -> None:
+        self.make = make
+        self.made: list[FakeGroup] = []
+        self.opened: list[tuple[int, int | None]] = []  # epoch and blocks
+        self.seats_opened: list[list[int]] = []
+        self.room: Callable[[], list[int] | None] | None = None  # the seats there are; all if nobody says
+        self.num_prepared = 0
+        self.num_spares = 0
+        self.stopped = False
+
+    async def seats(self) -> list[int] | None:
+        return self.room() if self.room is not None else self.seats_opened[0]
+
+    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> "FakeGroup":
+        assert not self.made or self.made[-1].stopped, "the old ranks are gone before others come"
+        self.opened.append((epoch, num_blocks))
+        self.seats_opened.append(list(seats))
+        self.made.append(self.make())
+        return self.made[-1]
+
+    def prepare_spares(self, info: GroupInfo) -> None:
+        self.num_prepared += 1
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+class FakeGroup:
+    """Implements `deployments.engine.supervisor.Group`. `step_s` is a step's time; `token` may replace the model."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        step_s: float = 0.0,
+        token: Callable[[list[int]], int] = next_token,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.step_s = step_s
+        self.ranks = FakeRanks(block_size, lambda tokens, seed: token(tokens))
+        self.steps: list[StepInput] = []
+        self.in_flight = 0
+        self.max_in_flight = 0
+        self.stopped = False
+        self.start_error: LlamaError | None = None
+        self._failed: asyncio.Future[RankFailure] = asyncio.get_running_loop().create_future()
+        self._turn = asyncio.Lock()
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def start(self) -> GroupInfo:
+        await self.go.wait()
+        if self.start_error is not None:
+            raise self.start_error
+        return GroupInfo(epoch=0, num_blocks=self.num_blocks, ranks=())
+
+    async def statuses(self) -> list[RankStatus | None]:
+        return [None]
+
+    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
+        return asyncio.ensure_future(self.step(batch))
+
+    async def step(self, batch: StepInput) -> StepOutput:
+        if self._failed.done():
+            raise self._failed.result()
+        self.steps.append(batch)
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
+        try:
+            async with self._turn:
+                if self._failed.done():
+                    raise self._failed.result()
+                computing = asyncio.ensure_future(self._compute(batch))
+                await asyncio.wait([computing, self._failed], return_when=asyncio.FIRST_COMPLETED)
+                if self._failed.done():
+                    computing.cancel()
+                    raise self._failed.result()
+                return computing.result()
+        finally:
+            self.in_flight -= 1
+
+    async def _compute(self, batch: StepInput) -> StepOutput:
+        await asyncio.sleep(self.step_s)
+        await self.go.wait()
+        return self.ranks.step(batch)
+
+    def fail(self, message: str = "rank 1 died") -> None:
+        self._failed.set_result(RankFailure(message, rank=1))
+
+    async def wait_failed(self) -> RankFailure:
+        return await asyncio.shield(self._failed)
+
+    async def stop(self) -> None:
+        self.stopped = True

@@ -1,0 +1,270 @@
+"""An engine that needs no model: it spells a scripted answer, token by token, through the real tokenizer and stop checks.
+
+Everything that the HTTP layer can see of an engine is here and can be counted: what was submitted, what was cancelled,
+and the blocks in use.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from deployments.engine.interface import Delta, Readiness
+from deployments.engine.metrics import Metrics
+from deployments.http.app import HttpLimits, build_http_app
+from llama_core.errors import LlamaError, QueueFull, RequestCancelled
+from llama_core.scheduling.request import FinishReason, SamplingParams, TokenLogprob, check_prompt
+from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
+from llama_core.text.tokenizer import Tokenizer
+from tests.conftest import GOLDEN
+
+MODEL_ID = "fake-llama"
+MAX_SEQ_LEN = 256
+
+
+@dataclass(eq=False)
+class FakeStream:
+    """One sequence. `answer` are the tokens it will generate before EOS."""
+
+    engine: "FakeEngine"
+    prompt: list[int]
+    params: SamplingParams
+    stop: Sequence[str]
+    answer: list[int]
+    cancelled: bool = False
+    ended: bool = False
+    num_asked: int = 0  # deltas that its reader has begun to wait for
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_cached_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        return self.prompt
+
+    def __post_init__(self) -> None:
+        self._next: Delta | Exception | None = None
+        self._taken = asyncio.Event()
+        self._wake: Callable[[], None] = lambda: None
+        self._producing = asyncio.ensure_future(self._produce())
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        if self._next is not None:
+            wake()
+
+    def take(self) -> Delta | None:
+        taken, self._next = self._next, None
+        self._taken.set()
+        if isinstance(taken, Exception):
+            raise taken
+        return taken
+
+    def cancel(self) -> None:
+        if not self.ended:
+            self.cancelled = self.ended = True
+            self._producing.cancel()
+
+    def end(self, error: LlamaError) -> None:
+        if not self.ended:
+            self.cancel()
+            self._next = error
+            self._wake()
+
+    async def _produce(self) -> None:
+        """One delta at a time: the next is begun when the last has been taken, so `num_asked` tells how far its reader is."""
+        try:
+            async for delta in self._deltas():
+                await self._hand_over(delta)
+        except Exception as error:
+            await self._hand_over(error)
+
+    async def _hand_over(self, item: Delta | Exception) -> None:
+        self._next = item
+        self._taken.clear()
+        self._wake()
+        await self._taken.wait()
+
+    async def _deltas(self) -> AsyncIterator[Delta]:
+        params, engine = self.params, self.engine
+        detokenizer, stops = IncrementalDetokenizer(engine.tokenizer), StopChecker(self.stop)
+        if params.prompt_logprobs:
+            self.prompt_logprobs = [engine.logprob(token, params) for token in self.prompt[1:]]
+        answer = self.answer
+        if params.ignore_eos:
+            answer = list(itertools.islice(itertools.cycle(answer), params.max_tokens))
+        reason = FinishReason.LENGTH if len(answer) >= params.max_tokens else FinishReason.STOP
+        answer = answer[: params.max_tokens]
+        for i, token in enumerate(answer):
+            await engine.pace(self, i)
+            if self.cancelled:
+                raise RequestCancelled("cancelled")
+            is_last = i == len(answer) - 1
+            text = detokenizer.push([token]) + (detokenizer.flush() if is_last else "")
+            emit, stopped = stops.push(text)
+            if is_last and not stopped:
+                emit += stops.flush()
+            logprobs = [] if params.logprobs is None else [engine.logprob(token, params)]
+            self.ended = is_last or stopped
+            finish = (FinishReason.STOP if stopped else reason) if self.ended else None
+            yield Delta(emit, [token], logprobs, finish)
+            if self.ended:
+                return
+        self.ended = True
+        yield Delta("", [], [], reason)
+
+
+class FakeEngine:
+    """Answers everything with `answer`. `fail_at`: (token index, error) that streams of `fail_prompt` raise there."""
+
+    model_id = MODEL_ID
+    max_seq_len = MAX_SEQ_LEN
+
+    def __init__(self, answer: str = "Hello there, how are you?", step_s: float = 0.0) -> None:
+        self.tokenizer = Tokenizer(GOLDEN / "mp1" / "tokenizer.model")
+        self.answer = answer
+        self.step_s = step_s
+        self.streams: list[FakeStream] = []
+        self.owners: list[tuple[str, int]] = []  # and priorities, of all that was submitted
+        self.state = Readiness(True, "ready")
+        self.alive = True
+        self.max_streams = 10_000
+        self.fail_at: tuple[int, Exception] | None = None
+        self.fail_prompt: Callable[[FakeStream], bool] = lambda stream: True
+        self.hold: asyncio.Event | None = None  # streams wait for it before their first token
+        self._num_seeds = 0
+
+    def readiness(self) -> Readiness:
+        return self.state
+
+    def live(self) -> bool:
+        return self.alive
+
+    def next_seed(self) -> int:
+        self._num_seeds += 1
+        return self._num_seeds
+
+    def check_room(self, owner: str = "") -> None:
+        if self.num_open >= self.max_streams:
+            raise QueueFull("too many requests wait", retry_after_s=1.5)
+
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        stop: Sequence[str] = (),
+        owner: str = "",
+        priority: int = 0,
+    ) -> FakeStream:
+        self.owners.append((owner, priority))
+        check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
+        self.check_room()
+        answer = self.tokenizer.encode(self.answer, bos=False, eos=False)
+        stream = FakeStream(self, prompt, params, stop, answer)
+        self.streams.append(stream)
+        return stream
+
+    @property
+    def num_open(self) -> int:
+        return sum(not stream.ended for stream in self.streams)
+
+    def describe(self) -> dict[str, object]:
+        state = {"requests_running": self.num_open, "requests_waiting": 0}
+        return {"model": self.model_id, "blocks_used": self.num_open, "blocks_total": 100, **state}
+
+    def logprob(self, token: int, params: SamplingParams) -> TokenLogprob:
+        """The chosen token is the most likely one; its neighbours in the vocabulary follow."""
+        num_top = params.logprobs or 0
+        others = [(token + i) % self.tokenizer.n_words for i in range(num_top)]
+        value = -0.1 - (token % 7) / 3
+        return TokenLogprob(value, [(other, value - i) for i, other in enumerate(others)])
+
+    async def pace(self, stream: FakeStream, index: int) -> None:
+        stream.num_asked += 1
+        if index == 0 and self.hold is not None:
+            await self.hold.wait()
+        if self.fail_at is not None and self.fail_at[0] == index and self.fail_prompt(stream):
+            stream.ended = True
+            raise self.fail_at[1]
+        await asyncio.sleep(self.step_s)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server: its engine, its address, its metrics."""
+
+    engine: FakeEngine
+    metrics: Metrics
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def serve(engine: FakeEngine, limits: HttpLimits | None = None) -> Iterator[Served]:
+    """The application under real uvicorn, on a free port, in a thread with a loop of its own."""
+    metrics = Metrics(in_ray=False)
+    metrics.watch(engine)
+    app: FastAPI = build_http_app(engine, metrics, limits)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise RuntimeError("uvicorn did not start")
+        thread.join(0.01)
+    port: int = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield Served(engine, metrics, port)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def canary(served: Served) -> None:
+    """After whatever a test did: the server answers, and no sequence is left in the engine."""
+    body = {"messages": [{"role": "user", "content": "Are you there?"}]}
+    answer = httpx.post(f"{served.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == served.engine.answer
+    eventually(lambda: served.engine.num_open == 0)
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true"
+        time.sleep(0.005)
+
+
+def assert_error(answer: httpx.Response, status: int, code: str) -> dict[str, str | None]:
+    """OpenAI's shape, exactly, and nothing that looks like a traceback."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()) == {"error"}
+    error: dict[str, str | None] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code, error
+    assert error["message"]
+    assert "Traceback" not in answer.text
+    assert "pydantic" not in answer.text
+    return error
+
+
+def sse(text: str) -> list[dict[str, Any]]:
+    """The chunks of a stream's body; it must end with [DONE]."""
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+    assert events[-1] == "[DONE]", text
+    return [json.loads(event) for event in events[:-1]]

@@ -1,0 +1,152 @@
+"""A server as a user starts it, `python -m deployments.local.up CONFIG` or plain `serve run`, on a free port, and its end."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.harness.programs import free_port
+from tests.conftest import GOLDEN
+from tests.support.programs import REPOSITORY, environment
+
+TEST_MARK = "LLAMA_TEST_MARK"
+GOLDEN_ARGS = {
+    "model_id": "golden",
+    "ckpt_dir": str(GOLDEN / "mp1"),  # one shard on two ranks
+    "tokenizer_path": str(GOLDEN / "mp1" / "tokenizer.model"),
+    "max_seq_len": 1024,
+    "dtype": "float32",
+}
+SERVE_RUN = [str(Path(sys.executable).parent / "serve"), "run"]
+LISTEN = "0A"  # the state of a socket in /proc/net/tcp
+
+
+class Server:
+    """One running server: its URL, its output so far, the processes that came of it."""
+
+    def __init__(
+        self, command: list[str], directory: Path, args: dict[str, Any], env: dict[str, str], num_replicas: int
+    ) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
+        config["http_options"]["port"] = self.port
+        config["applications"][0]["args"] |= args
+        if num_replicas > 1:
+            config["applications"][0]["deployments"] = [{"name": "LlamaIngress", "num_replicas": num_replicas}]
+        self.config = directory / "serve_config.yaml"
+        self.config.write_text(yaml.safe_dump(config))
+        self.log = directory / "output"
+        self._mark = uuid.uuid4().hex
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, str(self.config)],
+                cwd=REPOSITORY,
+                # A cluster of its own, also where another one is running.
+                env=environment(**{TEST_MARK: self._mark, "RAY_ADDRESS": "local"} | env),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and JSON body; status 0 while nothing answers."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            body = error.read()
+            return error.code, json.loads(body) if body.startswith(b"{") else {}
+        except OSError:
+            return 0, {}
+
+    def wait_ready(self, timeout_s: float = 300.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.get("/ready")[0] == 200:
+                return
+            assert self.process.poll() is None, self.output()[-3000:]
+            time.sleep(0.2)
+        raise AssertionError("not ready:\n" + self.output()[-3000:])
+
+    def processes(self) -> dict[int, str]:
+        """Every process that was started from this server and still runs: pid -> command line."""
+        wanted, found = f"{TEST_MARK}={self._mark}".encode(), {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                    if state != "Z":
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+        return found
+
+    def listening(self) -> dict[str, str]:
+        """Where its processes take TCP connections: address and port, as the kernel lists them -> command line."""
+        owners: dict[str, str] = {}
+        for pid, command in self.processes().items():
+            with contextlib.suppress(OSError):
+                for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        owners[os.readlink(descriptor)] = command
+        found = {}
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTEN and (owner := f"socket:[{fields[9]}]") in owners:
+                    found[fields[1]] = owners[owner]
+        return found
+
+    def end(self) -> None:
+        """For teardown: SIGTERM must end everything; if it does not, the test fails, and nothing is left all the same."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(120)
+        left = outlived = self.wait_gone()
+        while left:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+            left = self.processes()
+        assert not outlived, outlived
+
+    def wait_gone(self, timeout_s: float = 60.0) -> dict[int, str]:
+        """What is left of its processes after so long at most."""
+        deadline = time.monotonic() + timeout_s
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
+
+
+@contextlib.contextmanager
+def served(
+    *,
+    command: list[str] | None = None,
+    args: dict[str, Any] | None = None,
+    env: dict[str, str] | None = None,
+    num_replicas: int = 1,
+) -> Iterator[Server]:
+    """A server that has been started, not necessarily one that is ready."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = command or [sys.executable, "-m", "deployments.local.up"]
+        started = Server(command, Path(directory), args or {}, env or {}, num_replicas)
+        try:
+            yield started
+        finally:
+            started.end()
