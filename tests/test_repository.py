@@ -1,4 +1,4 @@
-"""What the repository promises about itself: who imports whom, and that its documents name what the code has."""
+"""The documents and the shipped files name what the code has."""
 
 import ast
 import inspect
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
@@ -20,66 +19,6 @@ from tests.support.scripted_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Lowest first: a package may import itself and those before it.
-LAYERS = ("llama_core", "cluster", "deployments")
-# Packages, commands, and what imports Triton, which no CPU machine has.
-NEEDS_MORE = ("__init__", "__main__", "kernels")
-# What the replica's process needs, and what generation.py shares with it.
-WITHOUT_TORCH = ("config", "errors", "results", "text", "scheduling", "checkpoint.files", "checkpoint.manifest")
-
-
-def modules(package: str) -> list[str]:
-    """Every module of a package and of the packages in it, by its full name."""
-    paths = sorted((ROOT / package).rglob("*.py"))
-    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.stem not in NEEDS_MORE]
-
-
-def loaded_by(names: list[str], unwanted: list[str]) -> str:
-    """Import `names` one after another in a fresh process; says which of them was the first to bring something unwanted."""
-    code = (
-        f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
-        f"    found = [other for other in {unwanted!r} if other in sys.modules]\n"
-        "    if found:\n        sys.exit(f'{name} loads {found}')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    return done.stderr.strip()
-
-
-def imported_by(path: Path) -> set[str]:
-    """Top-level packages that a file imports, anywhere in it."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            names.add(node.module or "")
-    return {name.split(".")[0] for name in names}
-
-
-def test_llama_core_never_loads_ray_fastapi_or_pydantic() -> None:
-    assert loaded_by(modules("llama_core"), ["ray", "fastapi", "starlette", "pydantic", "msgspec"]) == ""
-
-
-def test_what_decides_and_what_handles_text_loads_no_torch() -> None:
-    named = tuple(f"llama_core.{name}" for name in WITHOUT_TORCH)
-    wanted = [name for name in modules("llama_core") if name in named or name.startswith(tuple(f"{n}." for n in named))]
-    assert loaded_by(wanted, ["torch", "fairscale"]) == ""
-
-
-def test_a_replica_and_its_cluster_side_load_no_torch() -> None:
-    assert loaded_by([*modules("cluster"), *modules("deployments")], ["torch", "fairscale"]) == ""
-
-
-@pytest.mark.parametrize("package", LAYERS)
-def test_imports_never_go_upward(package: str) -> None:
-    above = set(LAYERS[LAYERS.index(package) + 1 :])
-    if package == "llama_core":
-        above |= {"ray", "fastapi", "starlette", "pydantic"}
-    if package == "cluster":
-        above |= {"fastapi", "starlette", "pydantic"}
-    upward = {path.name: imported_by(path) & above for path in (ROOT / package).rglob("*.py")}
-    assert not {name: found for name, found in upward.items() if found}
 
 
 def written(default: object) -> str:

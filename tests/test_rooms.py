@@ -1,0 +1,297 @@
+"""Each folder's rule, as data: the packages that a room may import, and the libraries that it never loads."""
+
+import ast
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = ("llama_core", "cluster", "deployments", "cli")
+PACKAGES = (*PRODUCT, "benchmarks", "tests")
+
+# A room is a module, or a folder without the modules and folders that are rooms of their own. The table names, for each room,
+# the rooms that it may import beside itself.
+BASE = (
+    "llama_core",
+    "llama_core.errors",
+    "llama_core.host_memory",
+    "llama_core.checkpoint.manifest",
+    "llama_core.checkpoint.files",
+)
+PURE = (*BASE, "llama_core.config", "llama_core.text", "llama_core.scheduling")
+MODEL = (*PURE, "llama_core.checkpoint", "llama_core.execution")
+BACKENDS = ("llama_core.execution.reference", "llama_core.execution.fused", "llama_core.execution.native")
+CORE = (*MODEL, *BACKENDS, "llama_core.execution.runner", "llama_core.execution.verify_files")
+REPLICA = (
+    "deployments",
+    "deployments.args",
+    "deployments.engine",
+    "cluster.driver",
+    "cluster.wire",
+    "llama_core.results",
+    *PURE,
+)
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    # What every process loads: no tensors.
+    "llama_core": ("llama_core.generation",),  # `Llama`, imported on first use
+    "llama_core.errors": (),
+    "llama_core.host_memory": ("llama_core.errors",),
+    "llama_core.checkpoint.files": ("llama_core.errors", "llama_core.host_memory"),
+    "llama_core.checkpoint.manifest": ("llama_core.errors", "llama_core.host_memory", "llama_core.checkpoint.files"),
+    "llama_core.config": BASE,
+    "llama_core.text": (*BASE, "llama_core.config"),
+    "llama_core.scheduling": (*BASE, "llama_core.config"),
+    # What a rank loads.
+    "llama_core.checkpoint": (*BASE, "llama_core.config"),
+    "llama_core.execution": (*BASE, "llama_core.config", "llama_core.scheduling", "llama_core.checkpoint"),
+    "llama_core.execution.reference": MODEL,
+    "llama_core.execution.fused": (*MODEL, "llama_core.execution.reference"),
+    "llama_core.execution.native": (*MODEL, "llama_core.execution.reference"),
+    "llama_core.execution.verify_files": MODEL,
+    "llama_core.execution.runner": (*MODEL, *BACKENDS, "llama_core.execution.verify_files"),
+    # What uses the core in one process.
+    "llama_core.results": PURE,
+    "llama_core.reshard": (*MODEL, "llama_core.results"),
+    "llama_core.generation": (*CORE, "llama_core.results"),
+    # cluster: the driver runs in the replica, rank in the rank actors, wire in both.
+    "cluster": (),
+    "cluster.deploy": (),
+    "cluster.wire": PURE,
+    "cluster.rank": ("cluster", "cluster.wire", *CORE),
+    "cluster.driver": ("cluster", "cluster.wire", *PURE),
+    # deployments: the replica's process, and the command on the user's machine.
+    "deployments": (),
+    "deployments.http.errors": ("deployments", *PURE),
+    "deployments.http.request_id": ("deployments", "deployments.http.errors", *PURE),
+    "deployments.serve_headers": ("deployments", "deployments.http.errors", "deployments.http.request_id", *PURE),
+    "deployments.api_keys": ("deployments", "deployments.http.errors", *PURE),
+    "deployments.args": ("deployments", "deployments.http.errors", "deployments.api_keys", *PURE),
+    "deployments.engine": tuple(room for room in REPLICA if room != "deployments.engine"),
+    "deployments.http": (
+        *REPLICA,
+        "deployments.http.errors",
+        "deployments.http.request_id",
+        "deployments.serve_headers",
+        "deployments.api_keys",
+    ),
+    "deployments.local": (*REPLICA, "deployments.http", "deployments.http.errors", "deployments.api_keys"),
+    "deployments.handle_api": (*REPLICA, "deployments.http", "deployments.http.errors", "deployments.api_keys"),
+    "deployments.ingress": (
+        *REPLICA,
+        "deployments.api_keys",
+        "deployments.handle_api",
+        "deployments.http",
+        "deployments.http.errors",
+        "deployments.local",
+    ),
+    "deployments.app": (*REPLICA, "deployments.ingress", "deployments.api_keys", "deployments.local"),
+    "cli": (*REPLICA, "deployments.local", "deployments.app", "deployments.http"),
+    "deployments.up": ("deployments", "deployments.local", "cli"),
+}
+# The modules of these folders have a row each: they lie at different heights.
+ONLY_THEIR_INIT = ("llama_core", "deployments")
+# The driver's process imports these of cluster/rank today. Empty when the seam between driver and rank is cut.
+DRIVER_IMPORTS_OF_RANK = {
+    "cluster.driver.rank_actor",
+    "cluster.driver.rank_group",
+    "cluster.driver.ray_calls",
+    "cluster.driver.standby",
+    "cluster.driver.stragglers",
+    "deployments.engine.supervisor",
+    "deployments.ingress",
+}
+# Libraries that a room never loads: not even through another library, when each of its modules is imported.
+HTTP = ("fastapi", "starlette", "pydantic")
+NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "llama_core": (("llama_core",), ("ray", "msgspec", *HTTP)),
+    "without tensors": (
+        (
+            "llama_core.errors",
+            "llama_core.config",
+            "llama_core.results",
+            "llama_core.host_memory",
+            "llama_core.text",
+            "llama_core.scheduling",
+            "llama_core.checkpoint.files",
+            "llama_core.checkpoint.manifest",
+        ),
+        ("torch", "fairscale", "ray"),
+    ),
+    "driver and wire": (("cluster.driver", "cluster.wire"), ("torch", "fairscale", "fastapi")),
+    "replica": (("deployments", "cli"), ("torch", "fairscale")),
+}
+# Libraries that no file of a package names in an import, whatever else loads them.
+NEVER_IMPORTED: Mapping[str, tuple[str, ...]] = {"llama_core": ("ray", "msgspec", *HTTP), "cluster": HTTP}
+# Modules that only a machine with a GPU, or a command, can import.
+NOT_IMPORTED_HERE = ("__main__", "kernels")
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the repository's packages, by its full name; a package by the name of its folder."""
+    found: dict[str, Path] = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Full names that a file imports anywhere, in a function and under TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@cache
+def import_graph() -> dict[str, frozenset[str]]:
+    """Each module with the modules of this repository that it imports."""
+    graph: dict[str, frozenset[str]] = {}
+    for name, path in modules().items():
+        targets = set()
+        for target in imported_names(path):
+            while target and target not in modules():
+                target = target.rpartition(".")[0]
+            targets.add(target)
+        graph[name] = frozenset(targets - {"", name})
+    return graph
+
+
+def room_of(module: str) -> str:
+    """The row of ROOMS that holds a module: the module itself, or the nearest folder above it that has a row."""
+    room = module
+    while room not in ROOMS:
+        room = room.rpartition(".")[0]
+        assert room, f"{module} is in no room"
+    assert room == module or room not in ONLY_THEIR_INIT, f"add {module} to ROOMS, with the rooms that it may import"
+    return room
+
+
+def circles(graph: Mapping[str, frozenset[str] | tuple[str, ...]]) -> list[list[str]]:
+    """Strongly connected components of more than one node, by Tarjan's algorithm (SIAM J. Comput. 1 (2), 1972)."""
+    index: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = lowest[node] = len(index)
+        stack.append(node)
+        for target in graph[node]:
+            if target not in index:
+                visit(target)
+                lowest[node] = min(lowest[node], lowest[target])
+            elif target in stack:
+                lowest[node] = min(lowest[node], index[target])
+        if lowest[node] == index[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_circles_are_found_in_a_graph_that_has_one() -> None:
+    assert circles({"a": ("b",), "b": ("c", "d"), "c": ("a",), "d": ()}) == [["a", "b", "c"]]
+
+
+def test_no_circle_of_modules() -> None:
+    # `llama_core` imports `Llama` on first use, which is how a caller reaches it; nothing in the package goes through it.
+    graph = {name: targets - {"llama_core"} for name, targets in import_graph().items()}
+    assert circles(graph) == []
+
+
+def test_rooms_import_downward_only() -> None:
+    """The table of allowed imports has no circle itself, so it is an order of the rooms."""
+    unknown = {room: set(below) - set(ROOMS) for room, below in ROOMS.items()}
+    assert not {room: names for room, names in unknown.items() if names}
+    assert circles({room: tuple(set(below) - {"llama_core"}) for room, below in ROOMS.items()}) == []
+
+
+def test_every_module_imports_only_rooms_that_its_own_room_may() -> None:
+    wrong = []
+    for module, targets in import_graph().items():
+        if module.partition(".")[0] not in PRODUCT:
+            continue
+        room = room_of(module)
+        for target in sorted(targets):
+            if module in DRIVER_IMPORTS_OF_RANK and target.startswith("cluster.rank"):
+                continue
+            if target.partition(".")[0] not in PRODUCT or room_of(target) not in (room, *ROOMS[room]):
+                wrong.append(f"{module} imports {target}")
+    assert wrong == [], "\n".join(wrong)
+
+
+def test_only_the_listed_modules_of_the_replica_import_a_module_of_cluster_rank() -> None:
+    found = {
+        module
+        for module, targets in import_graph().items()
+        if module.startswith(("cluster.driver", "deployments", "cli"))
+        and any(t.startswith("cluster.rank") for t in targets)
+    }
+    assert found - DRIVER_IMPORTS_OF_RANK == set(), "the driver's process must not import cluster/rank"
+    assert DRIVER_IMPORTS_OF_RANK - found == set(), "these import cluster/rank no longer: remove them from the list"
+
+
+@pytest.mark.parametrize("package", NEVER_IMPORTED)
+def test_no_file_of_the_package_imports_these_libraries(package: str) -> None:
+    banned = set(NEVER_IMPORTED[package])
+    for module, path in modules().items():
+        if module.partition(".")[0] == package:
+            assert {name.partition(".")[0] for name in imported_names(path)} & banned == set(), module
+
+
+@pytest.mark.parametrize("rule", NEVER_LOADED)
+def test_no_module_of_the_room_loads_these_libraries(rule: str) -> None:
+    """Each module is imported in one fresh process; the first one that brings a banned library is named."""
+    rooms, banned = NEVER_LOADED[rule]
+    names = [
+        module
+        for module, path in modules().items()
+        if module in rooms or module.startswith(tuple(f"{room}." for room in rooms))
+        if path.stem not in NOT_IMPORTED_HERE
+    ]
+    assert names
+    code = (
+        f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
+        f"    found = [other for other in {list(banned)!r} if other in sys.modules]\n"
+        "    if found:\n        sys.exit(f'{name} loads {found}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stderr.strip() == ""
+
+
+def test_the_wheel_has_every_file_of_the_packages(tmp_path: Path) -> None:
+    """A plain `pip install .` ships the playground's page, the C++ sources and the deployment files, not only Python."""
+    tree, out = tmp_path / "tree", tmp_path / "wheel"
+    expected = set()
+    for package in PRODUCT:
+        for path in (ROOT / package).rglob("*"):
+            if path.is_file() and path.suffix not in (".pyc", ".so") and "__pycache__" not in path.parts:
+                name = path.relative_to(ROOT)
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, tree / name)
+                expected.add(str(name))
+    for other in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / other, tree / other)
+    out.mkdir()
+    code = f"from setuptools.build_meta import build_wheel; build_wheel({str(out)!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = out.glob("*.whl")
+    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert {Path(name).suffix for name in expected} >= {".py", ".html", ".cpp", ".hpp", ".yaml"}
+    assert shipped == expected
