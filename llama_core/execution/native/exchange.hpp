@@ -8,7 +8,7 @@
 #include <atomic>
 #include <memory>
 
-#include "threads.hpp"
+#include "waiting.hpp"
 
 namespace llama {
 
@@ -73,7 +73,7 @@ class SharedMemoryExchange : public Exchange {
     void await(int peer) {
         for (int turn = 0; turn < 2048; turn++) {
             if (there(peer)) return;
-            turn % 16 == 15 ? (void)sched_yield() : relax();
+            turn % 16 == 15 ? core_.yield() : relax();
         }
         waiters(peer).fetch_add(1);
         while (!there(peer)) {
@@ -85,6 +85,7 @@ class SharedMemoryExchange : public Exchange {
         waiters(peer).fetch_sub(1);
     }
 
+    CoreSharing core_;
     char* memory_;
     int rank_, ranks_;
     size_t bytes_;

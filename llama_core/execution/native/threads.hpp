@@ -4,60 +4,17 @@
 // waiting thread spins for a moment, then offers its core to others (the server's own event loop shares it), then sleeps.
 #pragma once
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <climits>
 #include <cstdint>
 #include <thread>
 #include <vector>
 
+#include "waiting.hpp"
+
 namespace llama {
-
-inline void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-inline double seconds_now() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec + now.tv_nsec * 1e-9;
-}
-
-inline void futex_wait(std::atomic<uint32_t>* word, uint32_t seen, const timespec* timeout = nullptr, bool shared = false) {
-    syscall(SYS_futex, word, shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, seen, timeout, nullptr, 0);
-}
-
-inline void futex_wake(std::atomic<uint32_t>* word, bool shared = false) {
-    syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-}
-
-// First spin (the other is a microsecond away), then let others run, then sleep in short naps.
-class Patience {
-  public:
-    void wait() {
-        if (++turns_ < 256) {
-            relax();
-        } else if (turns_ < 4096) {
-            sched_yield();
-        } else {
-            timespec nap{0, 50'000};
-            nanosleep(&nap, nullptr);
-        }
-    }
-
-  private:
-    int turns_ = 0;
-};
 
 struct Phase {
     int op;     // what to do
@@ -81,7 +38,7 @@ class Team {
   public:
     // `cpus`: one a thread, to which it is pinned; empty to leave that to the kernel. Thread 0 is the caller of run, pinned while
     // it runs.
-    Team(int size, const std::vector<int>& cpus) : size_(size), cpus_(cpus) {
+    Team(int size, const std::vector<int>& cpus) : size_(size), cpus_(cpus), cores_(size) {
         try {
             for (int i = 1; i < size; i++) {
                 workers_.emplace_back([this, i] { serve(i); });
@@ -151,7 +108,8 @@ class Team {
 
     // Takes tasks until the program has ended.
     void work(int thread) {
-        Patience patience;
+        CoreSharing& core = cores_[thread];
+        Patience patience(core);
         Tasks* inside = nullptr;  // the program may be over, and another begun, when this thread looks again
         for (;;) {
             uint64_t ticket = ticket_.load(std::memory_order_acquire);
@@ -171,7 +129,7 @@ class Team {
                 what_->ended(phase);
                 begin_next(index);
             }
-            patience = Patience();
+            patience.reset();
         }
         if (inside) inside->leave();
     }
@@ -181,7 +139,7 @@ class Team {
         for (;;) {
             // The next step of a busy server is a few hundred microseconds away: not worth a sleep and a wake-up.
             double until = seconds_now() + 2e-4;
-            for (int turn = 0; calls_.load() == seen && seconds_now() < until; turn++) turn % 64 ? relax() : (void)sched_yield();
+            for (int turn = 0; calls_.load() == seen && seconds_now() < until; turn++) turn % 64 ? relax() : cores_[thread].yield();
             while (calls_.load() == seen) {
                 sleeping_.fetch_add(1);
                 if (calls_.load() == seen) futex_wait(&calls_, seen);
@@ -195,6 +153,7 @@ class Team {
 
     const int size_;
     const std::vector<int> cpus_;
+    std::vector<CoreSharing> cores_;  // one a thread
     std::vector<std::thread> workers_;
     Tasks* what_ = nullptr;
     const std::vector<Phase>* phases_ = nullptr;
