@@ -18,7 +18,7 @@ from llama_core.generation import Llama
 from tests.support.scripted_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def written(default: object) -> str:
@@ -44,19 +44,50 @@ def test_every_argument_of_build_and_every_metric_is_documented() -> None:
     assert [name for name in figures if f"| `{name}` |" not in operations] == []
 
 
-def test_the_readme_names_every_route() -> None:
+def test_the_http_page_names_every_route() -> None:
     engine: Engine = FakeEngine()
     routes = build_http_app(engine, Metrics(in_ray=False)).openapi()["paths"]
-    readme = (ROOT / "README.md").read_text()
-    assert [path for path in routes if f"`{path.split('/{')[0]}`" not in readme] == []
+    page = (ROOT / "docs" / "http.md").read_text()
+    assert [path for path in routes if not re.search(rf"`(GET|POST) {re.escape(path.split('/{')[0])}`", page)] == []
 
 
-def test_the_readmes_layout_names_every_directory() -> None:
+def test_the_development_pages_layout_names_every_directory() -> None:
     built = {"build", "dist", "node_modules"}
     found = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in built]
     wanted = [name for name in found if name[0] not in "._" and not name.endswith(".egg-info")]
-    layout = (ROOT / "README.md").read_text().split("## Layout")[1].split("\n## ")[0]
+    layout = (ROOT / "docs" / "development.md").read_text().split("## Layout")[1].split("\n## ")[0]
     assert [name for name in wanted if f"{name}/" not in layout] == []
+
+
+def test_the_index_of_the_documentation_names_every_page() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    index = re.findall(r"^\| \[(\w+\.md)\]", (ROOT / "docs" / "README.md").read_text(), re.MULTILINE)
+    assert sorted(index) == sorted(pages)
+
+
+def headings(path: Path) -> set[str]:
+    """The anchors that a renderer makes of a page's headings."""
+    lines = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def test_documents_link_to_headings_that_exist() -> None:
+    for document in DOCUMENTS:
+        anchors = re.findall(r"\]\(([^)#:]*)#([\w-]+)\)", document.read_text())
+        wrong = [
+            (page, name) for page, name in anchors if name not in headings(document.parent / page if page else document)
+        ]
+        assert wrong == [], document.name
+
+
+def test_the_readme_fits_a_visitors_first_look() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 110
+    first_screen = "\n".join(readme.splitlines()[:25])
+    assert "\n    make serve\n" in first_screen
+    assert [
+        word for word in ("Ray Serve", "Llama 2", "Llama 3", "OpenAI", "vLLM", "CPU", "GPU") if word not in readme
+    ] == []
 
 
 def test_documents_refer_to_files_and_targets_that_exist() -> None:

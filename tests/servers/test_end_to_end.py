@@ -340,9 +340,10 @@ def test_a_client_that_leaves_stops_costing_anything(server: str, stream: bool, 
     assert freed_s < max(0.3, whole_s / 2), "it ran on although nobody was there"
 
 
-def test_the_readmes_own_lines_work(demo: Server) -> None:
+def test_the_programs_in_the_documents_work(demo: Server) -> None:
     readme = (REPOSITORY / "README.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    pages = readme + (REPOSITORY / "docs" / "python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
     assert len(blocks) == 3
     for block in blocks:
         here = block.replace("http://127.0.0.1:8000", demo.url)
