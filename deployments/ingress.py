@@ -36,7 +36,8 @@ from llama_core.results import (
     generation_result,
     refused_prediction,
 )
-from llama_core.scheduling.request import SamplingParams, describe_request, warn_of_unfinished
+from llama_core.scheduling.request import describe_request, warn_of_unfinished
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_llama2 import Dialog, encode_dialog
 
 log = logging.getLogger(__name__)

@@ -27,15 +27,8 @@ from llama_core.results import (
     refused_prediction,
 )
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import (
-    SamplingParams,
-    Sequence,
-    check_prompt,
-    describe_request,
-    mix_seed,
-    warn_of_unfinished,
-    whole_number,
-)
+from llama_core.scheduling.request import Sequence, check_prompt, describe_request, warn_of_unfinished
+from llama_core.scheduling.sampling_params import SamplingParams, mix_seed, whole_number
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import Pending, StepOutput
 from llama_core.text.chat_llama2 import Dialog, encode_dialog

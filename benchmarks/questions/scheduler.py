@@ -18,8 +18,9 @@ from typing import Any
 from benchmarks.harness.common import Spread, add_output_option, emit, percentile, print_table
 from llama_core.config import MAX_DRAFTS
 from llama_core.scheduling.block_pool import BlockPool, block_key
-from llama_core.scheduling.request import FinishReason, SamplingParams
+from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.request import Sequence as LlamaSequence
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 

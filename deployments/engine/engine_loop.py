@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 
 from deployments.engine.token_stream import TokenStream
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, PoisonRequest, QueueFull, RankFailure
-from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence, check_prompt
+from llama_core.scheduling.request import FinishReason, Sequence, check_prompt
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.text.tokenizer import Tokenizer

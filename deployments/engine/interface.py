@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from llama_core.errors import LlamaError
-from llama_core.scheduling.request import FinishReason, SamplingParams, TokenLogprob
+from llama_core.scheduling.request import FinishReason, TokenLogprob
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.tokenizer import Tokenizer
 
 

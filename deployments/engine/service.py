@@ -18,7 +18,7 @@ from llama_core.checkpoint.files import find_shards
 from llama_core.config import read_params
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import SamplingParams, mix_seed
+from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.text.tokenizer import Tokenizer
 

@@ -25,11 +25,10 @@ from deployments.http.schemas import (
     refuse_unsupported,
 )
 from llama_core.errors import ContextLengthExceeded, InvalidParameter
-from llama_core.scheduling.request import SamplingParams, mix_seed
+from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, mix_seed
 from llama_core.text.chat_llama2 import Message, encode_dialog, min_dialog_tokens
 from llama_core.text.tokenizer import Tokenizer
 
-DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 0.6, 0.9  # the reference's
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 MAX_OWNER_CHARS = 64
 INLINE_CHARS = 16_384  # longer texts are encoded in a thread (about 10 ms), so that streams go on meanwhile
@@ -205,11 +204,12 @@ def _plan(
     logprobs: int | None,
     echo: bool = False,
 ) -> Plan:
+    given = {name: value for name in SLOT_FIELDS if (value := getattr(body, name, None)) is not None}
+    given["top_k"] = max(body.top_k or 0, 0)
+    if body.seed is None:
+        given["seed"] = engine.next_seed()
     first = SamplingParams(
-        temperature=DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
-        top_p=DEFAULT_TOP_P if body.top_p is None else body.top_p,
-        top_k=max(body.top_k or 0, 0),
-        seed=engine.next_seed() if body.seed is None else body.seed,
+        **given,
         max_tokens=limits[0],
         logprobs=logprobs,
         prompt_logprobs=echo and logprobs is not None,

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, Wit
 
 from deployments.http.errors import Unsupported
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.request import INT64_MAX, INT64_MIN, MAX_TOP_LOGPROBS
+from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN, MAX_TOP_LOGPROBS
 
 MAX_PRIORITY = 100
 MAX_CHOICES = 128  # prompts * n of one request

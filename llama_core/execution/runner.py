@@ -23,6 +23,7 @@ from llama_core.execution.sampling import logprobs_of
 from llama_core.execution.slots import SlotTable
 from llama_core.execution.verify_files import FileChecks
 from llama_core.scheduling.request import TokenLogprob
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Pending, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
 
 log = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class ModelRunner:
         length = min(8, self.config.max_seq_len - 1, self.config.max_step_tokens)
         tokens = [1 + i % (self.config.vocab_size - 1) for i in range(max(1, length))]
         blocks = list(range(-(-(len(tokens) + 1) // self.config.block_size)))
-        init = SlotInit(slot=0, tokens=tokens, blocks=blocks, temperature=0.0, top_p=1.0, top_k=0, seed=0)
+        init = SlotInit(slot=0, tokens=tokens, blocks=blocks, params=SamplingParams(temperature=0.0))
         prefill = Row(0, 0, len(tokens), True)
         outputs = [self.step(StepInput(epoch=0, step=0, rows=[prefill], admit=[init]))]
         if len(tokens) + 1 < self.config.max_seq_len:

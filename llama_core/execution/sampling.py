@@ -1,12 +1,16 @@
 """From logits to tokens: the same token for the same (logits, request seed, position), whatever else is in the batch.
 
-A draw uses one uniform number, hashed from (seed, position), and the inverse of the nucleus's cumulative distribution.
+A sample uses one uniform number, hashed from (seed, position), and the inverse of the nucleus's cumulative distribution.
 Tokens are ordered by probability, then by id, so equal probabilities leave no freedom.
 """
 
 import torch
 
-GREEDY_BELOW = 1e-5  # a lower temperature would divide logits out of float32's range, and has no other token to draw
+from llama_core.execution.sampling_tensors import SamplingTensors
+
+GREEDY_BELOW = (
+    1e-5  # a lower temperature would divide logits out of float32's range, and leaves no other token to sample
+)
 NUCLEUS_GUESS = 256  # most nuclei close within so many tokens; the vocabulary is sorted only for those that do not
 
 
@@ -19,50 +23,36 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return _shift_right(mixed, 11).double() * 2.0**-53
 
 
-def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_p: torch.Tensor,
-    top_k: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
-    """One token a row: int64 [B] from float32 logits [B, vocab]. The other arguments are [B]; see `SamplingParams`.
+def sample(logits: torch.Tensor, sampling: SamplingTensors, positions: torch.Tensor) -> torch.Tensor:
+    """One token a row: int64 [B] from float32 logits [B, vocab], for positions int64 [B].
 
     The nucleus is the reference's: tokens in descending probability, as long as the mass before them does not exceed top_p.
     With top_k, the mass is that of the k most likely.
     """
     tokens = logits.argmax(-1)
-    rows = (temperature >= GREEDY_BELOW).nonzero().squeeze(-1)
+    rows = (sampling.temperature >= GREEDY_BELOW).nonzero().squeeze(-1)
     if not rows.numel():
         return tokens
-    probs = (logits[rows] / temperature[rows, None]).softmax(-1)
-    top_p, top_k = top_p[rows], top_k[rows]
-    draws = uniform(seeds[rows], positions[rows])
-    drawn, closed = _draw_from_most_likely(probs, top_p, top_k, draws)
+    sampling = sampling.at(rows)
+    probs = (logits[rows] / sampling.temperature[:, None]).softmax(-1)
+    numbers = uniform(sampling.seed, positions[rows])
+    sampled, closed = _sample_most_likely(probs, sampling, numbers)
     if not bool(closed.all()):
         wide = (~closed).nonzero().squeeze(-1)
         ordered, ids = probs[wide].sort(dim=-1, descending=True, stable=True)
-        picked = _invert(ordered, top_p[wide], top_k[wide], draws[wide])
-        drawn[wide] = ids.gather(-1, picked[:, None]).squeeze(-1)
-    tokens[rows] = drawn
+        picked = _invert(ordered, sampling.at(wide), numbers[wide])
+        sampled[wide] = ids.gather(-1, picked[:, None]).squeeze(-1)
+    tokens[rows] = sampled
     return tokens
 
 
-def sample_sorted(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_p: torch.Tensor,
-    top_k: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
+def sample_sorted(logits: torch.Tensor, sampling: SamplingTensors, positions: torch.Tensor) -> torch.Tensor:
     """The same as `sample` where no shape and no branch may depend on a value, as in a CUDA graph: every row is sorted."""
-    probs = (logits / temperature.clamp(min=GREEDY_BELOW)[:, None]).softmax(-1)
+    probs = (logits / sampling.temperature.clamp(min=GREEDY_BELOW)[:, None]).softmax(-1)
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
-    picked = _invert(ordered, top_p, top_k, uniform(seeds, positions))
-    drawn = ids.gather(-1, picked[:, None]).squeeze(-1)
-    return torch.where(temperature >= GREEDY_BELOW, drawn, logits.argmax(-1))
+    picked = _invert(ordered, sampling, uniform(sampling.seed, positions))
+    sampled = ids.gather(-1, picked[:, None]).squeeze(-1)
+    return torch.where(sampling.temperature >= GREEDY_BELOW, sampled, logits.argmax(-1))
 
 
 def logprobs_of(
@@ -75,10 +65,11 @@ def logprobs_of(
     return chosen, top.values, top.indices
 
 
-def _draw_from_most_likely(
-    probs: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, draws: torch.Tensor
+def _sample_most_likely(
+    probs: torch.Tensor, sampling: SamplingTensors, numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [B] drawn from the most likely ones only, and whether that was enough [B] to know the nucleus exactly."""
+    """Tokens [B] sampled from the most likely ones only, and whether these sufficed [B] to know the nucleus exactly."""
+    top_k = sampling.top_k
     vocab = probs.shape[-1]
     guess = min(NUCLEUS_GUESS, vocab)
     values, ids = probs.topk(min(guess + 1, vocab), dim=-1)
@@ -88,17 +79,20 @@ def _draw_from_most_likely(
     ids = ids.gather(-1, by_value)
     certain = (ordered > values[:, guess:]).sum(-1) if vocab > guess else torch.full_like(top_k, vocab)
     before = ordered.cumsum(-1) - ordered
-    ends_inside = (before > top_p[:, None]).long().argmax(-1)  # the first token outside the nucleus, 0 if none is seen
+    ends_inside = (
+        (before > sampling.top_p[:, None]).long().argmax(-1)
+    )  # the first token outside the nucleus, 0 if none is seen
     within_p = (ends_inside > 0) & (ends_inside <= certain)
     within_k = (top_k > 0) & (top_k <= certain)
-    picked = _invert(ordered, top_p, top_k, draws)
+    picked = _invert(ordered, sampling, numbers)
     # With top_k alone bounding the set, the nucleus is measured within those k: known as soon as they are.
     closed = torch.where(top_k > 0, within_k, within_p) | (certain == vocab)
     return ids.gather(-1, picked[:, None]).squeeze(-1), closed
 
 
-def _invert(ordered: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Index [B] into descending probabilities [B, N] at which the nucleus's cumulative distribution passes the draw."""
+def _invert(ordered: torch.Tensor, sampling: SamplingTensors, numbers: torch.Tensor) -> torch.Tensor:
+    """Index [B] into descending probabilities [B, N] at which the nucleus's cumulative distribution passes the number."""
+    top_p, top_k = sampling.top_p, sampling.top_k
     index = torch.arange(ordered.shape[-1], device=ordered.device)
     limited = (top_k > 0)[:, None]
     kept = ~limited | (index < top_k[:, None])
@@ -109,7 +103,7 @@ def _invert(ordered: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, dra
     size = nucleus.sum(-1, keepdim=True).clamp(min=1)
     cumulative = cumulative.double()
     mass = cumulative.gather(-1, size - 1)
-    picked = torch.searchsorted(cumulative, draws[:, None] * mass, right=True)
+    picked = torch.searchsorted(cumulative, numbers[:, None] * mass, right=True)
     return torch.minimum(picked, size - 1).squeeze(-1)
 
 

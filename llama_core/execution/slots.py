@@ -4,6 +4,7 @@ import torch
 
 from llama_core.config import EngineConfig
 from llama_core.execution.sampling import GREEDY_BELOW
+from llama_core.execution.sampling_tensors import SlotSamplingArray
 from llama_core.scheduling.step import Draft, Grow, SlotInit
 
 
@@ -17,10 +18,7 @@ class SlotTable:
         slots = config.max_batch_size + spare
         self.tokens = torch.zeros((slots, config.max_seq_len), dtype=torch.int64, device=device)
         self.tables = torch.zeros((slots, config.blocks_per_sequence), dtype=torch.int64, device=device)
-        self.temperature = torch.zeros(slots, dtype=torch.float32, device=device)
-        self.top_p = torch.ones(slots, dtype=torch.float32, device=device)
-        self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.sampling = SlotSamplingArray(slots, device)
         # Read by Python only.
         self.num_blocks = [0] * slots
         self.num_known = [0] * slots  # tokens that the driver sent; it asks for no logprobs of drawn ones as a prompt's
@@ -29,18 +27,15 @@ class SlotTable:
         self.is_greedy = [True] * slots
 
     def admit(self, init: SlotInit) -> None:
-        slot = init.slot
+        slot, params = init.slot, init.params
         self.tokens[slot, : len(init.tokens)] = torch.tensor(init.tokens)
         self.tables[slot, : len(init.blocks)] = torch.tensor(init.blocks)
-        self.temperature[slot] = init.temperature
-        self.top_p[slot] = init.top_p
-        self.top_k[slot] = init.top_k
-        self.seeds[slot] = init.seed
+        self.sampling.set(slot, params)
         self.num_blocks[slot] = len(init.blocks)
         self.num_known[slot] = len(init.tokens)
-        self.top_logprobs[slot] = init.top_logprobs
+        self.top_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self.prompt_logprobs[slot] = init.prompt_logprobs
-        self.is_greedy[slot] = init.temperature < GREEDY_BELOW
+        self.is_greedy[slot] = params.temperature < GREEDY_BELOW
 
     def grow(self, grow: Grow) -> None:
         slot, block = grow

@@ -1,23 +1,17 @@
 """One request as the engine sees it: token ids and numbers. Knows nothing of text, tensors, Ray or HTTP."""
 
-import contextlib
 import logging
-import math
-import operator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaError
 from llama_core.scheduling.prompt_lookup import PromptLookup
+from llama_core.scheduling.sampling_params import SamplingParams, whole_number
 
 log = logging.getLogger(__name__)
 
-MAX_TOP_LOGPROBS = 20
-MAX_TOP_K = 2**31 - 1
-MAX_TEMPERATURE = 1e4  # beyond it every token is as likely as any other
 CRASHES_OF_A_SUSPECT = 2  # failures of the ranks after which a request is looked at by itself
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 class FinishReason(StrEnum):
@@ -25,67 +19,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the context reached
     ABORT = "abort"  # the caller left
     ERROR = "error"  # `Sequence.error` says which
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one sequence is continued.
-
-    temperature: 0 is greedy. top_p: smallest set of most likely tokens whose probability exceeds it, in (0, 1].
-    top_k: at most so many tokens, 0 for all. seed: any int64; the draw for a position depends on (seed, position) alone.
-    max_tokens: new tokens at most. logprobs: None for none, n for the chosen token's and those of the n most likely.
-    prompt_logprobs: the same for the prompt's tokens. ignore_eos: go on past end-of-sequence until max_tokens.
-    """
-
-    temperature: float = 0.6
-    top_p: float = 0.9
-    top_k: int = 0
-    seed: int = 0
-    max_tokens: int = 16
-    logprobs: int | None = None
-    prompt_logprobs: bool = False
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        """Checks types too, and keeps plain numbers: these travel to the ranks, where a wrong one would fail for everybody."""
-        object.__setattr__(self, "temperature", _number("temperature", self.temperature))
-        object.__setattr__(self, "top_p", _number("top_p", self.top_p))
-        for name in ("top_k", "seed", "max_tokens"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        if not 0 <= self.temperature <= MAX_TEMPERATURE:
-            raise InvalidParameter(f"temperature must be from 0 to {MAX_TEMPERATURE:g}", param="temperature")
-        if not 0 < self.top_p <= 1:
-            raise InvalidParameter("top_p must be greater than 0 and at most 1", param="top_p")
-        if not 0 <= self.top_k <= MAX_TOP_K:
-            raise InvalidParameter(f"top_k must be from 0 (no limit) to {MAX_TOP_K}", param="top_k")
-        if not INT64_MIN <= self.seed <= INT64_MAX:
-            raise InvalidParameter("seed must fit a signed 64-bit integer", param="seed")
-        if self.max_tokens < 0:
-            raise InvalidParameter("max_tokens must be at least 0", param="max_tokens")
-        if self.logprobs is not None:
-            object.__setattr__(self, "logprobs", whole_number("logprobs", self.logprobs))
-            if not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-                raise InvalidParameter(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
-
-
-def whole_number(name: str, value: object) -> int:
-    """`value` as a plain int: ints of any library, no bool, no float. Raises InvalidParameter."""
-    if not isinstance(value, bool):
-        with contextlib.suppress(TypeError):
-            return operator.index(value)  # type: ignore[arg-type]
-    raise InvalidParameter(f"{name} must be a whole number", param=name)
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool | str | bytes):
-        raise InvalidParameter(f"{name} must be a number", param=name)
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidParameter(f"{name} must be a number", param=name) from None
-    if not math.isfinite(number):
-        raise InvalidParameter(f"{name} must be finite", param=name)
-    return number
 
 
 def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[int]:
@@ -100,21 +33,6 @@ def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[in
     if not (min(tokens) >= 0 and max(tokens) < vocab_size):
         raise InvalidParameter(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")
     return tokens
-
-
-def mix_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` of a request: its own for choice 0, else an int64 hashed from both.
-
-    The hash is splitmix64's finaliser (Steele, Lea and Flood 2014) of seed + index * golden ratio.
-    """
-    if index == 0:
-        return seed
-    mask = 2**64 - 1
-    z = (seed + index * 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    z ^= z >> 31
-    return z - 2**64 if z > INT64_MAX else z
 
 
 @dataclass(frozen=True, slots=True)

@@ -478,15 +478,10 @@ class Scheduler:
 
 def _slot_init(seq: Sequence) -> SlotInit:
     assert seq.slot is not None
-    params = seq.params
     return SlotInit(
         slot=seq.slot,
         tokens=list(seq.tokens),
         blocks=list(seq.blocks),
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=params.seed,
-        top_logprobs=-1 if params.logprobs is None else params.logprobs,
+        params=seq.params,
         prompt_logprobs=seq.wants_prompt_logprobs,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from llama_core.scheduling.request import TokenLogprob
+from llama_core.scheduling.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +19,13 @@ class SlotInit:
 
     tokens: the prompt and whatever was generated before (after a preemption or a restart).
     blocks: the cache blocks of positions 0 .. len(blocks) * block_size.
-    top_logprobs: -1 for no logprobs, else how many of the most likely tokens to report beside the chosen one.
+    prompt_logprobs: report those of `tokens`; False also where an earlier admission reported all of them.
     """
 
     slot: int
     tokens: list[int]
     blocks: list[int]
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    top_logprobs: int = -1
+    params: SamplingParams
     prompt_logprobs: bool = False
 
 

@@ -14,7 +14,8 @@ from cluster.driver.rank_group import RankGroup
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, ConfigError, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import SamplingParams, Sequence
+from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.text.tokenizer import Tokenizer
 from tests.cluster.conftest import LIMITS

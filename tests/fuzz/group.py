@@ -9,6 +9,7 @@ import msgspec
 
 from cluster.rank.rank_worker import RankWorker
 from cluster.wire.messages import FrameSocket, Hello, WireError, frame
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Grow, Pending, Row, SlotInit, StepInput, StepOutput
 from tests.fuzz.group_rules import EPOCH, WRONG, GroupBench, read_as_everything, refused
 from tests.fuzz.outcome import Outcome
@@ -134,7 +135,7 @@ def _step(draw: Random, epoch: int, step: int) -> StepInput:
         epoch,
         step,
         [Row(slot, 0, 1 + draw.randint(0, 3), True) for slot in slots],
-        [SlotInit(slot, [1, 2, 3], [slot], 0.5, 0.9, 0, draw.randint(-(2**63), 2**63 - 1)) for slot in slots],
+        [SlotInit(slot, [1, 2, 3], [slot], SamplingParams(seed=draw.randint(-(2**63), 2**63 - 1))) for slot in slots],
         [Grow(slot, 7) for slot in slots],
         [Draft(0, 3, [4, 5])],
     )

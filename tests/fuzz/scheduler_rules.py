@@ -10,7 +10,8 @@ from random import Random
 from llama_core.errors import QueueFull
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
-from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence, mix_seed
+from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support.model_free_runner import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive

@@ -22,6 +22,7 @@ from llama_core.errors import (
 )
 from llama_core.execution.native.backend import NativeBackend
 from llama_core.execution.reference.backend import TorchBackend
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from llama_core.text.chat_llama2 import SAFE_RESPONSE
 from tests.conftest import GOLDEN
@@ -156,9 +157,9 @@ def test_a_token_whose_embedding_is_not_finite_fails_its_own_request_only() -> N
     bad = [1] + [333] * 21
     # Beside it: a shorter row, whose table is padded, and a longer one. Slot and blocks 0 are the bad one's.
     admit = [
-        SlotInit(0, bad, [0, 1], 0.7, 0.9, 0, 0),
-        SlotInit(1, PROMPT, [2, 3], 0.0, 1.0, 0, 0),
-        SlotInit(2, long, [4, 5, 6, 7], 0.0, 1.0, 0, 0),
+        SlotInit(0, bad, [0, 1], SamplingParams(temperature=0.7)),
+        SlotInit(1, PROMPT, [2, 3], SamplingParams(0.0)),
+        SlotInit(2, long, [4, 5, 6, 7], SamplingParams(0.0)),
     ]
     rows = [Row(0, 0, 22, True), Row(1, 0, 5, True), Row(2, 0, 41, True)]
     output = model.runner.step(StepInput(0, 0, rows, admit=admit))

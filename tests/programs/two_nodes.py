@@ -24,7 +24,7 @@ from deployments.args import ServerArgs
 from deployments.engine import supervisor as rank_keeper
 from deployments.engine.service import LlamaService
 from llama_core.errors import RankFailure
-from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.cluster.test_model_on_ranks import Run, engine_config
 from tests.conftest import GOLDEN
@@ -36,7 +36,7 @@ BUNDLES = [{"memory": 2**20}, {"CPU": 1.0}, {"CPU": 1.0}]
 
 def step_input(step: int, epoch: int) -> StepInput:
     admit = (
-        [SlotInit(slot, [31_999] * 4096, list(range(256)), 0.6, 0.9, 0, 1) for slot in range(32)] if step == 1 else []
+        [SlotInit(slot, [31_999] * 4096, list(range(256)), SamplingParams()) for slot in range(32)] if step == 1 else []
     )
     return StepInput(epoch, step, [Row(3, step, 1, True)], admit=admit)
 

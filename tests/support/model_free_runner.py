@@ -78,7 +78,7 @@ class FakeRanks:
         for init in batch.admit:
             self._tokens[init.slot] = list(init.tokens)
             self._blocks[init.slot] = list(init.blocks)
-            self._seeds[init.slot] = init.seed
+            self._seeds[init.slot] = init.params.seed
             self._prompt_logprobs[init.slot] = len(init.tokens) if init.prompt_logprobs else 0
         for slot, block in batch.grow:
             self._blocks[slot].append(block)

@@ -1,5 +1,6 @@
 """Functions that tests run on every rank of a group. In a module of their own, so that the ranks can import them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ from llama_core.execution.parallel import Parallel
 from llama_core.execution.runner import ModelRunner
 from llama_core.generation import Llama
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import SamplingParams, Sequence
+from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from llama_core.text.tokenizer import Tokenizer
@@ -50,7 +52,7 @@ def last_logits(
     block_size = runner.config.block_size
     # Blocks out of order: a cache that ignored its table would be found out.
     blocks = list(range(-(-len(tokens) // block_size)))[::-1]
-    admit, start = [SlotInit(3, tokens, blocks, 0.0, 1.0, 0, 0, top_logprobs=0)], 0
+    admit, start = [SlotInit(3, tokens, blocks, SamplingParams(temperature=0.0, logprobs=0))], 0
     assert sum(chunks) == len(tokens)
     for count in chunks:
         last = start + count == len(tokens)
@@ -73,8 +75,7 @@ def continue_with_drafts(
     admit, rows = [], []
     for slot, (prompt, params) in enumerate(requests):
         blocks = list(range(slot * num_blocks, (slot + 1) * num_blocks))
-        sampling = (params.temperature, params.top_p, params.top_k, params.seed)
-        admit.append(SlotInit(slot, prompt, blocks, *sampling, top_logprobs=0))
+        admit.append(SlotInit(slot, prompt, blocks, replace(params, logprobs=0)))
         rows.append(Row(slot, 0, len(prompt), True))
     output = runner.step(StepInput(0, 0, rows, admit=admit))
     tokens = [[token] for token in output.tokens]

@@ -22,7 +22,8 @@ from deployments.engine.interface import Delta, Readiness
 from deployments.engine.metrics import Metrics
 from deployments.http.app import HttpLimits, build_http_app
 from llama_core.errors import LlamaError, QueueFull, RequestCancelled
-from llama_core.scheduling.request import FinishReason, SamplingParams, TokenLogprob, check_prompt
+from llama_core.scheduling.request import FinishReason, TokenLogprob, check_prompt
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.tokenizer import Tokenizer
 from tests.conftest import GOLDEN

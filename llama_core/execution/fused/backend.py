@@ -205,17 +205,7 @@ class FusedBackend:
         logits.copy_(self.model.logits(states))
         finite = logits.sum(-1).isfinite()
         usable = torch.where(finite[:, None], logits, 0.0)
-        if is_greedy:
-            tokens = usable.argmax(-1)
-        else:
-            tokens = sample_sorted(
-                usable,
-                slots.temperature[index],
-                slots.top_p[index],
-                slots.top_k[index],
-                slots.seeds[index],
-                positions,
-            )
+        tokens = usable.argmax(-1) if is_greedy else sample_sorted(usable, slots.sampling.at(index), positions)
         # Ranks may differ in the last bit of a logit: one draws for all.
         self._parallel.broadcast(tokens)
         slots.tokens[index, positions] = tokens

@@ -80,7 +80,7 @@ class _Shape(ctypes.Structure):
 
 
 class _Slots(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "tables", "temperature", "top_p", "top_k", "seeds"))
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "tables", "sampling"))
 
 
 @cache
@@ -169,12 +169,7 @@ class NativeBackend:
             norm_eps=model.norm_eps,
         )
         rotary = rotary_table(model.head_dim, config.max_seq_len, model.rope_theta, parallel.device)
-        arrays = _Slots(
-            *(
-                tensor.data_ptr()
-                for tensor in (slots.tokens, slots.tables, slots.temperature, slots.top_p, slots.top_k, slots.seeds)
-            )
-        )
+        arrays = _Slots(slots.tokens.data_ptr(), slots.tables.data_ptr(), slots.sampling.address)
         cpus = sorted(os.sched_getaffinity(0))
         pins = (ctypes.c_int32 * threads)(*cpus) if len(cpus) == threads else None
         self._engine = self._native.llama_create(self._shape, arrays, rotary.data_ptr(), pins)

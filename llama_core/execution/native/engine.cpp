@@ -31,8 +31,7 @@ struct Shape {
 struct Slots {
     int64_t* tokens;        // [slots][max_seq_len]; drawn tokens are written here
     const int64_t* tables;  // [slots][blocks_per_sequence]
-    const float *temperature, *top_p;
-    const int64_t *top_k, *seeds;
+    const SlotSampling* sampling;  // [slots]
 };
 
 // Tokens start .. start + length of a slot. The last `draws` of them each draw the token that follows.
@@ -622,8 +621,8 @@ class Transformer : public Engine {
 
     void draw(int i, int thread) {
         const Draw& d = draws_[i];
-        const Sampling how{slots.temperature[d.slot], slots.top_p[d.slot], slots.top_k[d.slot], slots.seeds[d.slot], d.position};
-        drawn_[i] = samplers_[thread].draw(logits.as<float>() + size_t(i) * shape.full_vocab, shape.full_vocab, how);
+        const float* row = logits.as<float>() + size_t(i) * shape.full_vocab;
+        drawn_[i] = samplers_[thread].sample(row, shape.full_vocab, slots.sampling[d.slot], d.position);
     }
 
     void share_drawn() {

@@ -12,9 +12,10 @@
 
 namespace llama {
 
-struct Sampling {
+// One slot's sampling parameters: the fields that llama_core/scheduling/sampling_params.py marks PerSlot, in its order.
+struct SlotSampling {
     float temperature, top_p;
-    int64_t top_k, seed, position;
+    int64_t top_k, seed;
 };
 
 constexpr float kGreedyBelow = 1e-5f;  // GREEDY_BELOW in sampling.py
@@ -35,14 +36,14 @@ class Sampler {
     // `width`: the vocabulary, rounded up to whole vectors.
     explicit Sampler(int width) : probs_(width), bucket_(width) { members_.reserve(width); }
 
-    // The token, or -1 if a logit is not finite.
-    int64_t draw(const float* logits, int vocab, const Sampling& how) {
+    // The token for `position`, or -1 if a logit is not finite.
+    int64_t sample(const float* logits, int vocab, const SlotSampling& how, int64_t position) {
         const float highest = greatest(logits, vocab);
         if (!std::isfinite(highest)) return -1;
         // Divided by so little that it leaves float's range, nothing but the greatest is left either.
         if (how.temperature < kGreedyBelow || !std::isfinite(highest / how.temperature)) return std::find(logits, logits + vocab, highest) - logits;
         spread(logits, vocab, how.temperature, highest);
-        return pick(vocab, how);
+        return pick(vocab, how, position);
     }
 
   private:
@@ -94,7 +95,7 @@ class Sampler {
         total_ = total;
     }
 
-    int64_t pick(int vocab, const Sampling& how) {
+    int64_t pick(int vocab, const SlotSampling& how, int64_t position) {
         const int64_t most = how.top_k > 0 ? std::min<int64_t>(how.top_k, vocab) : vocab;
         const double limit = double(how.top_p) * (most < vocab ? mass_of_most_likely(most, vocab) : total_);
         // The nucleus: tokens in order, as long as the mass before them is within the limit. Its mass:
@@ -116,7 +117,7 @@ class Sampler {
             nucleus = before;
             break;
         }
-        const double target = uniform(how.seed, how.position) * nucleus;
+        const double target = uniform(how.seed, position) * nucleus;
         double reached = 0;
         int64_t latest = 0;
         for (int b = 0; b < kBuckets; b++) {

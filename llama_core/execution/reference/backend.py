@@ -82,10 +82,7 @@ class TorchBackend:
             # A row that is not finite draws from zeros: its token means nothing, but it must be a token.
             tokens = sample(
                 torch.where(finite[:, None], logits, torch.zeros_like(logits)),
-                slots.temperature[index],
-                slots.top_p[index],
-                slots.top_k[index],
-                slots.seeds[index],
+                slots.sampling.at(index),
                 positions,
             )
         else:

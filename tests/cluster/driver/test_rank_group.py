@@ -20,6 +20,7 @@ from cluster.wire.process_end import ProcessIdentity, is_running
 from cluster.wire.socket_dir import PREFIX, parent_dir
 from cluster.wire.transport import Invitation, RankConnection, RankListener
 from llama_core.errors import CheckpointError, ConfigError, RankFailure
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.cluster.conftest import LIMITS, Start
 from tests.support.fake_runner import CONFIG, FakeFactory, SilentRankOne
@@ -80,7 +81,7 @@ async def test_a_step_that_comes_while_one_computes_by_itself_is_started_behind_
 
 async def test_a_step_of_megabytes_passes(start: Start) -> None:
     group, _ = await start()
-    admit = [SlotInit(slot, [31_999] * 4096, list(range(256)), 0.6, 0.9, 0, 1) for slot in range(64)]
+    admit = [SlotInit(slot, [31_999] * 4096, list(range(256)), SamplingParams()) for slot in range(64)]
     outputs = await asyncio.gather(*(group.step(StepInput(1, step, [], admit=admit)) for step in range(3)))
     assert [output.step for output in outputs] == [0, 1, 2]
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from cluster.wire import messages as wire
 from cluster.wire.messages import Ack, Answer, Deframer, Fault, FrameSocket, Hello, WireError
-from llama_core.scheduling.request import INT64_MAX, INT64_MIN, TokenLogprob
+from llama_core.scheduling.request import TokenLogprob
+from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN, MAX_TEMPERATURE, MAX_TOP_K, SamplingParams
 from llama_core.scheduling.step import Draft, Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
 
 ids = st.integers(0, 2**31)
@@ -25,11 +26,17 @@ slot_inits = st.builds(
     slot=ids,
     tokens=st.lists(ids),
     blocks=st.lists(ids),
-    temperature=numbers,
-    top_p=numbers,
-    top_k=ids,
-    seed=st.integers(INT64_MIN, INT64_MAX),
-    top_logprobs=st.integers(-1, 20),
+    params=st.builds(
+        SamplingParams,
+        temperature=st.floats(0, MAX_TEMPERATURE),
+        top_p=st.floats(0, 1, exclude_min=True),
+        top_k=st.integers(0, MAX_TOP_K),
+        seed=st.integers(INT64_MIN, INT64_MAX),
+        max_tokens=st.integers(0, INT64_MAX),
+        logprobs=st.none() | st.integers(0, 20),
+        prompt_logprobs=st.booleans(),
+        ignore_eos=st.booleans(),
+    ),
     prompt_logprobs=st.booleans(),
 )
 steps = st.builds(
@@ -135,14 +142,15 @@ def test_a_message_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -
 
 def test_thirty_two_prompts_of_the_whole_context_fit_one_frame() -> None:
     prompt = [31_999] * 4096
-    admit = [SlotInit(slot, prompt, list(range(256)), 0.6, 0.9, 0, 1) for slot in range(32)]
+    admit = [SlotInit(slot, prompt, list(range(256)), SamplingParams()) for slot in range(32)]
     step = StepInput(0, 0, [Row(slot, 0, 4096, True) for slot in range(32)], admit=admit)
     assert wire.decode_step(payload_of(step)) == step
 
 
 def test_the_largest_step_is_within_its_bound_and_the_bound_is_close() -> None:
     big = 2**31 - 1  # five bytes, like every token and block may need
-    admit = [SlotInit(big, [big] * 4096, [big] * 256, 0.61, 0.91, big, 2**63, 20, True) for _ in range(32)]
+    params = SamplingParams(0.61, 0.91, big, 2**63 - 1, 2**63 - 1, 20, True, True)
+    admit = [SlotInit(big, [big] * 4096, [big] * 256, params, True) for _ in range(32)]
     rows, grow = [Row(big, big, big, True, big)] * 32, [Grow(big, big)] * 32
     step = StepInput(big, big, rows, admit=admit, grow=grow, drafts=[Draft(big, big, [big] * 8)] * 32)
     bound = wire.largest_step_bytes(32, 4096, 256)

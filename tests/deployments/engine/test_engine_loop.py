@@ -13,7 +13,8 @@ from deployments.engine.token_stream import TokenStream
 from llama_core.config import MAX_DRAFTS
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import FinishReason, SamplingParams
+from llama_core.scheduling.request import FinishReason
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler, SchedulerConfig
 from llama_core.scheduling.step import Row, StepInput, StepOutput
 from llama_core.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.engine.engine_loop import StepStats
 from deployments.engine.metrics import MOST_AT_ONCE, Metrics
-from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.scripted_engine import FakeEngine
 
 NAMES = [

@@ -17,7 +17,7 @@ from deployments.engine.service import LlamaService
 from deployments.engine.supervisor import MAX_GIVEN_UP
 from deployments.engine.token_stream import TokenStream
 from llama_core.errors import CheckpointError, DeadlineExceeded, LlamaError, PoisonRequest, RankFailure
-from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroups, continuation, until

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from deployments.args import PROJECT_ROOT, ServerArgs, resolve
 from deployments.engine.service import LlamaService
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, TokenizerError
-from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroups, continuation
 

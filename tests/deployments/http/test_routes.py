@@ -14,7 +14,7 @@ from deployments.engine.interface import Readiness
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from llama_core.errors import NonFiniteLogits, RankFailure
-from llama_core.scheduling.request import mix_seed
+from llama_core.scheduling.sampling_params import mix_seed
 from tests.support.scripted_engine import (
     MAX_SEQ_LEN,
     MODEL_ID,

@@ -14,7 +14,7 @@ from deployments.http.app import HttpLimits
 from deployments.http.choices import Choices
 from deployments.http.plan import Plan
 from llama_core.errors import NonFiniteLogits
-from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, FakeStream, Served, canary, eventually, serve, sse
 
 PING_S = 0.05

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llama_core.execution.parallel import alone
-from llama_core.scheduling.request import SamplingParams
+from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
 

@@ -18,7 +18,9 @@ from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.parallel import alone
 from llama_core.execution.reference.model import rotary_table
 from llama_core.execution.sampling import sample, sample_sorted
+from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.generation import Llama
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support import on_ranks
@@ -41,12 +43,17 @@ def test_sampling_without_a_branch_draws_the_same(vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     rows = 64
     logits = torch.randn(rows, vocab, generator=generator) * 3
-    temperature = torch.tensor([0.0, 0.3, 1.0, 2.0]).repeat(rows // 4)
-    top_p = torch.rand(rows, generator=generator)
-    top_k = torch.tensor([0, 0, 1, 7, 0, 39]).repeat(rows)[:rows]
-    seeds, positions = torch.arange(rows) * 77, torch.arange(rows) % 9
-    expected = sample(logits, temperature, top_p, top_k, seeds, positions)
-    assert torch.equal(sample_sorted(logits, temperature, top_p, top_k, seeds, positions), expected)
+    sampling = SamplingTensors.of(
+        SamplingParams(),
+        rows,
+        temperature=torch.tensor([0.0, 0.3, 1.0, 2.0]).repeat(rows // 4),
+        top_p=torch.rand(rows, generator=generator),
+        top_k=torch.tensor([0, 0, 1, 7, 0, 39]).repeat(rows)[:rows],
+        seed=torch.arange(rows) * 77,
+    )
+    positions = torch.arange(rows) % 9
+    expected = sample(logits, sampling, positions)
+    assert torch.equal(sample_sorted(logits, sampling, positions), expected)
     assert len(set(expected.tolist())) > 8
 
 
@@ -62,7 +69,7 @@ def test_a_step_may_start_before_the_one_before_it_was_read() -> None:
     def run(is_behind: bool) -> list[list[int]]:
         blocks = runner.config.blocks_per_sequence
         admit = [
-            SlotInit(i, prompt, list(range(i * blocks, (i + 1) * blocks)), 0.9 * (i % 2), 0.9, 0, i)
+            SlotInit(i, prompt, list(range(i * blocks, (i + 1) * blocks)), SamplingParams(0.9 * (i % 2), seed=i))
             for i, prompt in enumerate(prompts)
         ]
         drawn = [runner.step(StepInput(0, 0, [Row(i, 0, 3, True) for i in range(5)], admit=admit)).tokens]
@@ -85,11 +92,11 @@ def test_a_slot_that_changes_hands_before_its_step_was_read_changes_nothing() ->
     """The step has a row of a sequence that ended; the next one gives the slot to one that wants its prompt's logprobs."""
     runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
     prompt = [1, 5, 40]
-    runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, prompt, [0], 0.0, 1.0, 0, 0)]))
+    runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, prompt, [0], SamplingParams(0.0))]))
     expected = runner.step(step_of(1, [3], [])).tokens
-    runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, prompt, [0], 0.0, 1.0, 0, 0)]))
+    runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, prompt, [0], SamplingParams(0.0))]))
     wasted = runner.start(step_of(1, [3], []))
-    heir = SlotInit(0, [1, *range(4, 40)], [1, 2, 3], 0.0, 1.0, 0, 0, top_logprobs=0, prompt_logprobs=True)
+    heir = SlotInit(0, [1, *range(4, 40)], [1, 2, 3], SamplingParams(0.0, logprobs=0), prompt_logprobs=True)
     following = runner.start(StepInput(0, 2, [Row(0, 0, 37, True)], admit=[heir]))
     output = wasted.result()
     assert output.tokens == expected and output.prompt_logprobs == []
@@ -98,7 +105,7 @@ def test_a_slot_that_changes_hands_before_its_step_was_read_changes_nothing() ->
 
 def test_who_wants_logprobs_has_them_before_the_next_step_starts() -> None:
     runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
-    admit = [SlotInit(0, [1, 9, 30], [0], 0.0, 1.0, 0, 0, top_logprobs=2)]
+    admit = [SlotInit(0, [1, 9, 30], [0], SamplingParams(0.0, logprobs=2))]
     step = runner.start(StepInput(0, 0, [Row(0, 0, 3, True)], admit=admit))
     assert step.is_done
     assert len(step.result().logprobs) == 1

@@ -23,6 +23,7 @@ from llama_core.execution.native.backend import NativeBackend
 from llama_core.execution.native.exchange import shared_memory
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
@@ -58,11 +59,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def last_logits_among_others(runner: ModelRunner, chunks: list[int], strangers: int) -> torch.Tensor:
     """float32 [vocab] at the end of PROMPT, computed in these chunks while `strangers` sequences are computed beside it."""
     per_sequence = runner.config.blocks_per_sequence
-    admit = [SlotInit(0, PROMPT, list(range(per_sequence))[::-1], 0.0, 1.0, 0, 0, top_logprobs=0)]
+    admit = [SlotInit(0, PROMPT, list(range(per_sequence))[::-1], SamplingParams(temperature=0.0, logprobs=0))]
     for slot in range(1, strangers + 1):
         tokens = [1] + [(slot * 31 + i) % 600 for i in range(90)]
         admit.append(
-            SlotInit(slot, tokens, list(range(slot * per_sequence, (slot + 1) * per_sequence)), 0.9, 0.9, 0, slot)
+            SlotInit(
+                slot,
+                tokens,
+                list(range(slot * per_sequence, (slot + 1) * per_sequence)),
+                SamplingParams(0.9, seed=slot),
+            )
         )
     start = 0
     for chunk in chunks:
@@ -262,7 +268,7 @@ def test_what_one_request_computes_reaches_no_later_one_in_any_width(tmp_path: P
     runner.backend.poke_embedding(333, float("nan"))
 
     def non_finite(tokens: list[int]) -> list[int]:
-        admit = [SlotInit(0, tokens, [0, 1], 0.0, 1.0, 0, 0)]
+        admit = [SlotInit(0, tokens, [0, 1], SamplingParams(temperature=0.0))]
         return runner.step(StepInput(0, 0, [Row(0, 0, len(tokens), True)], admit=admit)).non_finite
 
     assert non_finite([1, 333, 5]) == [0]

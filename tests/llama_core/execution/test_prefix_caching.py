@@ -9,7 +9,8 @@ from llama_core import Llama
 from llama_core.execution.native.build import Unavailable
 from llama_core.execution.parallel import alone
 from llama_core.scheduling.block_pool import BlockPool, block_key
-from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence
+from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support import on_ranks

@@ -5,7 +5,8 @@ import scipy.stats
 import torch
 
 from llama_core.execution.sampling import NUCLEUS_GUESS, logprobs_of, sample, uniform
-from llama_core.scheduling.request import mix_seed
+from llama_core.execution.sampling_tensors import SamplingTensors
+from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 
 
 def draw(
@@ -14,10 +15,7 @@ def draw(
     """n draws from one row of logits, at positions 0 .. n."""
     return sample(
         logits.expand(n, -1),
-        torch.full((n,), temperature),
-        torch.full((n,), top_p),
-        torch.full((n,), top_k),
-        torch.full((n,), seed),
+        SamplingTensors.of(SamplingParams(temperature, top_p, top_k, seed), n),
         torch.arange(n),
     )
 
@@ -54,10 +52,7 @@ def test_greedy_is_argmax_and_ignores_the_rest() -> None:
     logits = torch.randn(4, 50)
     tokens = sample(
         logits,
-        torch.zeros(4),
-        torch.full((4,), 0.1),
-        torch.ones(4, dtype=torch.int64),
-        torch.arange(4),
+        SamplingTensors.of(SamplingParams(temperature=0.0, top_p=0.1, top_k=1), 4),
         torch.arange(4),
     )
     assert tokens.tolist() == logits.argmax(-1).tolist()
@@ -75,15 +70,19 @@ def test_top_k_keeps_the_k_most_likely_and_top_p_counts_within_them(vocab: int) 
 def test_a_row_draws_the_same_whatever_its_neighbours_are() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(64, 4000, generator=generator) * 3
-    temperature = torch.rand(64, generator=generator) * 2
-    top_p = torch.rand(64, generator=generator) * 0.99 + 0.01
-    top_k = torch.randint(0, 2, (64,), generator=generator) * 40
-    seeds, positions = torch.arange(64) * 7919, torch.arange(64)
-    together = sample(logits, temperature, top_p, top_k, seeds, positions)
+    sampling = SamplingTensors.of(
+        SamplingParams(),
+        64,
+        temperature=torch.rand(64, generator=generator) * 2,
+        top_p=torch.rand(64, generator=generator) * 0.99 + 0.01,
+        top_k=torch.randint(0, 2, (64,), generator=generator) * 40,
+        seed=torch.arange(64) * 7919,
+    )
+    positions = torch.arange(64)
+    together = sample(logits, sampling, positions)
     for i in range(64):
-        row = slice(i, i + 1)
-        alone = sample(logits[row], temperature[row], top_p[row], top_k[row], seeds[row], positions[row])
-        assert alone.item() == together[i].item()
+        row = torch.tensor([i])
+        assert sample(logits[row], sampling.at(row), positions[row]).item() == together[i].item()
 
 
 def test_equal_probabilities_are_taken_in_the_order_of_ids() -> None:

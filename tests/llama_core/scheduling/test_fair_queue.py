@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from llama_core.scheduling import fair_queue as waiting
 from llama_core.scheduling.fair_queue import WaitingQueue
-from llama_core.scheduling.request import SamplingParams, Sequence
+from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.sampling_params import SamplingParams
 
 
 def seq(owner: str = "", priority: int = 0, length: int = 10) -> Sequence:

@@ -10,7 +10,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from llama_core.errors import QueueFull
 from llama_core.scheduling.block_pool import BlockPool, block_key
-from llama_core.scheduling.request import FinishReason, SamplingParams, Sequence
+from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import (
     TOKENS_A_PROMPT,
     TOKENS_ALONE,
