@@ -9,7 +9,7 @@ import json
 import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
@@ -99,7 +99,7 @@ def _per_token_ms(answer: Answer) -> float:
     return 1e3 / rate if rate else 0.0
 
 
-async def drive(sessions: Sequence[Session], requests: Sequence[Request]) -> Load:
+async def drive(sessions: Sequence[Session], requests: Iterable[Request]) -> Load:
     """Closed loop: each session takes the next request when its last one has ended."""
     waiting = iter(requests)
 

@@ -1,0 +1,126 @@
+"""How much of the throughput is left beside another busy process: the two seconds after it starts, and the two before.
+
+    python -m benchmarks neighbour --rounds 5 --clients 8
+
+Starts the server on two ranks, puts a closed loop of streaming clients on it, and in each round starts one process that
+never sleeps. Two ranks, the clients and that process share the cores: with two cores, an even share is half the throughput.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import uvloop
+
+from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, percentile, print_table
+from benchmarks.harness.load import Answer, HttpSession, drive
+from benchmarks.harness.programs import end_programs_on_sigterm, our_server
+from benchmarks.harness.serve_ours import server_args
+from benchmarks.harness.workload import Request, uniform_batch
+
+WINDOW_S = 2.0  # measured before and after the neighbour's start
+PAUSE_S = 3.0  # between rounds, and before the first
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Seconds of time.perf_counter, half-open."""
+
+    begin_s: float
+    end_s: float
+
+    def tokens_per_s(self, answers: Sequence[Answer]) -> float:
+        """Tokens that reached clients in the window; an answer's tokens are spread evenly over its events."""
+        total = 0.0
+        for answer in answers:
+            inside = sum(self.begin_s <= when < self.end_s for when in answer.token_times)
+            total += inside * answer.num_tokens / max(1, len(answer.token_times))
+        return total / (self.end_s - self.begin_s)
+
+    def gaps_ms(self, answers: Sequence[Answer]) -> list[float]:
+        """Milliseconds between two events of one answer, of those that end in the window."""
+        return [
+            1e3 * (after - before)
+            for answer in answers
+            for before, after in pairwise(answer.token_times)
+            if self.begin_s <= after < self.end_s
+        ]
+
+
+async def rounds(options: argparse.Namespace, url: str) -> tuple[list[tuple[Window, Window]], list[Answer]]:
+    """The windows without and with the neighbour, and all answers."""
+    stopped = False
+    batch = uniform_batch(64, options.prompt, options.output, options.vocab_size)
+
+    def requests() -> Iterator[Request]:
+        while not stopped:
+            yield from batch
+
+    async def neighbours() -> list[tuple[Window, Window]]:
+        nonlocal stopped
+        windows = []
+        for _ in range(options.rounds):
+            await asyncio.sleep(PAUSE_S + WINDOW_S)
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+            now = time.perf_counter()
+            try:
+                await asyncio.sleep(WINDOW_S)
+            finally:
+                process.kill()
+                await process.wait()
+            windows.append((Window(now - WINDOW_S, now), Window(now, now + WINDOW_S)))
+        stopped = True
+        return windows
+
+    sessions = [HttpSession(url, options.model) for _ in range(options.clients)]
+    try:
+        windows, load = await asyncio.gather(neighbours(), drive(sessions, requests()))
+    finally:
+        for session in sessions:
+            await session.close()
+    return windows, load.answers
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="llama", help="its name over HTTP")
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=16, help="tokens")
+    parser.add_argument("--output", type=int, default=128, help="tokens")
+    parser.add_argument("--vocab-size", type=int, default=1000, help="prompts are drawn from so many ids")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--server", nargs="*", default=[], metavar="NAME=VALUE", help="further arguments of the server")
+    parser.add_argument("--dtype", default="auto")
+    add_model_options(parser)
+    add_output_option(parser)
+    options = parser.parse_args(arguments)
+    end_programs_on_sigterm()
+    limits = {"max_seq_len": options.prompt + options.output, "max_batch_size": options.clients}
+    args = server_args(options, **limits) | {"model_parallel_size": 2, "cpus_per_rank": 1}
+    with our_server(args) as (program, url):
+        program.wait_until_answers(url + "/ready")
+        windows, answers = uvloop.run(rounds(options, url))
+    kept = [after.tokens_per_s(answers) / before.tokens_per_s(answers) for before, after in windows]
+    p99s = [[percentile(window.gaps_ms(answers), 99) for window in pair] for pair in windows]
+    figures = {
+        "tok_s_before": Spread.of(before.tokens_per_s(answers) for before, _ in windows),
+        "tok_s_beside": Spread.of(after.tokens_per_s(answers) for _, after in windows),
+        "kept": Spread.of(kept),
+        "between_p99_ms_before": Spread.of(before for before, _ in p99s),
+        "between_p99_ms_beside": Spread.of(after for _, after in p99s),
+        "failed": sum(answer.error is not None for answer in answers),
+    }
+    print_table(
+        f"Beside one busy process, {options.clients} clients, the first {WINDOW_S:g} s",
+        ["tok/s before", "tok/s beside", "kept", "between p99 ms before", "beside", "failed"],
+        [tuple(figures.values())],
+    )
+    emit("neighbour", figures, options)
+
+
+if __name__ == "__main__":
+    main()
