@@ -150,6 +150,7 @@ class ServerArgs(BaseModel):
             kv_cache_bytes=self.kv_cache_bytes,
             verify_checksums=self.verify_checksums,
             manifest=manifest,
+            wants_digest=True,
             speculation=self.speculation,
             prefix_caching=self.prefix_caching,
             backend=self.backend,

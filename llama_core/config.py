@@ -3,10 +3,12 @@
 import json
 import math
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.checkpoint.manifest import Manifest
 from llama_core.errors import ConfigError
 
@@ -173,7 +175,9 @@ class EngineConfig:
     kv_cache_bytes: cache memory of one rank; None takes what a full batch of full-length sequences needs, bounded by a
     share of what is free. verify_checksums: compare every shard's bytes with the CRC-32 that its archive states.
     manifest: the SHA-256 that params.json and the shards must have, before any of them is looked into.
-    checked: files (`shards.identity`) for which both has been done.
+    wants_digest: compute the digest of the checkpoint's contents even if all ranks see the same files. verified: files
+    (`checkpoint.files.identity`) whose manifest and checksums have been verified, with their digest: no rank reads them
+    again for that. expected: the contents that the first ranks loaded; ranks with any others refuse to load.
     speculation: let a step check tokens that repeat earlier ones. prefix_caching: compute a shared beginning once. Neither
     changes a request's tokens. backend: what computes: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
     "torch"; "auto" is native on a CPU where it can be built. quantization: "int8" keeps the weights of linear layers as
@@ -191,7 +195,9 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     verify_checksums: bool = True
     manifest: Manifest | None = None
-    checked: frozenset[int] = frozenset()
+    wants_digest: bool = False
+    verified: Mapping[int, CheckpointDigest | None] = field(default_factory=dict)
+    expected: CheckpointDigest | None = None
     speculation: bool = True
     prefix_caching: bool = True
     backend: BackendName = "auto"

@@ -16,6 +16,7 @@
         ├── DeadlineExceeded              the time that the caller allowed is over
         ├── NonFiniteLogits               the model computed NaN or infinity for this request
         ├── PoisonRequest                 the ranks failed again and again with this request in the step
+        ├── CheckpointChanged             new ranks found other files than the first ranks loaded
         └── RankFailure                   a rank died, hung or raised
 
 Messages name the field and the limit and never repeat the caller's input. All of them survive pickling, because Ray
@@ -113,6 +114,12 @@ class NonFiniteLogits(EngineError):
 
 class PoisonRequest(EngineError):
     code = "poison_request"
+
+
+class CheckpointChanged(EngineError):
+    """Ranks that would take over found a checkpoint other than the one that live requests were generated with."""
+
+    code = "checkpoint_changed"
 
 
 class RankFailure(EngineError):

@@ -22,6 +22,7 @@ from cluster.rank.runner_factory import Seat
 from cluster.wire.messages import Answer, decode_step
 from cluster.wire.transport import Invitation, RankListener, connect
 from deployments.args import ServerArgs
+from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
 from llama_core.errors import RankFailure
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
@@ -38,6 +39,7 @@ class PacedReport:
     device: str = "none"
     dtype: str = "none"
     files_id: int = 0
+    digest: CheckpointDigest | None = None
 
 
 class PacedRunner:

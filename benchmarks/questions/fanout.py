@@ -23,6 +23,7 @@ from ray.util.placement_group import placement_group
 from cluster.driver.placement import group_bundles
 from cluster.driver.rank_group import RankGroup
 from cluster.rank.runner_factory import Seat
+from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
 from llama_core.scheduling.step import Grow, Pending, Row, StepInput, StepOutput
 
@@ -37,6 +38,7 @@ class NullReport:
     device: str = "none"
     dtype: str = "none"
     files_id: int = 0
+    digest: CheckpointDigest | None = None
 
 
 class NullRunner:

@@ -31,6 +31,7 @@ from cluster.rank.runner_factory import RunnerFactory, Seat, StepExecutor
 from cluster.wire.messages import Ack, Answer, Fault, FrameSocket, WireError, decode_step
 from cluster.wire.process_end import ProcessIdentity
 from cluster.wire.transport import Invitation, connect
+from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
 from llama_core.host_memory import available_host_bytes
 from llama_core.scheduling.step import Pending, StepOutput
@@ -92,7 +93,7 @@ class RankStatus:
 @dataclass(frozen=True, slots=True)
 class RankLoad:
     """What loading came to. `cores` is empty for a rank that is not pinned; `seconds` covers rendezvous and imports
-    too. `files_id` stands for the files that were checked and loaded.
+    too. `files_id` stands for the files that were verified and loaded, `digest` for their contents.
     """
 
     max_num_blocks: int
@@ -102,6 +103,7 @@ class RankLoad:
     device: str
     dtype: str
     files_id: int
+    digest: CheckpointDigest | None
     cores: tuple[int, ...]
 
 
@@ -203,6 +205,7 @@ class RankWorker:
             device=str(report.device),
             dtype=str(report.dtype),
             files_id=report.files_id,
+            digest=report.digest,
             cores=self._core_claim.cores if self._core_claim else (),
         )
         logger.info("loaded bytes=%d seconds=%.2f device=%s", loaded.weight_bytes, loaded.seconds, loaded.device)

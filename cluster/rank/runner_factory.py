@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
+from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
@@ -41,6 +42,8 @@ class LoadFacts(Protocol):
     def dtype(self) -> object: ...
     @property
     def files_id(self) -> int: ...
+    @property
+    def digest(self) -> CheckpointDigest | None: ...
 
 
 class StepExecutor(Protocol):

@@ -19,7 +19,7 @@ from deployments.args import ServerArgs
 from deployments.engine.engine_loop import EngineLoop, Runner
 from deployments.engine.recovery_plan import Attempts
 from llama_core.config import EngineConfig, ModelConfig
-from llama_core.errors import CheckpointError, LlamaError, RankFailure, TokenizerError
+from llama_core.errors import CheckpointChanged, CheckpointError, LlamaError, RankFailure, TokenizerError
 from llama_core.scheduling.block_pool import BlockPool
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,10 @@ class RankKeeper:
                     async with asyncio.timeout(min(longest_s, deadline - time.monotonic())):
                         return await self._start_group(self._num_blocks)
                 except Exception as error:
-                    if isinstance(error, CheckpointError | TokenizerError) and not attempts.is_growth:
+                    if (
+                        isinstance(error, CheckpointError | CheckpointChanged | TokenizerError)
+                        and not attempts.is_growth
+                    ):
                         raise  # the same files say the same again
                     assert self._group is not None
                     await self._group.stop()
@@ -266,10 +269,15 @@ class RankKeeper:
             info = await group.start()
         finally:
             following.cancel()
-        # Ranks that take these ones' places on the same nodes need not read the same files again to check them.
-        checked = self._config.checked.union(report.load.files_id for report in info.ranks)
-        self._config = replace(self._config, checked=checked)
+        self._remember_files(info)
         return info
+
+    def _remember_files(self, info: GroupInfo) -> None:
+        """Later ranks must load what the first ranks loaded, and do not read unchanged files again to verify them."""
+        loads = [report.load for report in info.ranks]
+        verified = {**self._config.verified, **{load.files_id: load.digest for load in loads}}
+        expected = self._config.expected or (loads[0].digest if loads else None)
+        self._config = replace(self._config, verified=verified, expected=expected)
 
     async def _follow_loading(self, group: Group) -> None:
         """Keep a sentence on how far each rank is, for whoever asks /ready."""

@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from llama_core.errors import (
+    CheckpointChanged,
     DeadlineExceeded,
     InvalidRequest,
     LlamaError,
@@ -77,6 +78,7 @@ STATUS: dict[type[LlamaError], int] = {
     QueueFull: 429,
     NotReady: 503,
     RankFailure: 503,
+    CheckpointChanged: 503,
     DeadlineExceeded: 504,
     NonFiniteLogits: 500,
     RequestCancelled: 503,
@@ -110,7 +112,7 @@ def retry_after_s(error: LlamaError) -> int | None:
     """Whole seconds, at least 1; None where trying again will not help."""
     if isinstance(error, QueueFull | NotReady):
         return max(1, math.ceil(error.retry_after_s))
-    return math.ceil(RANK_FAILURE_RETRY_S) if isinstance(error, RankFailure) else None
+    return math.ceil(RANK_FAILURE_RETRY_S) if isinstance(error, RankFailure | CheckpointChanged) else None
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

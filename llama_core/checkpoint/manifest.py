@@ -4,14 +4,13 @@ The file is what `sha256sum` writes and `sha256sum -c` reads. It is read once, w
 to the ranks with their configuration, so that nothing on another node can speak for itself.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llama_core.checkpoint.digest import sha256_of_each
 from llama_core.checkpoint.files import files_of
 from llama_core.errors import CheckpointError
 
@@ -65,7 +64,7 @@ class Manifest:
     def check_complete(self, ckpt_dir: str | Path) -> None:
         """Raises CheckpointError where params.json or a shard lacks its entry, or its file. Reads none of them."""
         for file in files_of(ckpt_dir):
-            self._expected(file)
+            self.expected(file)
         for name in self.digests:
             is_ours = os.path.dirname(name) == os.path.abspath(ckpt_dir) and _OURS.fullmatch(os.path.basename(name))
             if is_ours and not os.path.exists(name):
@@ -73,12 +72,12 @@ class Manifest:
 
     def verify(self, files: Sequence[Path], num_threads: int = 1) -> None:
         """Read `files`, several at a time. Raises CheckpointError that names the first one which is not what it must be."""
-        with ThreadPoolExecutor(max(1, min(num_threads, len(files)))) as threads:
-            for file, found in zip(files, threads.map(_sha256, files), strict=True):
-                if found != self._expected(file):
-                    raise CheckpointError(f"{file}: its SHA-256 is {found}, {self.path} says {self._expected(file)}")
+        for file, found in zip(files, sha256_of_each(files, num_threads), strict=True):
+            if found != self.expected(file):
+                raise CheckpointError(f"{file}: its SHA-256 is {found}, {self.path} says {self.expected(file)}")
 
-    def _expected(self, file: Path) -> str:
+    def expected(self, file: Path) -> str:
+        """The SHA-256 that `file` must have. Raises CheckpointError if the manifest does not list it."""
         expected = self.digests.get(_absolute(file))
         if expected is None:
             raise CheckpointError(f"{file}: {self.path} has no entry for it")
@@ -88,11 +87,3 @@ class Manifest:
 def _absolute(path: Path) -> str:
     """By its name alone: a link's target may have any other."""
     return os.path.abspath(path)
-
-
-def _sha256(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None

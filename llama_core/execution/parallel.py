@@ -106,12 +106,27 @@ def smallest(parallel: Parallel, value: int) -> int:
 
 def ranks_with(parallel: Parallel, value: int) -> list[int]:
     """The ranks that call this with the same `value` as this one, itself among them, in order."""
+    values = _gather(parallel, torch.tensor([value], dtype=torch.int64))
+    return [rank for rank, other in enumerate(values) if int(other.item()) == value]
+
+
+def gather_bytes(parallel: Parallel, value: bytes) -> list[bytes]:
+    """Every rank's `value`, by rank, on every rank. The values may differ in length."""
+    lengths = [int(length.item()) for length in _gather(parallel, torch.tensor([len(value)], dtype=torch.int64))]
+    padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)
+    padded[: len(value)] = torch.tensor(list(value), dtype=torch.uint8)
+    values = _gather(parallel, padded)
+    return [bytes(other[:length].tolist()) for other, length in zip(values, lengths, strict=True)]
+
+
+def _gather(parallel: Parallel, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Every rank's `tensor`, by rank; shape and dtype are the same on all ranks."""
     if parallel.world_size == 1:
-        return [0]
-    own = torch.tensor([value], dtype=torch.int64, device=parallel.device)
+        return [tensor]
+    own = tensor.to(parallel.device)
     values = [torch.empty_like(own) for _ in range(parallel.world_size)]
     dist.all_gather(values, own)
-    return [rank for rank, other in enumerate(values) if int(other.item()) == value]
+    return values
 
 
 def leave() -> None:

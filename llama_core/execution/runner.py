@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.checkpoint.meta import Checkpoint, Progress
 from llama_core.config import EngineConfig, ModelConfig, read_params
 from llama_core.errors import ConfigError, NonFiniteLogits
@@ -34,13 +35,17 @@ LOGITS_AT_A_TIME = 64
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What loading took: seconds, bytes of weights on this rank, where they are, and as what; which files these were."""
+    """What loading took: seconds, bytes of weights on this rank, where they are, and as what.
+
+    files_id and digest: see `FileChecks`.
+    """
 
     seconds: float
     weight_bytes: int
     device: str
     dtype: str
     files_id: int
+    digest: CheckpointDigest | None
 
 
 class ModelRunner:
@@ -74,7 +79,7 @@ class ModelRunner:
         model_config = read_params(config.ckpt_dir, vocab_size=config.vocab_size)
         model_config.check_world_size(parallel.world_size)
         checkpoint = Checkpoint(config.ckpt_dir, model_config)
-        checks.verify_checksums(checkpoint)
+        checks.verify_contents(checkpoint)
         dtype = checkpoint.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         kind = _kind_of_backend(config, model_config, dtype, parallel)
         num_values = checkpoint.num_values(parallel.rank, parallel.world_size)
@@ -102,6 +107,7 @@ class ModelRunner:
             device=f"{_device_name(parallel.device)}, {backend.name}",
             dtype=str(dtype).removeprefix("torch.") + (" with int8 weights" if config.quantization == "int8" else ""),
             files_id=checks.files_id,
+            digest=checks.digest,
         )
         log.info(
             "rank %d of %d: %.1f MB of weights loaded in %.2f s on %s as %s; max_seq_len %d, max_batch_size %d, vocabulary %d",

@@ -1,27 +1,43 @@
-"""Whether a checkpoint's files are what they should be: who of the ranks reads what for that, and what need not be read again.
+"""Verifies the files of a checkpoint: which rank reads which files for that, and which files need not be read again.
 
-Ranks that see the very same files share the reading; a node with a copy of its own checks that copy. What was checked once is
-known by where and what it is (`shards.identity`), so that ranks which take others' places start without it.
+Ranks that see the very same files share the reading; a node with a copy of its own reads that copy. Files that have been
+verified are recognized by their identity (`checkpoint.files.identity`), so that ranks which take others' places do not
+read unchanged files again. Ranks whose files differ in contents refuse to load.
 """
 
+import json
 import logging
+import socket
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 
+from llama_core.checkpoint.digest import CheckpointDigest, sha256_of_each
 from llama_core.checkpoint.files import files_of, identity
 from llama_core.checkpoint.meta import Checkpoint
 from llama_core.config import EngineConfig
-from llama_core.errors import CheckpointError
-from llama_core.execution.parallel import Parallel, ranks_with, smallest
+from llama_core.errors import CheckpointChanged, CheckpointError
+from llama_core.execution.parallel import Parallel, gather_bytes, ranks_with, smallest
 
 log = logging.getLogger(__name__)
 
 
-class FileChecks:
-    """For one rank: `verify_manifest` before any file is looked into, `verify_checksums`, and `verify_unchanged` in the end.
+class _RankContents(NamedTuple):
+    """What one rank would load, and the name of the host that it runs on."""
 
-    Every rank of the group makes one and calls each of them. `files_id` is what to put into `EngineConfig.checked` later.
+    host: str
+    digest: CheckpointDigest
+
+
+class FileChecks:
+    """One rank's checks of the checkpoint's files, in this order: `verify_manifest` before any file is parsed,
+    `verify_contents` before any weight is loaded, `verify_unchanged` after the last weight.
+
+    Every rank of the group makes one and calls each method. `files_id` and, in the end, `digest` are what to put into
+    `EngineConfig.verified` later; `digest` is None where nobody needs it.
     """
 
     def __init__(self, config: EngineConfig, parallel: Parallel) -> None:
@@ -29,36 +45,103 @@ class FileChecks:
         self._parallel = parallel
         self._files = files_of(config.ckpt_dir)
         self.files_id = identity(self._files)
-        peers = ranks_with(parallel, self.files_id)
-        self._index, self._count = peers.index(parallel.rank), len(peers)
-        self._is_checked = self.files_id in config.checked
+        self._peers = ranks_with(parallel, self.files_id)
+        index, count = self._peers.index(parallel.rank), len(self._peers)
+        self._index, self._count = index, count
+        self._own_files = self._files[index::count]
+        self._is_verified = self.files_id in config.verified
+        self._has_copies = count < parallel.world_size
+        self._needs_digest = config.wants_digest or self._has_copies
+        self.digest = config.verified.get(self.files_id)
+        self._hashing: Future[list[str]] | None = None
 
     def verify_manifest(self) -> None:
         """Return once the files of every rank have the SHA-256 that the manifest states. Raises CheckpointError."""
         manifest = self._config.manifest
         if manifest is None:
             return
-        if not self._is_checked:
+        if not self._is_verified:
             begin = time.perf_counter()
             manifest.check_complete(self._config.ckpt_dir)
-            own = self._files[self._index :: self._count]
-            manifest.verify(own, torch.get_num_threads())
+            manifest.verify(self._own_files, torch.get_num_threads())
             log.info(
                 "rank %d of %d: the SHA-256 of %d of %d files is right; %.2f s",
                 self._parallel.rank,
                 self._parallel.world_size,
-                len(own),
+                len(self._own_files),
                 len(self._files),
                 time.perf_counter() - begin,
             )
-        smallest(self._parallel, 1)  # nobody looks into a file that another rank has not checked yet
+            self.digest = CheckpointDigest(tuple((file.name, manifest.expected(file)) for file in self._files))
+        smallest(self._parallel, 1)  # no rank parses a file that another rank has not verified yet
 
-    def verify_checksums(self, checkpoint: Checkpoint) -> None:
-        """Compare the shards with the CRC-32 inside them, unless the configuration says not to. Raises CheckpointError."""
-        if self._config.verify_checksums and not self._is_checked:
+    def verify_contents(self, checkpoint: Checkpoint) -> None:
+        """Compare the shards with the CRC-32 inside them, unless the configuration says not to, and where ranks see
+        different files, compare the contents of these. Raises CheckpointError, or CheckpointChanged (see `digest`).
+        """
+        if self._needs_digest and self.digest is None:
+            self._start_hashing()  # beside the CRC-32 pass and the load: the files are read from disk once
+        if self._config.verify_checksums and not self._is_verified:
             checkpoint.verify_checksums(self._index, self._count)
+        if self._has_copies:
+            self._compare_digests()
 
     def verify_unchanged(self) -> None:
-        """With a manifest what was loaded must be what was checked. Raises CheckpointError."""
-        if self._config.manifest is not None and identity(files_of(self._config.ckpt_dir)) != self.files_id:
+        """Raises CheckpointError if the files that were loaded are not those that were verified, CheckpointChanged if they
+        are not those that `EngineConfig.expected` describes."""
+        if self._needs_digest and not self._has_copies:
+            self._compare_digests()
+        is_guarded = self._needs_digest or self._config.manifest is not None
+        if is_guarded and identity(files_of(self._config.ckpt_dir)) != self.files_id:
             raise CheckpointError(f"{self._config.ckpt_dir}: its files were changed while they were loaded")
+
+    def _start_hashing(self) -> None:
+        thread = ThreadPoolExecutor(1, "hash")
+        self._hashing = thread.submit(lambda: list(sha256_of_each(self._own_files, torch.get_num_threads())))
+        thread.shutdown(wait=False)
+
+    def _compare_digests(self) -> None:
+        """Raises CheckpointChanged for the first rank without the expected contents, CheckpointError for the first rank
+        whose contents differ from rank 0's. Every rank raises the same."""
+        begin = time.perf_counter()
+        own = self._hashing.result() if self._hashing is not None else []
+        parts = gather_bytes(self._parallel, "".join(own).encode())
+        if self.digest is None:
+            self.digest = self._joined([parts[rank].decode() for rank in self._peers])
+        message = json.dumps([socket.gethostname(), self.digest.files])
+        contents = [_decode(raw) for raw in gather_bytes(self._parallel, message.encode())]
+        if self._hashing is not None:
+            log.info(
+                "rank %d of %d: the digest of the checkpoint is %s; the load waited %.2f s for it",
+                self._parallel.rank,
+                self._parallel.world_size,
+                self.digest.value,
+                time.perf_counter() - begin,
+            )
+        directory, expected = self._config.ckpt_dir, self._config.expected
+        for rank, (host, digest) in enumerate(contents):
+            if expected is not None and digest != expected:
+                name, found, wanted = digest.first_difference(expected)
+                raise CheckpointChanged(
+                    f"{directory}/{name}: rank {rank} on {host} found SHA-256 {found}, the first ranks loaded {wanted}: "
+                    "the checkpoint was replaced while it was served"
+                )
+            if digest != contents[0].digest:
+                name, found, first = digest.first_difference(contents[0].digest)
+                raise CheckpointError(
+                    f"{directory}/{name}: rank {rank} on {host} found SHA-256 {found}, rank 0 on {contents[0].host} found "
+                    f"{first}: the nodes hold different checkpoints",
+                    param="ckpt_dir",
+                )
+
+    def _joined(self, parts: Sequence[str]) -> CheckpointDigest:
+        """The digest of all files from what the ranks that share them have hashed. parts[i]: hex of files i, i + count, ..."""
+        digests: list[str] = [""] * len(self._files)
+        for index, part in enumerate(parts):
+            digests[index :: self._count] = [part[at : at + 64] for at in range(0, len(part), 64)]
+        return CheckpointDigest(tuple((file.name, sha256) for file, sha256 in zip(self._files, digests, strict=True)))
+
+
+def _decode(raw: bytes) -> _RankContents:
+    host, files = json.loads(raw)
+    return _RankContents(host, CheckpointDigest(tuple((name, sha256) for name, sha256 in files)))

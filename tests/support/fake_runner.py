@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cluster.rank.rank_worker import RankIdentity, RankWorker
 from cluster.rank.runner_factory import Seat
+from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
@@ -22,6 +23,7 @@ class FakeReport:
     device: str = "cpu"
     dtype: str = "float32"
     files_id: int = 0
+    digest: CheckpointDigest | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,14 @@ from deployments.engine.engine_loop import BLAME_OF_A_DEATH, BLAME_OF_AN_ERROR
 from deployments.engine.service import LlamaService
 from deployments.engine.supervisor import MAX_GIVEN_UP
 from deployments.engine.token_stream import TokenStream
-from llama_core.errors import CheckpointError, DeadlineExceeded, LlamaError, PoisonRequest, RankFailure
+from llama_core.errors import (
+    CheckpointChanged,
+    CheckpointError,
+    DeadlineExceeded,
+    LlamaError,
+    PoisonRequest,
+    RankFailure,
+)
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
@@ -313,6 +320,28 @@ async def test_a_passing_error_is_no_reason_to_give_up() -> None:
         served.groups.make = lambda: Unlucky(steady)
         served.groups.made[0].fail()
         assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+
+
+async def test_a_replaced_checkpoint_ends_every_stream_and_the_replica() -> None:
+    """New ranks compare what they find with what the first ranks loaded, and there is nothing else to try."""
+    async with Served(lambda: Group(steady)) as served:
+        reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(3)]
+        await asyncio.sleep(0.01)
+
+        def other() -> FakeGroup:
+            group = Group(steady)
+            group.start_error = CheckpointChanged("consolidated.00.pth: rank 1 on b found other contents")
+            return group
+
+        served.groups.make = other
+        served.groups.made[0].fail()
+        results = await asyncio.gather(*reading, return_exceptions=True)
+        assert [(type(result), str(result)) for result in results] == [
+            (CheckpointChanged, "consolidated.00.pth: rank 1 on b found other contents")
+        ] * 3
+        assert len(served.groups.made) == 2 and not served.service.live()
+        with pytest.raises(CheckpointChanged):
+            served.ask([1, 5])
 
 
 @pytest.mark.parametrize("end", ["cancel", "deadline", "drain", "stop"])

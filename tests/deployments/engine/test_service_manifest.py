@@ -12,6 +12,7 @@ import pytest
 from cluster.driver.rank_group import GroupInfo
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
+from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.checkpoint.manifest import FILE_NAME
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError
@@ -72,6 +73,7 @@ class Loaded:
     """What a rank reports, as far as this is about."""
 
     files_id = 4711
+    digest = CheckpointDigest((("params.json", "0" * 64),))
 
     @property
     def load(self) -> "Loaded":
@@ -105,5 +107,6 @@ async def test_ranks_that_take_others_places_know_what_was_checked(checkpoint: P
     await groups.opened_again.wait()
     first, second = groups.configs
     assert first.manifest is not None and first.manifest == second.manifest
-    assert (first.checked, second.checked) == (frozenset(), frozenset({4711}))
+    assert (first.verified, first.expected) == ({}, None)
+    assert (second.verified, second.expected) == ({4711: Loaded.digest}, Loaded.digest)
     await service.stop()

@@ -171,7 +171,9 @@ def checked_by(parallel: Parallel, ckpt_dir: str, checked: frozenset[int] = froz
         patch.setattr(Manifest, "verify", noted)
         patch.setattr(Checkpoint, "verify_checksums", noted_checksums)
         manifest = Manifest.find(ckpt_dir)
-        config = EngineConfig(ckpt_dir, 640, 32, 2, device="cpu", backend="torch", manifest=manifest, checked=checked)
+        config = EngineConfig(
+            ckpt_dir, 640, 32, 2, device="cpu", backend="torch", manifest=manifest, verified=dict.fromkeys(checked)
+        )
         return seen, ModelRunner.load(config, parallel).report.files_id
 
 

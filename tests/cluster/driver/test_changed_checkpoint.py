@@ -1,0 +1,52 @@
+"""A checkpoint that is replaced while it is served: ranks that take over refuse it. Real rank actors, standbys included."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from ray.util.placement_group import PlacementGroup
+
+from cluster.driver import standby
+from cluster.driver.standby import RankGroups
+from deployments.args import ServerArgs
+from deployments.engine.service import LlamaService
+from deployments.engine.token_stream import TokenStream
+from llama_core.errors import EngineError
+from llama_core.scheduling.sampling_params import SamplingParams
+from tests.cluster.conftest import LIMITS
+from tests.support.checkpoints import WIDE, random_weights, split, write
+
+
+@pytest.mark.parametrize("with_standbys", [False, True], ids=["new processes", "standbys"])
+async def test_live_streams_end_with_checkpoint_changed_when_ranks_recover_onto_other_weights(
+    two_rank_placement: PlacementGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_standbys: bool
+) -> None:
+    monkeypatch.setattr(standby, "SPARES_AFTER_S", 0.0)
+    write(tmp_path, split(random_weights(WIDE), 2))
+    args = ServerArgs(ckpt_dir=str(tmp_path), max_seq_len=2048, max_batch_size=2, device="cpu", backend="torch")
+    groups = RankGroups(two_rank_placement, LIMITS, spares=with_standbys)
+    service = LlamaService(args, lambda: groups)
+    try:
+        await service.start()
+        async with asyncio.timeout(60):
+            while with_standbys and not groups.num_spares:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        stream = service.submit([1, 5, 9], SamplingParams(max_tokens=2000, ignore_eos=True))
+        await anext(stream)
+        write(tmp_path, split(random_weights(WIDE, seed=1), 2))
+        assert service.info is not None
+        os.kill(service.info.ranks[1].identity.process.pid, signal.SIGKILL)
+        with pytest.raises(EngineError) as caught:
+            await asyncio.wait_for(_read(stream), 60)
+        assert caught.value.code == "checkpoint_changed", caught.value
+        assert "consolidated.00.pth" in caught.value.message
+        assert not service.live(), "Serve replaces a replica that is not live"
+    finally:
+        await service.stop()
+
+
+async def _read(stream: TokenStream) -> None:
+    async for _ in stream:
+        pass

@@ -1,0 +1,39 @@
+"""The digest of a checkpoint's contents is what sha256sum prints, and tells which file differs."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llama_core.checkpoint.digest import CheckpointDigest, sha256_of, sha256_of_each
+from llama_core.errors import CheckpointError
+
+
+def test_digest_value_is_the_sha256_of_what_sha256sum_prints(tmp_path: Path) -> None:
+    files = [tmp_path / "params.json", tmp_path / "consolidated.00.pth"]
+    for file in files:
+        file.write_bytes(file.name.encode() * 100_000)
+    command = "sha256sum params.json consolidated.00.pth | sha256sum"
+    printed = subprocess.run(command, shell=True, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    digests = sha256_of_each(files, num_threads=2)
+    digest = CheckpointDigest(tuple((file.name, sha256) for file, sha256 in zip(files, digests, strict=True)))
+    assert digest.value == printed.split()[0]
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ((("a", "1"), ("b", "3")), ("b", "2", "3")),
+        ((("a", "1"),), ("b", "2", "absent")),
+        ((("a", "1"), ("b", "2"), ("c", "4")), ("c", "absent", "4")),
+    ],
+)
+def test_first_difference_names_the_file_and_both_digests(
+    other: tuple[tuple[str, str], ...], difference: tuple[str, str, str]
+) -> None:
+    assert CheckpointDigest((("a", "1"), ("b", "2"))).first_difference(CheckpointDigest(other)) == difference
+
+
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"absent\.pth: cannot be read: No such file"):
+        sha256_of(tmp_path / "absent.pth")
