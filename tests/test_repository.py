@@ -14,6 +14,7 @@ from deployments.args import ServerArgs
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import Figure, Metrics
 from deployments.http.app import build_http_app
+from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
 from llama_core.generation import Llama
 from tests.support.scripted_engine import FakeEngine
 
@@ -49,6 +50,16 @@ def test_the_http_page_names_every_route() -> None:
     routes = build_http_app(engine, Metrics(in_ray=False)).openapi()["paths"]
     page = (ROOT / "docs" / "http.md").read_text()
     assert [path for path in routes if not re.search(rf"`(GET|POST) {re.escape(path.split('/{')[0])}`", page)] == []
+
+
+def error_codes(kind: type[LlamaError]) -> set[str]:
+    return {kind.code}.union(*(error_codes(child) for child in kind.__subclasses__()))
+
+
+def test_the_http_page_names_every_error_code_that_a_request_can_get() -> None:
+    at_start = {error.code for error in (ConfigError, CheckpointError, TokenizerError)}
+    page = (ROOT / "docs" / "http.md").read_text()
+    assert [code for code in sorted(error_codes(LlamaError) - at_start) if f"`{code}`" not in page] == []
 
 
 def test_the_development_pages_layout_names_every_directory() -> None:
@@ -112,7 +123,8 @@ def fault_numbers(page: Path, pattern: str) -> list[str]:
 def test_every_fault_has_a_number_an_outcome_and_a_list_of_tests() -> None:
     faults = fault_numbers(ROOT / "docs" / "faults.md", r"^\| (A?\d+) \|")
     numbers = [int(number) for number in faults if number.isdigit()]
-    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) >= 45
+    assert numbers[:45] == list(range(1, 46))
+    assert numbers == sorted(set(numbers))
     assert [number for number in faults if not number.isdigit()] == [f"A{number}" for number in range(1, 8)]
     assert fault_numbers(ROOT / "docs" / "fault_tests.md", r"^## (A?\d+)$") == faults
 
