@@ -12,7 +12,8 @@ from deployments.engine.service import LlamaService
 from deployments.ingress import LlamaIngress
 from llama_core.errors import InvalidDialog, InvalidParameter, QueueFull
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroups, continuation
+from tests.support.fake_rank_group import FakeGroup, FakeGroups
+from tests.support.fake_ranks import continuation
 
 
 @pytest.fixture

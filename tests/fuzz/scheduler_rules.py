@@ -14,7 +14,7 @@ from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
-from tests.support.model_free_runner import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
+from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
 BLOCK_SIZE = 4
 MAX_LENGTH = 28  # of a sequence

@@ -15,7 +15,7 @@ from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.scheduler import Scheduler
 from tests.fuzz import scheduler
 from tests.fuzz.scheduler_rules import BEGINNINGS, BLOCK_SIZE, MAX_LENGTH, OWNERS, Bench, World
-from tests.support.model_free_runner import arbitrary, repetitive
+from tests.support.fake_ranks import arbitrary, repetitive
 
 _worlds = st.builds(
     World,

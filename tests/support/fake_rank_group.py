@@ -1,4 +1,4 @@
-"""A rank group without ranks: the next token depends on every token before it, and failures come when a test says so."""
+"""FakeRanks behind the supervisor's interfaces `Group` and `Groups`. A test says when a group fails."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,22 +8,7 @@ from cluster.rank.rank_worker import RankStatus
 from llama_core.config import EngineConfig
 from llama_core.errors import LlamaError, RankFailure
 from llama_core.scheduling.step import StepInput, StepOutput
-from tests.support.model_free_runner import FakeRanks
-
-EOS = 2
-
-
-def next_token(prefix: list[int]) -> int:
-    value = hash(tuple(prefix)) % 1009
-    return EOS if value % 40 == 0 else 3 + value % 600
-
-
-def continuation(prompt: list[int], max_tokens: int, model: Callable[[list[int]], int] = next_token) -> list[int]:
-    """What the fake model generates, by itself."""
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + max_tokens and (token := model(tokens)) != EOS:
-        tokens.append(token)
-    return tokens[len(prompt) :]
+from tests.support.fake_ranks import FakeRanks, arbitrary
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
@@ -33,14 +18,14 @@ async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> Non
 
 
 class FakeGroups:
-    """Implements `deployments.engine.supervisor.Groups`: each is made by `make`, and recorded."""
+    """Implements `deployments.engine.supervisor.Groups`: each group is made by `make` and recorded."""
 
     def __init__(self, make: "Callable[[], FakeGroup]") -> None:
         self.make = make
         self.made: list[FakeGroup] = []
         self.opened: list[tuple[int, int | None]] = []  # epoch and blocks
         self.seats_opened: list[list[int]] = []
-        self.room: Callable[[], list[int] | None] | None = None  # the seats there are; all if nobody says
+        self.room: Callable[[], list[int] | None] | None = None  # free bundles; None: all of the first group's
         self.num_prepared = 0
         self.num_spares = 0
         self.stopped = False
@@ -49,7 +34,7 @@ class FakeGroups:
         return self.room() if self.room is not None else self.seats_opened[0]
 
     def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> "FakeGroup":
-        assert not self.made or self.made[-1].stopped, "the old ranks are gone before others come"
+        assert not self.made or self.made[-1].stopped, "a new group opens only after the last one has stopped"
         self.opened.append((epoch, num_blocks))
         self.seats_opened.append(list(seats))
         self.made.append(self.make())
@@ -63,7 +48,7 @@ class FakeGroups:
 
 
 class FakeGroup:
-    """Implements `deployments.engine.supervisor.Group`. `step_s` is a step's time; `token` may replace the model."""
+    """Implements `deployments.engine.supervisor.Group`. `step_s`: how long a step takes; `token`: the rule for the next token."""
 
     def __init__(
         self,
@@ -71,7 +56,7 @@ class FakeGroup:
         num_blocks: int = 64,
         block_size: int = 16,
         step_s: float = 0.0,
-        token: Callable[[list[int]], int] = next_token,
+        token: Callable[[list[int]], int] = arbitrary,
     ) -> None:
         self.num_blocks = num_blocks
         self.step_s = step_s

@@ -19,7 +19,8 @@ from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Sched
 from llama_core.scheduling.step import Row, StepInput, StepOutput
 from llama_core.text.tokenizer import Tokenizer
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import EOS, FakeGroup, continuation, until
+from tests.support.fake_rank_group import FakeGroup, until
+from tests.support.fake_ranks import EOS, continuation
 
 TOKENIZER = Tokenizer(GOLDEN / "mp1" / "tokenizer.model")
 

@@ -27,7 +27,8 @@ from llama_core.errors import (
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroups, continuation, until
+from tests.support.fake_rank_group import FakeGroup, FakeGroups, until
+from tests.support.fake_ranks import continuation
 
 POISON = 599
 

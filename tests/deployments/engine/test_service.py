@@ -14,7 +14,8 @@ from deployments.engine.service import LlamaService
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, TokenizerError
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroups, continuation
+from tests.support.fake_rank_group import FakeGroup, FakeGroups
+from tests.support.fake_ranks import continuation
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 

@@ -14,7 +14,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support import on_ranks
-from tests.support.model_free_runner import EOS, FakeRanks, arbitrary, expected_output
+from tests.support.fake_ranks import EOS, FakeRanks, arbitrary, expected_output
 
 DEMO = Path(__file__).parents[3] / "demo"
 PREFIX = [3 + i * 31 % 997 for i in range(400)]

@@ -21,7 +21,7 @@ from llama_core.scheduling.scheduler import (
     SchedulerConfig,
 )
 from llama_core.scheduling.step import StepOutput
-from tests.support.model_free_runner import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
+from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
 
 def make(

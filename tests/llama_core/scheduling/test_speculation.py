@@ -20,7 +20,7 @@ from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
 from tests.support import on_ranks
-from tests.support.model_free_runner import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
+from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
 BLOCK_SIZE = 4
 

@@ -1,7 +1,10 @@
-"""Ranks without a model, which know only what the messages told them: a wrong message gives a wrong token.
+"""The tests' one fake of ranks: no model, a rule for the next token, and only the state that step messages carry.
 
-What stands in for a position's keys and values is the tuple of all tokens up to it. A row may only be computed if every
-position before it is in the slot's blocks, whoever put it there.
+The scheduler's tests step `FakeRanks` directly; `fake_rank_group` gives it to an engine loop, `fake_runner` to rank actors.
+
+The cache holds, for each position, the tuple of all tokens up to it, in place of keys and values. A row is computed only if
+the slot's blocks hold every position before it, whichever sequence wrote them. A wrong message therefore gives a wrong token
+or a failed assertion.
 """
 
 from collections.abc import Callable
@@ -11,36 +14,45 @@ from llama_core.scheduling.request import Sequence, TokenLogprob
 from llama_core.scheduling.step import PromptLogprobs, StepInput, StepOutput
 
 EOS = 2
-Model = Callable[[list[int], int], int]  # tokens so far, seed -> the next one
+Model = Callable[[list[int], int], int]  # (tokens so far, seed) -> next token
 
 
 def arbitrary(tokens: list[int], seed: int = 0) -> int:
-    """Depends on every token before it; about one in twelve is the end."""
+    """A next token that depends on the seed and on every token before it. About one in twenty is EOS."""
     value = hash((seed, *tokens)) % 1009
-    return EOS if value % 12 == 0 else 3 + value
+    return EOS if value % 20 == 0 else 3 + value % 600
 
 
 def repetitive(tokens: list[int], seed: int = 0) -> int:
-    """Mostly depends on the last two tokens, so that it falls into loops, and leaves them now and then."""
+    """A next token that mostly depends on the last two, so the text falls into loops and now and then leaves them."""
     chance = hash((seed, *tokens)) % 1009
     if chance % 61 == 0:
         return EOS
     return 3 + (chance if chance % 11 == 0 else hash((seed, *tokens[-2:]))) % 40
 
 
-def expected_output(seq: Sequence, model: Model = arbitrary) -> list[int]:
-    """What the sequence generates by itself."""
-    tokens = list(seq.prompt)
-    while len(tokens) < seq.max_length:
-        token = model(tokens, seq.params.seed)
-        if token == EOS and not seq.params.ignore_eos:
+def continuation(
+    prompt: list[int], max_tokens: int, token: Callable[[list[int]], int] = arbitrary, *, ignore_eos: bool = False
+) -> list[int]:
+    """The tokens that a prompt generates alone, by the rule `token`; EOS ends them and is not among them."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + max_tokens:
+        following = token(tokens)
+        if following == EOS and not ignore_eos:
             break
-        tokens.append(token)
-    return tokens[seq.prompt_len :]
+        tokens.append(following)
+    return tokens[len(prompt) :]
+
+
+def expected_output(seq: Sequence, model: Model = arbitrary) -> list[int]:
+    """The tokens that a sequence generates alone."""
+    seed, ignore_eos = seq.params.seed, seq.params.ignore_eos
+    limit = seq.max_length - seq.prompt_len
+    return continuation(seq.prompt, limit, lambda tokens: model(tokens, seed), ignore_eos=ignore_eos)
 
 
 class Oracle(PromptLookup):
-    """Always proposes: of the tokens that will come, as many right ones as it pleases, then wrong ones."""
+    """Proposes drafts in every step: some of the tokens that will be sampled, then wrong ones."""
 
     def __init__(self, model: Model, seed: int) -> None:
         super().__init__()
@@ -59,7 +71,7 @@ class Oracle(PromptLookup):
 
 
 class FakeRanks:
-    """`step` answers as the ranks do. A token's logprob is its position, as a float."""
+    """Answers a step message as a group of ranks does. A token's logprob is its position, as a float."""
 
     def __init__(self, block_size: int, model: Model = arbitrary) -> None:
         self.block_size = block_size
@@ -90,7 +102,7 @@ class FakeRanks:
         prompt_logprobs: list[PromptLogprobs] = []
         for index, (slot, start, length, samples, num_drafts) in enumerate(batch.rows):
             tokens, end = self._tokens[slot], start + length
-            assert end <= len(tokens), "a row of tokens that the rank does not know"
+            assert end <= len(tokens), "a row has tokens that no message carried"
             self._compute(slot, start, end)
             values = [TokenLogprob(float(p), []) for p in range(start + 1, min(end + 1, self._prompt_logprobs[slot]))]
             if values:
@@ -110,7 +122,9 @@ class FakeRanks:
         for position in range(start, end):
             self.cache[self._physical(slot, position)] = tokens[: position + 1]
         for position in range(end):
-            assert self.cache[self._physical(slot, position)] == tokens[: position + 1], "what is cached is another's"
+            assert self.cache[self._physical(slot, position)] == tokens[: position + 1], (
+                "a cached position holds other tokens"
+            )
         self.num_computed += end - start
 
     def _physical(self, slot: int, position: int) -> int:
