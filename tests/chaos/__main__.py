@@ -21,9 +21,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, KINDS, PHASES, Kind, Phase, order
+from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, KINDS, PHASES, order
 from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, kill_any, leaks, ready, spread
 from tests.chaos.load import Streams, asks
+from tests.support.rank_faults import Kind, Phase
 from tests.support.server import Server, served
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}).*?(recovering|recovered after)")

@@ -4,6 +4,7 @@ Prints one JSON line of what it saw. In the end the second node is lost for good
 """
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
@@ -25,20 +26,24 @@ from deployments.engine import supervisor as rank_keeper
 from deployments.engine.service import LlamaService
 from llama_core.errors import RankFailure
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.step import Row, SlotInit, StepInput
+from llama_core.scheduling.step import SlotInit, StepInput
 from tests.cluster.test_model_on_ranks import Run, engine_config
 from tests.conftest import GOLDEN
-from tests.support.fake_runner import CONFIG, FakeFactory
+from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
 
 LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=5)
 BUNDLES = [{"memory": 2**20}, {"CPU": 1.0}, {"CPU": 1.0}]
 
 
-def step_input(step: int, epoch: int) -> StepInput:
-    admit = (
-        [SlotInit(slot, [31_999] * 4096, list(range(256)), SamplingParams()) for slot in range(32)] if step == 1 else []
-    )
-    return StepInput(epoch, step, [Row(3, step, 1, True)], admit=admit)
+def one_row(step: int, epoch: int) -> StepInput:
+    """A step that samples one token in slot 3. Step 1 also admits prompts of 0.5 MB in all to the other slots."""
+    batch = step_input(step, epoch, slots=(3,))
+    if step == 1:
+        others = [
+            SlotInit(slot, [31_999] * 4096, list(range(256)), SamplingParams()) for slot in range(32) if slot != 3
+        ]
+        batch = dataclasses.replace(batch, admit=[*batch.admit, *others])
+    return batch
 
 
 def gone(info: GroupInfo) -> bool:
@@ -66,24 +71,24 @@ async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
     seen["nodes"] = len({report.identity.node_id for report in info.ranks})
     assert group._listener is not None
     seen["host"] = group._listener._host
-    outputs = await asyncio.gather(*(group.step(step_input(step, 1)) for step in range(50)))
-    seen["tokens"] = [output.tokens for output in outputs] == [[1000 * step + 3] for step in range(50)]
+    outputs = await asyncio.gather(*(group.step(one_row(step, 1)) for step in range(50)))
+    seen["tokens"] = [output.tokens for output in outputs] == [tokens_of(step, (3,)) for step in range(50)]
     began = time.perf_counter()
     for step in range(50, 250):
-        await group.step(step_input(step, 1))
+        await group.step(one_row(step, 1))
     seen["tls_ms_per_step"] = (time.perf_counter() - began) * 1e3 / 200
 
     driver_node = ray.get_runtime_context().get_node_id()
     (far,) = (report.identity for report in info.ranks if report.identity.node_id != driver_node)
     os.kill(far.process.pid, signal.SIGSTOP)
-    group.submit(step_input(250, 1)).add_done_callback(lambda result: result.exception())
+    group.submit(one_row(250, 1)).add_done_callback(lambda result: result.exception())
     failure = await group.wait_failed()
     await group.stop()
     seen["stopped"] = (failure.rank == far.rank, "hangs" in failure.message, gone(info))
 
     group = RankGroup(CONFIG, placement, epoch=2, limits=LIMITS, runner_factory=FakeFactory())
     info = await group.start()
-    await group.step(step_input(0, 2))
+    await group.step(one_row(0, 2))
     (far,) = (report.identity for report in info.ranks if report.identity.node_id != driver_node)
     began = time.monotonic()
     removing = asyncio.get_running_loop().run_in_executor(

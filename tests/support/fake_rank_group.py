@@ -48,7 +48,7 @@ class FakeGroups:
 
 
 class FakeGroup:
-    """Implements `deployments.engine.supervisor.Group`. `step_s`: how long a step takes; `token`: the rule for the next token."""
+    """Implements `deployments.engine.supervisor.Group`. A step takes `step_s`; `token` is the rule for the next token."""
 
     def __init__(
         self,

@@ -1,19 +1,32 @@
-"""A rank's runner without a model: answers at once, and fails, sleeps or dies where a test says so. Needs no torch."""
+"""FakeRanks behind the interface of a rank actor's runner, so that a rank needs neither a model nor torch."""
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.rank.rank_worker import RankIdentity, RankWorker
-from cluster.rank.runner_factory import Seat
+from cluster.rank.runner_factory import Seat, StepExecutor
 from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
-from llama_core.errors import CheckpointError
-from llama_core.scheduling.step import Pending, StepInput, StepOutput
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import Pending, Row, SlotInit, StepInput, StepOutput
+from tests.support.fake_ranks import FakeRanks, arbitrary
+from tests.support.rank_faults import Fault, Faults, FaultyRunner, Phase
 
-COMPUTES_S = 0.01  # a step that computes by itself
+PARAMS = SamplingParams(temperature=0.0)
+ASYNC_STEP_S = 0.01
 CONFIG = EngineConfig(ckpt_dir="none", vocab_size=100, max_seq_len=64, max_batch_size=32, device="cpu")
+
+
+def step_input(step: int, epoch: int = 1, slots: tuple[int, ...] = (0, 1)) -> StepInput:
+    """A step that admits a prompt of its own, [3 + step, 3 + slot], to each slot, and samples one token after each."""
+    admit = [SlotInit(slot, [3 + step, 3 + slot], [slot], PARAMS) for slot in slots]
+    return StepInput(epoch, step, [Row(slot, 0, 2, True) for slot in slots], admit=admit)
+
+
+def tokens_of(step: int, slots: tuple[int, ...] = (0, 1)) -> list[int]:
+    """The tokens that the fake ranks sample in `step_input(step, slots=slots)`."""
+    return [arbitrary([3 + step, 3 + slot]) for slot in slots]
 
 
 @dataclass(frozen=True)
@@ -28,79 +41,59 @@ class FakeReport:
 
 @dataclass(frozen=True)
 class FakeFactory:
-    """Picklable, as a factory must be. Things happen on rank `on_rank` alone; `at_step` counts `StepInput.step`."""
+    """A runner factory; picklable, because it travels to the ranks."""
 
-    on_rank: int = -1
-    raise_in_load: str | None = None
-    raise_in_warm_up: str | None = None
-    die_in_load: bool = False
-    die_in_warm_up: bool = False
-    hang_in_load: bool = False
-    raise_at_step: int = -1
-    collective_error_elsewhere: bool = False
-    step_seconds: float = 0.0
-    computes_by_itself: bool = False  # as a GPU does; a token is then the number of steps started when its step is read
+    faults: tuple[Fault, ...] = ()
+    step_s: float = 0.0
+    is_async: bool = False  # as on a GPU: `start` returns before the step is computed
     expect_num_blocks: int | None = None
 
-    def __call__(self, config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> "FakeRunner":
+    def __call__(self, config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> StepExecutor:
+        def next_fault(phase: Phase, step: int | None) -> Fault | None:
+            mine = (fault for fault in self.faults if fault.rank == seat.rank and fault.phase == phase)
+            return next((fault for fault in mine if fault.at_step in (None, step)), None)
+
+        faults = Faults(next_fault)
         on_progress(0, 1000)
-        if seat.rank == self.on_rank:
-            if self.raise_in_load == "checkpoint":
-                raise CheckpointError("shard 1 is damaged", param="ckpt_dir")
-            if self.raise_in_load:
-                raise ValueError(self.raise_in_load)
-            if self.die_in_load:
-                os.kill(os.getpid(), 9)
-            if self.hang_in_load:
-                time.sleep(1000)
+        faults.strike("load")
         on_progress(1000, 1000)
-        return FakeRunner(self, seat)
+        return FaultyRunner(FakeRunner(self, seat), faults)
 
 
 class FakeRunner:
-    """Its token for a row is 1000 * step + slot, so that a test sees which step and row an answer belongs to."""
+    """Computes with FakeRanks. With `is_async`, a token is the number of steps that were started before it was read."""
 
-    def __init__(self, faults: FakeFactory, seat: Seat) -> None:
+    def __init__(self, options: FakeFactory, seat: Seat) -> None:
         self.report = FakeReport()
-        self._faults = faults
+        self._options = options
         self._seat = seat
+        self._ranks = FakeRanks(CONFIG.block_size)
         self._steps: list[int] = []
         self._ready_at = 0.0
 
     def max_num_blocks(self) -> int:
-        return 50 - self._seat.rank  # ranks differ, so that the smallest must be taken
+        return 50 - self._seat.rank  # each rank has a different number; the group takes the smallest
 
     def seconds_waited(self) -> float | None:
         return 0.0
 
     def allocate_cache(self, num_blocks: int) -> None:
         smallest = 50 - (self._seat.world_size - 1)
-        assert num_blocks == (self._faults.expect_num_blocks or smallest)
+        assert num_blocks == (self._options.expect_num_blocks or smallest)
 
     def warm_up(self) -> None:
-        if self._seat.rank == self._faults.on_rank and self._faults.raise_in_warm_up:
-            raise RuntimeError(self._faults.raise_in_warm_up)
-        if self._seat.rank == self._faults.on_rank and self._faults.die_in_warm_up:
-            os.kill(os.getpid(), 9)
+        pass
 
     def start(self, batch: StepInput) -> Pending[StepOutput]:
         self._steps.append(batch.step)
         assert self._steps == sorted(self._steps), "steps out of order"
-        if batch.step == self._faults.raise_at_step:
-            if self._seat.rank == self._faults.on_rank:
-                time.sleep(0.02 if self._faults.collective_error_elsewhere else 0)
-                raise ValueError("injected fault")
-            if self._faults.collective_error_elsewhere:
-                raise RuntimeError("[gloo] Connection closed by peer")
-        if self._faults.step_seconds:
-            time.sleep(self._faults.step_seconds)
-        if self._faults.computes_by_itself:
-            return self._compute_by_itself(batch)
-        tokens = [1000 * batch.step + row.slot for row in batch.rows if row.samples]
-        return Pending.done(StepOutput(batch.epoch, batch.step, tokens))
+        time.sleep(self._options.step_s)
+        if self._options.is_async:
+            return self._compute_later(batch)
+        return Pending.done(self._ranks.step(batch))
 
-    def _compute_by_itself(self, batch: StepInput) -> Pending[StepOutput]:
-        ready_at = max(time.monotonic(), self._ready_at) + COMPUTES_S
+    def _compute_later(self, batch: StepInput) -> Pending[StepOutput]:
+        ready_at = max(time.monotonic(), self._ready_at) + ASYNC_STEP_S
         self._ready_at = ready_at
 
         def result() -> StepOutput:
@@ -111,7 +104,7 @@ class FakeRunner:
 
 
 class SilentRankOne(RankWorker):
-    """Never says who it is if it is rank 1."""
+    """A rank actor whose `identify` never returns if it is rank 1."""
 
     def identify(self, epoch: int) -> RankIdentity:
         if self.rank == 1:

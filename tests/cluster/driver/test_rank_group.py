@@ -21,13 +21,10 @@ from cluster.wire.socket_dir import PREFIX, parent_dir
 from cluster.wire.transport import Invitation, RankConnection, RankListener
 from llama_core.errors import CheckpointError, ConfigError, RankFailure
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.step import Row, SlotInit, StepInput
+from llama_core.scheduling.step import SlotInit, StepInput
 from tests.cluster.conftest import LIMITS, Start
-from tests.support.fake_runner import CONFIG, FakeFactory, SilentRankOne
-
-
-def step_input(step: int, epoch: int = 1, num_rows: int = 2) -> StepInput:
-    return StepInput(epoch, step, [Row(slot, step, 1, True) for slot in range(num_rows)])
+from tests.support.fake_runner import CONFIG, FakeFactory, SilentRankOne, step_input, tokens_of
+from tests.support.rank_faults import Fault
 
 
 def processes(info: GroupInfo) -> list[ProcessIdentity]:
@@ -51,7 +48,7 @@ async def test_steps_reach_every_rank_in_order_and_come_back(start: Start) -> No
     assert [report.load.weight_bytes for report in info.ranks] == [1000, 1000]
     for step in range(20):
         output = await group.step(step_input(step))
-        assert (output.epoch, output.step, output.tokens) == (1, step, [1000 * step, 1000 * step + 1])
+        assert (output.epoch, output.step, output.tokens) == (1, step, tokens_of(step))
     assert [status and status.phase for status in await group.statuses()] == [Phase.SERVING] * 2
     assert group.is_serving
 
@@ -64,7 +61,7 @@ async def test_several_steps_may_be_in_flight(start: Start) -> None:
 
 async def test_a_step_that_comes_while_one_computes_by_itself_is_started_behind_it(start: Start) -> None:
     """With two steps under way, as the engine loop keeps them: the next one is sent when one is answered."""
-    group, _ = await start(FakeFactory(computes_by_itself=True))
+    group, _ = await start(FakeFactory(is_async=True))
     lone = [(await group.step(step_input(step))).tokens for step in range(3)]
     assert lone == [[1, 1], [2, 2], [3, 3]], "without a further step it is read as soon as it is ready"
     sent = [asyncio.ensure_future(group.step(step_input(step))) for step in (3, 4)]
@@ -100,7 +97,7 @@ async def test_stop_leaves_no_process_and_no_socket(start: Start) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, rank: int) -> None:
-    group, info = await start(FakeFactory(step_seconds=30))
+    group, info = await start(FakeFactory(step_s=30))
     pending = [group.submit(step_input(step)) for step in range(3)]
     await asyncio.sleep(0.05)
     os.kill(processes(info)[rank].pid, signal.SIGKILL)
@@ -140,7 +137,7 @@ async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: St
 
 
 async def test_an_exception_in_a_step_is_told_with_its_text(start: Start) -> None:
-    group, info = await start(FakeFactory(on_rank=1, raise_at_step=2))
+    group, info = await start(FakeFactory((Fault(1, "raise", "prefill", at_step=2),)))
     await group.step(step_input(0))
     for step in (1, 2, 3):  # rank 0 may well answer them: it waits for nobody
         group.submit(step_input(step)).add_done_callback(lambda step: step.exception())
@@ -153,7 +150,8 @@ async def test_the_rank_that_raised_is_blamed_not_the_one_whose_collective_faile
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.driver.fan_out._SECOND_SIGN_S", 5.0)
-    group, info = await start(FakeFactory(on_rank=1, raise_at_step=0, collective_error_elsewhere=True))
+    faults = (Fault(0, "collective", "prefill", at_step=0), Fault(1, "raise", "prefill", at_step=0, after_s=0.02))
+    group, info = await start(FakeFactory(faults))
     with pytest.raises(RankFailure, match="rank 1 failed: ValueError"):
         await group.step(step_input(0))
     await assert_gone(group, processes(info))
@@ -161,25 +159,26 @@ async def test_the_rank_that_raised_is_blamed_not_the_one_whose_collective_faile
 
 async def test_an_error_of_ours_in_load_is_the_very_error(start: Start) -> None:
     with pytest.raises(CheckpointError, match=r"^shard 1 is damaged$") as caught:
-        await start(FakeFactory(on_rank=1, raise_in_load="checkpoint"))
+        await start(FakeFactory((Fault(1, "damaged", "load", "shard 1 is damaged"),)))
     assert type(caught.value) is CheckpointError
     assert caught.value.param == "ckpt_dir"
 
 
 async def test_another_exception_in_load_names_rank_phase_and_text(start: Start) -> None:
     with pytest.raises(RankFailure, match=r"rank 1 failed \(ValueError\) while loading: no memory") as caught:
-        await start(FakeFactory(on_rank=1, raise_in_load="no memory"))
+        await start(FakeFactory((Fault(1, "raise", "load", "no memory"),)))
     assert caught.value.rank == 1
 
 
 async def test_an_exception_while_warming_up_names_rank_and_phase(start: Start) -> None:
     with pytest.raises(RankFailure, match=r"rank 0 .* while warming up: bad kernel"):
-        await start(FakeFactory(on_rank=0, raise_in_warm_up="bad kernel"))
+        await start(FakeFactory((Fault(0, "raise", "warm_up", "bad kernel"),)))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_death_in_load_is_told_and_ends_all(two_rank_placement: PlacementGroup, rank: int) -> None:
-    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory(rank, die_in_load=True))
+    factory = FakeFactory((Fault(rank, "kill", "load"),))
+    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=factory)
     with pytest.raises(RankFailure, match=f"rank {rank} died while loading"):
         await group.start()
     assert len(group._identities) == 2
@@ -188,7 +187,7 @@ async def test_a_death_in_load_is_told_and_ends_all(two_rank_placement: Placemen
 
 
 async def test_a_death_in_warm_up_names_rank_and_phase(two_rank_placement: PlacementGroup) -> None:
-    factory = FakeFactory(1, die_in_warm_up=True)
+    factory = FakeFactory((Fault(1, "kill", "warm_up"),))
     group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=factory)
     with pytest.raises(RankFailure, match="rank 1 died while warming up"):
         await group.start()
@@ -251,7 +250,9 @@ async def test_a_start_that_is_cancelled_while_it_asks_where_ranks_are_leaves_no
     two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = GroupLimits(start_timeout_s=10)
-    group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
+    group = RankGroup(
+        CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
+    )
     asked = asyncio.Event()
 
     async def ask_for_ever() -> str:
@@ -281,7 +282,7 @@ async def test_a_configuration_whose_steps_cannot_be_sent_is_refused_before_any_
 async def test_an_overdue_step_fails_also_when_ray_cannot_say_who_hangs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group, info = await start(FakeFactory(step_seconds=30), limits=GroupLimits(start_timeout_s=60, step_timeout_s=0.3))
+    group, info = await start(FakeFactory(step_s=30), limits=GroupLimits(start_timeout_s=60, step_timeout_s=0.3))
 
     async def broken(timeout_s: float = 1.0) -> list[None]:
         raise RuntimeError("Ray is shut down")
@@ -304,7 +305,9 @@ async def test_a_group_has_the_blocks_asked_for_as_far_as_there_is_room(two_rank
 
 async def test_a_start_that_hangs_ends_at_its_deadline_and_says_where(two_rank_placement: PlacementGroup) -> None:
     limits = GroupLimits(start_timeout_s=10)
-    group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
+    group = RankGroup(
+        CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
+    )
     with pytest.raises(RankFailure, match=r"within 10 s: .*rank 1 loading \(0 of 1,000 bytes\)"):
         await group.start()
     assert not any(is_running(identity.process) for identity in group._identities.values())
@@ -314,7 +317,9 @@ async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_
     two_rank_placement: PlacementGroup,
 ) -> None:
     limits = GroupLimits(start_timeout_s=60, step_timeout_s=1)
-    group = RankGroup(CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory(1, hang_in_load=True))
+    group = RankGroup(
+        CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
+    )
     starting = asyncio.create_task(group.start())
     while not any(s and s.phase == Phase.LOADING for s in await group.statuses()):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
@@ -327,7 +332,9 @@ async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing(two_rank_placement: PlacementGroup) -> None:
-    group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory(1, hang_in_load=True))
+    group = RankGroup(
+        CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
+    )
     starting = asyncio.create_task(group.start())
     while not any(s and s.phase == Phase.LOADING for s in await group.statuses()):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
@@ -373,7 +380,7 @@ class Driver:
     """Owns a group, as a Serve replica does."""
 
     async def start(self, placement: PlacementGroup) -> tuple[int, GroupInfo]:
-        self.group = RankGroup(CONFIG, placement, limits=LIMITS, runner_factory=FakeFactory(step_seconds=0.1))
+        self.group = RankGroup(CONFIG, placement, limits=LIMITS, runner_factory=FakeFactory(step_s=0.1))
         info = await self.group.start()
         self.pending = [self.group.submit(step_input(step, epoch=0)) for step in range(50)]
         return os.getpid(), info

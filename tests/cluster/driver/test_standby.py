@@ -16,9 +16,8 @@ from cluster.rank import rank_worker
 from cluster.rank.rank_worker import RankWorker, Share
 from cluster.wire.process_end import is_running
 from llama_core.errors import RankFailure
-from llama_core.scheduling.step import Row, StepInput
 from tests.cluster.conftest import LIMITS
-from tests.support.fake_runner import CONFIG, FakeFactory
+from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ async def test_spares_become_the_next_epochs_ranks_and_are_followed_by_others(gr
     assert [report.identity.share for report in info_of_second.ranks] == [
         report.identity.share for report in info.ranks
     ], "what they may use is what those had"
-    assert (await second.step(StepInput(1, 5, [Row(3, 1, 1, True)]))).tokens == [5003]
+    assert (await second.step(step_input(5, slots=(3,)))).tokens == tokens_of(5, (3,))
     others = await ready(groups, info_of_second)
     assert not set(others) & set(spares)
     await second.stop()
