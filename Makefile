@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt scripts/setup.sh
 	@touch $@
 
 serve: setup
-	exec $(BIN)/python -m deployments.local.up $(CONFIG)
+	exec $(BIN)/llama-ray up $(CONFIG)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,6 +1,11 @@
 """`python -m deployments.up CONFIG`: the earlier name of `llama-ray up`, kept for scripts that use it."""
 
-from deployments.local.up import main
+import sys
+from pathlib import Path
+
+from deployments.local.up import serve_file
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
+        sys.exit("usage: llama-ray up CONFIG.yaml [-v] [key=value...]")
+    sys.exit(serve_file(Path(sys.argv[1])))

@@ -74,7 +74,7 @@ def _sizes(pid: int, file: str) -> dict[str, int]:
 
 
 def _name(pid: int) -> str:
-    """What it is, without paths and options: "raylet", "log_monitor.py", "deployments.local.up", "ray::RankWorker"."""
+    """What it is, without paths and options: "raylet", "log_monitor.py", "cli", "ray::RankWorker"."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").strip("\0 ").split("\0")
     if words[0].startswith("ray::"):
         return words[0].split(".")[0].split(" ")[0]

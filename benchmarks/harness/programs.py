@@ -126,7 +126,7 @@ def our_server(args: dict[str, Any], env: dict[str, str] | None = None) -> Itera
     port = free_port()
     with TemporaryDirectory(prefix="llama-bench-") as directory:
         config = write_config(Path(directory) / "serve_config.yaml", port, args)
-        command = [sys.executable, "-m", "deployments.local.up", str(config)]
+        command = [sys.executable, "-m", "cli", "up", "-v", str(config)]
         with running(command, {"RAY_ADDRESS": "local"} | (env or {})) as program:
             yield program, f"http://127.0.0.1:{port}"
 

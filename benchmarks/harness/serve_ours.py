@@ -1,4 +1,4 @@
-"""Our server on a given port, for the paired runner: serve_config.yaml with other arguments, then `deployments.local.up`.
+"""Our server on a given port, for the paired runner: serve_config.yaml with other arguments, then `cli`.
 
     python -m benchmarks.harness.serve_ours --config /tmp/serve_config.yaml --port 8090 ckpt_dir=demo max_batch_size=32
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = dict(pair.split("=", 1) for pair in options.args)
     path = write_config(options.config, options.port, OFF | given)
     os.environ["RAY_ADDRESS"] = "local"
-    os.execv(sys.executable, [sys.executable, "-m", "deployments.local.up", str(path)])
+    os.execv(sys.executable, [sys.executable, "-m", "cli", "up", "-v", str(path)])
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ ASK_EVERY_S = 0.02
 LIMIT_S = 600.0
 LINES_LATE_S = 1.5  # Ray shows its processes' lines about so much later
 COMMANDS = {
-    "up": [sys.executable, "-m", "deployments.local.up"],
+    "up": [sys.executable, "-m", "cli", "up"],
     "serve-run": [str(Path(sys.executable).parent / "serve"), "run"],
 }
 # What has been reached when such a line is logged; of several lines the last ("loaded" comes from every rank), or the first.

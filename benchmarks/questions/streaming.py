@@ -120,7 +120,7 @@ def whole_server() -> Iterator[Target]:
         config = yaml.safe_load(path.read_text())
         config["applications"][0]["import_path"] = "benchmarks.harness.paced:build_app"
         path.write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "deployments.local.up", str(path)]
+        command = [sys.executable, "-m", "cli", "up", str(path)]
         with running(command, {"RAY_ADDRESS": "local", "PYTHONPATH": str(REPOSITORY)}) as program:
             url = f"http://127.0.0.1:{port}"
             program.wait_until_answers(url + "/ready")

@@ -1,7 +1,8 @@
-"""What a user sees when the server is ready: where it listens, what it serves, and two lines to paste."""
+"""The banner of a server that is ready: its address, its model, its ranks, and two commands to paste."""
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -13,8 +14,11 @@ def base_url(host: str, port: int) -> str:
     return f"http://{name}:{port}"
 
 
-def banner(props: Mapping[str, Any], host: str, port: int) -> str:
-    """`props` is what GET /props answers, or the replica's `describe`: "api_keys" says whether HTTP asks for keys."""
+def banner(props: Mapping[str, Any], host: str, port: int, log: Path | None = None) -> str:
+    """`props` is the answer of GET /props, or the replica's `describe`, where "api_keys" tells whether HTTP asks for keys.
+
+    log: the file that has the lines of Ray, Serve and HAProxy.
+    """
     url, model = base_url(host, port), props["model"]
     ranks = ", ".join(f"{rank['device']}" for rank in props["ranks"])
     has_keys = props.get("api_keys", False)
@@ -37,6 +41,7 @@ def banner(props: Mapping[str, Any], host: str, port: int) -> str:
             f"    bind     {host}:{port}{public}",
             f"    auth     {auth}",
             f"    chat     {url}/      API reference {url}/docs",
+            *((f"    log      {log}   (-v shows it here)",) if log is not None else ()),
             "",
             "  Try:",
             f"    curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} "

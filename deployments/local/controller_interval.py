@@ -1,22 +1,26 @@
-"""How often Serve's controller looks whether anything has changed: every 0.1 s, which brings a server up and down quickly.
+"""How often Serve's controller runs its control loop: every 0.1 s at start and shutdown, every 0.5 s while it serves.
 
-In between there is nothing to see, and each look holds a core for a millisecond and a half, which all ranks wait for where
-they share the cores with it. The interval has a variable in the environment, but only for all of the controller's life.
+One pass of the loop holds a core for 1.5 ms, which all ranks wait for where they share the cores with the controller. Serve
+has an environment variable for the interval, but its value holds for the controller's whole life.
 """
 
 import contextlib
 from typing import Any, Final
 
-import ray
-import ray.serve._private.constants as constants
+from deployments.local import ray_patches
 
-QUICK_S: Final = constants.CONTROL_LOOP_INTERVAL_S
-CALM_S: Final = 0.5
+STARTING_S: Final = 0.1  # Serve's own default
+SERVING_S: Final = 0.5
 
 
-def set_pace(interval_s: float) -> None:
-    """Does not wait; without a controller it does nothing."""
-    with contextlib.suppress(Exception):  # it is a matter of comfort
+def set_interval(interval_s: float) -> None:
+    """Ask the controller to change its interval. Does not wait; does nothing without a controller."""
+    if not ray_patches.is_supported():
+        return
+    with contextlib.suppress(Exception):  # the interval is an optimization
+        import ray
+        import ray.serve._private.constants as constants
+
         controller = ray.get_actor(constants.SERVE_CONTROLLER_NAME, namespace=constants.SERVE_NAMESPACE)
         controller.__ray_call__.remote(_set_interval, interval_s)
 

@@ -1,8 +1,8 @@
-"""Nothing of a server on one machine listens beyond it: Ray's processes, and what Serve 2.60 opens in each replica.
+"""Keeps a server on one machine on loopback: Ray's processes, and the port that Serve 2.60 opens in each replica.
 
-Ray binds to loopback alone where a node's address is 127.0.0.1. But a client that is given this address, or finds it by itself
-("auto"), puts the machine's other address in its place, and would find nothing there. It leaves the name alone if it is
-written in capitals, and the resolver does not mind them.
+Ray binds to loopback where a node's address is 127.0.0.1. But a Ray client replaces this address, or one that it finds by
+itself ("auto"), by the machine's other address, and finds nothing there. Ray does not replace the name LOCALHOST in
+capitals, and the resolver ignores case.
 """
 
 import socket
@@ -10,12 +10,14 @@ from typing import Any, Final
 
 import ray
 
+from deployments.local import ray_patches
+
 ADDRESS: Final = "127.0.0.1"
 NAME: Final = "LOCALHOST"
 
 
 def is_resolved() -> bool:
-    """Whether the name, in capitals, is this machine's loopback address here. It is wherever localhost is in /etc/hosts."""
+    """Whether the name in capitals resolves to 127.0.0.1. It does wherever /etc/hosts has localhost."""
     try:
         found = socket.getaddrinfo(NAME, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
@@ -24,9 +26,11 @@ def is_resolved() -> bool:
 
 
 def keep_replica_on_loopback() -> None:
-    """In a replica, before Serve has opened the port at which it takes calls from other replicas: on loopback, like all else
-    of its node. Serve would listen on every interface."""
-    if ray.util.get_node_ip_address() != ADDRESS:  # type: ignore[no-untyped-call]
+    """Bind the replica's gRPC port to loopback where its node is on loopback; Serve would bind it to every interface.
+
+    To be called in a replica before Serve has opened the port.
+    """
+    if not ray_patches.is_supported() or ray.util.get_node_ip_address() != ADDRESS:  # type: ignore[no-untyped-call]
         return
     from ray.serve._private import replica
 

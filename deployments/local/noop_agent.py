@@ -1,8 +1,8 @@
-"""In the place of an agent of Ray's raylet that nobody needs: does nothing until the raylet, its parent, has ended.
+"""The no-op agent: takes the place of the raylet's dashboard agent, and does nothing until the raylet, its parent, ends.
 
     python -I -S noop_agent.py
 
-The raylet ends when its agent does, so this must outlive it. Nothing but the standard library is read: 7 MB, one thread.
+The raylet ends when its agent does, so this process must outlive it. It imports only the standard library: 7 MB, one thread.
 """
 
 import os
@@ -12,7 +12,7 @@ CHECK_EVERY_S = 1.0
 
 
 def is_raylet(pid: int) -> bool:
-    """Whether it is one, for all that can be seen: the raylet may have ended before this process looked."""
+    """Whether the process is a raylet. True where /proc is missing and nothing can be seen."""
     try:
         with open(f"/proc/{pid}/comm") as name:
             return name.read().strip() == "raylet"

@@ -1,9 +1,9 @@
-"""A Ray cluster of this machine alone, for one server: what such a server never uses is neither started nor waited for.
+"""A Ray cluster of this machine alone, for one server, without the processes that such a server never uses.
 
 `ray.init()` of Ray 2.60 also starts a dashboard with a process for each of its pages, and waits for it; a monitor for
 the autoscaler of a cluster that cannot grow; and exporters of metrics, whose fixed port makes a second cluster on the
-machine wait four seconds more. Few of these have an option, so `_SmallNode` changes Ray's own class in what it starts.
-LLAMA_DASHBOARD=1 has all of it started as Ray does.
+machine wait four seconds more. Few of these have an option, so `_SmallNode` changes what Ray's own class starts.
+LLAMA_DASHBOARD=1 has Ray start all of it.
 """
 
 import os
@@ -26,23 +26,23 @@ from ray._raylet import (  # type: ignore[attr-defined]
     persist_port,
 )
 
-from deployments.local import loopback
+from deployments.local import loopback, ray_patches
 
 # Read by every process of the cluster.
 SETTINGS: Final = {
-    # No threads that report to a dashboard and to exporters which are not there.
+    # The threads that report to the dashboard and the exporters would find neither.
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
-    "RAY_start_python_gc_manager_thread": "0",  # without it whoever asks for a collection runs it
+    "RAY_start_python_gc_manager_thread": "0",  # without this thread the caller runs the collection
     "RAY_object_manager_rpc_threads_num": "1",  # one thread serves objects to other nodes, not one for each core
-    # A worker that nobody needs ends. Not at once: between two steps of a start it may be idle for a second.
+    # Idle workers end, but not at once: between two steps of a start a worker may be idle for a second.
     "RAY_num_workers_soft_limit": "0",
     "RAY_idle_worker_killing_time_threshold_ms": "4000",
 }
-# Steps and answers go past Ray's object store. By default Ray would reserve three tenths of the machine's memory for it, and
-# complain of a container's small /dev/shm.
+# Steps and answers do not use Ray's object store. By default Ray reserves three tenths of the machine's memory for it, and
+# warns about a container's small /dev/shm.
 OBJECT_STORE_BYTES: Final = 256 * 2**20
-STAND_IN: Final = Path(__file__).parent / "noop_agent.py"
+NOOP_AGENT: Final = Path(__file__).parent / "noop_agent.py"
 _REGISTERED_WITHIN_S: Final = 30.0
 
 
@@ -50,11 +50,18 @@ def wants_dashboard() -> bool:
     return os.environ.get("LLAMA_DASHBOARD", "0") not in ("", "0")
 
 
-def start(namespace: str) -> None:
-    """Start the cluster and connect to it, as `ray.init(address="local")` does."""
-    if wants_dashboard():
+def start(namespace: str, report: Callable[[str], None]) -> None:
+    """Start the cluster and connect to it, as `ray.init(address="local")` does. `report` takes a line for the user."""
+    if (unsupported := ray_patches.report_unsupported()) is not None:
+        report(unsupported)
+    if wants_dashboard() or unsupported is not None:
         ray.init(address="local", namespace=namespace)
         return
+    if not loopback.is_resolved():
+        report(
+            f"This machine does not resolve {loopback.NAME} to {loopback.ADDRESS}, so Ray's own ports, guarded by its "
+            "token, are open on every interface. A line for localhost in /etc/hosts changes that."
+        )
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     with _replaced(ray._private.node, "Node", _SmallNode):
@@ -69,17 +76,10 @@ class _SmallNode(ray._private.node.Node):
         self._is_on_loopback = loopback.is_resolved()
         if self._is_on_loopback:
             ray_params.update(node_ip_address=loopback.ADDRESS)
-        else:
-            print(
-                f"This machine does not resolve {loopback.NAME} to {loopback.ADDRESS}, so Ray's own ports, guarded by its "
-                "token, are open on every interface. A line for localhost in /etc/hosts changes that.",
-                file=sys.stderr,
-                flush=True,
-            )
         super().__init__(ray_params, **options)
 
     def start_head_processes(self) -> None:
-        # Without rotation of their output, of which there is next to none, the agents need no threads that copy it.
+        # Rotating the agents' output takes threads that copy it, and there is next to no output.
         self.max_bytes = 0
         super().start_head_processes()  # type: ignore[no-untyped-call]
 
@@ -94,24 +94,24 @@ class _SmallNode(ray._private.node.Node):
 
     def start_ray_processes(self) -> None:
         super().start_ray_processes()  # type: ignore[no-untyped-call]
-        # Ray asks next whether the raylet is there, and asks again only a second later.
+        # Ray looks for the raylet next, and if it is missing looks again only a second later.
         gcs = self.get_gcs_client()  # type: ignore[no-untyped-call]
         deadline = time.monotonic() + _REGISTERED_WITHIN_S
         while not gcs.get_all_node_info() and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def start_raylet(self, *arguments: Any, **options: Any) -> None:
-        """Without the agent that serves the dashboard: 15 threads and 110 MB. The raylet ends unless some process stands in
-        for it, and waits to be told its ports (-1: none)."""
+        """Without the dashboard's agent, which takes 15 threads and 110 MB. The raylet ends when its agent ends, so a
+        no-op agent takes its place; the raylet also waits for the agent's ports (-1: none)."""
         for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
             persist_port(self.get_session_dir_path(), self.node_id, name, -1)  # type: ignore[no-untyped-call]
         start_process: Callable[..., Any] = services.start_ray_process
 
         def without_agent(command: list[str], *rest: Any, **settings: Any) -> Any:
             option = "--dashboard_agent_command="
-            stand_in = subprocess.list2cmdline([sys.executable, "-I", "-S", str(STAND_IN)])
-            changed = [f"{option}{stand_in}" if part.startswith(option) else part for part in command]
-            assert changed != command, "Ray starts its raylet in another way than this was written for"
+            noop_agent = subprocess.list2cmdline([sys.executable, "-I", "-S", str(NOOP_AGENT)])
+            changed = [f"{option}{noop_agent}" if part.startswith(option) else part for part in command]
+            assert changed != command, "Ray passes no dashboard agent to the raylet: this is another version of Ray"
             return start_process(changed, *rest, **settings)
 
         with _replaced(services, "start_ray_process", without_agent):

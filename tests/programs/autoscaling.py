@@ -1,4 +1,4 @@
-"""Run by test_autoscaling.py as a program of its own: `deployments.local.up` on a cluster without room, whose nodes come later.
+"""Run by test_autoscaling.py as a program of its own: `llama-ray up` on a cluster without room, which nodes join later.
 
 Prints one JSON line of what it saw.
 """
@@ -328,7 +328,7 @@ def run(directory: str) -> dict[str, Any]:
     ray.init(address=cluster.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
     with log.open("wb") as output:
         up = subprocess.Popen(
-            [sys.executable, "-m", "deployments.local.up", str(path)],
+            [sys.executable, "-m", "cli", "up", str(path), "-v"],
             cwd=REPOSITORY,
             env={**os.environ, "RAY_ADDRESS": cluster.address},
             stdout=output,

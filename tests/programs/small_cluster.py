@@ -1,4 +1,4 @@
-"""Run by test_own_cluster.py as a program of its own: a cluster of `make serve`'s kind, with or without its dashboard.
+"""Run by test_small_cluster.py as a program of its own: the cluster of `llama-ray up`, with or without the dashboard.
 
 Prints one JSON line of what it saw.
 """
@@ -35,13 +35,13 @@ def run() -> dict[str, Any]:
     import ray._private.services
     from ray._private import services
 
-    from deployments.local import small_cluster as own_cluster
+    from deployments.local import small_cluster
 
     def replaced() -> list[object]:
         return [ray._private.node.Node, ray._private.services.start_ray_process]
 
     before = replaced()
-    own_cluster.start("serve")
+    small_cluster.start("serve", print)
     try:
         context = ray.get_runtime_context()
         (node,) = ray.nodes()
@@ -56,7 +56,7 @@ def run() -> dict[str, Any]:
             "four": four,
             "address": address,
             "is_found_there": found,
-            "settings": {name: os.environ.get(name) for name in own_cluster.SETTINGS},
+            "settings": {name: os.environ.get(name) for name in small_cluster.SETTINGS},
             "dashboard": ray._private.worker._global_node.webui_url,
         }
     finally:

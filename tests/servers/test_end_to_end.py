@@ -17,12 +17,12 @@ import httpx
 import openai
 import pytest
 
-from deployments.local.controller_interval import CALM_S
+from deployments.local.controller_interval import SERVING_S
 from llama_core import Llama
 from tests.conftest import GOLDEN
 from tests.support.programs import REPOSITORY, environment
 from tests.support.raw_http import COMPLETIONS, connect, message
-from tests.support.server import Server, served
+from tests.support.server import UP, Server, served
 
 # Ray guards a cluster that it starts by a token in the user's home; with an explicit address it must be told to use it.
 WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
@@ -224,7 +224,7 @@ def test_serves_controller_is_calm_once_the_server_is_ready(demo: Server) -> Non
     deadline = time.monotonic() + 20
     while "is ready at" not in demo.output() and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert f"SEEN {CALM_S}" in run([sys.executable, "-c", INTERVAL, address_of(demo)], **WITH_TOKEN)
+    assert f"SEEN {SERVING_S}" in run([sys.executable, "-c", INTERVAL, address_of(demo)], **WITH_TOKEN)
 
 
 def test_a_limit_of_time_is_kept_in_our_words_and_not_in_serves(demo: Server) -> None:
@@ -499,7 +499,7 @@ def test_a_second_ctrl_c_ends_everything_at_once_and_a_second_server_on_the_port
     with served() as running:
         running.wait_ready()
         second = subprocess.run(
-            [sys.executable, "-m", "deployments.local.up", str(running.config)],
+            [*UP, str(running.config)],
             cwd=REPOSITORY,
             env=environment(RAY_ADDRESS="local"),
             capture_output=True,

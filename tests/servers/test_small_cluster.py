@@ -1,4 +1,4 @@
-"""The cluster that `make serve` starts for itself is a small one, and a usual one when its dashboard is asked for."""
+"""The Ray cluster that `llama-ray up` starts: a small one, or with LLAMA_DASHBOARD=1 the one that Ray starts by default."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def small() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def usual() -> dict[str, Any]:
+def default() -> dict[str, Any]:
     return seen_by(PROGRAM, LLAMA_DASHBOARD="1")
 
 
@@ -24,10 +24,8 @@ def count(seen: dict[str, Any], program: str) -> int:
     return sum(program in command for command in seen["children"])
 
 
-@pytest.mark.parametrize("cluster", ["small", "usual"])
-def test_either_cluster_runs_tasks_in_the_namespace_that_was_asked_for(
-    cluster: str, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("cluster", ["small", "default"])
+def test_either_cluster_runs_tasks_in_the_requested_namespace(cluster: str, request: pytest.FixtureRequest) -> None:
     seen = request.getfixturevalue(cluster)
     assert seen["four"] == 4 and seen["namespace"] == "serve"
     assert count(seen, "gcs_server") == count(seen, "raylet/raylet") == count(seen, "log_monitor.py") == 1
@@ -38,13 +36,15 @@ def test_a_small_cluster_has_neither_dashboard_nor_autoscaler(small: dict[str, A
     assert not small["dashboard"]
 
 
-def test_a_small_clusters_agent_is_stood_in_for(small: dict[str, Any], usual: dict[str, Any]) -> None:
-    assert count(small, "dashboard/agent.py") == count(usual, "noop_agent.py") == 0
-    # The raylet's own command line has it too.
+def test_a_small_cluster_has_a_noop_agent_in_place_of_the_dashboard_agent(
+    small: dict[str, Any], default: dict[str, Any]
+) -> None:
+    assert count(small, "dashboard/agent.py") == count(default, "noop_agent.py") == 0
+    # The raylet's own command line names the no-op agent too.
     assert count(small, "noop_agent.py") - count(small, "raylet/raylet") == 1
 
 
-def test_a_small_cluster_is_on_loopback_and_clients_on_this_machine_find_it_there(small: dict[str, Any]) -> None:
+def test_a_small_cluster_listens_on_loopback_and_clients_on_this_machine_find_it(small: dict[str, Any]) -> None:
     assert small["address"].startswith("LOCALHOST:")
     assert small["is_found_there"]
 
@@ -53,15 +53,15 @@ def test_a_small_cluster_reserves_little_memory_for_objects(small: dict[str, Any
     assert small["object_store_bytes"] == OBJECT_STORE_BYTES
 
 
-def test_what_the_user_has_set_stays(small: dict[str, Any]) -> None:
+def test_variables_that_the_user_has_set_keep_their_values(small: dict[str, Any]) -> None:
     assert small["settings"] == SETTINGS | {"RAY_task_events_report_interval_ms": "500"}
 
 
-def test_rays_own_classes_are_as_they_were_afterwards(small: dict[str, Any]) -> None:
+def test_rays_own_classes_are_restored_after_the_start(small: dict[str, Any]) -> None:
     assert small["restored"]
 
 
-def test_the_dashboard_is_there_when_it_is_asked_for(usual: dict[str, Any]) -> None:
-    assert count(usual, "dashboard/dashboard.py") == 1
-    assert usual["dashboard"]
-    assert set(usual["settings"].values()) == {None}
+def test_llama_dashboard_starts_rays_dashboard(default: dict[str, Any]) -> None:
+    assert count(default, "dashboard/dashboard.py") == 1
+    assert default["dashboard"]
+    assert set(default["settings"].values()) == {None}

@@ -1,4 +1,4 @@
-"""A server as a user starts it, `python -m deployments.local.up CONFIG` or plain `serve run`, on a free port, and its end."""
+"""A server as a user starts it, by `llama-ray up CONFIG` or by plain `serve run`, on a free port, and its end."""
 
 import contextlib
 import json
@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from benchmarks.harness.programs import free_port
+from deployments.local.console import LOG_DIR_VARIABLE
 from tests.conftest import GOLDEN
 from tests.support.programs import REPOSITORY, environment
 
@@ -29,12 +30,13 @@ GOLDEN_ARGS = {
     "max_seq_len": 1024,
     "dtype": "float32",
 }
+UP = [sys.executable, "-m", "cli", "up"]
 SERVE_RUN = [str(Path(sys.executable).parent / "serve"), "run"]
 LISTEN = "0A"  # the state of a socket in /proc/net/tcp
 
 
 class Server:
-    """One running server: its URL, its output so far, the processes that came of it."""
+    """One running server: its URL, its output so far, and its processes."""
 
     def __init__(
         self, command: list[str], directory: Path, args: dict[str, Any], env: dict[str, str], num_replicas: int
@@ -48,21 +50,26 @@ class Server:
             config["applications"][0]["deployments"] = [{"name": "LlamaIngress", "num_replicas": num_replicas}]
         self.config = directory / "serve_config.yaml"
         self.config.write_text(yaml.safe_dump(config))
-        self.log = directory / "output"
+        self.terminal = directory / "terminal"
+        self.logs = directory / "logs"
         self._mark = uuid.uuid4().hex
-        with self.log.open("wb") as output:
+        with self.terminal.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, str(self.config)],
                 cwd=REPOSITORY,
                 # A cluster of its own, also where another one is running.
-                env=environment(**{TEST_MARK: self._mark, "RAY_ADDRESS": "local"} | env),
+                env=environment(
+                    **{TEST_MARK: self._mark, "RAY_ADDRESS": "local", LOG_DIR_VARIABLE: str(self.logs)} | env
+                ),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
     def output(self) -> str:
-        return self.log.read_text(errors="replace")
+        """What the terminal shows, and then the lines of Ray and Serve in the log file."""
+        files = [self.terminal, *sorted(self.logs.glob("*.log"))]
+        return "\n".join(file.read_text(errors="replace") for file in files)
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON body; status 0 while nothing answers."""
@@ -144,7 +151,7 @@ def served(
 ) -> Iterator[Server]:
     """A server that has been started, not necessarily one that is ready."""
     with tempfile.TemporaryDirectory() as directory:
-        command = command or [sys.executable, "-m", "deployments.local.up"]
+        command = command or UP
         started = Server(command, Path(directory), args or {}, env or {}, num_replicas)
         try:
             yield started

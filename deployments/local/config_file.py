@@ -1,0 +1,81 @@
+"""The configuration file that `llama-ray up` serves, with the command line's key=value arguments put in."""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llama_core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """`content` is Serve's schema; `path` is the file that `serve run` reads."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @property
+    def host(self) -> str:
+        return str((self.content.get("http_options") or {}).get("host", "0.0.0.0"))
+
+    @property
+    def port(self) -> int:
+        return int((self.content.get("http_options") or {}).get("port", 8000))
+
+    @property
+    def app_name(self) -> str:
+        return str(self.content["applications"][0].get("name", "default"))
+
+    @property
+    def model(self) -> str:
+        return str((self.content["applications"][0].get("args") or {}).get("model_id", self.app_name))
+
+
+def read_config(path: Path, overrides: Sequence[str], directory: Path) -> ConfigFile:
+    """Read the file and put in the overrides. A changed copy is written to `directory`.
+
+    Raises ConfigError for a file without applications and for an override that is not key=value.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if (
+        not isinstance(content, dict)
+        or not isinstance(content.get("applications"), list)
+        or not content["applications"]
+    ):
+        raise ConfigError(f"{path} has no list of applications")
+    if not overrides:
+        return ConfigFile(path, content)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{override!r} is not of the form key=value")
+        section, _, option = key.rpartition(".")
+        if section not in ("", "http_options"):
+            raise ConfigError(f"{key!r}: only http_options.NAME has a dot; an argument is its plain name")
+        target = (
+            content.setdefault("http_options", {}) if section else content["applications"][0].setdefault("args", {})
+        )
+        target[option] = yaml.safe_load(value)
+    changed = directory / path.name
+    changed.write_text(yaml.safe_dump(content, sort_keys=False))
+    return ConfigFile(changed, content)
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Raises ConfigError. HAProxy and Serve's proxy share a port that another server has: each gets some of its requests."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections do not count
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{host}:{port} cannot be used: {error.strerror}. Is another server running? Set http_options.port."
+            ) from error

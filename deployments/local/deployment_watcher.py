@@ -1,0 +1,159 @@
+"""Follows one Serve application from its deployment until it is ready, or has failed, and tells the console.
+
+`serve run` submits a configuration and then sleeps, whatever becomes of the application.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any, Final
+
+from deployments.local import controller_interval
+from deployments.local.banner import banner, base_url
+from deployments.local.console import Console
+
+LOOK_EVERY_S: Final = 0.2
+PENDING_NOTICE_S: Final = 10.0  # how long a placement group may wait before the user is told what the cluster lacks
+LOADING_NOTICE_S: Final = 10.0  # between two lines about ranks that load
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationState:
+    """What Serve says of the application. `status` is None while Serve does not know the application."""
+
+    status: str | None = None
+    cause: str = ""
+    is_built: bool = False
+
+
+class DeploymentWatcher(threading.Thread):
+    """Follows one application until it is ready or has failed; `failure` is the cause."""
+
+    def __init__(self, app_name: str, host: str, port: int, console: Console, *, owns_cluster: bool) -> None:
+        """owns_cluster: this command started the Ray cluster, and nothing else is deployed there."""
+        super().__init__(daemon=True, name="deployment-watcher")
+        self.app_name, self.host, self.port, self.owns_cluster = app_name, host, port, owns_cluster
+        self.failure: str | None = None
+        self.is_ready = False
+        self.stopping = threading.Event()
+        self._console = console
+        self._told_at_s = time.monotonic()
+
+    def fail(self, failure: str) -> None:
+        """Note why the server cannot start, unless a cause is known or the server is being ended."""
+        if self.failure is None and not self.stopping.is_set():
+            self.failure = failure
+
+    def run(self) -> None:
+        begin_s, has_noticed = time.monotonic(), False
+        while self.failure is None and not self.stopping.wait(LOOK_EVERY_S):
+            state = self._state()
+            if state.is_built:
+                self._console.phase("application built")
+            if state.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                self.failure = state.cause
+            elif state.status == "RUNNING":
+                if self._check_ready():
+                    self.is_ready = True
+                    if self.owns_cluster:
+                        controller_interval.set_interval(controller_interval.SERVING_S)
+                    return
+            elif not has_noticed and time.monotonic() - begin_s > PENDING_NOTICE_S and (reason := _pending()):
+                has_noticed = True
+                self._console.event(f"Waiting for room: one replica {reason}")
+        if self.failure is not None:
+            self._console.event(f"\nThe server cannot start: {self.failure}")
+            if self._console.log is not None:
+                self._console.event(f"All output is in {self._console.log}")
+            self.stopping.set()
+            os.kill(os.getpid(), signal.SIGINT)  # `serve run` shuts everything down on Ctrl-C
+
+    def _check_ready(self) -> bool:
+        """Whether the server is ready; the banner has then been printed. Notes a failure."""
+        try:
+            readiness, props = self._get("/ready"), self._get("/props")
+        except (OSError, ValueError):  # nothing answers there yet
+            return False
+        phase, detail = readiness.get("phase"), str(readiness.get("detail", ""))
+        if phase == "failed":
+            self.failure = detail
+        if phase != "ready":
+            if phase == "loading":
+                self._report_loading(detail)
+            return False
+        if "error" in props:  # HTTP asks for an API key, a handle does not; but a handle brings eleven threads along
+            from ray import serve
+
+            try:
+                props = serve.get_app_handle(self.app_name).describe.remote().result(timeout_s=5)
+            except Exception:  # Serve is ending, or the replica has just gone
+                return False
+        if props.get("phase") != "ready":  # another replica answered
+            return False
+        self._console.phase("ready")
+        self._console.show(banner(props, self.host, self.port, log=self._console.log))
+        return True
+
+    def _report_loading(self, detail: str) -> None:
+        if detail and time.monotonic() - self._told_at_s > LOADING_NOTICE_S:
+            self._told_at_s = time.monotonic()
+            self._console.phase(detail)
+
+    def _state(self) -> ApplicationState:
+        import ray
+        from ray import serve
+
+        if not ray.is_initialized():
+            return ApplicationState()
+        try:
+            application = serve.status().applications.get(self.app_name)
+        except Exception:  # Serve is only coming up
+            return ApplicationState()
+        if application is None:
+            return ApplicationState()
+        texts = [application.message, *(deployment.message for deployment in application.deployments.values())]
+        cause = next((found for text in texts if (found := last_error(text))), texts[0])
+        return ApplicationState(application.status.value, cause, bool(application.deployments))
+
+    def _get(self, path: str) -> dict[str, Any]:
+        try:
+            with urllib.request.urlopen(base_url(self.host, self.port) + path, timeout=2) as response:
+                body = response.read()
+        except urllib.error.HTTPError as error:
+            body = error.read()
+        answer = json.loads(body)
+        if not isinstance(answer, dict):
+            raise ValueError(path)
+        return answer
+
+
+def last_error(text: str) -> str:
+    """The error at the end of a traceback, with the lines that explain it; empty if there is none."""
+    lines = [line.strip() for line in text.splitlines()]
+    last = next(
+        (i for i in reversed(range(len(lines))) if re.match(r"[\w.]*(Error|Exception|Failure)\b", lines[i])), None
+    )
+    return " ".join(lines[last:])[:1000].strip() if last is not None else ""
+
+
+def _pending() -> str | None:
+    """What a placement group that waits asks for, and what the cluster has. None while no group waits."""
+    import ray
+    from ray.util import placement_group_table
+
+    from cluster.driver.placement import shortage
+
+    with contextlib.suppress(Exception):  # Ray's control service is busy; the next look asks again
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        for group in placement_group_table().values():
+            if group["state"] == "PENDING":
+                bundles = list(group["bundles"].values())
+                return shortage(bundles, nodes, group["strategy"]) or "all that it needs is in use"
+    return None

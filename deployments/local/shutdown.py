@@ -1,0 +1,122 @@
+"""Ends a server on a signal: the first lets live requests end, the second ends everything at once."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from deployments.local import controller_interval, haproxy, ray_patches
+from deployments.local.console import Console
+from deployments.local.deployment_watcher import DeploymentWatcher
+from deployments.local.process_tag import end_tagged_processes, has_raylet
+
+SLOW_READERS_S: Final = 60.0  # how long generated text may take to reach clients before the server ends
+_LOOK_EVERY_S: Final = 0.2
+
+
+class Shutdown:
+    """The signal handler of `llama-ray up`. While it drains, new requests are answered 503."""
+
+    def __init__(
+        self,
+        watcher: DeploymentWatcher,
+        console: Console,
+        tag: str,
+        haproxy_directory: Path,
+        clean_up: Callable[[], None],
+    ) -> None:
+        """tag: of all processes that this command started. clean_up: removes the command's temporary files."""
+        self.is_requested = False
+        self._is_over = threading.Event()
+        self._watcher, self._console = watcher, console
+        self._tag, self._haproxy_directory, self._clean_up = tag, haproxy_directory, clean_up
+        self._thread = threading.Thread(target=self._drain_and_end, daemon=True, name="shutdown")
+
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.is_requested or self._watcher.failure is not None:
+            raise KeyboardInterrupt
+        self.is_requested = True
+        self._watcher.stopping.set()
+        self._thread.start()
+        if self._watcher.owns_cluster:
+            threading.Thread(target=self._end_without_ray, daemon=True, name="raylet-watcher").start()
+
+    def finish(self) -> None:
+        """Stop the threads: the caller is about to disconnect from Ray, which they would then wait for in vain."""
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def _end_without_ray(self) -> None:
+        """End at once when Ray has been ended too, as by systemd, which by default signals all processes of a unit.
+
+        Nothing can be drained then, and every call to Ray would wait for ever.
+        """
+        while not self._is_over.wait(_LOOK_EVERY_S):
+            if not has_raylet(self._tag):
+                self._console.event("Ray has been ended too: nothing can be drained.")
+                end_tagged_processes(self._tag, terminate_for_s=1.0)
+                self._clean_up()
+                os._exit(0)
+
+    def _drain_and_end(self) -> None:
+        from ray import serve
+
+        app = self._watcher.app_name
+        if self._watcher.owns_cluster:
+            controller_interval.set_interval(controller_interval.STARTING_S)
+        with contextlib.suppress(Exception):  # whatever fails here, the server must end
+            if serve.status().applications[app].status == "RUNNING":
+                self._console.event("Draining: live requests may end. A second Ctrl-C ends them at once.")
+                serve.get_app_handle(app).broadcast("drain").results()
+                self._wait_for_slow_readers()
+        self._console.event("Stopping")
+        hide_controller_errors()
+        os.kill(os.getpid(), signal.SIGINT)
+        # Serve asks every replica to drain, also one that still waits for room, and waits for its answer in vain.
+        while not self._is_over.wait(_LOOK_EVERY_S):
+            with contextlib.suppress(Exception):
+                _end_pending_replicas(app)
+
+    def _wait_for_slow_readers(self) -> None:
+        """Wait until HAProxy has no open request: Serve ends HAProxy before the replicas.
+
+        A client that reads nothing is cut off by the replica or by HAProxy; this wait is for clients that read slowly.
+        """
+        deadline = time.monotonic() + SLOW_READERS_S
+        with contextlib.suppress(OSError, ValueError):  # there is no HAProxy, or it is another server's
+            while haproxy.num_open(self._haproxy_directory) and time.monotonic() < deadline:
+                if self._is_over.wait(0.05):
+                    return
+
+
+def hide_controller_errors() -> None:
+    """Drop Ray's errors about Serve's controller from now on: Serve kills it while calls to it are open."""
+    if not ray_patches.is_supported():
+        return
+    from ray._private import worker
+
+    module: Any = worker
+    show = module.print_to_stdstream
+
+    def show_others(data: dict[str, Any], *arguments: Any, **options: Any) -> None:
+        data = {**data, "lines": [line for line in data["lines"] if "Task ServeController." not in line]}
+        if data["lines"]:
+            show(data, *arguments, **options)
+
+    module.print_to_stdstream = show_others
+
+
+def _end_pending_replicas(app_name: str) -> None:
+    """End this application's replicas that wait for room. Serve then removes their placement groups."""
+    import ray
+    from ray.util import placement_group_table
+
+    for group in placement_group_table().values():
+        if group["state"] == "PENDING" and group["name"].startswith(f"SERVE_REPLICA::{app_name}#"):
+            ray.kill(ray.get_actor(group["name"], namespace="serve"))

@@ -1,0 +1,74 @@
+"""The installed command `llama-ray`."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from deployments.local import up
+from tests.support.programs import REPOSITORY, environment
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text("applications: [{name: llama}]")
+    return path
+
+
+def test_up_serves_the_file_with_its_overrides(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Path, list[str], bool]] = []
+
+    def serve_file(path: Path, overrides: list[str], *, verbose: bool) -> int:
+        calls.append((path, list(overrides), verbose))
+        return 3
+
+    monkeypatch.setattr(up, "serve_file", serve_file)
+    assert CliRunner().invoke(app, ["up", str(config)]).exit_code == 3
+    assert CliRunner().invoke(app, ["up", str(config), "-v", "seed=2", "dtype=float32"]).exit_code == 3
+    assert calls == [(config, [], False), (config, ["seed=2", "dtype=float32"], True)]
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["up", str(tmp_path / "absent.yaml")])
+    assert done.exit_code == 2 and "does not exist" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_misspelt_override_ends_the_command_with_one_line(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert up.serve_file(config, ["seed"]) == 1
+    assert capfd.readouterr().err == "'seed' is not of the form key=value\n"
+
+
+def test_the_package_installs_the_command() -> None:
+    scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"llama-ray": "cli.main:main"}
+    assert "$(BIN)/llama-ray up $(CONFIG)" in (REPOSITORY / "Makefile").read_text()
+
+
+def test_help_imports_neither_ray_nor_torch() -> None:
+    program = (
+        "import sys\nfrom cli.main import main\nsys.argv = ['llama-ray', 'up', '--help']\n"
+        "try: main()\nexcept SystemExit: pass\nprint('IMPORTED', *sorted({'ray', 'torch', 'yaml'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert "CONFIG" in done.stdout and done.stdout.splitlines()[-1] == "IMPORTED"
+
+
+@pytest.mark.parametrize("arguments", [[], ["absent.yaml"]])
+def test_the_earlier_name_of_the_command_still_works(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.up", *arguments],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1 and "usage: llama-ray up CONFIG.yaml" in done.stderr

@@ -1,0 +1,71 @@
+"""The configuration file of `llama-ray up` and the command line's key=value arguments."""
+
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deployments.local.config_file import check_port_is_free, read_config
+from llama_core.errors import ConfigError
+
+CONFIG = """
+http_options: {host: 127.0.0.1, port: 8000}
+applications:
+  - name: llama
+    import_path: deployments.app:build_app
+    args: {model_id: demo, max_batch_size: 32}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "serve_config.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_a_file_without_overrides_is_served_as_it_is(file: Path, tmp_path: Path) -> None:
+    config = read_config(file, (), tmp_path)
+    assert config.path == file
+    assert (config.host, config.port, config.app_name, config.model) == ("127.0.0.1", 8000, "llama", "demo")
+
+
+def test_overrides_replace_arguments_of_the_application_in_a_copy_of_the_file(file: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "copies"
+    directory.mkdir()
+    overrides = ["max_batch_size=8", "speculation=false", "kv_cache_bytes=2Gi", "http_options.port=8001"]
+    config = read_config(file, overrides, directory)
+    assert file.read_text() == CONFIG and config.path.parent == directory
+    assert yaml.safe_load(config.path.read_text()) == config.content
+    assert config.content["applications"][0]["args"] == {
+        "model_id": "demo",
+        "max_batch_size": 8,
+        "speculation": False,
+        "kv_cache_bytes": "2Gi",
+    }
+    assert config.port == 8001 and config.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("override", ["max_batch_size", "=3", "deployments.name=x"])
+def test_an_override_of_another_form_is_refused_by_name(file: Path, tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match=override.split("=")[0]):
+        read_config(file, [override], tmp_path)
+
+
+@pytest.mark.parametrize("text", ["applications: []", "- 1", "a: [", ""])
+def test_a_file_without_applications_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"other\.yaml"):
+        read_config(path, (), tmp_path)
+
+
+def test_a_port_in_use_is_refused_by_name() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be used"):
+            check_port_is_free("127.0.0.1", port)
+    check_port_is_free("127.0.0.1", port)
