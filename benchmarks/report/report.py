@@ -61,7 +61,8 @@ def machine(results: Sequence[Result]) -> str:
             ("memory", f"{known['memory_bytes'] / 2**30:.0f} GiB"),
             ("system", known["system"]),
             ("versions", versions),
-            ("commit, date", f"{known['commit']}, {result['date']}"),
+            ("commits", known["commit"]),
+            ("dates", result["date"]),
         ):
             seen.setdefault(what, set()).add(value)
     return table(["", "what the figures ran on"], [(what, "; ".join(sorted(all_))) for what, all_ in seen.items()])
