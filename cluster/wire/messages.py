@@ -6,6 +6,7 @@ while it is decoded: a peer can send a wrong number, never code. The driver send
 step once, with `Answer` (rank 0) or `Ack` (the others), or says with `Fault` why it ends.
 """
 
+import dataclasses
 import select
 import socket
 import ssl
@@ -14,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 
 MAX_FRAME_BYTES: Final = 64 * 2**20  # 256 sequences of 32,768 tokens, admitted at once, are up to 45 MB
@@ -22,7 +24,8 @@ _HEADER_BYTES: Final = 4
 _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
 # What decoding raises besides: for a text that is not UTF-8, and for what is nested beyond all reason.
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_MAX_REST_BYTES: Final = 260  # a slot's names, numbers, row, new block and a few drafts; also a step's own fields
+_MAX_PARAMS_BYTES: Final = sum(10 + len(field.name) for field in dataclasses.fields(SamplingParams))  # a number has 9
+_MAX_REST_BYTES: Final = 140 + _MAX_PARAMS_BYTES  # a slot's other names, row, new block, a few drafts; also a step's fields
 
 
 class WireError(Exception):
