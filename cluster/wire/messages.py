@@ -25,7 +25,9 @@ _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a b
 # What decoding raises besides: for a text that is not UTF-8, and for what is nested beyond all reason.
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _MAX_PARAMS_BYTES: Final = sum(10 + len(field.name) for field in dataclasses.fields(SamplingParams))  # a number has 9
-_MAX_REST_BYTES: Final = 140 + _MAX_PARAMS_BYTES  # a slot's other names, row, new block, a few drafts; also a step's fields
+_MAX_REST_BYTES: Final = (
+    140 + _MAX_PARAMS_BYTES
+)  # a slot's other names, row, new block, a few drafts; also a step's fields
 
 
 class WireError(Exception):

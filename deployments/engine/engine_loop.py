@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
 from deployments.engine.token_stream import TokenStream
-from llama_core.errors import EngineError, NonFiniteLogits, NotReady, PoisonRequest, QueueFull, RankFailure
+from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
 from llama_core.scheduling.request import FinishReason, Sequence, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 LONGEST_STEP_S = 3.0
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 120.0  # what a client that finds the queue full is told
 PACE_WINDOWS_S, ENOUGH_ENDS = (5.0, 30.0, LONGEST_RETRY_S), 4
-# Failures of the ranks with one suspect under way prove it guilty: two errors that they report themselves, or four deaths and
-# hangs, which may come from elsewhere.
-BLAME_OF_AN_ERROR, BLAME_OF_A_DEATH = 0.5, 0.25
 
 
 class StepStats(NamedTuple):
@@ -83,7 +80,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self.max_seq_len = max_seq_len
         self.last_progress_s = time.monotonic()
-        self.num_steps = 0  # that were answered, trials aside
+        self.num_steps = 0  # that were answered, canary steps aside
         self._tokenizer = tokenizer
         self._depth = pipeline_depth
         self._on_step = on_step
@@ -95,7 +92,6 @@ class EngineLoop:
         self._failure: EngineError | None = None
         self._draining = False
         self._counts = (0, 0, 0)  # the scheduler's, as far as they have been reported
-        self._trial: Sequence | None = None  # nobody's: what new ranks compute before they are given a suspect
         scheduler.max_prompt_tokens = TOKENS_ALONE  # until it is known how fast the ranks are
 
     @property
@@ -171,7 +167,7 @@ class EngineLoop:
                     continue
                 output = await flights[0].output
                 answered = flights.popleft()
-                self.num_steps += not self._is_trial(answered.batch)
+                self.num_steps += not self._is_canary(answered.batch)
                 progress = self.scheduler.commit(output)
                 self.last_progress_s = time.monotonic()
                 # The ranks first: they have their next step before the readers get what the last one brought. What a stop
@@ -188,50 +184,23 @@ class EngineLoop:
             await asyncio.gather(*(flight.output for flight in flights), return_exceptions=True)
 
     def restart(self, epoch: int, failure: RankFailure | None) -> bool:
-        """Ready the live requests for new ranks: `run` may then go on with their runner. They lose nothing, but one that
-        alone can be to blame for repeated failures ends, or it would take every group of ranks down. Whether one did.
+        """Ready the live requests for new ranks: `run` may then go on with their runner. The requests lose nothing, except one
+        that the failure proves harmful, which ends with PoisonRequest. Returns whether one did.
 
-        Ranks that fail before they have read a prompt and drawn two tokens that are nobody's say nothing about a suspect.
-
-        failure: of the old ranks; None where they gave way without any.
+        failure: of the old ranks; None where they were replaced without one.
         """
-        if self._trial is not None:
-            self.scheduler.finish(self._trial, FinishReason.ABORT)
-        under_way = self.scheduler.restart(epoch, failed=failure is not None)
-        is_given_up = self._judge(under_way, failure)
-        self._trial = self._new_trial() if self.scheduler.has_suspects else None
-        return is_given_up
-
-    def _judge(self, under_way: list[Sequence], failure: RankFailure | None) -> bool:
-        """Whether there is one request that this failure proves to be to blame; it has ended then."""
-        suspects = [seq for seq in under_way if seq.is_suspect]
-        if failure is None or len(suspects) != 1:
+        harmful = self.scheduler.restart(epoch, failure)
+        if harmful is None:
             return False
-        (seq,) = suspects
-        seq.blame += BLAME_OF_AN_ERROR if failure.raised else BLAME_OF_A_DEATH
-        if seq.blame < 1.0:
-            return False
-        text = (
-            f"the model's processes failed {seq.num_crashes} times while they computed this request, which is given up"
-        )
-        log.error("a request of %d tokens is given up: %s", seq.length, failure.message)
-        self.scheduler.finish(seq, FinishReason.ERROR)
-        if (stream := self._drop(seq)) is not None:
-            stream.fail(PoisonRequest(text))
+        assert isinstance(harmful.error, EngineError)
+        if (stream := self._drop(harmful)) is not None:
+            stream.fail(harmful.error)
         return True
 
-    def _new_trial(self) -> Sequence:
-        prompt, params = [self._tokenizer.eos_id] * 2, SamplingParams(temperature=0.0, ignore_eos=True)
-        # On the account of one for whom it is made: an owner of its own would count among those who share the queue.
-        owner = next(seq.owner for seq in self.scheduler.live() if seq.is_suspect)
-        trial = Sequence(prompt, params, max_length=len(prompt) + 2, owner=owner)
-        trial.num_crashes, trial.doubtful_until = 1, trial.max_length  # no suspect runs beside it
-        self.scheduler.add_first(trial)
-        return trial
-
-    def _is_trial(self, batch: StepInput) -> bool:
-        """Whether nobody else has a row in this step."""
-        return self._trial is not None and all(row.slot == self._trial.slot for row in batch.rows)
+    def _is_canary(self, batch: StepInput) -> bool:
+        """Whether only the canary request has a row in this step."""
+        canary = self.scheduler.quarantine.canary
+        return canary is not None and all(row.slot == canary.slot for row in batch.rows)
 
     def fail(self, error: EngineError) -> None:
         """End every live request with `error`, once, and refuse new ones with it."""
@@ -318,6 +287,7 @@ class EngineLoop:
 
     def _report(self, flight: _Flight, output: StepOutput, progress: list[Progress]) -> None:
         scheduler, batch = self.scheduler, flight.batch
+        canary = scheduler.quarantine.canary
         counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
         prefix_hits, drafts, accepted = (now - then for now, then in zip(counts, self._counts, strict=True))
         self._counts = counts
@@ -325,7 +295,7 @@ class EngineLoop:
             StepStats(
                 num_rows=len(batch.rows),
                 num_tokens=batch.num_tokens,
-                num_sampled=sum(len(update.tokens) for update in progress if update.sequence is not self._trial),
+                num_sampled=sum(len(update.tokens) for update in progress if update.sequence is not canary),
                 elapsed_ms=output.elapsed_ms,
                 round_trip_ms=(self.last_progress_s - flight.sent_s) * 1e3,
                 num_non_finite=sum(isinstance(update.sequence.error, NonFiniteLogits) for update in progress),

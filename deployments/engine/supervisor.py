@@ -21,14 +21,12 @@ from deployments.engine.recovery_plan import Attempts
 from llama_core.config import EngineConfig, ModelConfig
 from llama_core.errors import CheckpointChanged, CheckpointError, LlamaError, RankFailure, TokenizerError
 from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.quarantine import FailureStreak
 
 log = logging.getLogger(__name__)
 
 LOADING_PERIOD_S: Final = 1.0
 RETRY_AFTER_S: Final = 0.5  # between attempts to bring the ranks back; longer each time
-MAX_FRUITLESS: Final = 12  # failures in turn without a step between them that no request is found to be to blame for
-MAX_GIVEN_UP: Final = 8  # requests in turn, likewise, that were: so many can hardly be
-CALM_S: Final = 60.0  # a failure after so long has nothing to do with the last one
 LOOK_FOR_ROOM_S: Final = 10.0  # how often, while fewer ranks serve than should; more seldom each time it did not help
 LONGEST_LOOK_S: Final = 600.0
 PACE_PERIOD_S: Final = 5.0
@@ -96,9 +94,7 @@ class RankKeeper:
         self._first_start_s = 0.0
         self._num_blocks: int | None = None  # that the first group had
         self._look_s = LOOK_FOR_ROOM_S
-        self._num_steps = 0  # that had been done when the ranks last failed
-        self._num_fruitless = 0  # failures since a step was done, or a request was found to be to blame
-        self._num_given_up = 0  # requests that were, since a step was done
+        self._streak = FailureStreak()
         self._recovered_s = 0.0
 
     async def start(self) -> GroupInfo:
@@ -157,7 +153,9 @@ class RankKeeper:
         assert self._group is not None
         await self._group.stop()
         if failure is not None:
-            self._check_patience(loop, failure, attempts.began)
+            self._streak.failed(loop.num_steps, attempts.began - self._recovered_s)
+            if (reason := self._streak.reason_to_give_up) is not None:
+                raise RankFailure(f"{reason}: {failure.message}")
         info = await self._bring_up(loop, failure, attempts)
         if info.num_blocks != loop.scheduler.pool.num_blocks:
             log.warning("the new ranks have room for %d cache blocks", info.num_blocks)
@@ -181,7 +179,7 @@ class RankKeeper:
         for attempt in itertools.count(1):
             self.epoch += 1
             if loop.restart(self.epoch, failure):
-                self._num_fruitless, self._num_given_up = 0, self._num_given_up + 1
+                self._streak.verdict_given()
             there = await self._groups.seats()
             if there is None:  # it is worth a try
                 there = attempts.all_seats
@@ -228,22 +226,6 @@ class RankKeeper:
             if self.is_reduced:
                 seats = await self._groups.seats()
                 num_looks = num_looks + 1 if seats is not None and len(seats) == self.num_ranks else 0
-
-    def _check_patience(self, loop: EngineLoop, failure: RankFailure, now: float) -> None:
-        """Raise `failure` where other ranks would not help: one group after the other does not get through a step."""
-        if loop.num_steps > self._num_steps or now - self._recovered_s > CALM_S:
-            self._num_fruitless = self._num_given_up = 0
-        else:
-            self._num_fruitless += 1
-        self._num_steps = loop.num_steps
-        if self._num_fruitless > MAX_FRUITLESS:
-            raise RankFailure(
-                f"{self._num_fruitless} groups of ranks in turn did not get through a step: {failure.message}"
-            )
-        if self._num_given_up > MAX_GIVEN_UP:
-            raise RankFailure(
-                f"{self._num_given_up} requests in turn were given up, and still no step was done: {failure.message}"
-            )
 
     async def _follow_pace(self, group: Group) -> None:
         pace, slow = Pace(), None

@@ -11,8 +11,6 @@ from llama_core.scheduling.sampling_params import SamplingParams, whole_number
 
 log = logging.getLogger(__name__)
 
-CRASHES_OF_A_SUSPECT = 2  # failures of the ranks after which a request is looked at by itself
-
 
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, or a stop string
@@ -76,10 +74,7 @@ class Sequence:
     num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
-    num_crashes: int = 0  # failures of the ranks with one of its rows under way, since it was last seen past the place
-    blame: float = 0.0  # of those with no other suspect under way, by how much each says
-    is_proven: bool = False  # these ranks have drawn a token for it
-    doubtful_until: int = 0  # tokens that it must have before it is past it
+    is_trusted: bool = False  # kept by quarantine.py: these ranks have sampled for it, and no failure is on its record
     finish_reason: FinishReason | None = None
     error: LlamaError | None = None
 
@@ -103,11 +98,6 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
-
-    @property
-    def is_suspect(self) -> bool:
-        """The ranks have failed twice where it is: once with it and others, and once more when those were computed again."""
-        return self.num_crashes >= CRASHES_OF_A_SUSPECT
 
     def cut(self, num_tokens: int) -> None:
         """Take back the last `num_tokens` generated tokens: drawn in one step with an earlier one that ended the text."""

@@ -21,10 +21,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from llama_core.errors import NonFiniteLogits, QueueFull
+from llama_core.errors import NonFiniteLogits, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockId, BlockKey, BlockPool, block_key
 from llama_core.scheduling.fair_queue import OUTPUT_COST, PROMPT_COST, WaitingQueue
 from llama_core.scheduling.prompt_lookup import MAX_DRAFTS_A_ROW, PromptLookup
+from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.step import Draft, Grow, Row, SlotInit, StepInput, StepOutput
 
@@ -93,7 +94,7 @@ class Scheduler:
         self._free_slots = list(range(config.max_batch_size - 1, -1, -1))
         self._flights: deque[_Flight] = deque()
         self._head_lacks_blocks = False  # the first in line was refused, and nothing has been given back since
-        self._num_suspects = 0
+        self.quarantine = Quarantine()
 
     @property
     def num_waiting(self) -> int:
@@ -116,10 +117,6 @@ class Scheduler:
         """Every sequence that has not ended: those that run, then those that wait."""
         yield from self._running
         yield from self._waiting
-
-    @property
-    def has_suspects(self) -> bool:
-        return self._num_suspects > 0
 
     # Requests come and go.
 
@@ -155,7 +152,7 @@ class Scheduler:
         if seq.finished:
             return
         seq.finish_reason = reason
-        self._clear(seq)
+        self.quarantine.ended(seq)
         if seq.slot is not None:
             self._vacate(seq)
             self._running.remove(seq)
@@ -163,34 +160,32 @@ class Scheduler:
             self._waiting.remove(seq)
             self._head_lacks_blocks = False
 
-    def restart(self, epoch: int, *, failed: bool = True) -> list[Sequence]:
-        """The ranks are new and remember nothing: every live sequence starts over from its tokens, in its old order.
+    def restart(self, epoch: int, failure: RankFailure | None = None) -> Sequence | None:
+        """Start every live sequence over from its tokens, in its old order: the ranks are new and have none of them.
 
-        Steps in flight are forgotten; their outputs will never come. Returns the live sequences that had a row in one: if the
-        old ranks `failed`, that may be due to any of them. One that was there twice is suspected, and runs with nobody who
-        was there at all, so that further failures tell which it is.
+        Steps in flight are dropped; their outputs will never come. failure: of the old ranks, None where they were replaced
+        without one. Returns the request that the failure proves harmful (`quarantine.py`); it has ended then.
         """
         self.epoch = epoch
-        under_way = list(dict.fromkeys(seq for flight in self._flights for seq in flight.sequences if not seq.finished))
-        for seq in under_way if failed else ():
-            seq.num_crashes += 1
-            # As many tokens as it would have had with all that was under way; once preempted, `scheduled` says nothing.
-            reached = max(seq.scheduled + seq.num_drafts + 1, len(seq.tokens) + seq.inflight)
-            seq.doubtful_until = max(seq.doubtful_until, reached)
+        if self.quarantine.canary is not None:
+            self.finish(self.quarantine.canary, FinishReason.ABORT)
+        in_flight = list(dict.fromkeys(seq for step in self._flights for seq in step.sequences if not seq.finished))
+        if failure is not None:
+            self.quarantine.ranks_failed(in_flight)
         self._flights.clear()
         while self._running:
             self._requeue_youngest()
         for seq in self._waiting:
             seq.inflight = seq.num_drafts = 0
-            seq.is_proven = False
-        self._num_suspects = sum(seq.is_suspect for seq in self._waiting)
+        self.quarantine.ranks_replaced(self._waiting)
         self.pool.forget()
-        return under_way
-
-    def add_first(self, seq: Sequence) -> None:
-        """Queue a new sequence before all others."""
-        self._waiting.add_first(seq)
+        harmful = self.quarantine.verdict(in_flight, failure) if failure is not None else None
+        if harmful is not None:
+            self.finish(harmful, FinishReason.ERROR)
+        if (canary := self.quarantine.new_canary(self._waiting, self.config.eos_id)) is not None:
+            self._waiting.add_first(canary)
         self._head_lacks_blocks = False
+        return harmful
 
     def use_pool(self, pool: BlockPool) -> None:
         """Other ranks may have room for fewer blocks, or more. Between `restart` and the next step: nobody has any."""
@@ -283,9 +278,8 @@ class Scheduler:
                 seq.logprobs.append(logprob)
         seq.tokens += taken
         self._waiting.charge(seq.owner, OUTPUT_COST * len(taken))
-        seq.is_proven = seq.is_proven or bool(taken)
-        if seq.num_crashes and len(seq.tokens) >= seq.doubtful_until:
-            self._clear(seq)
+        if taken and not seq.is_trusted:
+            self.quarantine.tokens_sampled(seq)
         seq.inflight -= 1
         seq.num_drafts = 0
         if seq.slot is not None:  # else it was preempted meanwhile, and nothing computed for it counts
@@ -356,7 +350,7 @@ class Scheduler:
             seq = self._waiting.first()
             if seq.inflight:  # preempted in mid-step: its next token is still on its way back
                 return
-            if self._num_suspects and self._must_be_apart(seq):
+            if not self.quarantine.admits(seq, self._running):
                 return
             found = self._find_prefix(seq)
             needed = self.pool.blocks_for(seq.length) - len(found)
@@ -378,18 +372,6 @@ class Scheduler:
             self._running.append(seq)
             flight.batch.admit.append(_slot_init(seq))
             budget -= self._add_prefill(seq, flight, budget)
-
-    def _must_be_apart(self, seq: Sequence) -> bool:
-        """Whether somebody runs with whom the ranks' next failure would not tell which of the two it is due to: a suspect has
-        with it only those who have drawn a token from these ranks."""
-        if seq.is_suspect:
-            return any(other.num_crashes or not other.is_proven for other in self._running)
-        return any(other.is_suspect for other in self._running)
-
-    def _clear(self, seq: Sequence) -> None:
-        """It is past where the ranks failed, or has ended."""
-        self._num_suspects -= seq.is_suspect
-        seq.num_crashes, seq.blame = 0, 0.0
 
     # Blocks.
 

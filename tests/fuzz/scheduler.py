@@ -97,7 +97,7 @@ def not_finite(bench: Bench, draw: Random) -> None:
 def failure(bench: Bench, draw: Random) -> None:
     least = -(-MAX_LENGTH // 4)
     num_blocks = draw.randint(least, 20) if draw.random() < 0.3 else None
-    bench.fail(unsent=draw.random() < 0.3, gives_up=draw.random() < 0.5, num_blocks=num_blocks)
+    bench.fail(unsent=draw.random() < 0.3, raises=draw.random() < 0.5, num_blocks=num_blocks)
 
 
 def slow_ranks(bench: Bench, draw: Random) -> None:

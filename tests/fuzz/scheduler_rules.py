@@ -7,7 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from random import Random
 
-from llama_core.errors import QueueFull
+from llama_core.errors import PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
 from llama_core.scheduling.request import FinishReason, Sequence
@@ -168,6 +168,8 @@ class Bench:
         if sends_first:
             self.schedule()
         for seq, tokens in progress:
+            if seq is self.scheduler.quarantine.canary:
+                continue
             heard = self.heard[seq]
             assert heard.reason is None, "a sequence that has ended gains tokens"
             heard.tokens += tokens
@@ -183,20 +185,26 @@ class Bench:
             if seq.finished:
                 self._ended(heard)
 
-    def fail(self, *, unsent: bool = False, gives_up: bool = False, num_blocks: int | None = None) -> None:
-        """The ranks fail, with a step that was made and not sent or without; others come, with their own number of blocks."""
+    def fail(self, *, unsent: bool = False, raises: bool = False, num_blocks: int | None = None) -> None:
+        """The ranks fail, with a step that was made and not sent or without; others come, with their own number of blocks.
+
+        raises: a rank reports the error itself, which raises a quarantined request's failure score by more.
+        """
         if unsent and self.schedule():
             self.flights.pop()
             self.scheduler.forget_unsent()
         self.flights.clear()
         self.ranks = FakeRanks(BLOCK_SIZE, self.world.model)
         before = list(self.scheduler.live())
-        under_way = self.scheduler.restart(self.scheduler.epoch + 1)
-        assert set(before) == set(self.scheduler.live()), "a restart lost or made a sequence"
+        quarantine, earlier_canary = self.scheduler.quarantine, self.scheduler.quarantine.canary
+        harmful = self.scheduler.restart(self.scheduler.epoch + 1, RankFailure("a rank failed", raised=raises))
+        lost = set(before) - set(self.scheduler.live())
+        assert lost <= {harmful, earlier_canary}, "a restart lost a sequence"
+        assert set(self.scheduler.live()) - set(before) <= {quarantine.canary}, "a restart made a sequence"
         assert not self.scheduler.num_running and not self.scheduler.num_in_flight
-        suspects = [seq for seq in under_way if seq.is_suspect]
-        if gives_up and len(suspects) == 1:
-            self.finish(suspects[0], FinishReason.ERROR)
+        if harmful is not None:
+            assert isinstance(harmful.error, PoisonRequest)
+            self._ended(self.heard[harmful])
         if num_blocks is not None:
             self.scheduler.use_pool(BlockPool(num_blocks, BLOCK_SIZE))
 
@@ -267,7 +275,8 @@ class Bench:
         """After every operation."""
         scheduler = self.scheduler
         pool, live = scheduler.pool, list(scheduler.live())
-        assert set(live) == set(self.heard) and len(live) == len(self.heard), "a sequence is lost, or lives twice"
+        assert len(set(live)) == len(live), "a sequence lives twice"
+        assert {seq for seq in live if seq is not scheduler.quarantine.canary} == set(self.heard), "a sequence is lost"
         holders = Counter(block for seq in live for block in seq.blocks)
         counts = [holders[block] for block in range(pool.num_blocks)]
         assert counts == pool._num_holders, "a block's holders are miscounted"
@@ -282,9 +291,9 @@ class Bench:
             assert all(holders[block] == 1 for block in written), "a block is written while it is shared"
         self._check_keys(pool)
         self._check_queue(scheduler._waiting, live)
-        suspects = [seq for seq in live if seq.is_suspect]
-        assert scheduler._num_suspects == len(suspects), "suspects are miscounted"
-        assert sum(seq.is_suspect for seq in scheduler._running) <= 1, "two suspects run together"
+        quarantine = scheduler.quarantine
+        assert quarantine._quarantined <= set(quarantine._records) <= set(live), "the quarantine keeps an ended request"
+        assert sum(map(quarantine.is_quarantined, scheduler._running)) <= 1, "two quarantined requests run together"
 
     def _check_keys(self, pool: BlockPool) -> None:
         named = {key: block for block, key in enumerate(pool._key_of) if key is not None}

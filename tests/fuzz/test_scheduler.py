@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from llama_core.errors import RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
 from llama_core.scheduling.request import FinishReason, Sequence
@@ -86,11 +87,9 @@ class Machine(RuleBasedStateMachine):
                 pass
             self.bench.commit()
 
-    @rule(
-        unsent=st.booleans(), gives_up=st.booleans(), num_blocks=st.none() | st.integers(MAX_LENGTH // BLOCK_SIZE, 20)
-    )
-    def fail(self, unsent: bool, gives_up: bool, num_blocks: int | None) -> None:
-        self.bench.fail(unsent=unsent, gives_up=gives_up, num_blocks=num_blocks)
+    @rule(unsent=st.booleans(), raises=st.booleans(), num_blocks=st.none() | st.integers(MAX_LENGTH // BLOCK_SIZE, 20))
+    def fail(self, unsent: bool, raises: bool, num_blocks: int | None) -> None:
+        self.bench.fail(unsent=unsent, raises=raises, num_blocks=num_blocks)
 
     @rule(num_tokens=st.sampled_from([1, 3, 100]))
     def limit_prompts(self, num_tokens: int) -> None:
@@ -133,11 +132,11 @@ def _miscount(queue: WaitingQueue, seq: Sequence) -> None:
     queue._length += 2
 
 
-def _lose(self: Scheduler, epoch: int) -> list[Sequence]:
-    under_way = _restart(self, epoch)
+def _lose(self: Scheduler, epoch: int, failure: RankFailure | None = None) -> Sequence | None:
+    harmful = _restart(self, epoch, failure)
     if self.num_waiting > 1:
         self._waiting.remove(self._waiting.first())
-    return under_way
+    return harmful
 
 
 def _forget_drafts(self: Scheduler, *given: Any) -> int:

@@ -447,14 +447,16 @@ async def test_ranks_that_fail_and_are_followed_by_others_lose_and_double_nothin
     assert [text for text, _, _ in results] == [TOKENIZER.decode(continuation(prompt, 30)) for prompt in prompts]
 
 
-async def test_what_new_ranks_try_first_is_on_a_suspects_account() -> None:
+async def test_new_ranks_first_compute_a_canary_in_the_name_of_the_quarantined_requests_owner() -> None:
     scheduler = Scheduler(SchedulerConfig(2, 16, EOS), BlockPool(64, 16))
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100)
     loop.submit([1, 3, 4], greedy(20), owner="a")
     for epoch in (1, 2):
-        assert loop._trial is None and scheduler.schedule() is not None
+        assert scheduler.quarantine.canary is None and scheduler.schedule() is not None
         loop.restart(epoch, RankFailure("rank 1 died", rank=1))
     step = scheduler.schedule()
-    assert step is not None and len(step.rows) == 1 and loop._is_trial(step), "the suspect waits for it"
+    assert step is not None and len(step.rows) == 1 and loop._is_canary(step), (
+        "the quarantined request waits for the canary"
+    )
     scheduler.commit(StepOutput(2, step.step, [5]))
     assert scheduler._waiting._given.keys() == {"a"}

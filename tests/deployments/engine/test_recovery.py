@@ -12,9 +12,7 @@ from cluster.driver.rank_group import GroupInfo
 from deployments.args import ServerArgs
 from deployments.engine import recovery_plan as seats
 from deployments.engine import supervisor as rank_keeper
-from deployments.engine.engine_loop import BLAME_OF_A_DEATH, BLAME_OF_AN_ERROR
 from deployments.engine.service import LlamaService
-from deployments.engine.supervisor import MAX_GIVEN_UP
 from deployments.engine.token_stream import TokenStream
 from llama_core.errors import (
     CheckpointChanged,
@@ -23,6 +21,12 @@ from llama_core.errors import (
     LlamaError,
     PoisonRequest,
     RankFailure,
+)
+from llama_core.scheduling.quarantine import (
+    MAX_FAILURES_WITHOUT_PROGRESS,
+    MAX_VERDICTS_WITHOUT_PROGRESS,
+    SCORE_OF_A_DEATH,
+    SCORE_OF_AN_ERROR,
 )
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
@@ -160,7 +164,7 @@ async def test_a_request_that_takes_the_ranks_down_fails_alone(raises: bool, alo
             await read(poison)
         assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in others]
         # The first with it is nobody's fault yet; among others, nor is the second.
-        assert len(served.failures) == (1 if alone else 2) + 1 / (BLAME_OF_AN_ERROR if raises else BLAME_OF_A_DEATH)
+        assert len(served.failures) == (1 if alone else 2) + 1 / (SCORE_OF_AN_ERROR if raises else SCORE_OF_A_DEATH)
         assert served.service.describe()["blocks_used"] == 0
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
 
@@ -243,7 +247,7 @@ async def test_ranks_of_which_no_group_gets_through_a_step_fail_the_replica_and_
         results = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(20)), return_exceptions=True)
         assert all(isinstance(result, RankFailure) for result in results)
         assert not served.service.live() and "did not get through a step" in served.service.readiness().detail
-        assert len(served.groups.made) == rank_keeper.MAX_FRUITLESS + 2
+        assert len(served.groups.made) == MAX_FAILURES_WITHOUT_PROGRESS + 2
 
 
 async def test_where_one_request_after_the_other_takes_the_ranks_down_it_is_the_ranks() -> None:
@@ -258,7 +262,7 @@ async def test_where_one_request_after_the_other_takes_the_ranks_down_it_is_the_
         assert all(isinstance(result, LlamaError) for result in results)
         assert not served.service.live() and "no step was done" in served.service.readiness().detail
         given_up = sum(isinstance(result, PoisonRequest) for result in results)
-        assert given_up == MAX_GIVEN_UP + 1 and len(served.groups.made) < 5 * given_up
+        assert given_up == MAX_VERDICTS_WITHOUT_PROGRESS + 1 and len(served.groups.made) < 5 * given_up
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])
@@ -413,7 +417,8 @@ async def test_ranks_without_room_are_done_without_and_come_back_when_there_is(m
         assert await asyncio.gather(*reading) == [continuation(prompt, 50, steady) for prompt in prompts(12)]
         assert served.groups.seats_opened == [[0, 1], [0], [0, 1]]
         assert served.service.describe()["world_size"] == 2 and len(served.failures) == 1, "to grow is no failure"
-        assert not any(seq.num_crashes for seq in served.service._loop.scheduler.live())  # type: ignore[union-attr]
+        scheduler = served.service._loop.scheduler  # type: ignore[union-attr]
+        assert not any(map(scheduler.quarantine.num_failures, scheduler.live()))
 
 
 async def test_a_failure_of_fewer_ranks_costs_no_further_wait_for_the_others() -> None:
