@@ -116,6 +116,14 @@ def test_documents_refer_to_files_and_targets_that_exist() -> None:
         assert [path for path in paths if not (ROOT / path).exists()] == [], document.name
 
 
+def test_documents_name_source_files_that_exist() -> None:
+    folders = ("llama_core", "cluster", "deployments", "cli", "benchmarks", "tests", "scripts", "examples")
+    names = {path.name for folder in folders for path in (ROOT / folder).rglob("*")}
+    for document in DOCUMENTS:
+        named = re.findall(r"`(\w+\.(?:py|hpp|cpp))`", document.read_text())
+        assert [name for name in named if name not in names] == [], document.name
+
+
 def fault_numbers(page: Path, pattern: str) -> list[str]:
     return re.findall(pattern, page.read_text(), re.MULTILINE)
 
