@@ -5,24 +5,18 @@ begin with # are passed over. Of a key only its SHA-256 is kept and passed on. D
 them, so that the time of an answer says nothing of how near a guess came.
 """
 
-import base64
-import binascii
 import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from deployments.http.errors import Unauthorized, error_response
 from llama_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0  # whether the file has changed
-OPEN_PATHS = frozenset({"/health", "/ready"})  # for probes, which have no key
 
 
 class ApiKeys:
@@ -81,33 +75,6 @@ class ApiKeys:
         self._from_file = keys
 
 
-class Guard:
-    """Lets through who has a key, and answers 401 to others. `request.state.owner` is who asks, where keys are asked for."""
-
-    def __init__(self, app: ASGIApp, keys: ApiKeys, on_refused: Callable[[Scope, Unauthorized], None]) -> None:
-        """`on_refused` is told of every request that is answered 401."""
-        self._app = app
-        self._keys = keys
-        self._on_refused = on_refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not self._keys.are_required:
-            return await self._app(scope, receive, send)
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path not in OPEN_PATHS:
-            owner = self._keys.owner_of(_key_of(scope["headers"]))
-            if owner is None and scope["type"] == "websocket":
-                return await send({"type": "websocket.close", "code": 1008})
-            if owner is None:
-                # Browsers ask their user for a password then, and send it with all that the page does.
-                challenge = {"WWW-Authenticate": 'Basic realm="API key as password"' if path == "/" else "Bearer"}
-                error = Unauthorized("A valid API key is required.")
-                self._on_refused(scope, error)
-                return await error_response(error, challenge)(scope, receive, send)
-            scope.setdefault("state", {})["owner"] = owner
-        await self._app(scope, receive, send)
-
-
 def digests_of(keys: str) -> tuple[str, ...]:
     """In hexadecimal, of keys separated by commas."""
     return tuple(_digest(key.strip().encode()).hex() for key in keys.split(",") if key.strip())
@@ -115,18 +82,3 @@ def digests_of(keys: str) -> tuple[str, ...]:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-def _key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """`Authorization: Bearer KEY`, the password of `Basic`, or `x-api-key`; b"" where there is none."""
-    found = dict(headers)
-    kind, _, value = found.get(b"authorization", b"").partition(b" ")
-    value = value.strip()
-    if kind.lower() == b"bearer":
-        return value
-    if kind.lower() == b"basic":
-        try:
-            return base64.b64decode(value, validate=True).partition(b":")[2]
-        except binascii.Error:
-            return b""
-    return found.get(b"x-api-key", b"")

@@ -78,6 +78,11 @@ class Engine(Protocol):
     def max_seq_len(self) -> int: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt tokens that all sequences of one request may have together: more could never be taken, however idle the
+        engine is."""
+
     def readiness(self) -> Readiness: ...
     def live(self) -> bool:
         """False when only a restart helps."""

@@ -128,6 +128,10 @@ class LlamaService:
         return self.args.max_seq_len
 
     @property
+    def max_request_tokens(self) -> int:
+        return self.config.max_batch_size * self.config.max_seq_len + self.args.max_queue_tokens
+
+    @property
     def info(self) -> GroupInfo | None:
         """The ranks that serve, or did before they failed; None until the first have started."""
         return self._keeper.info if self._keeper is not None else None

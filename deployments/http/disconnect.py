@@ -1,6 +1,6 @@
-"""Ends work on a request from outside, for whatever reason: its client leaves, or does not read.
+"""Ends the work on one request from outside: its client disconnects, or stops reading.
 
-By cancelling the request's own task, as `asyncio.timeout` does, so that the work needs no task of its own.
+The scope cancels the request's own task, as `asyncio.timeout` does, so the work needs no task of its own.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from starlette.types import Receive
 from llama_core.errors import RequestCancelled
 
 
-class Interruption:
-    """`with Interruption() as ending:` a block that `ending.interrupt(error)` cancels and makes raise `error`.
+class DisconnectScope:
+    """`with DisconnectScope() as scope:` a block that `scope.cancel(error)` cancels and makes raise `error`.
 
-    Anybody else's cancelling of the task goes through.
+    A cancellation of the task by anybody else passes through unchanged.
     """
 
-    def __enter__(self) -> "Interruption":
+    def __enter__(self) -> "DisconnectScope":
         task = asyncio.current_task()
         assert task is not None, "only a task can be cancelled"
         self._task = task
@@ -27,8 +27,8 @@ class Interruption:
         self._error: Exception | None = None
         return self
 
-    def interrupt(self, error: Exception) -> None:
-        """Not from inside the block. The first call counts."""
+    def cancel(self, error: Exception) -> None:
+        """To be called from outside the block. Only the first call has an effect."""
         if self._error is None:
             self._error = error
             self._task.cancel()
@@ -43,20 +43,20 @@ class Interruption:
 
 
 @contextlib.asynccontextmanager
-async def while_connected(receive: Receive) -> AsyncIterator[Interruption]:
-    """A block that is interrupted with RequestCancelled when the client leaves.
+async def disconnect_scope(receive: Receive) -> AsyncIterator[DisconnectScope]:
+    """A block that raises RequestCancelled when the client disconnects.
 
-    Only after the whole body has been read: the next message is then the client's leaving.
+    To be entered after the whole body has been read: the next ASGI message is then the disconnect.
     """
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        ending.interrupt(RequestCancelled("the client left"))
+        scope.cancel(RequestCancelled("the client disconnected"))
 
-    with Interruption() as ending:
+    with DisconnectScope() as scope:
         watching = asyncio.create_task(watch())
         try:
-            yield ending
+            yield scope
         finally:
             watching.cancel()

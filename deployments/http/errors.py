@@ -1,11 +1,12 @@
-"""Turns errors into HTTP answers in OpenAI's shape: {"error": {message, type, param, code}}.
+"""HTTP errors: turns exceptions into answers in OpenAI's shape, {"error": {message, type, param, code}}.
 
-Decides status, type and Retry-After by one table. Messages come from the errors, which never repeat the caller's input.
+Decides status, type and Retry-After by one table. Messages come from the exceptions, which never repeat the caller's input.
 """
 
 import math
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from llama_core.errors import (
@@ -101,6 +102,19 @@ def status_of(error: LlamaError) -> int:
 def as_llama_error(error: BaseException) -> LlamaError:
     """The error itself if it is one of ours, else one that says nothing of what happened inside."""
     return error if isinstance(error, LlamaError) else INTERNAL
+
+
+def exception_response(error: Exception) -> Response:
+    """The answer to whatever an endpoint, or the router itself, raised."""
+    if not isinstance(error, HTTPException):
+        return error_response(as_llama_error(error))
+    if error.status_code == 404:
+        return error_response(RouteNotFound("There is no such route; GET /docs lists them."))
+    if error.status_code == 405:
+        headers = dict(error.headers or {})
+        allowed = headers.get("Allow", "")
+        return error_response(MethodNotAllowed(f"This route does not take this method, only {allowed}."), headers)
+    return error_response(InvalidJson("The request could not be read."))
 
 
 def error_object(error: LlamaError) -> dict[str, dict[str, str | None]]:

@@ -1,11 +1,13 @@
 """Reads a request's body and makes a checked object of it, or says what is wrong without repeating any of it.
 
-Raw bytes first, with a cap and a deadline, then strict JSON, then the schema. FastAPI's own parsing is not used: it
-answers 500 to NaN, and takes bodies of any size.
+Raw bytes first, with a cap and a deadline, then strict JSON, then the schema. Parsing holds the interpreter's lock, so
+what a body may hold is bounded before it is parsed, and large bodies are parsed one at a time in a thread.
 """
 
 import asyncio
+import contextlib
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,8 +18,11 @@ from starlette.requests import ClientDisconnect, Request
 from deployments.http.errors import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
 from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, QueueFull, RequestCancelled
 
-MAX_BRACKETS = 200_000  # 16 MiB of "[],[]," would hold the event loop for a second; those inside strings count too
-MAX_COMMAS = 1_000_000  # likewise: so many numbers keep the event loop for some 50 ms
+# So many of each are parsed within 20 ms; those inside strings count too.
+MOST_OF_EACH = {b"[": 100_000, b"{": 100_000, b",": 1_000_000, b":": 100_000}
+MOST_OF_EACH_IN_WORDS = "100000 lists, 100000 objects, 100000 keys and 1000000 commas"
+MAX_FIELDS = 1000  # of the body itself: each is looked at once more than those inside it
+INLINE_BYTES = 128 * 2**10  # larger bodies are parsed in a thread; so many bytes take 3 ms at most
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -45,19 +50,24 @@ REASONS = {
 class BodyLimits:
     max_bytes: int = 16 * 2**20
     timeout_s: float = 10.0  # from the first byte awaited to the last one received
-    most_unfinished: int = 8  # so many bodies of max_bytes may be here before they are complete, or more smaller ones
+    most_pending: int = 8  # bodies of max_bytes, or more smaller ones, that are being received or wait to be parsed
 
 
 class BodyReader:
-    """Reads the bodies of one replica's requests, and knows how much of them is here while they are not complete."""
+    """Reads the bodies of one replica's requests, and counts the bytes of bodies that have not been parsed."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        self.num_unfinished_bytes = 0
+        self._parsing = asyncio.Semaphore(1)  # a second thread would only wait for the interpreter's lock
+        self.num_pending_bytes = 0
 
-    async def read(self, request: Request) -> bytes:
-        """The whole body. Raises an InvalidRequest when it is not JSON by its type, too large, too slow or cut short;
-        QueueFull when so much of others is arriving that there is no room for it."""
+    @contextlib.asynccontextmanager
+    async def received(self, request: Request) -> AsyncIterator[bytes]:
+        """The whole body, which counts as pending inside the block.
+
+        Raises an InvalidRequest when the body is not JSON by its type, too large, too slow or cut short; QueueFull when so
+        many bytes are pending that there is no room for more.
+        """
         limits = self._limits
         _check_content_type(request.headers.get("content-type", ""))
         declared = _declared_length(request)
@@ -65,34 +75,44 @@ class BodyReader:
             raise _too_large(limits)
         body = bytearray()
         try:
+            await self._receive(request, body, declared)
+            yield bytes(body)
+        finally:
+            self.num_pending_bytes -= len(body)
+
+    async def _receive(self, request: Request, body: bytearray, declared: int | None) -> None:
+        limits = self._limits
+        try:
             async with asyncio.timeout(limits.timeout_s):
                 async for chunk in request.stream():
-                    is_more = bool(body and chunk)  # what comes in one piece is in nobody's way
+                    is_more = bool(body and chunk)  # a body of one piece is always taken
                     body += chunk
-                    self.num_unfinished_bytes += len(chunk)
+                    self.num_pending_bytes += len(chunk)
                     if len(body) > limits.max_bytes:
                         raise _too_large(limits)
-                    if is_more and self.num_unfinished_bytes > limits.most_unfinished * limits.max_bytes:
+                    if is_more and self.num_pending_bytes > limits.most_pending * limits.max_bytes:
                         raise QueueFull("Too many large bodies are arriving at once.")
         except TimeoutError:
             if declared is not None:
                 raise IncompleteBody(_mismatch(declared, len(body), f" within {limits.timeout_s:g} s")) from None
             raise BodyTimeout(f"The body did not arrive within {limits.timeout_s:g} s.") from None
         except ClientDisconnect:
-            raise RequestCancelled("the client left before its request was complete") from None
-        finally:
-            self.num_unfinished_bytes -= len(body)
+            raise RequestCancelled("the client disconnected before its request was complete") from None
         if declared is not None and declared != len(body):
             raise IncompleteBody(_mismatch(declared, len(body)))
-        return bytes(body)
+
+    async def parse(self, raw: bytes, kind: type[BodyT]) -> BodyT:
+        """The body as a `kind`. Raises InvalidJson, InvalidParameter, InvalidDialog or Unsupported."""
+        if len(raw) <= INLINE_BYTES:
+            return validate(kind, parse_json(raw))
+        async with self._parsing:
+            return await asyncio.to_thread(lambda: validate(kind, parse_json(raw)))
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
     """The body's object. Raises InvalidJson, also for NaN, lone surrogates, deep nesting and endless integers."""
-    if raw.count(b"[") + raw.count(b"{") > MAX_BRACKETS:
-        raise InvalidJson(f"The body has more than {MAX_BRACKETS} opening brackets, the most this server reads.")
-    if raw.count(b",") > MAX_COMMAS:
-        raise InvalidJson(f"The body has more than {MAX_COMMAS} commas, the most this server reads.")
+    if any(raw.count(mark) > most for mark, most in MOST_OF_EACH.items()):
+        raise InvalidJson(f"The body has more than this server reads: {MOST_OF_EACH_IN_WORDS}.")
     try:
         value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
@@ -100,6 +120,8 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         raise InvalidJson(f"The body is not valid JSON{' ' + at[0] if at else ''}.") from None
     if not isinstance(value, dict):
         raise InvalidJson("The body must be a JSON object.")
+    if len(value) > MAX_FIELDS:
+        raise InvalidJson(f"The body has more than {MAX_FIELDS} fields, the most this server reads.")
     return value
 
 
@@ -114,11 +136,13 @@ def validate(kind: type[BodyT], raw: dict[str, Any]) -> BodyT:
 
 
 def _explain(details: ErrorDetails) -> InvalidRequest:
+    context = details.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, InvalidRequest) and not details["loc"]:
+        return type(cause)(cause.message, param=cause.param)  # a contradiction between fields, which it names itself
     param = ""
     for part in details["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
-    context = details.get("ctx", {})
-    cause = context.get("error")
     if isinstance(cause, InvalidRequest):  # one of our own validators
         reason = cause.message
     else:

@@ -1,4 +1,4 @@
-"""Around every request: its id, and an answer in the usual shape whatever went wrong inside."""
+"""Around every request: its id, and an answer in OpenAI's shape for every exception."""
 
 import asyncio
 import contextlib
@@ -7,9 +7,10 @@ import re
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.errors import as_llama_error, error_response
+from deployments.http.errors import exception_response
 from llama_core.errors import LlamaError
 
 log = logging.getLogger(__name__)
@@ -19,20 +20,18 @@ LINGER_S, LINGER_BYTES = 5.0, 16 * 2**20
 
 
 def clean_request_id(given: str | None) -> str:
-    """What a client sent as X-Request-ID, without what could confuse a log or a header; a new one if nothing is left."""
+    """The client's X-Request-ID without characters that could confuse a log or a header; a new id if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._:-]", "", given or "")[:MAX_REQUEST_ID_CHARS] or uuid.uuid4().hex
 
 
 class RequestScope:
-    """Sets `request.state.request_id`, answers it as X-Request-ID, and answers an exception that nobody has handled: by what it
-    says if it is one of ours, else as a 500.
+    """Sets `request.state.request_id`, sends it as X-Request-ID, and answers every exception: a LlamaError by its own code,
+    any other as a 500.
 
     `sends_id` is False behind a server that adds the header itself, as Ray Serve does: two would read as "abc, abc".
 
-    A connection whose request was answered before its body had come ends. What still comes is thrown away for a while, or a
-    client that sends and does not look would lose the answer; but one that sends a byte a second must not keep it for ever.
-
-    Here rather than in an exception handler of Starlette's: those raise it again, for a server to print.
+    A connection whose request was answered before its body had arrived is closed. The rest of the body is read and dropped
+    for LINGER_S first: a client that sends all of it before it reads would otherwise lose the answer.
     """
 
     def __init__(self, app: ASGIApp, sends_id: bool = True) -> None:
@@ -77,14 +76,14 @@ class RequestScope:
         try:
             await self._app(scope, receive_body, send_with_id)
         except Exception as error:
-            if not isinstance(error, LlamaError):
+            if not isinstance(error, LlamaError | HTTPException):
                 log.exception("unhandled exception, request %s", request_id)
             if not started:
-                await error_response(as_llama_error(error))(scope, receive_body, send_with_id)
+                await exception_response(error)(scope, receive_body, send_with_id)
 
 
 def _has_body(scope: Scope) -> bool:
-    """Whether the head announces one."""
+    """Whether the request's head announces a body."""
     return any(
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
         for name, value in scope["headers"]

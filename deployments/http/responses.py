@@ -42,7 +42,7 @@ def event(content: object) -> bytes:
     return b"data: " + _encode(content) + b"\n\n"
 
 
-class Reply(ABC):
+class ResponseSerializer(ABC):
     """One request's answer. Feed it either through `chunk`, delta by delta, or `whole`, once."""
 
     id_prefix: ClassVar[str]
@@ -149,7 +149,7 @@ class Reply(ABC):
     def _choice(self, index: int, part: Part) -> Json: ...
 
 
-class ChatReply(Reply):
+class ChatSerializer(ResponseSerializer):
     id_prefix, object_name, chunk_name = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def _logprob_writer(self, prompt: Sequence[int]) -> ChatLogprobs | None:
@@ -167,7 +167,7 @@ class ChatReply(Reply):
         return {"index": index, "message": message, "logprobs": part.logprobs, "finish_reason": part.finish_reason}
 
 
-class CompletionReply(Reply):
+class CompletionSerializer(ResponseSerializer):
     id_prefix, object_name, chunk_name = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:

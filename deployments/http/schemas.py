@@ -5,10 +5,10 @@ ignored and null means absent, because clients send both. Knows nothing of the m
 order are checked in `plan.py`.
 """
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, WithJsonSchema, model_validator
 
 from deployments.http.errors import Unsupported
 from llama_core.errors import InvalidParameter
@@ -117,12 +117,22 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)
 
 
+class BodyWithUnknownFields(Body):
+    """Keeps the fields that the schema does not name: `refuse_unsupported` looks for OpenAI's and vLLM's among them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def given(self) -> dict[str, object]:
+        """Every field that the client sent, validated where the schema names it."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
 class StreamOptions(Body):
     include_usage: Flag = None
     continuous_usage_stats: Flag = None
 
 
-class GenerationBody(Body):
+class GenerationBody(BodyWithUnknownFields):
     """What completions and chat completions share."""
 
     model: str | None = Field(None, description="May be absent: one model is served.")
@@ -146,6 +156,14 @@ class GenerationBody(Body):
     min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Only 0.")
     logit_bias: LogitBias = Field(default_factory=dict, description="Only empty.")
 
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
+            raise InvalidParameter("min_tokens: must not be more than max_tokens", param="min_tokens")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter("stream_options: needs stream to be true", param="stream_options")
+        return self
+
 
 class CompletionBody(GenerationBody):
     prompt: Prompt
@@ -154,8 +172,19 @@ class CompletionBody(GenerationBody):
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Only n.")
     add_special_tokens: Flag = Field(None, description="false: no BOS before a text prompt.")
 
+    @model_validator(mode="after")
+    def _choices_agree(self) -> Self:
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            raise InvalidParameter("best_of: must not be less than n", param="best_of")
+        if self.best_of is not None and self.best_of > n:
+            raise Unsupported("best_of: this server supports only best_of equal to n", param="best_of")
+        if len(self.prompt) * n > MAX_CHOICES:
+            raise InvalidParameter(f"n: prompts * n must be at most {MAX_CHOICES}", param="n")
+        return self
 
-class ChatMessage(Body):
+
+class ChatMessage(BodyWithUnknownFields):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
 
@@ -169,6 +198,19 @@ class ChatBody(GenerationBody):
     logprobs: Flag = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> Self:
+        if self.max_tokens not in (None, self.token_limit):
+            message = "max_tokens: contradicts max_completion_tokens; they are the same limit, send one of them"
+            raise InvalidParameter(message, param="max_tokens")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidParameter("top_logprobs: needs logprobs to be true", param="top_logprobs")
+        return self
+
 
 class TokenizeBody(Body):
     """Either a text, or the messages of a chat as its template writes them."""
@@ -177,6 +219,12 @@ class TokenizeBody(Body):
     prompt: str | None = Field(None, max_length=2**20)
     messages: Messages = Field(default_factory=list)
     add_special_tokens: Flag = Field(None, description="Default true: BOS first.")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.prompt is None) == (not self.messages):
+            raise InvalidParameter("prompt: send either prompt or messages", param="prompt")
+        return self
 
 
 class DetokenizeBody(Body):
@@ -212,8 +260,10 @@ CHAT_NEUTRAL = NEUTRAL | {"echo": _is(False), "best_of": _is(1), "add_special_to
 MESSAGE_NEUTRAL = {"tool_calls": _empty, "function_call": _none_at_all, "audio": _none_at_all}
 
 
-def refuse_unsupported(raw: dict[str, Any], neutral: dict[str, Callable[[object], bool]], where: str = "") -> None:
-    """Raises Unsupported for the first field of `raw` that asks for something this server cannot do."""
-    for name, value in raw.items():
+def refuse_unsupported(
+    fields: Mapping[str, object], neutral: Mapping[str, Callable[[object], bool]], where: str = ""
+) -> None:
+    """Raises Unsupported for the first field that asks for something this server cannot do. `where` prefixes its name."""
+    for name, value in fields.items():
         if value is not None and name in neutral and not neutral[name](value):
             raise Unsupported(f"{where}{name}: this server supports only its neutral value", param=where + name)

@@ -1,6 +1,6 @@
 """Server-sent events: a request's deltas as OpenAI's chunks, and the end of a stream that nobody reads.
 
-An error before the first token is a proper HTTP status (see `http.py`); after that it is a chunk with `error`, and no
+An error before the first token is a proper HTTP status (see `request_id.py`); after that it is a chunk with `error`, and no
 [DONE] follows, so no client can take half an answer for a whole one.
 """
 
@@ -10,10 +10,10 @@ import logging
 from starlette.types import Send
 
 from deployments.http.choices import Choices
-from deployments.http.disconnect import Interruption
+from deployments.http.disconnect import DisconnectScope
 from deployments.http.errors import as_llama_error, error_object
 from deployments.http.request_log import RequestRecord
-from deployments.http.responses import PING, Reply, event
+from deployments.http.responses import PING, ResponseSerializer, event
 from llama_core.errors import LlamaError, RequestCancelled
 
 log = logging.getLogger(__name__)
@@ -32,22 +32,28 @@ class EventStream:
     """
 
     def __init__(
-        self, choices: Choices, reply: Reply, record: RequestRecord, *, ping_s: float, send_timeout_s: float
+        self,
+        choices: Choices,
+        serializer: ResponseSerializer,
+        record: RequestRecord,
+        *,
+        ping_s: float,
+        send_timeout_s: float,
     ) -> None:
         """An idle stream says ": ping" so often; a client that reads nothing for `send_timeout_s` is cut off."""
         self.has_started = False
-        self._choices, self._reply, self._record = choices, reply, record
+        self._choices, self._serializer, self._record = choices, serializer, record
         self._ping_s, self._send_timeout_s = ping_s, send_timeout_s
         self._is_over = False
         self._has_failed = False
         self._sending_since_s: float | None = None
 
-    async def run(self, send: Send, ending: Interruption) -> None:
-        """To be run in the block that `ending` can end. Raises an error that comes before anything else."""
+    async def run(self, send: Send, scope: DisconnectScope) -> None:
+        """To be run in the block that `scope` can cancel. Raises an error that comes before anything else."""
         loop = asyncio.get_running_loop()
         body = self._take() if await self._choices.wait(self._ping_s) else PING
         self.has_started = True
-        self._watch = loop.call_later(self._send_timeout_s, self._check_sending, loop, ending)
+        self._watch = loop.call_later(self._send_timeout_s, self._check_sending, loop, scope)
         try:
             self._sending_since_s = loop.time()
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
@@ -70,10 +76,10 @@ class EventStream:
         try:
             while (item := self._choices.take()) is not None:
                 self._record.delta(item[1])
-                chunks.append(self._reply.chunk(*item))
+                chunks.append(self._serializer.chunk(*item))
             if not self._choices.num_open:
                 self._is_over = True
-                chunks.append(self._reply.ending())
+                chunks.append(self._serializer.ending())
         except Exception as error:
             if not self.has_started:
                 raise
@@ -84,12 +90,12 @@ class EventStream:
             chunks.append(event(error_object(as_llama_error(error))))
         return b"".join(chunks)
 
-    def _check_sending(self, loop: asyncio.AbstractEventLoop, ending: Interruption) -> None:
+    def _check_sending(self, loop: asyncio.AbstractEventLoop, scope: DisconnectScope) -> None:
         """One timer for all writes: it looks at the present one, and sleeps for what that one has left."""
         since_s = loop.time() if self._sending_since_s is None else self._sending_since_s
         left_s = since_s + self._send_timeout_s - loop.time()
         if left_s > 0:
-            self._watch = loop.call_later(left_s, self._check_sending, loop, ending)
+            self._watch = loop.call_later(left_s, self._check_sending, loop, scope)
             return
         log.warning("a client did not read its stream for %g s; it was cut off", self._send_timeout_s)
-        ending.interrupt(RequestCancelled("the client did not read its stream"))
+        scope.cancel(RequestCancelled("the client did not read its stream"))

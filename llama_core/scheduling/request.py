@@ -19,14 +19,27 @@ class FinishReason(StrEnum):
     ERROR = "error"  # `Sequence.error` says which
 
 
+def check_length(
+    num_tokens: int, num_new: int, max_seq_len: int, *, param: str = "prompt", is_lower_bound: bool = False
+) -> None:
+    """Raises ContextLengthExceeded unless a prompt of `num_tokens` tokens and `num_new` new tokens fit the context.
+
+    is_lower_bound: the prompt has at least so many tokens, which the message says.
+    """
+    if num_tokens + num_new > max_seq_len:
+        size = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
+        asked = f" and {num_new} more are asked for, {num_tokens + num_new} in all" if num_new > 1 else ""
+        least = ", one of them generated" if num_new == 1 else ""
+        raise ContextLengthExceeded(
+            f"{param}: the context holds {max_seq_len} tokens{least}; the prompt has {size}{asked}", param=param
+        )
+
+
 def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[int]:
     """The prompt as plain ints. Raises InvalidParameter or ContextLengthExceeded unless they are tokens that fit."""
     if not len(prompt):
         raise InvalidParameter("a prompt must have at least one token", param="prompt")
-    if len(prompt) > max_seq_len:
-        raise ContextLengthExceeded(
-            f"the prompt has {len(prompt)} tokens, the context is {max_seq_len}", param="prompt"
-        )
+    check_length(len(prompt), 0, max_seq_len)
     tokens = [token if type(token) is int else whole_number("prompt", token) for token in prompt]
     if not (min(tokens) >= 0 and max(tokens) < vocab_size):
         raise InvalidParameter(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.http import errors as problems
-from deployments.http import request_body as bodies
+from deployments.http import errors as http_errors
+from deployments.http import request_body
 from llama_core.errors import LlamaError
 from tests.fuzz.http import fuzz_in_process, judge
 from tests.fuzz.messages import CHAT, COMPLETIONS, MARK, Message, cheap
@@ -58,7 +58,7 @@ def test_a_stream_must_have_an_end() -> None:
 
 
 async def test_an_exception_inside_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_explain", lambda details: problems.INTERNAL)
+    monkeypatch.setattr(request_body, "_explain", lambda details: http_errors.INTERNAL)
     outcome = await fuzz_in_process(300, seed=1)
     assert any("status 500" in finding for finding in outcome.findings)
 

@@ -152,14 +152,14 @@ def test_slow_senders_and_idle_connections_are_in_nobodys_way_and_are_not_kept(s
 def test_large_bodies_that_never_end_are_refused_when_they_are_many(demo: Server) -> None:
     limits = BodyLimits()
     before = resident_bytes(demo)
-    connections = [connect(demo) for _ in range(2 * limits.most_unfinished)]
+    connections = [connect(demo) for _ in range(2 * limits.most_pending)]
     request = message(COMPLETIONS, b" " * (limits.max_bytes - 100), length=limits.max_bytes)
     try:
         for connection in connections:
             connection.sendall(request)
         assert_others_are_served(demo)
-        assert resident_bytes(demo) - before < 2 * limits.most_unfinished * limits.max_bytes
-        eventually(lambda: len(select.select(connections, [], [], 0)[0]) >= limits.most_unfinished)
+        assert resident_bytes(demo) - before < 2 * limits.most_pending * limits.max_bytes
+        eventually(lambda: len(select.select(connections, [], [], 0)[0]) >= limits.most_pending)
         answered, _, _ = select.select(connections, [], [], 0)
         # The others had their time, where this takes long.
         said = Counter(first_line(connection) for connection in answered)

@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import uvicorn
-from fastapi import FastAPI
 
 from deployments.engine.interface import Delta, Readiness
 from deployments.engine.metrics import Metrics
@@ -128,6 +127,7 @@ class FakeEngine:
 
     model_id = MODEL_ID
     max_seq_len = MAX_SEQ_LEN
+    max_request_tokens = 128 * MAX_SEQ_LEN
 
     def __init__(self, answer: str = "Hello there, how are you?", step_s: float = 0.0) -> None:
         self.tokenizer = Tokenizer(GOLDEN / "mp1" / "tokenizer.model")
@@ -217,7 +217,7 @@ def serve(engine: FakeEngine, limits: HttpLimits | None = None) -> Iterator[Serv
     """The application under real uvicorn, on a free port, in a thread with a loop of its own."""
     metrics = Metrics(in_ray=False)
     metrics.watch(engine)
-    app: FastAPI = build_http_app(engine, metrics, limits)
+    app = build_http_app(engine, metrics, limits)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, daemon=True)

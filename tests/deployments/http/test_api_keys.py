@@ -13,6 +13,7 @@ from deployments.api_keys import ApiKeys, digests_of
 from deployments.args import ServerArgs
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
+from deployments.http.auth import PAGE_PATHS, PROBE_PATHS
 from llama_core.errors import ConfigError
 from tests.support.scripted_engine import MODEL_ID, FakeEngine
 
@@ -61,14 +62,13 @@ async def test_every_route_but_the_probes_wants_a_key(method: str, path: str, he
     error = answer.json()["error"]
     assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
     assert "secret" not in answer.text
-    assert answer.headers["www-authenticate"].startswith("Basic" if path == "/" else "Bearer")
+    assert answer.headers["www-authenticate"].startswith("Basic" if path in PAGE_PATHS else "Bearer")
 
 
 async def test_no_route_is_left_out() -> None:
     app = build_http_app(FakeEngine(), Metrics(in_ray=False))
-    paths = {getattr(route, "path", "") for route in app.router.routes}
-    listed = {path for _, path in ROUTES} | {"/v1/models/{model_id:path}", *api_keys.OPEN_PATHS}
-    assert paths - {"/docs/oauth2-redirect", "/redoc"} <= listed
+    listed = {path for _, path in ROUTES} | {"/v1/models/{model_id:path}", *PROBE_PATHS}
+    assert {route.path for route in app.routes} <= listed
 
 
 @pytest.mark.parametrize(

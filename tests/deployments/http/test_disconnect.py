@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from deployments.http.disconnect import Interruption, while_connected
+from deployments.http.disconnect import DisconnectScope, disconnect_scope
 from llama_core.errors import RequestCancelled
 
 
@@ -21,7 +21,7 @@ class Client:
 
 
 async def work_for(client: Client) -> None:
-    async with while_connected(client.receive):
+    async with disconnect_scope(client.receive):
         await asyncio.sleep(10)
 
 
@@ -37,12 +37,12 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
 
 async def test_work_that_is_done_is_not_cancelled_by_what_comes_later() -> None:
     client = Client()
-    async with while_connected(client.receive) as ending:
+    async with disconnect_scope(client.receive) as scope:
         await asyncio.sleep(0)
     client.left.set()
     await asyncio.sleep(0.01)
     assert len(asyncio.all_tasks()) == 1, "nobody watches any more"
-    del ending
+    del scope
 
 
 @pytest.mark.parametrize("leaves_too", [False, True])
@@ -61,16 +61,16 @@ async def test_being_cancelled_by_somebody_else_stays_that(leaves_too: bool) -> 
 
 async def test_an_error_of_the_work_itself_is_passed_on() -> None:
     with pytest.raises(ValueError, match="of its own"):
-        async with while_connected(Client().receive):
+        async with disconnect_scope(Client().receive):
             raise ValueError("of its own")
 
 
 async def test_the_first_reason_counts() -> None:
     async def work() -> None:
-        with Interruption() as ending:
+        with DisconnectScope() as scope:
             loop = asyncio.get_running_loop()
-            loop.call_soon(ending.interrupt, TimeoutError("too slow"))
-            loop.call_soon(ending.interrupt, RequestCancelled("left"))
+            loop.call_soon(scope.cancel, TimeoutError("too slow"))
+            loop.call_soon(scope.cancel, RequestCancelled("left"))
             await asyncio.sleep(10)
 
     with pytest.raises(TimeoutError, match="too slow"):

@@ -12,7 +12,8 @@ import pytest
 
 from deployments.engine.interface import Readiness
 from deployments.engine.metrics import Metrics
-from deployments.http.app import build_http_app
+from deployments.http.app import HttpLimits, build_http_app
+from deployments.http.prompt_encoder import TextLimits
 from llama_core.errors import NonFiniteLogits, RankFailure
 from llama_core.scheduling.sampling_params import mix_seed
 from tests.support.scripted_engine import (
@@ -239,11 +240,16 @@ def test_a_request_id_is_echoed_clean_and_bounded_or_made(served: Served) -> Non
     assert len({answered({}), answered({}), answered({"x-request-id": "<>"})}) == 3
 
 
-def test_long_texts_take_turns_and_too_many_are_told_to_come_again(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+def test_long_texts_of_all_routes_share_two_threads_and_more_than_may_wait_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at_work, most = 0, 0
     go = threading.Event()
+    text = "Once " * 10_000
+    bodies: list[tuple[str, dict[str, object]]] = [
+        ("/tokenize", {"prompt": text}),
+        ("/v1/completions", {"prompt": text, "max_tokens": 1}),
+    ]
 
     def encode(*_: object, **__: object) -> list[int]:
         nonlocal at_work, most
@@ -253,11 +259,14 @@ def test_long_texts_take_turns_and_too_many_are_told_to_come_again(
         at_work -= 1
         return [1]
 
-    def ask(_: int) -> httpx.Response:
-        return httpx.post(served.url + "/tokenize", json={"prompt": "Once " * 10_000}, timeout=30)
+    def ask(number: int) -> httpx.Response:
+        path, body = bodies[number % 2]
+        return httpx.post(running.url + path, json=body, timeout=30)
 
-    with monkeypatch.context() as patched, ThreadPoolExecutor(14) as pool:
-        patched.setattr(type(served.engine.tokenizer), "encode", encode)
+    limits = HttpLimits(text=TextLimits(threads=2, max_chars=10 * len(text)))
+    with serve(FakeEngine(), limits) as running, monkeypatch.context() as patched, ThreadPoolExecutor(14) as pool:
+        patched.setattr(type(running.engine.tokenizer), "encode", encode)
+        patched.setattr(type(running.engine.tokenizer), "min_tokens", lambda *_: 1)
         asking = [pool.submit(ask, number) for number in range(14)]
         refused, _ = wait(asking, 20, FIRST_COMPLETED)
         eventually(lambda: sum(one.done() for one in asking) == 4)
@@ -267,6 +276,9 @@ def test_long_texts_take_turns_and_too_many_are_told_to_come_again(
     assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 4
     for one in refused:
         assert_error(one.result(), 429, "queue_full")
+
+
+def test_a_text_to_tokenize_has_a_bound(served: Served) -> None:
     too_long = httpx.post(served.url + "/tokenize", json={"prompt": "x" * (2**20 + 1)})
     assert_error(too_long, 400, "invalid_parameter")
     assert too_long.json()["error"]["message"] == "prompt: must have at most 1048576 characters"

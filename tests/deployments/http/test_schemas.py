@@ -47,6 +47,23 @@ def test_millions_of_empty_lists_are_refused_before_they_are_made() -> None:
     assert time.process_time() - start < made_s / 2
 
 
+def object_with(num_keys: int) -> bytes:
+    return b"{" + b",".join(b'"k%d":1' % i for i in range(num_keys)) + b"}"
+
+
+def test_a_million_keys_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.http.request_body.from_json", lambda *_, **__: pytest.fail("was parsed"))
+    for raw in (object_with(1_000_000), b'{"prompt": "x", "metadata": ' + object_with(500_000) + b"}"):
+        with pytest.raises(InvalidJson, match="more than this server reads"):
+            parse_json(raw)
+
+
+def test_a_body_has_at_most_a_thousand_fields() -> None:
+    assert len(parse_json(object_with(1000))) == 1000
+    with pytest.raises(InvalidJson, match="1000 fields"):
+        parse_json(object_with(1001))
+
+
 def test_null_means_absent_in_every_field() -> None:
     absent = completion(**{name: None for name in CompletionBody.model_fields if name != "prompt"})
     assert absent == completion()

@@ -1,4 +1,4 @@
-"""The chat page: self-contained, locked down, and used here by a real browser where one is installed."""
+"""The chat page and the API reference: self-contained, locked down, and used by a real browser where one is installed."""
 
 import re
 import shutil
@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from deployments.engine.interface import Readiness
-from deployments.http.playground import PAGE
 from llama_core.errors import NonFiniteLogits
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, canary, eventually, serve
 
@@ -22,22 +21,26 @@ def served() -> Iterator[Served]:
         yield running
 
 
-def test_the_page_is_served_at_the_root_and_asks_nothing_of_other_hosts(served: Served) -> None:
-    answer = httpx.get(served.url)
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_a_page_refers_to_no_other_host(served: Served, path: str) -> None:
+    answer = httpx.get(served.url + path)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
-    assert not re.findall(r"""(?:src|href|url|from)\s*[=(]\s*["']?(?:https?:)?//""", answer.text)
+    assert not re.findall(r"""(?:src|href|url|from|import|fetch)\s*[=(]?\s*["']?(?:https?:)?//""", answer.text)
     assert "innerHTML" not in answer.text
     assert "insertAdjacentHTML" not in answer.text
-    assert len(PAGE.read_bytes()) < 24_000
+    assert len(answer.content) < 24_000
 
 
-def test_only_the_pages_own_script_and_style_may_run(served: Served) -> None:
-    policy = httpx.get(served.url).headers["content-security-policy"]
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_only_the_pages_own_script_and_style_may_run(served: Served, path: str) -> None:
+    answer = httpx.get(served.url + path)
+    policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
     assert "unsafe" not in policy
     assert policy.count("sha256-") == 2
-    assert not re.search(r"\s(?:on\w+|style)=", PAGE.read_text().partition("<script>")[0].partition("</style>")[2])
+    assert not re.search(r"\s(?:on\w+|style)=", answer.text.partition("<script>")[0].partition("</style>")[2])
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +59,14 @@ def page(browser: Any, served: Served) -> Iterator[Any]:
     """The page, opened. Afterwards nothing may have been logged as an error or blocked by the policy."""
     opened = browser.new_page()
     opened.set_default_timeout(30_000)
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("console", lambda message: message.type == "error" and problems.append(message.text))
-    opened.on("request", lambda request: request.url.startswith(served.url) or problems.append(request.url))
+    faults: list[str] = []
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.on("console", lambda message: message.type == "error" and faults.append(message.text))
+    opened.on("request", lambda request: request.url.startswith(served.url) or faults.append(request.url))
     opened.goto(served.url)
     yield opened
     opened.close()
-    assert not [problem for problem in problems if "status of" not in problem]  # an answer that is not 2xx, on purpose
+    assert not [problem for problem in faults if "status of" not in problem]  # an answer that is not 2xx, on purpose
     served.engine.fail_at = None
     served.engine.step_s = 0
     canary(served)
@@ -195,3 +198,19 @@ def test_the_page_fits_a_phone_and_every_control_has_a_name(browser: Any, served
     named = "[...document.querySelectorAll('button, input, textarea')].every("
     assert page.evaluate(named + "control => control.ariaLabel || control.labels?.length || control.textContent)")
     page.close()
+
+
+def test_the_api_reference_shows_every_route_and_its_fields(browser: Any, served: Served) -> None:
+    page = browser.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: message.type == "error" and faults.append(message.text))
+    page.on("request", lambda request: request.url.startswith(served.url) or faults.append(request.url))
+    page.goto(served.url + "/docs")
+    page.wait_for_selector("details")
+    document = httpx.get(served.url + "/openapi.json").json()
+    assert page.locator("summary code").all_text_contents() == list(document["paths"])
+    fields = page.locator("td code").all_text_contents()
+    assert {"prompt", "messages", "temperature", "include_usage", "role", "tokens"} <= set(fields)
+    page.close()
+    assert faults == []

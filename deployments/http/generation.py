@@ -1,0 +1,194 @@
+"""The two generation routes, and one request on its way through them: received, planned, submitted, answered, closed."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from deployments.engine.interface import Delta, Engine
+from deployments.engine.metrics import Metrics
+from deployments.http.choices import Choices
+from deployments.http.disconnect import DisconnectScope, disconnect_scope
+from deployments.http.errors import json_response
+from deployments.http.limits import HttpLimits
+from deployments.http.plan import Plan, plan_chat, plan_completion
+from deployments.http.prompt_encoder import PromptEncoder
+from deployments.http.readiness import check_takes_requests
+from deployments.http.request_body import BodyReader
+from deployments.http.request_log import RequestRecord
+from deployments.http.responses import ChatSerializer, CompletionSerializer, ResponseSerializer
+from deployments.http.schemas import ChatBody, CompletionBody, GenerationBody
+from deployments.http.sse import EventStream
+from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
+from llama_core.errors import DeadlineExceeded, InvalidParameter, RequestCancelled
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+# Where Serve sees `x-request-timeout-seconds` too (`serve_headers.py` hides it), Serve would end the request with a text of
+# its own, and a stream by cutting it off. Our deadline comes first.
+HEAD_START_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationKind(Generic[BodyT]):
+    """What tells completions from chat completions: the body, how it is planned, how the answer is written."""
+
+    path: str
+    summary: str
+    description: str
+    body: type[BodyT]
+    plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
+    serializer: type[ResponseSerializer]
+
+
+COMPLETIONS = GenerationKind(
+    "/v1/completions",
+    "Completions",
+    "Continue each prompt. `max_tokens` is 16 unless given.",
+    CompletionBody,
+    plan_completion,
+    CompletionSerializer,
+)
+CHAT = GenerationKind(
+    "/v1/chat/completions",
+    "Chat Completions",
+    "Answer a dialog: optional system message, then user and assistant in turn. May fill the context unless limited.",
+    ChatBody,
+    plan_chat,
+    ChatSerializer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationEndpoint:
+    """One generation route as an ASGI application."""
+
+    kind: GenerationKind[Any]
+    engine: Engine
+    metrics: Metrics
+    limits: HttpLimits
+    bodies: BodyReader
+    encoder: PromptEncoder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _GenerationRequest(self, Request(scope, receive), send).run()
+
+
+class _GenerationRequest:
+    def __init__(self, endpoint: GenerationEndpoint, request: Request, send: Send) -> None:
+        self._endpoint = endpoint
+        self._request, self._send = request, send
+        state = request.scope["state"]
+        self._owner: str = state.get("owner", "")
+        self._record = RequestRecord(endpoint.metrics, endpoint.kind.path, state["request_id"], owner=self._owner)
+        self._loop = asyncio.get_running_loop()
+        self._began_s = self._loop.time()
+        self._choices: Choices | None = None
+        self._stream: EventStream | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        try:
+            limit_s = self._limit_s()
+            end_s = None if limit_s is None else self._began_s + limit_s - min(HEAD_START_S, limit_s / 10)
+            plan = await self._planned(limit_s, end_s)
+            serializer = self._submit(plan)
+            if limit_s is not None and end_s is not None:
+                self._deadline = self._loop.call_at(end_s, self._submitted.end, _late(limit_s))
+            await self._answer(plan, serializer)
+        except BaseException as error:
+            self._record.failed(error)
+            has_answer = self._stream is not None and self._stream.has_started
+            if not (has_answer and isinstance(error, RequestCancelled)):
+                raise
+        finally:
+            self._close()
+
+    @property
+    def _submitted(self) -> Choices:
+        assert self._choices is not None, "the request has been submitted"
+        return self._choices
+
+    def _limit_s(self) -> float | None:
+        """How long this request may take: as its header asks, and no longer than the server allows."""
+        server_s = self._endpoint.limits.request_timeout_s
+        headers = self._request.headers
+        given = headers.get(MOVED_TIMEOUT_HEADER, headers.get(TIMEOUT_HEADER))
+        if given is None:
+            return server_s
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise InvalidParameter(
+                f"{TIMEOUT_HEADER}: must be a number of seconds greater than 0", param=TIMEOUT_HEADER
+            )
+        return min(seconds, server_s or math.inf)
+
+    async def _planned(self, limit_s: float | None, end_s: float | None) -> Plan:
+        try:
+            async with asyncio.timeout_at(end_s):
+                plan = await self._plan()
+        except TimeoutError:
+            if limit_s is None:
+                raise
+            raise _late(limit_s) from None
+        self._record.planned(plan)
+        return plan
+
+    async def _plan(self) -> Plan:
+        endpoint = self._endpoint
+        check_takes_requests(endpoint.engine)
+        async with endpoint.bodies.received(self._request) as raw:
+            # After the body has come, or the connection could not be used again; before any of it costs time.
+            endpoint.engine.check_room(self._owner)
+            body = await endpoint.bodies.parse(raw, endpoint.kind.body)
+        plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder)
+        return replace(plan, owner=self._owner) if self._owner else plan
+
+    def _submit(self, plan: Plan) -> ResponseSerializer:
+        engine = self._endpoint.engine
+        self._choices = Choices(engine, plan)
+        return self._endpoint.kind.serializer(engine, plan, self._choices.streams)
+
+    async def _answer(self, plan: Plan, serializer: ResponseSerializer) -> None:
+        async with disconnect_scope(self._request.receive) as scope:
+            if plan.stream:
+                await self._answer_in_stream(serializer, scope)
+                return
+            answer = await self._whole_answer(serializer)
+        await answer(self._request.scope, self._request.receive, self._send)
+
+    async def _answer_in_stream(self, serializer: ResponseSerializer, scope: DisconnectScope) -> None:
+        limits = self._endpoint.limits
+        self._stream = EventStream(
+            self._submitted, serializer, self._record, ping_s=limits.ping_s, send_timeout_s=limits.send_timeout_s
+        )
+        await self._stream.run(self._send, scope)
+
+    async def _whole_answer(self, serializer: ResponseSerializer) -> Any:
+        choices = self._submitted
+        deltas: list[list[Delta]] = [[] for _ in choices.streams]
+        while choices.num_open:
+            await choices.wait()
+            while (item := choices.take()) is not None:
+                self._record.delta(item[1])
+                deltas[item[0]].append(item[1])
+        self._record.succeeded()
+        return json_response(serializer.whole(deltas))
+
+    def _close(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._choices is not None:
+            self._choices.cancel()
+        self._record.closed()
+
+
+def _late(limit_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this request.")

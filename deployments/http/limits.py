@@ -1,0 +1,15 @@
+"""The bounds of the HTTP layer, with their defaults."""
+
+from dataclasses import dataclass, field
+
+from deployments.http.prompt_encoder import TextLimits
+from deployments.http.request_body import BodyLimits
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    body: BodyLimits = field(default_factory=BodyLimits)
+    text: TextLimits = field(default_factory=TextLimits)
+    ping_s: float = 15.0  # the interval of ": ping" on an idle stream
+    send_timeout_s: float = 30.0  # a client that reads nothing for so long is cut off
+    request_timeout_s: float | None = None  # from a request's head to its answer's end; a client may ask for less

@@ -1,0 +1,121 @@
+"""Turns the texts of requests into token ids, and decides where that work runs.
+
+Short texts are encoded on the event loop, long ones in a few threads, so that streams go on meanwhile: SentencePiece
+releases the interpreter's lock. A prompt that cannot fit is refused as early as that is certain: by its number of
+characters before anything is encoded, or by its tokens before the next prompt is encoded.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from deployments.engine.interface import Engine
+from deployments.http.limiter import ConcurrencyLimiter
+from deployments.http.schemas import ChatMessage
+from llama_core.errors import InvalidParameter
+from llama_core.scheduling.request import check_length
+from llama_core.text.chat_llama2 import Message, encode_dialog
+
+INLINE_CHARS = 8192  # of all texts of a request together; encoding so many takes about 5 ms
+CHARS_PER_ID = 4  # an id in a list takes as much memory as so many wide characters
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """Bounds for texts too long for the event loop, of all requests together."""
+
+    threads: int = 2  # a request's texts are encoded one after the other, in one thread
+    max_chars: int = 2**25  # of texts in work and waiting; a wide character takes 4 bytes
+
+
+class PromptEncoder:
+    """Encodes and decodes texts for every route, through one limiter."""
+
+    def __init__(self, engine: Engine, limits: TextLimits) -> None:
+        self._engine = engine
+        self._limiter = ConcurrencyLimiter(limits.threads, limits.max_chars)
+
+    async def prompts(self, prompts: list[str] | list[list[int]], *, bos: bool, n: int) -> list[list[int]]:
+        """Ids of each prompt; those given as ids are checked. `n` sequences will be made of each.
+
+        Raises ContextLengthExceeded, InvalidParameter or, where too many long texts wait already, QueueFull.
+        """
+        lengths = [self._least_tokens(prompt) for prompt in prompts]
+        budget = self._budget(n)
+        for length in lengths:
+            check_length(length, 1, self._engine.max_seq_len, is_lower_bound=isinstance(prompts[0], str))
+        _check_total(sum(lengths), budget)
+        num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        return await self._run(num_chars, lambda: self._encoded(prompts, bos, budget))
+
+    async def dialog(self, messages: Sequence[ChatMessage], *, n: int = 1) -> list[int]:
+        """Ids of a chat as the template writes it. Raises what `prompts` raises, InvalidDialog or SpecialTags."""
+        dialog: list[Message] = [
+            {"role": "system" if m.role == "developer" else m.role, "content": m.content} for m in messages
+        ]
+        tokenizer, max_seq_len = self._engine.tokenizer, self._engine.max_seq_len
+        # The template strips white space around contents; nothing else of them is dropped.
+        least = tokenizer.min_tokens(sum(len(m.content.strip()) for m in messages))
+        check_length(least, 1, max_seq_len, param="messages", is_lower_bound=True)
+
+        def encode() -> list[int]:
+            ids = encode_dialog(tokenizer, dialog)
+            check_length(len(ids), 1, max_seq_len, param="messages")
+            _check_total(len(ids), self._budget(n), param="messages")
+            return ids
+
+        return await self._run(sum(len(m.content) for m in messages), encode)
+
+    async def text(self, text: str, *, bos: bool) -> list[int]:
+        """Ids of a text that may be longer than the context: clients of /tokenize cut it themselves."""
+        return await self._run(len(text), lambda: self._engine.tokenizer.encode(text, bos=bos, eos=False))
+
+    async def decode(self, ids: list[int]) -> str:
+        return await self._run(CHARS_PER_ID * len(ids), lambda: self._engine.tokenizer.decode(ids))
+
+    def _encoded(self, prompts: list[str] | list[list[int]], bos: bool, budget: int) -> list[list[int]]:
+        encoded: list[list[int]] = []
+        num_tokens = 0
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                ids = self._engine.tokenizer.encode(prompt, bos=bos, eos=False)
+                if not ids:
+                    raise InvalidParameter("prompt: must not be empty when no BOS is added", param="prompt")
+                check_length(len(ids), 1, self._engine.max_seq_len)
+            else:
+                ids = prompt
+                self._check_ids(ids)
+            num_tokens += len(ids)
+            _check_total(num_tokens, budget)
+            encoded.append(ids)
+        return encoded
+
+    def _least_tokens(self, prompt: str | list[int]) -> int:
+        """The fewest tokens that a prompt can have; exact for a prompt of ids."""
+        return self._engine.tokenizer.min_tokens(len(prompt)) if isinstance(prompt, str) else len(prompt)
+
+    def _check_ids(self, ids: list[int]) -> None:
+        vocab_size = self._engine.tokenizer.n_words
+        if not (min(ids) >= 0 and max(ids) < vocab_size):
+            raise InvalidParameter(f"prompt: token ids must be from 0 to {vocab_size - 1}", param="prompt")
+
+    def _budget(self, n: int) -> int:
+        """Tokens that the prompts of one request may have together, when each is continued `n` times."""
+        return self._engine.max_request_tokens // n
+
+    async def _run(self, num_chars: int, work: Callable[[], Result]) -> Result:
+        if num_chars <= INLINE_CHARS:
+            return work()
+        async with self._limiter.slot(num_chars):
+            return await asyncio.to_thread(work)
+
+
+def _check_total(num_tokens: int, budget: int, param: str = "prompt") -> None:
+    if num_tokens > budget:
+        raise InvalidParameter(
+            f"{param}: with this n the prompts of one request may have {budget} tokens together; these have more",
+            param=param,
+        )

@@ -1,0 +1,161 @@
+"""The routes beside generation: models, the tokenizer, what operators ask, and the two pages."""
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.engine.interface import Engine
+from deployments.engine.metrics import CONTENT_TYPE, Metrics
+from deployments.http.errors import error_object, error_response, json_response
+from deployments.http.logprobs import BOS_NAME, EOS_NAME
+from deployments.http.pages import API_REFERENCE, PLAYGROUND, page_response
+from deployments.http.plan import check_model
+from deployments.http.prompt_encoder import PromptEncoder
+from deployments.http.readiness import check_takes_requests, not_ready
+from deployments.http.request_body import BodyReader
+from deployments.http.routing import ApiRoute
+from deployments.http.schemas import DetokenizeBody, TokenizeBody
+from llama_core.errors import EngineError
+
+
+def model_routes(engine: Engine) -> list[ApiRoute]:
+    created = int(time.time())
+
+    def model() -> dict[str, object]:
+        size = {"max_model_len": engine.max_seq_len}
+        return {"id": engine.model_id, "object": "model", "created": created, "owned_by": "llama-on-ray", **size}
+
+    async def models(_: Request) -> Response:
+        return json_response({"object": "list", "data": [model()]})
+
+    async def one_model(request: Request) -> Response:
+        check_model(request.path_params["model_id"], engine)
+        return json_response(model())
+
+    return [
+        ApiRoute("/v1/models", models, tag="models", summary="Models", description="The one model that is served."),
+        ApiRoute(
+            "/v1/models/{model_id:path}", one_model, tag="models", summary="Model", description="404 for another name."
+        ),
+    ]
+
+
+def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder) -> list[ApiRoute]:
+    async def tokenize(request: Request) -> Response:
+        check_takes_requests(engine)
+        async with bodies.received(request) as raw:
+            body = await bodies.parse(raw, TokenizeBody)
+        check_model(body.model, engine)
+        if body.prompt is None:
+            tokens = await encoder.dialog(body.messages)
+        else:
+            tokens = await encoder.text(body.prompt, bos=body.add_special_tokens is not False)
+        return json_response({"count": len(tokens), "max_model_len": engine.max_seq_len, "tokens": tokens})
+
+    async def detokenize(request: Request) -> Response:
+        check_takes_requests(engine)
+        async with bodies.received(request) as raw:
+            body = await bodies.parse(raw, DetokenizeBody)
+        check_model(body.model, engine)
+        return json_response({"prompt": await encoder.decode(body.tokens)})
+
+    async def tokenizer_info(_: Request) -> Response:
+        check_takes_requests(engine)
+        size = {"vocab_size": engine.tokenizer.n_words, "max_model_len": engine.max_seq_len}
+        return json_response({"bos_token": BOS_NAME, "eos_token": EOS_NAME, "chat_template": None, **size})
+
+    return [
+        ApiRoute(
+            "/tokenize",
+            tokenize,
+            method="POST",
+            tag="tokenizer",
+            summary="Tokenize",
+            description="Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template "
+            "writes it.",
+            body=TokenizeBody,
+        ),
+        ApiRoute(
+            "/detokenize",
+            detokenize,
+            method="POST",
+            tag="tokenizer",
+            summary="Detokenize",
+            description="Text of ids; control tokens have none.",
+            body=DetokenizeBody,
+        ),
+        ApiRoute(
+            "/tokenizer_info",
+            tokenizer_info,
+            tag="tokenizer",
+            summary="Tokenizer",
+            description="Names of the control tokens. The chat template is not Jinja: send messages, or ask /tokenize.",
+        ),
+    ]
+
+
+def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
+    async def health(_: Request) -> Response:
+        if engine.live():
+            return json_response({"status": "ok"})
+        cause = EngineError(engine.readiness().detail or "No step completes.")
+        return json_response({"status": "dead", **error_object(cause)}, 503)
+
+    async def ready(_: Request) -> Response:
+        readiness = engine.readiness()
+        state = {"ready": readiness.ready, "phase": readiness.phase, "detail": readiness.detail}
+        if readiness.ready:
+            return json_response(state)
+        error = not_ready(readiness)
+        retry = error_response(error).headers["Retry-After"]
+        return json_response({**state, **error_object(error)}, 503, {"Retry-After": retry})
+
+    async def prometheus(_: Request) -> Response:
+        return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def props(_: Request) -> Response:
+        return json_response(engine.describe())
+
+    return [
+        ApiRoute(
+            "/health",
+            health,
+            tag="operation",
+            summary="Liveness",
+            description="503 when only a restart helps. A server that loads is alive; see /ready.",
+        ),
+        ApiRoute(
+            "/ready",
+            ready,
+            tag="operation",
+            summary="Readiness",
+            description="503 with Retry-After while the server loads, recovers (requests are taken and wait), drains or "
+            "has failed.",
+        ),
+        ApiRoute(
+            "/metrics",
+            prometheus,
+            tag="operation",
+            summary="Metrics",
+            description="This replica's metrics as Prometheus text; Ray's own metrics have them too.",
+            media_type="text/plain",
+        ),
+        ApiRoute(
+            "/props",
+            props,
+            tag="operation",
+            summary="Properties",
+            description="What is served, on what, and how full it is.",
+        ),
+    ]
+
+
+def page_routes() -> list[ApiRoute]:
+    async def playground(_: Request) -> Response:
+        return page_response(PLAYGROUND)
+
+    async def api_reference(_: Request) -> Response:
+        return page_response(API_REFERENCE)
+
+    return [ApiRoute("/", playground), ApiRoute("/docs", api_reference)]
