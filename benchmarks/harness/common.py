@@ -1,4 +1,4 @@
-"""What every benchmark needs: medians with their spread, facts about the machine, tables, the line of JSON, quiet.
+"""What every benchmark needs: medians with their spread, facts about the machine, tables, the line of JSON, an idle machine.
 
 Knows nothing of what is measured. Standard library only, so that a peer's own environment can import it too.
 """
@@ -99,33 +99,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell
     sys.stdout.flush()
 
 
-def add_output_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the line of JSON there too, indented")
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The options of what is measured, which in_process.py reads."""
-    group = parser.add_argument_group("model")
-    group.add_argument("--ckpt", type=Path, default=REPOSITORY / "demo", help="directory in Meta's format")
-    group.add_argument("--tokenizer", type=Path, help="tokenizer.model in the checkpoint's directory if absent")
-    group.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
-    group.add_argument("--threads", type=int, help="torch's threads; as many as it takes by itself if absent")
-    group.add_argument("--quantization", default="none", help="none or int8")
-    group.add_argument(
-        "--set",
-        nargs="*",
-        default=[],
-        metavar="NAME=VALUE",
-        help="other settings of the engine, such as backend=torch or speculation=true; that and prefix_caching are off",
-    )
-
-
-def model_name(options: argparse.Namespace) -> str:
-    """For tables: llama-110m/meta and the like are their directory's name, or its parent's."""
-    path: Path = Path(os.path.abspath(options.ckpt))
-    return path.parent.name if path.name in ("meta", "hf") else path.name
-
-
 def emit(benchmark: str, figures: dict[str, Any], options: argparse.Namespace | None = None) -> dict[str, Any]:
     """Print the result as the last line, one JSON object, and write it to --json. Spreads become objects."""
     result = {"benchmark": benchmark, "command": command_line(), "date": today(), "machine": machine(), **figures}
@@ -197,10 +170,11 @@ def cache_sizes() -> dict[str, int]:
 
 
 def command_line() -> str:
-    """How to run this again, without where it ran: `python -m benchmarks.NAME ...`."""
+    """The command that repeats this run, without the machine's paths: `python -m benchmarks NAME ...`."""
     program = Path(sys.argv[0])
     inside = program.resolve().is_relative_to(REPOSITORY / "benchmarks")
     module = ".".join(program.resolve().relative_to(REPOSITORY).with_suffix("").parts) if inside else ""
+    module = module.removesuffix(".__main__")
     name = f"python -m {module}" if inside else program.name
     return " ".join([name, *(shlex.quote(public(argument)) for argument in sys.argv[1:])])
 

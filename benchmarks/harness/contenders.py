@@ -189,7 +189,7 @@ def contender(recipe: Recipe, question: Question, values: Mapping[str, str], tim
         try:
             program.wait_until_answers(url + recipe.ready, recipe.ready_timeout_s)
             words = [
-                *(sys.executable, "-m", "benchmarks.questions.online", "--url", url, "--repeats", "1"),
+                *(sys.executable, "-m", "benchmarks", "online", "--url", url, "--repeats", "1"),
                 *(
                     "--model",
                     _fill(recipe.name, recipe.served_model, here),

@@ -1,12 +1,11 @@
 """Random checkpoints of known shapes, in Meta's format for us and in Hugging Face's for others, with the same weights.
 
-    python -m benchmarks.harness.make_checkpoint llama-110m --tokenizer tokenizer.model --out checkpoints --format meta hf
+    python -m benchmarks make_checkpoint llama-110m --tokenizer tokenizer.model --out checkpoints --format meta hf
 
 Makes OUT/NAME/meta and OUT/NAME/hf. Any SentencePiece tokenizer does: its vocabulary is the model's. Speed does not depend
 on what the weights are; they are drawn so that values stay finite and some tokens are likelier than others.
 """
 
-import argparse
 import json
 import shutil
 import struct
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.options import command_parser
 from llama_core.config import ModelConfig
 from llama_core.text.tokenizer import Tokenizer
 
@@ -205,8 +205,8 @@ def _write_tokenizer_json(directory: Path) -> None:
     AutoTokenizer.from_pretrained(directory).backend_tokenizer.save(str(directory / "tokenizer.json"))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = command_parser("make_checkpoint", __doc__)
     parser.add_argument("names", nargs="+", choices=SHAPES, metavar="NAME", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--tokenizer", type=Path, required=True, help="a SentencePiece model")
     parser.add_argument("--out", type=Path, required=True)
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shards", type=int, default=1, help="files of Meta's format")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     vocab_size = Tokenizer(options.tokenizer).n_words
     for name in options.names:
         shape = SHAPES[name]
@@ -226,7 +226,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             write_hf(options.out / name / "hf", shape, config, weights, options.tokenizer)
         count = sum(weight.numel() for weight in weights.values())
         print(f"{name}: {count:,} weights of {options.dtype} in {options.out / name}")
-
-
-if __name__ == "__main__":
-    main()

@@ -128,7 +128,9 @@ class PacedGroup:
 
 
 class PacedGroups:
-    """`deployments.engine.supervisor.Groups` of such groups."""
+    """Implements `deployments.engine.supervisor.Groups` with paced groups."""
+
+    num_spares = 0
 
     async def seats(self) -> list[int]:
         return [0]

@@ -1,6 +1,6 @@
 """Us and others, one after the other and again and again in one run: ratios that a machine's moods do not make.
 
-    python -m benchmarks.harness.paired --question decode --model llama-110m --dtype bfloat16 --peers peers.toml \
+    python -m benchmarks paired --question decode --model llama-110m --dtype bfloat16 --peers peers.toml \
         --contenders ours llamacpp vllm --rounds 5
 
 Contenders take turns, in reverse order every other round. Before each the machine must be quiet; the memory's bandwidth is
@@ -9,7 +9,6 @@ which the bandwidth moved are in the medians too; beside them stand the medians 
 started once and stay; a command is started for each round.
 """
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.bandwidth import BandwidthProbe, NoCompiler
-from benchmarks.harness.common import Spread, add_output_option, emit, print_table, wait_quiet
+from benchmarks.harness.common import Spread, emit, print_table, wait_quiet
 from benchmarks.harness.contenders import (
     DEFAULTS,
     QUESTIONS,
@@ -30,6 +29,7 @@ from benchmarks.harness.contenders import (
     read_recipes,
     values_for,
 )
+from benchmarks.harness.options import question_parser
 from benchmarks.harness.programs import ProgramFailed, end_programs_on_sigterm
 
 OURS = Path(__file__).with_name("ours.toml")
@@ -167,8 +167,8 @@ def print_summary(found: dict[str, Any], question: Question) -> None:
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("paired", __doc__)
     parser.add_argument("--question", required=True, choices=QUESTIONS)
     parser.add_argument("--contenders", nargs="+", required=True, metavar="NAME", help="ratios are the first one's")
     parser.add_argument("--peers", type=Path, nargs="*", default=[], help="files like peers.example.toml")
@@ -182,8 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quiet-cores", type=float, default=0.25, help="wait until others keep fewer cores busy")
     parser.add_argument("--patience-s", type=float, default=120.0, help="how long to wait for that")
     parser.add_argument("--no-probe", action="store_true", help="leave the bandwidth out")
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     end_programs_on_sigterm()
     question = QUESTIONS[options.question]
     given = {name: str(value) for name in DEFAULTS[question.name] if (value := getattr(options, name)) is not None}
@@ -234,7 +233,3 @@ def _probe() -> float:
     """Its buffer is gone when this returns: a contender shall have the machine's memory."""
     with BandwidthProbe() as probe:
         return probe.measure(PROBE_PASSES).gb_s.median
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
-"""Our server on a given port, for the paired runner: serve_config.yaml with other arguments, then `cli`.
+"""Starts our server on a given port, for the paired runner: serve_config.yaml with other arguments.
 
-    python -m benchmarks.harness.serve_ours --config /tmp/serve_config.yaml --port 8090 ckpt_dir=demo max_batch_size=32
+    python -m benchmarks serve_ours --config /tmp/serve_config.yaml --port 8090 ckpt_dir=demo max_batch_size=32
 
-What would change how much is computed is off unless it is named: peers run without it.
+Speculation and prefix caching are off unless the arguments name them, because they change how much is computed.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.options import command_parser
 from benchmarks.harness.programs import write_config
 
 OFF = {"speculation": False, "prefix_caching": False}
@@ -32,18 +33,14 @@ def server_args(options: argparse.Namespace, **limits: int) -> dict[str, Any]:
     return args | limits | OFF | dict(pair.split("=", 1) for pair in options.server)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = command_parser("serve_ours", __doc__)
     parser.add_argument("--config", type=Path, required=True, help="the file to write")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("args", nargs="*", metavar="NAME=VALUE")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     # Numbers and truths stay text: the server reads them as it does those of a command line.
     given = dict(pair.split("=", 1) for pair in options.args)
     path = write_config(options.config, options.port, OFF | given)
     os.environ["RAY_ADDRESS"] = "local"
     os.execv(sys.executable, [sys.executable, "-m", "cli", "up", "-v", str(path)])
-
-
-if __name__ == "__main__":
-    main()

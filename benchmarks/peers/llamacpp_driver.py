@@ -10,7 +10,8 @@ import json
 import os
 import subprocess
 
-from benchmarks.harness.common import Spread, add_output_option, emit, print_table
+from benchmarks.harness.common import Spread, emit, print_table
+from benchmarks.harness.options import add_output_option
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from benchmarks.harness.common import Spread, add_output_option
+from benchmarks.harness.common import Spread
+from benchmarks.harness.options import add_output_option
 from benchmarks.harness.workload import Request, mixed_batch, random_prompt
 
 

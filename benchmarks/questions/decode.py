@@ -1,6 +1,6 @@
 """How fast one sequence is continued, in process, and how near that is to reading the weights once for every token.
 
-    python -m benchmarks.questions.decode --ckpt DIRECTORY --dtype bfloat16 float32
+    python -m benchmarks decode --ckpt DIRECTORY --dtype bfloat16 float32
 
 The memory's bandwidth is probed right before and right after each run, twice: over a buffer that no cache holds, and over
 as many bytes as a token reads, of which a processor with a large last cache may keep a part.
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness.bandwidth import BandwidthProbe
-from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.common import Spread, emit, print_table
 from benchmarks.harness.in_process import Run, built_llama, bytes_per_token, case_name, run, vocabulary
+from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import Request, random_prompt
 
 PROBE_PASSES = 8
@@ -60,15 +61,14 @@ def _shares(rates: list[float], read: int, gb_s: list[tuple[float, float]]) -> l
     return [rate * read / 1e9 / (sum(pair) / 2) for rate, pair in zip(rates, gb_s, strict=True)]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("decode", __doc__)
     add_model_options(parser)
     parser.add_argument("--dtype", nargs="+", default=["auto"])
     parser.add_argument("--prompt", type=int, default=128, help="tokens")
     parser.add_argument("--output", type=int, default=128, help="tokens")
     parser.add_argument("--repeats", type=int, default=5)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     cases = dict(measure(options, dtype) for dtype in options.dtype)
     print_table(
         f"Batch 1, {model_name(options)}, {options.prompt} prompt tokens, {options.output} generated",
@@ -91,7 +91,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         {"model": model_name(options), "prompt": options.prompt, "output": options.output, "cases": cases},
         options,
     )
-
-
-if __name__ == "__main__":
-    main()

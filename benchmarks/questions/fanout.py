@@ -1,25 +1,27 @@
 """What a step costs beyond the forward pass: the way from the driver to two rank actors and back.
 
-Real actors, real sockets, the event loop of a Serve replica (uvloop), a decode step of 32 rows; the ranks' runner does
-nothing. Prints a table for people and one JSON line for machines. Run it on an idle machine:
+    python -m benchmarks fanout
 
-    .venv/bin/python benchmarks/questions/fanout.py
+Real actors, real sockets, the event loop of a Serve replica (uvloop), a decode step of 32 rows; the ranks' runner computes
+nothing. Times are in milliseconds: until rank 0 has answered (`median_ms`), until every rank has answered
+(`all_ranks_median_ms`), and for each step while two are in flight (`pipelined_ms_per_step`).
 """
 
-import argparse
 import asyncio
-import json
+import logging
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import ray
 import uvloop
 from ray.util.placement_group import placement_group
 
+from benchmarks.harness.common import REPOSITORY, Cell, emit, percentile, print_table
+from benchmarks.harness.options import question_parser
 from cluster.driver.placement import group_bundles
 from cluster.driver.rank_group import RankGroup
 from cluster.rank.runner_factory import Seat
@@ -27,7 +29,6 @@ from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
 from llama_core.scheduling.step import Grow, Pending, Row, StepInput, StepOutput
 
-REPOSITORY = Path(__file__).parents[2]
 GOAL_MS = 0.15
 
 
@@ -42,12 +43,15 @@ class NullReport:
 
 
 class NullRunner:
-    """Draws token 0 for every row, at once."""
+    """Samples the same token for every row, without computing."""
 
     report = NullReport()
 
     def max_num_blocks(self) -> int:
         return 1
+
+    def seconds_waited(self) -> float | None:
+        return 0.0
 
     def allocate_cache(self, num_blocks: int) -> None:
         pass
@@ -69,12 +73,8 @@ def decode_step(step: int, num_rows: int) -> StepInput:
     return StepInput(0, step, rows, grow=[Grow(slot, 7) for slot in range(step % 16, num_rows, 16)])
 
 
-def percentile(values: list[float], percent: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))]
-
-
-async def measure(num_ranks: int, num_rows: int, num_steps: int) -> dict[str, float]:
-    """In milliseconds: until the result is there (rank 0's answer), until every rank has answered, two in flight."""
+async def measure(num_ranks: int, num_rows: int, num_steps: int) -> dict[str, Any]:
+    """The figures, in milliseconds where their names say so."""
     placement = placement_group(group_bundles(num_ranks, "cpu"), strategy="STRICT_PACK")
     await asyncio.wait_for(placement.ready(), 60)
     config = EngineConfig(ckpt_dir="", vocab_size=32_000, max_seq_len=4096, max_batch_size=32, device="cpu")
@@ -87,7 +87,7 @@ async def measure(num_ranks: int, num_rows: int, num_steps: int) -> dict[str, fl
         began = time.perf_counter()
         await group.step(batch)
         trips.append((time.perf_counter() - began) * 1e3)
-        while group.num_in_flight:  # noqa: ASYNC110 (an event would cost what is measured)
+        while group.num_in_flight:  # noqa: ASYNC110 (an event's cost would be measured too)
             await asyncio.sleep(0)
         all_answered.append((time.perf_counter() - began) * 1e3)
     del trips[:500], all_answered[:500]
@@ -113,43 +113,27 @@ async def measure(num_ranks: int, num_rows: int, num_steps: int) -> dict[str, fl
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("fanout", __doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=5000)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     os.environ["PYTHONPATH"] = str(REPOSITORY)  # for the ranks' processes
     ray.init(
         address="local",
         num_cpus=options.ranks + 1,
         include_dashboard=False,
-        logging_level="warning",
+        logging_level=logging.WARNING,
         log_to_driver=False,
     )
     try:
         result = uvloop.run(measure(options.ranks, options.rows, options.steps))
     finally:
         ray.shutdown()
-    print(f"{options.rows} rows to {options.ranks} ranks and back, {options.steps} steps, {os.cpu_count()} cores")
-    for name, value in result.items():
-        print(f"  {name:<24}{value:10.4f}")
-    print(
-        f"  goal for the median     {GOAL_MS:10.4f}  {'met' if result['all_ranks_median_ms'] <= GOAL_MS else 'MISSED'}"
-    )
-    print(
-        json.dumps(
-            {
-                "benchmark": "fanout",
-                "ranks": options.ranks,
-                "rows": options.rows,
-                "steps": options.steps,
-                "load_average": os.getloadavg()[0],
-                **result,
-            }
-        )
-    )
-
-
-if __name__ == "__main__":
-    main()
+    rows: list[tuple[Cell, ...]] = [(name.replace("_", " "), value) for name, value in result.items()]
+    print_table(f"{options.rows} rows to {options.ranks} ranks and back, {options.steps} steps", ["figure", "ms"], rows)
+    verdict = "met" if result["all_ranks_median_ms"] <= GOAL_MS else "MISSED"
+    print(f"  goal for the median of all ranks: {GOAL_MS} ms, {verdict}")
+    load = {"ranks": options.ranks, "rows": options.rows, "steps": options.steps}
+    emit("fanout", load | result, options)

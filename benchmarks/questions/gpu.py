@@ -1,7 +1,7 @@
 """On a CUDA device, with llama_core alone: batch-1 decode against the device's read bandwidth, and a large offline batch.
 
-    python -m benchmarks.questions.gpu                                   Llama-2-7B's shape, random weights in bfloat16
-    python -m benchmarks.questions.gpu --shape tiny --requests 8 --shortest 8 --longest 32
+    python -m benchmarks gpu                                   Llama-2-7B's shape, random weights in bfloat16
+    python -m benchmarks gpu --shape tiny --requests 8 --shortest 8 --longest 32
 
 Needs torch, fairscale and what else llama_core imports; no tokenizer, no checkpoint, no Ray. The weights are written to a
 temporary directory first (13.5 GB for 7B), because a checkpoint is what a runner loads; --ckpt takes one that is there. The
@@ -18,9 +18,10 @@ from typing import Any, cast
 import torch
 
 from benchmarks.harness.bandwidth import BandwidthProbe
-from benchmarks.harness.common import Spread, add_output_option, emit, print_table, versions
+from benchmarks.harness.common import Spread, emit, print_table, versions
 from benchmarks.harness.in_process import bytes_per_token, llama_of, run
 from benchmarks.harness.make_checkpoint import SHAPES, random_weights, write_meta
+from benchmarks.harness.options import question_parser
 from benchmarks.harness.workload import Request, long_batch, random_prompt
 from benchmarks.peers.hf_continuous import ContinuousBatching
 from llama_core import Llama
@@ -119,8 +120,8 @@ def peer(options: argparse.Namespace, config: ModelConfig, requests: list[Reques
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("gpu", __doc__)
     parser.add_argument("--shape", choices=SHAPES, default="llama-2-7b")
     parser.add_argument(
         "--ckpt", type=Path, help="a checkpoint of that shape in Meta's format, if there is one already"
@@ -137,8 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-batch-size", type=int, default=256)
     parser.add_argument("--max-step-tokens", type=int, default=2048)
     parser.add_argument("--batch-repeats", type=int, default=1)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.exit(2, "torch sees no CUDA device here: there is nothing to measure\n")
     shape = SHAPES[options.shape]
@@ -209,7 +209,3 @@ def _forget() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How a decode step's time grows with the number of sequences and with the tokens they have: is any term worse than linear?
 
-    python -m benchmarks.questions.growth --ckpt DIRECTORY
+    python -m benchmarks growth --ckpt DIRECTORY
 
 Each series is fitted by a straight line. A small step waits for the weights, which are read once for all rows, and a large
 one for arithmetic, so a curve may have a knee and still be two straight lines. A term worse than linear goes on getting
@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness.common import Cell, Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.common import Cell, Spread, emit, print_table
 from benchmarks.harness.in_process import built_llama, case_name, run, vocabulary
+from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import uniform_batch
 from llama_core import Llama
 
@@ -101,8 +102,8 @@ def measure(options: argparse.Namespace, vary: str, values: Sequence[int], fixed
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("growth", __doc__)
     add_model_options(parser)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64])
@@ -112,8 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=16, help="steps of each point, each time")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tolerance", type=float, default=1.2)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     series = [
         measure(options, "rows", options.rows, options.rows_context),
         measure(options, "context", options.context, options.context_rows),
@@ -134,7 +134,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{'WORSE THAN LINEAR' if growth.worse_than_linear else 'no term worse than linear'}"
         )
     emit("growth", {"model": model_name(options), "weights": name, "series": series}, options)
-
-
-if __name__ == "__main__":
-    main()

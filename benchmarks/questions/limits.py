@@ -1,19 +1,19 @@
 """What this machine could do at best: reading memory (the limit of decoding) and matrix products (the limit of prefill).
 
-    python -m benchmarks.questions.limits
+    python -m benchmarks limits
 
 Bandwidth is measured for buffers of several sizes, because a model that fits a processor's last cache is read faster
 than memory, and again after the matrix products: on a shared machine it may not be the same for long.
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 
 import torch
 
 from benchmarks.harness.bandwidth import Bandwidth, BandwidthProbe, beyond_caches, probe_bandwidth
-from benchmarks.harness.common import Cell, Spread, add_output_option, emit, print_table
+from benchmarks.harness.common import Cell, Spread, emit, print_table
+from benchmarks.harness.options import question_parser
 
 __all__ = ["main", "matmul_gflops", "probe_bandwidth"]
 
@@ -41,14 +41,13 @@ def bandwidths(threads: Sequence[int], sizes: Sequence[int], passes: int) -> lis
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("limits", __doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="the most that may be used")
     parser.add_argument("--buffer-mib", type=int, nargs="+", help="sizes of the buffers, the largest decides the limit")
     parser.add_argument("--size", type=int, default=2048, help="rows and columns of the matrices")
     parser.add_argument("--passes", type=int, default=30)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     sizes = sorted(mib * MIB for mib in options.buffer_mib or (64, 256, beyond_caches() // MIB))
     threads = sorted({1, options.threads})
@@ -75,7 +74,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         {"threads": options.threads, "bandwidth": before, "bandwidth_after": after, "matmul_gflop_s": products},
         options,
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,9 @@
 """What everything that serves takes: processes, threads, resident memory; idle and under load, beside the server's own plan.
 
-    python -m benchmarks.questions.memory                                            the demo model, as `make serve` starts it
-    python -m benchmarks.questions.memory ckpt_dir=DIRECTORY model_parallel_size=1   another one
-    python -m benchmarks.questions.memory --how serve-run                            by plain `serve run`
-    python -m benchmarks.questions.memory --url URL --model NAME -- COMMAND ...      any other OpenAI-compatible server
+    python -m benchmarks memory                                            the demo model, as `make serve` starts it
+    python -m benchmarks memory ckpt_dir=DIRECTORY model_parallel_size=1   another one
+    python -m benchmarks memory --how serve-run                            by plain `serve run`
+    python -m benchmarks memory --url URL --model NAME -- COMMAND ...      any other OpenAI-compatible server
 
 Resident memory is given twice: rss counts a page that processes share in each of them, pss once. A rank states its plan
 (weights, cache, working memory) when it allocates its cache; its peak is compared with that, less what an empty rank takes:
@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.harness import processes
-from benchmarks.harness.common import REPOSITORY, add_output_option, emit, print_table
+from benchmarks.harness.common import REPOSITORY, emit, print_table
 from benchmarks.harness.load import HttpSession, drive
+from benchmarks.harness.options import question_parser
 from benchmarks.harness.processes import Process
 from benchmarks.harness.programs import end_programs_on_sigterm
 from benchmarks.harness.workload import uniform_batch
@@ -150,8 +151,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"idle": totals(idle), "under_load": loaded, "of_idle": idle, "rank": plan}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Processes, threads and resident memory of everything that serves.")
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("memory", __doc__)
     add_start_options(parser)
     parser.add_argument("--model", default="llama-demo", help="its name over HTTP")
     parser.add_argument("--concurrency", type=int, default=32)
@@ -159,13 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each request")
     parser.add_argument("--output", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--who", help="what the table calls another server")
-    add_output_option(parser)
-    options = parse_start(parser, sys.argv[1:] if arguments is None else arguments)
+    options = parse_start(parser, argv)
     end_programs_on_sigterm()
     if len(options.how) != 1:
         parser.error("one --how at a time")
     emit("memory", {"who": options.who, "args": dict(options.args), "how": options.how[0], **measure(options)}, options)
-
-
-if __name__ == "__main__":
-    main()

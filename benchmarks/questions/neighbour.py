@@ -16,8 +16,9 @@ from itertools import pairwise
 
 import uvloop
 
-from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, percentile, print_table
+from benchmarks.harness.common import Spread, emit, percentile, print_table
 from benchmarks.harness.load import Answer, HttpSession, drive
+from benchmarks.harness.options import add_load_options, add_model_options, add_server_options, question_parser
 from benchmarks.harness.programs import end_programs_on_sigterm, our_server
 from benchmarks.harness.serve_ours import server_args
 from benchmarks.harness.workload import Request, uniform_batch
@@ -85,19 +86,14 @@ async def rounds(options: argparse.Namespace, url: str) -> tuple[list[tuple[Wind
     return windows, load.answers
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="llama", help="its name over HTTP")
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("neighbour", __doc__)
+    add_load_options(parser, prompt=16, output=128, vocab_size=1000)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=16, help="tokens")
-    parser.add_argument("--output", type=int, default=128, help="tokens")
-    parser.add_argument("--vocab-size", type=int, default=1000, help="prompts are drawn from so many ids")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--server", nargs="*", default=[], metavar="NAME=VALUE", help="further arguments of the server")
-    parser.add_argument("--dtype", default="auto")
+    add_server_options(parser)
     add_model_options(parser)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     end_programs_on_sigterm()
     limits = {"max_seq_len": options.prompt + options.output, "max_batch_size": options.clients}
     args = server_args(options, **limits) | {"model_parallel_size": 2, "cpus_per_rank": 1}
@@ -106,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         windows, answers = uvloop.run(rounds(options, url))
     kept = [after.tokens_per_s(answers) / before.tokens_per_s(answers) for before, after in windows]
     p99s = [[percentile(window.gaps_ms(answers), 99) for window in pair] for pair in windows]
-    figures = {
+    figures: dict[str, Spread | int] = {
         "tok_s_before": Spread.of(before.tokens_per_s(answers) for before, _ in windows),
         "tok_s_beside": Spread.of(after.tokens_per_s(answers) for _, after in windows),
         "kept": Spread.of(kept),
@@ -120,7 +116,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [tuple(figures.values())],
     )
     emit("neighbour", figures, options)
-
-
-if __name__ == "__main__":
-    main()

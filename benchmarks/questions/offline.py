@@ -1,6 +1,6 @@
 """How much useful output a batch gives: 32 requests of mixed lengths, all there at once, in process.
 
-    python -m benchmarks.questions.offline --ckpt DIRECTORY --dtype bfloat16
+    python -m benchmarks offline --ckpt DIRECTORY --dtype bfloat16
 
 4,160 prompt tokens and 2,304 output tokens; only what a request asked for counts, and the clock runs from the first step
 to the last, prompts included.
@@ -10,8 +10,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.common import Spread, emit, print_table
 from benchmarks.harness.in_process import built_llama, case_name, repeat_runs, vocabulary
+from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import mixed_batch
 
 
@@ -36,16 +37,15 @@ def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any
         }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("offline", __doc__)
     add_model_options(parser)
     parser.add_argument("--dtype", nargs="+", default=["auto"])
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--max-batch-size", type=int, default=32)
     parser.add_argument("--max-seq-len", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     cases = dict(measure(options, dtype) for dtype in options.dtype)
     one = next(iter(cases.values()))
     print_table(
@@ -65,7 +65,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ],
     )
     emit("offline", {"model": model_name(options), "requests": options.requests, "cases": cases}, options)
-
-
-if __name__ == "__main__":
-    main()

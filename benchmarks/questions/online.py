@@ -1,8 +1,8 @@
 """What clients of a server see: output tokens a second, time to the first token, time between two.
 
-    python -m benchmarks.questions.online --url http://127.0.0.1:8000 --model llama-demo     a server that runs
-    python -m benchmarks.questions.online --serve --ckpt DIRECTORY                           ours, started and ended here
-    python -m benchmarks.questions.online --in-process --ckpt DIRECTORY                      its engine, without Ray and HTTP
+    python -m benchmarks online --url http://127.0.0.1:8000 --model llama-demo     a server that runs
+    python -m benchmarks online --serve --ckpt DIRECTORY                           ours, started and ended here
+    python -m benchmarks online --in-process --ckpt DIRECTORY                      its engine, without Ray and HTTP
 
 Closed loop: each of `--concurrency` clients has one streaming request at a time. All prompts differ. What the client
 itself takes of the cores that it shares with the server is in the table.
@@ -17,8 +17,9 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, print_table
+from benchmarks.harness.common import Spread, emit, print_table
 from benchmarks.harness.load import HttpSession, Session, drive
+from benchmarks.harness.options import add_load_options, add_model_options, add_server_options, question_parser
 from benchmarks.harness.programs import end_programs_on_sigterm, our_server
 from benchmarks.harness.serve_ours import server_args
 from benchmarks.harness.workload import Request, mixed_batch, uniform_batch
@@ -89,28 +90,23 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("online", __doc__)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--url", help="of a server that runs, without /v1")
     where.add_argument("--serve", action="store_true", help="start ours, and end it")
     where.add_argument("--in-process", action="store_true", help="the engine loop over a model in this process")
-    parser.add_argument("--model", default="llama", help="its name over HTTP")
+    add_load_options(parser, prompt=128, output=64)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--requests", type=int, nargs="+", default=[12, 64, 128], help="one for each concurrency")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens")
-    parser.add_argument("--output", type=int, default=64, help="tokens")
-    parser.add_argument("--mixed", action="store_true", help="the lengths of bench_offline instead")
-    parser.add_argument("--vocab-size", type=int, default=32000, help="prompts are drawn from so many ids")
+    parser.add_argument("--mixed", action="store_true", help="the lengths of offline instead")
     parser.add_argument("--max-seq-len", type=int, help="of --serve and --in-process; the longest request if absent")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--new-connections", action="store_true", help="one for each request")
     parser.add_argument("--extra", default="{}", metavar="JSON", help="further fields of every request")
-    parser.add_argument("--server", nargs="*", default=[], metavar="NAME=VALUE", help="further arguments of --serve")
-    parser.add_argument("--dtype", default="auto")
+    add_server_options(parser)
     add_model_options(parser)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     if len(options.requests) != len(options.concurrency):
         parser.error("--requests takes one number for each --concurrency")
     if options.serve:
@@ -129,7 +125,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     emit("online", {"kind": kind, "load": load, "model": options.model, "cases": cases}, options)
     if any(case["failed"] for case in cases.values()):
         sys.exit(1)  # what is left is not the load that was meant
-
-
-if __name__ == "__main__":
-    main()

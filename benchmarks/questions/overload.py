@@ -1,7 +1,7 @@
 """More than a server can do: what it still does, for whom, and how soon the others are told.
 
-    python -m benchmarks.questions.overload --serve --ckpt DIRECTORY --seconds 300      ours, started and ended here
-    python -m benchmarks.questions.overload --url http://127.0.0.1:8000 --model llama-demo --vocab-size 500
+    python -m benchmarks overload --serve --ckpt DIRECTORY --seconds 300      ours, started and ended here
+    python -m benchmarks overload --url http://127.0.0.1:8000 --model llama-demo --vocab-size 500
 
 First the peak: a closed loop of each number of `--clients` in turn. The peak is at the fewest clients whose goodput (tokens
 a second of answers that were whole) is within 2 % of the best. Then an open loop offers `--factor` times the requests that
@@ -27,8 +27,15 @@ from typing import Any
 import uvloop
 
 from benchmarks.harness import processes
-from benchmarks.harness.common import add_model_options, add_output_option, emit, model_name, percentile, print_table
+from benchmarks.harness.common import emit, percentile, print_table
 from benchmarks.harness.load import Answer, HttpSession
+from benchmarks.harness.options import (
+    add_load_options,
+    add_model_options,
+    add_server_options,
+    model_name,
+    question_parser,
+)
 from benchmarks.harness.programs import Program, end_programs_on_sigterm, our_server
 from benchmarks.harness.serve_ours import server_args
 from benchmarks.harness.workload import Request, random_prompt
@@ -216,28 +223,23 @@ async def measure(options: argparse.Namespace, url: str, program: Program | None
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("overload", __doc__)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--url", help="of a server that runs, without /v1")
     where.add_argument("--serve", action="store_true", help="start ours, and end it")
-    parser.add_argument("--model", default="llama", help="its name over HTTP")
+    add_load_options(parser, prompt=128, output=64)
     parser.add_argument("--clients", type=int, nargs="+", default=[8, 16, 24, 32], help="of the closed loops")
     parser.add_argument("--peak-seconds", type=float, default=30.0, help="of each closed loop")
     parser.add_argument("--seconds", type=float, default=60.0, help="of overload")
     parser.add_argument("--factor", type=float, default=2.0, help="times the requests a second at the peak")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens")
-    parser.add_argument("--output", type=int, default=64, help="tokens")
-    parser.add_argument("--vocab-size", type=int, default=32000, help="prompts are drawn from so many ids")
     parser.add_argument("--batch", type=int, default=32, help="max_batch_size of --serve")
     parser.add_argument(
         "--queue", type=int, default=8, help="max_queue of --serve: who is admitted waits behind so many"
     )
-    parser.add_argument("--server", nargs="*", default=[], metavar="NAME=VALUE", help="further arguments of --serve")
-    parser.add_argument("--dtype", default="auto")
+    add_server_options(parser)
     add_model_options(parser)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     with ExitStack() as stack:
         program, url = None, options.url
         if options.serve:
@@ -285,7 +287,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     emit("overload", {"model": name, "load": load, **seconds, **queue, "peak": peak, **found}, options)
     if any(one["lost"] for one in (over, found["peak_again"], *found["closed_loop"].values())):
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How fast a prompt is read: 512 tokens of one sequence, in process, beside this machine's matrix product of the same dtype.
 
-python -m benchmarks.questions.prefill --ckpt DIRECTORY --dtype bfloat16 float32
+python -m benchmarks prefill --ckpt DIRECTORY --dtype bfloat16 float32
 """
 
 import argparse
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.common import Spread, emit, print_table
 from benchmarks.harness.in_process import (
     built_llama,
     case_name,
@@ -18,6 +18,7 @@ from benchmarks.harness.in_process import (
     torch_dtype,
     vocabulary,
 )
+from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import Request, random_prompt
 from benchmarks.questions.limits import matmul_gflops
 
@@ -50,15 +51,14 @@ def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any
         }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("prefill", __doc__)
     add_model_options(parser)
     parser.add_argument("--dtype", nargs="+", default=["auto"])
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--max-step-tokens", type=int, help="read the prompt in pieces of so many tokens")
     parser.add_argument("--repeats", type=int, default=7)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     cases = dict(measure(options, dtype) for dtype in options.dtype)
     print_table(
         f"Prefill, {model_name(options)}, {options.prompt} tokens",
@@ -76,7 +76,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ],
     )
     emit("prefill", {"model": model_name(options), "prompt": options.prompt, "cases": cases}, options)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What a shared beginning saves: 32 requests behind one prefix of 400 tokens, with and without sharing it.
 
-    python -m benchmarks.questions.prefix --ckpt DIRECTORY
+    python -m benchmarks prefix --ckpt DIRECTORY
 
 Says how many prompt tokens went through the model, how long it took, and whether every request got the same tokens.
 """
@@ -9,8 +9,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.common import Spread, emit, print_table
 from benchmarks.harness.in_process import Run, built_llama, case_name, run, vocabulary
+from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import shared_prefix_batch
 from llama_core import Llama
 
@@ -33,8 +34,8 @@ def measure(llama: Llama, options: argparse.Namespace) -> tuple[dict[str, Any], 
     }, runs[0].outputs
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("prefix", __doc__)
     add_model_options(parser)
     # In float32 a token does not depend on which rows are computed together.
     parser.add_argument("--dtype", default="float32")
@@ -43,8 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--own", type=int, default=16, help="tokens of each prompt behind them")
     parser.add_argument("--output", type=int, default=16, help="tokens")
     parser.add_argument("--repeats", type=int, default=3)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     cases: dict[str, dict[str, Any]] = {}
     outputs: dict[str, list[list[int]]] = {}
     for name, sharing in (("shared", True), ("not shared", False)):
@@ -83,7 +83,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         },
         options,
     )
-
-
-if __name__ == "__main__":
-    main()

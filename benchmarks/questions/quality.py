@@ -1,16 +1,16 @@
 """What int8 weights cost in quality: perplexity on text that the model has not seen, beside the weights as they are.
 
-python -m benchmarks.questions.quality                                   the demo model on demo/heldout.txt
-python -m benchmarks.questions.quality --ckpt DIRECTORY --text FILE
+python -m benchmarks quality                                   the demo model on demo/heldout.txt
+python -m benchmarks quality --ckpt DIRECTORY --text FILE
 """
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.common import REPOSITORY, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.common import REPOSITORY, emit, print_table
 from benchmarks.harness.in_process import built_llama
+from benchmarks.harness.options import add_model_options, model_name, question_parser
 from llama_core import Llama
 
 # Weights and the type that everything else has; the first is what the others are compared with.
@@ -27,13 +27,12 @@ def perplexity(llama: Llama, text: str, length: int) -> tuple[float, int]:
     return math.exp(-sum(values) / len(values)), len(values)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("quality", __doc__)
     add_model_options(parser)
     parser.add_argument("--text", type=Path, default=REPOSITORY / "demo" / "heldout.txt")
     parser.add_argument("--length", type=int, default=256, help="tokens that are read behind one beginning")
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     text = options.text.read_text(encoding="utf-8")
     found: dict[str, float] = {}
     count = 0
@@ -50,7 +49,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [(name, case["perplexity"], f"{100 * case['loss']:.3f}") for name, case in cases.items()],
     )
     emit("quality", {"model": model_name(options), "text": options.text.name, "tokens": count, "cases": cases}, options)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,11 @@
 """What deciding costs: one `schedule` and one `commit`, by rows that decode and by sequences that wait.
 
-    python -m benchmarks.questions.scheduler
+    python -m benchmarks scheduler
 
 No model: the answers are made before the clock runs. Two steps are in flight, as in the server; every sequence decodes
 tokens that do not repeat, and crosses into a new block every 16 steps.
 """
 
-import argparse
 import gc
 import random
 import time
@@ -15,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.harness.common import Spread, add_output_option, emit, percentile, print_table
+from benchmarks.harness.common import Spread, emit, percentile, print_table
+from benchmarks.harness.options import question_parser
 from llama_core.config import MAX_DRAFTS
 from llama_core.scheduling.block_pool import BlockPool, block_key
 from llama_core.scheduling.request import FinishReason
@@ -170,14 +170,13 @@ def admission_costs(num_prompt: int) -> dict[str, float]:
     return costs
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("scheduler", __doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 256])
     parser.add_argument("--waiting", type=int, nargs="+", default=[10, 1000, 10_000])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--prompt", type=int, default=4096, help="tokens of the prompt whose admission is timed")
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     steps = [
         step_cost(num_rows, num_waiting, caching, options.steps)
         for caching in (True, False)
@@ -211,7 +210,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     admissions = admission_costs(options.prompt)
     print_table(f"Admitting {options.prompt} tokens, microseconds", ["prompt", "the step"], list(admissions.items()))
     emit("scheduler", {"steps": steps, "block_us": blocks, "admission_us": admissions}, options)
-
-
-if __name__ == "__main__":
-    main()

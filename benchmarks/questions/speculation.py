@@ -1,6 +1,6 @@
 """What prompt lookup gives and costs: one sequence with and without it, where text repeats itself and where it does not.
 
-    python -m benchmarks.questions.speculation --ckpt DIRECTORY
+    python -m benchmarks speculation --ckpt DIRECTORY
 
 "repeats" has a prompt of one piece said again and again, "random" one without a pattern. What is generated may repeat
 itself too: with sampling (--temperature 1) it does so less than with greedy decoding of a small or random model. The
@@ -11,8 +11,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.common import Spread, emit, print_table
 from benchmarks.harness.in_process import built_llama, case_name, run, vocabulary
+from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import Request, random_prompt, repetitive_prompt
 
 
@@ -45,8 +46,8 @@ def measure(options: argparse.Namespace, drafting: bool) -> dict[str, dict[str, 
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("speculation", __doc__)
     add_model_options(parser)
     # In float32 a token does not depend on which rows are computed together.
     parser.add_argument("--dtype", default="float32")
@@ -54,8 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=int, default=128, help="tokens")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--repeats", type=int, default=3)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     drafting, plain = measure(options, True), measure(options, False)
     cases = {}
     for text, one in drafting.items():
@@ -84,7 +84,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ],
     )
     emit("speculation", {"model": model_name(options), "weights": weights, "cases": cases}, options)
-
-
-if __name__ == "__main__":
-    main()

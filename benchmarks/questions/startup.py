@@ -1,10 +1,10 @@
 """How long from the command to the first good answer, and where that time goes.
 
-    python -m benchmarks.questions.startup                                            the demo model, as `make serve` starts it
-    python -m benchmarks.questions.startup ckpt_dir=DIRECTORY model_parallel_size=1   another one
-    python -m benchmarks.questions.startup --how serve-run                            by plain `serve run`
-    python -m benchmarks.questions.startup --how serve-run --how up                   both, in turn
-    python -m benchmarks.questions.startup --url URL --body JSON -- COMMAND ...       any other OpenAI-compatible server
+    python -m benchmarks startup                                            the demo model, as `make serve` starts it
+    python -m benchmarks startup ckpt_dir=DIRECTORY model_parallel_size=1   another one
+    python -m benchmarks startup --how serve-run                            by plain `serve run`
+    python -m benchmarks startup --how serve-run --how up                   both, in turn
+    python -m benchmarks startup --url URL --body JSON -- COMMAND ...       any other OpenAI-compatible server
 
 A good answer is a completion of one token or more. The clock starts before the command does; a client asks every 20 ms.
 Phases are the times that the server's own log lines state. `--cold` has the kernel forget the files first.
@@ -25,7 +25,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.harness import processes
-from benchmarks.harness.common import REPOSITORY, Spread, add_output_option, emit, print_table, wait_quiet
+from benchmarks.harness.common import REPOSITORY, Spread, emit, print_table, wait_quiet
+from benchmarks.harness.options import question_parser
 from benchmarks.harness.programs import (
     Program,
     ProgramFailed,
@@ -203,15 +204,14 @@ def parse_start(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> ar
     return options
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Command to first good answer.")
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("startup", __doc__)
     add_start_options(parser)
     parser.add_argument("--repetitions", type=int, default=5, help="of each --how, in turn")
     parser.add_argument("--cold", action="store_true", help="have the kernel forget the files before each start")
     parser.add_argument("--forget", action="append", type=Path, default=[], help="another directory for --cold")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for a quiet machine")
-    add_output_option(parser)
-    options = parse_start(parser, sys.argv[1:] if arguments is None else arguments)
+    options = parse_start(parser, argv)
     end_programs_on_sigterm()
     options.forget.append(Path(dict(options.args).get("ckpt_dir", REPOSITORY / "demo")))
     starts: dict[str, list[Start]] = {how: [] for how in options.how}
@@ -220,7 +220,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             done.append(measure(options, how))
     result = {how: show(how, done) for how, done in starts.items()}
     emit("startup", {"args": dict(options.args), "cold": options.cold, "how": result}, options)
-
-
-if __name__ == "__main__":
-    main()

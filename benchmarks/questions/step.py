@@ -1,7 +1,7 @@
 """Where the time of a decode step goes, part by part, beside the time that only reading its bytes would take.
 
-    python -m benchmarks.questions.step --ckpt DIRECTORY --rows 1 8 32 --context 128
-    python -m benchmarks.questions.step --operators 20      torch's own view: the operators that take longest
+    python -m benchmarks step --ckpt DIRECTORY --rows 1 8 32 --context 128
+    python -m benchmarks step --operators 20      torch's own view: the operators that take longest
 
 The least time of a part is the bytes it must read, at the bandwidth of as many bytes as the whole step reads, probed
 around the runs: weights once for all rows, keys and values for each. Where many rows make a part compute much, it cannot
@@ -18,8 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness.anatomy import ATTENTION, BETWEEN, dissected, least_bytes, weights_of_a_step
 from benchmarks.harness.bandwidth import BandwidthProbe
-from benchmarks.harness.common import Spread, add_model_options, add_output_option, emit, model_name, print_table
+from benchmarks.harness.common import Spread, emit, print_table
 from benchmarks.harness.in_process import built_llama, bytes_per_token, case_name, run, torch_dtype, vocabulary
+from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import Request, uniform_batch
 from llama_core import Llama
 from llama_core.scheduling.step import StepInput
@@ -87,8 +88,8 @@ def print_operators(llama: Llama, options: argparse.Namespace, rows: int) -> Non
     print(profiled.key_averages().table(sort_by="self_cpu_time_total", row_limit=options.operators))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("step", __doc__)
     add_model_options(parser)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
@@ -96,8 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--operators", type=int, metavar="N", help="also print the N operators that take longest")
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     with built_llama(
         options,
         dtype=options.dtype,
@@ -116,7 +116,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             [(part["part"], part["ms"], part["read_bytes"] / 1e6, part["least_ms"]) for part in case["parts"]],
         )
     emit("step", {"model": model_name(options), "weights": name, "cases": cases}, options)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """What a streamed token and a request cost beside the ranks: processor time of the replica, of the proxy, of the client.
 
-    python -m benchmarks.questions.streaming              the replica's HTTP side alone, as Serve runs it, without Ray
-    python -m benchmarks.questions.streaming --serve      all of `make serve`: Ray, Serve, HAProxy
+    python -m benchmarks streaming              the replica's HTTP side alone, as Serve runs it, without Ray
+    python -m benchmarks streaming --serve      all of `make serve`: Ray, Serve, HAProxy
 
 No model: one rank in a process of its own ends every step after --step-ms (`paced.py`). Everything else is what serves:
 sockets to the rank, scheduler, engine loop, detokenizer, HTTP application, uvicorn. A closed loop of streaming clients in
@@ -23,8 +23,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.harness.common import REPOSITORY, Spread, add_output_option, emit, print_table
+from benchmarks.harness.common import REPOSITORY, Spread, emit, print_table
 from benchmarks.harness.load import HttpSession, drive
+from benchmarks.harness.options import question_parser
 from benchmarks.harness.processes import descendants
 from benchmarks.harness.programs import end_programs_on_sigterm, free_port, running, write_config
 from benchmarks.harness.workload import uniform_batch
@@ -69,6 +70,7 @@ def serve_app(ready: Connection) -> None:
     from deployments.args import ServerArgs
     from deployments.engine.metrics import Metrics
     from deployments.engine.service import LlamaService
+    from deployments.engine.supervisor import Groups
     from deployments.http.app import build_http_app
 
     logging.basicConfig(filename=os.devnull, level=logging.INFO)  # lines are made and written, as in Serve
@@ -76,7 +78,8 @@ def serve_app(ready: Connection) -> None:
     async def run() -> None:
         metrics = Metrics(in_ray=False)
         args = ServerArgs.model_validate(ARGS)
-        service = LlamaService(args, PacedGroups, on_step=metrics.on_step)
+        groups: Groups = PacedGroups()
+        service = LlamaService(args, lambda: groups, on_step=metrics.on_step)
         metrics.watch(service)
         await service.start()
         app = RequestIdMiddleware(build_http_app(service, metrics, sends_request_id=False))
@@ -194,16 +197,15 @@ def costs(target: Target, client: Connection, concurrency: int, options: argpars
     return figures | {("seen", name): long[name] for name in SEEN}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("streaming", __doc__)
     parser.add_argument("--serve", action="store_true", help="through Ray Serve and HAProxy")
     parser.add_argument("--step-ms", type=float, default=8.0, help="the rank's pace; 0: it answers at once")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--seconds", type=float, default=6.0, help="about, for each concurrency and repeat")
     parser.add_argument("--repeats", type=int, default=3)
-    add_output_option(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     end_programs_on_sigterm()
     os.environ[STEP_MS] = str(options.step_ms)  # every process that is started here inherits it
     taken: dict[int, list[Figures]] = {concurrency: [] for concurrency in options.concurrency}
@@ -239,7 +241,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             streams.setdefault(clients, {}).setdefault(figure, {})[kind] = spread
     about = {"serve": options.serve, "step_ms": options.step_ms, "output": options.output, "goal_us": GOAL_US}
     emit("streaming", {**about, "streams": streams}, options)
-
-
-if __name__ == "__main__":
-    main()

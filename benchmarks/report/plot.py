@@ -1,12 +1,11 @@
 """Draws docs/performance.svg from benchmarks/results: where a step's time goes beside its limit, and the ratios to others.
 
-    .venv/bin/pip install -c constraints.txt -e '.[bench]' && python -m benchmarks.report.plot
+    .venv/bin/pip install -c constraints.txt -e '.[bench]' && python -m benchmarks plot
 
-Takes every result of bench_step and of the paired runner that is in the directory, in the order of the files' names. The
+Takes every result of step and of the paired runner that is in the directory, in the order of the files' names. The
 same results give the same file.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from matplotlib.patches import Patch
 
 from benchmarks.harness import anatomy
 from benchmarks.harness.common import REPOSITORY
+from benchmarks.harness.options import command_parser
 from benchmarks.report.report import RESULTS, read_results
 
 OTHER = "everything else"
@@ -115,7 +115,7 @@ def draw(results: Sequence[dict[str, Any]], target: Path) -> None:
     ratios = ratios_of([result for result in results if result["benchmark"] == "paired"])
     heights = [0.7 * len(steps) + 1.6] * bool(steps) + [0.24 * len(ratios) + 1.0] * bool(ratios)
     if not heights:
-        raise ValueError("no result of bench_step or of the paired runner is there")
+        raise ValueError("no result of step or of the paired runner is there")
     mpl.rcParams["svg.hashsalt"] = "llama"  # ids that do not differ from run to run
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -131,17 +131,13 @@ def draw(results: Sequence[dict[str, Any]], target: Path) -> None:
     figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None, dpi=120)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = command_parser("plot", __doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "performance.svg")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     try:
         draw(read_results(options.results), options.out)
     except ValueError as error:
         parser.exit(2, f"{error}\n")
     print(options.out)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,10 @@
 """Writes the tables of docs/performance.md from benchmarks/results, so that no figure on the page is typed by hand.
 
-    python -m benchmarks.report.report
+    python -m benchmarks report
 
 A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; what is between them is replaced. The words around are people's.
 """
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.common import REPOSITORY, number
+from benchmarks.harness.options import command_parser
 
 Result = dict[str, Any]
 NOTHING = "Not measured yet."
@@ -314,14 +314,10 @@ def fill(page: str, results: Sequence[Result]) -> str:
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- /\1 -->", replace, page, flags=re.DOTALL)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = command_parser("report", __doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     options.page.write_text(fill(options.page.read_text(), read_results(options.results)))
     print(options.page)
-
-
-if __name__ == "__main__":
-    main()

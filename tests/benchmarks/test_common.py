@@ -70,6 +70,8 @@ def test_a_result_says_how_to_repeat_it_and_not_where_it_ran(monkeypatch: pytest
     inside = str(REPOSITORY / "benchmarks" / "peers" / "vllm_driver.py")
     monkeypatch.setattr(sys, "argv", [inside, "--ckpt", "/home/me/models/llama-110m/meta", "a b"])
     assert command_line() == "python -m benchmarks.peers.vllm_driver --ckpt .../llama-110m/meta 'a b'"
+    monkeypatch.setattr(sys, "argv", [str(REPOSITORY / "benchmarks" / "__main__.py"), "decode", "--repeats", "1"])
+    assert command_line() == "python -m benchmarks decode --repeats 1"
     assert public(str(REPOSITORY / "demo")) == "demo"
     assert public("/usr/lib/a/libx.so:/opt/b/c/liby.so") == ".../a/libx.so:.../c/liby.so"
 

@@ -168,7 +168,7 @@ online = ["{{python}}", "-c", "raise SystemExit(3)"]
     load = ["--prompt", "8", "--output", "5", "--concurrency", "2", "--requests", "4"]
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "benchmarks.harness.paired", "--question", "online", "--peers", str(peers), *load),
+            *(sys.executable, "-m", "benchmarks", "paired", "--question", "online", "--peers", str(peers), *load),
             *("--contenders", "constant", "fake", "broken", "--rounds", "2", "--no-probe", "--patience-s", "0"),
         ],
         cwd=REPOSITORY,

@@ -1,4 +1,4 @@
-"""More requests than the server can take, through Ray Serve: a short form of `python -m benchmarks.questions.overload`."""
+"""More requests than the server can take, through Ray Serve: a short form of `python -m benchmarks overload`."""
 
 import json
 from typing import Any

@@ -1,0 +1,59 @@
+"""`python -m benchmarks` lists the commands; `python -m benchmarks NAME [options]` runs one, `NAME --help` explains it."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+# Each command's module has `main(argv)`, which ends by printing its result as one line of JSON where it measures something.
+QUESTIONS: Final = {
+    "limits": "the best that this machine can do: read bandwidth, matrix products",
+    "decode": "tokens a second of one sequence, beside the memory's bandwidth",
+    "prefill": "how fast a prompt is read, beside a matrix product",
+    "offline": "output tokens a second of 32 requests of mixed lengths, in process",
+    "online": "what 1, 8 and 32 clients of a server see, in a closed loop",
+    "overload": "what a server does with twice the requests that it can serve",
+    "neighbour": "the throughput that is left beside another busy process",
+    "step": "where the time of a decode step goes",
+    "growth": "how a decode step grows with rows and context",
+    "prefix": "what prefix caching saves",
+    "speculation": "what prompt lookup gains and costs",
+    "quality": "what int8 weights cost in perplexity",
+    "gpu": "decode and a large batch on a CUDA device",
+    "startup": "seconds from the command to the first good answer",
+    "memory": "processes, threads and resident memory of a server",
+    "fanout": "what a step's way to the ranks and back costs",
+    "streaming": "processor time of a streamed token and of a request outside the ranks",
+    "scheduler": "what a scheduling decision costs",
+}
+TOOLS: Final = {
+    "paired": ("benchmarks.harness.paired", "ask us and peers the same question in alternating rounds of one run"),
+    "make_checkpoint": ("benchmarks.harness.make_checkpoint", "write random checkpoints of known shapes"),
+    "serve_ours": ("benchmarks.harness.serve_ours", "start our server on a given port, as `paired` does"),
+    "report": ("benchmarks.report.report", "write the tables of docs/performance.md from benchmarks/results"),
+    "plot": ("benchmarks.report.plot", "draw docs/performance.svg from benchmarks/results"),
+}
+MODULES: Final = {name: f"benchmarks.questions.{name}" for name in QUESTIONS} | {
+    name: module for name, (module, _) in TOOLS.items()
+}
+
+
+def listing() -> str:
+    """One line for each command."""
+    lines = ["usage: python -m benchmarks NAME [options]", "", "questions:"]
+    lines += [f"  {name:<16}{line}" for name, line in QUESTIONS.items()]
+    lines += ["", "tools:"]
+    return "\n".join([*lines, *(f"  {name:<16}{line}" for name, (_, line) in TOOLS.items())])
+
+
+def main(argv: Sequence[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(listing())
+        return
+    if argv[0] not in MODULES:
+        sys.exit(f"there is no benchmark {argv[0]}\n\n{listing()}")
+    importlib.import_module(MODULES[argv[0]]).main(argv[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
