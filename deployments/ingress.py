@@ -5,7 +5,6 @@ import contextlib
 import gc
 import logging
 import os
-import pkgutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,10 +13,10 @@ from typing import Any
 import ray
 from ray import serve
 
-from cluster.driver.rank_group import GroupLimits
+from cluster.driver.group_info import GroupLimits
 from cluster.driver.ray_calls import in_passing_thread
-from cluster.driver.standby import RankGroups
-from cluster.rank.runner_factory import load_model_runner
+from cluster.driver.standby import StandbyPool
+from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, NamedRunnerFactory
 from deployments.api_keys import ApiKeys
 from deployments.args import ServerArgs, resolve
 from deployments.engine.metrics import Metrics
@@ -55,10 +54,10 @@ class LlamaIngress:
         self.metrics = Metrics()
         self.service = LlamaService(
             args,
-            _groups_for(args),
+            _pool_for(args),
             on_step=self.metrics.on_step,
             on_failure=self.metrics.on_failure,
-            on_pace=self.metrics.on_pace,
+            on_compute_ms=self.metrics.on_compute_ms,
         )
         self.metrics.watch(self.service)
         self._starting = asyncio.create_task(self.service.start())
@@ -301,16 +300,16 @@ async def _read_to_end(stream: TokenStream, on_delta: Callable[[], None]) -> Non
         on_delta()
 
 
-def _groups_for(args: ServerArgs) -> Callable[[], RankGroups]:
+def _pool_for(args: ServerArgs) -> Callable[[], StandbyPool]:
     limits = GroupLimits(start_timeout_s=args.start_timeout_s, step_timeout_s=args.step_timeout_s)
 
-    def open_groups() -> RankGroups:
+    def open_pool() -> StandbyPool:
         placement_group = ray.util.get_current_placement_group()
         assert placement_group is not None, "build_app gives every replica a placement group"
-        factory = pkgutil.resolve_name(args.runner_factory) if args.runner_factory else load_model_runner
-        return RankGroups(placement_group, limits, spares=args.spare_ranks, runner_factory=factory)
+        factory = NamedRunnerFactory(args.runner_factory) if args.runner_factory else MODEL_RUNNER_FACTORY
+        return StandbyPool(placement_group, limits, enabled=args.spare_ranks, runner_factory=factory)
 
-    return open_groups
+    return open_pool
 
 
 async def _another_replica_runs() -> bool:

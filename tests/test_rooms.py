@@ -103,16 +103,6 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 }
 # The modules of these folders have a row each: they lie at different heights.
 ONLY_THEIR_INIT = ("llama_core", "deployments")
-# The driver's process imports these of cluster/rank today. Empty when the seam between driver and rank is cut.
-DRIVER_IMPORTS_OF_RANK = {
-    "cluster.driver.rank_actor",
-    "cluster.driver.rank_group",
-    "cluster.driver.ray_calls",
-    "cluster.driver.standby",
-    "cluster.driver.stragglers",
-    "deployments.engine.supervisor",
-    "deployments.ingress",
-}
 # Libraries that a room never loads: not even through another library, when each of its modules is imported.
 HTTP = ("fastapi", "starlette", "pydantic")
 NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -236,22 +226,19 @@ def test_every_module_imports_only_rooms_that_its_own_room_may() -> None:
             continue
         room = room_of(module)
         for target in sorted(targets):
-            if module in DRIVER_IMPORTS_OF_RANK and target.startswith("cluster.rank"):
-                continue
             if target.partition(".")[0] not in PRODUCT or room_of(target) not in (room, *ROOMS[room]):
                 wrong.append(f"{module} imports {target}")
     assert wrong == [], "\n".join(wrong)
 
 
-def test_only_the_listed_modules_of_the_replica_import_a_module_of_cluster_rank() -> None:
+def test_no_module_of_the_replica_imports_a_module_of_cluster_rank() -> None:
     found = {
         module
         for module, targets in import_graph().items()
         if module.startswith(("cluster.driver", "deployments", "cli"))
         and any(t.startswith("cluster.rank") for t in targets)
     }
-    assert found - DRIVER_IMPORTS_OF_RANK == set(), "the driver's process must not import cluster/rank"
-    assert DRIVER_IMPORTS_OF_RANK - found == set(), "these import cluster/rank no longer: remove them from the list"
+    assert found == set(), "the replica's process must not import cluster/rank"
 
 
 @pytest.mark.parametrize("package", NEVER_IMPORTED)

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from ray.serve import Application
 
 import deployments.app
-import deployments.ingress
 from cluster.driver.fan_out import FanOut
-from cluster.driver.rank_group import GroupInfo
-from cluster.rank.rank_worker import RankStatus
-from cluster.rank.runner_factory import Seat
+from cluster.driver.group_info import GroupInfo
 from cluster.wire.messages import Answer, decode_step
+from cluster.wire.rank_runner import RendezvousSpec
+from cluster.wire.rank_status import RankStatus
 from cluster.wire.transport import Invitation, RankListener, connect
 from deployments.args import ServerArgs
 from llama_core.checkpoint.digest import CheckpointDigest
@@ -77,7 +76,9 @@ class PacedRunner:
         return Pending.done(StepOutput(batch.epoch, batch.step, tokens, elapsed_ms=1e3 * self._step_s))
 
 
-def make_paced_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> PacedRunner:
+def make_paced_runner(
+    config: EngineConfig, rendezvous: RendezvousSpec, on_progress: Callable[[int, int], None]
+) -> PacedRunner:
     return PacedRunner(config.vocab_size)
 
 
@@ -127,18 +128,20 @@ class PacedGroup:
             self._fan_out.fail(RankFailure("stopped"))
 
 
-class PacedGroups:
-    """Implements `deployments.engine.supervisor.Groups` with paced groups."""
+class PacedGroupPool:
+    """Implements `deployments.engine.supervisor.GroupPool` with paced groups."""
 
-    num_spares = 0
+    num_standby = 0
 
-    async def seats(self) -> list[int]:
-        return [0]
+    async def usable_bundles(self) -> list[int]:
+        return [1]
 
-    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> PacedGroup:
+    def open_group(
+        self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int]
+    ) -> PacedGroup:
         return PacedGroup(config)
 
-    def prepare_spares(self, info: GroupInfo) -> None:
+    def prepare_standby(self, info: GroupInfo) -> None:
         pass
 
     async def stop(self) -> None:
@@ -146,11 +149,9 @@ class PacedGroups:
 
 
 class PacedArgs(ServerArgs):
-    """A replica that gets its arguments imports this module, and has paced ranks from then on."""
+    """The server's arguments, with ranks that run `make_paced_runner`."""
 
-
-# What a replica's ranks run where nobody says otherwise.
-vars(deployments.ingress)["load_model_runner"] = make_paced_runner
+    runner_factory: str | None = "benchmarks.harness.paced:make_paced_runner"
 
 
 def build_app(args: PacedArgs) -> Application:

@@ -24,7 +24,7 @@ from benchmarks.harness.common import REPOSITORY, Cell, emit, percentile, print_
 from benchmarks.harness.options import question_parser
 from cluster.driver.placement import group_bundles
 from cluster.driver.rank_group import RankGroup
-from cluster.rank.runner_factory import Seat
+from cluster.wire.rank_runner import RendezvousSpec
 from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
 from llama_core.scheduling.step import Grow, Pending, Row, StepInput, StepOutput
@@ -63,7 +63,9 @@ class NullRunner:
         return Pending.done(StepOutput(batch.epoch, batch.step, [31_999] * len(batch.rows)))
 
 
-def make_null_runner(config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> NullRunner:
+def make_null_runner(
+    config: EngineConfig, rendezvous: RendezvousSpec, on_progress: Callable[[int, int], None]
+) -> NullRunner:
     return NullRunner()
 
 

@@ -49,7 +49,7 @@ PHASES = {
     "Serve's controller runs": ("first", r"controller \d+ -- "),
     "the application is built": ("first", r"Imported and built app"),
     "the ranks' processes run": ("last", r"cpu_pinning cores="),
-    "weights are loaded": ("last", r"rank_worker loaded "),
+    "weights are loaded": ("last", r"rank_process loaded "),
     "the replica is ready": ("first", r"ready after [\d.]+ s"),
 }
 ANSWERED = "first good answer"

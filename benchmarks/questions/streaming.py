@@ -66,7 +66,7 @@ def serve_app(ready: Connection) -> None:
     import uvloop
     from ray.serve._private.http_util import RequestIdMiddleware
 
-    from benchmarks.harness.paced import PacedGroups
+    from benchmarks.harness.paced import PacedGroupPool
     from deployments.args import ServerArgs
     from deployments.engine.metrics import Metrics
     from deployments.engine.service import LlamaService
@@ -78,7 +78,7 @@ def serve_app(ready: Connection) -> None:
     async def run() -> None:
         metrics = Metrics(in_ray=False)
         args = ServerArgs.model_validate(ARGS)
-        groups: Groups = PacedGroups()
+        groups: Groups = PacedGroupPool()
         service = LlamaService(args, lambda: groups, on_step=metrics.on_step)
         metrics.watch(service)
         await service.start()

@@ -1,6 +1,6 @@
 """Which resources a replica and its ranks ask for, and whether a cluster could ever give them. Pure: knows no Ray call.
 
-Bundle 0 of a placement group is the Serve replica's, bundle 1 + i is seat i: that of rank i, while there is room for all.
+Bundle 0 of a placement group is the Serve replica's, bundle 1 + r is rank r's while there is room for all ranks.
 Serve makes the group from these bundles (`placement_group_bundles`), so a replica's ranks come and go with it, and a group
 that waits is what an autoscaler sees.
 """
@@ -18,8 +18,9 @@ REPLICA_MEMORY_BYTES: Final = 256 * 2**20
 _EPSILON: Final = 1e-4  # Ray counts resources in units of 1/10,000
 
 
-def rank_bundle_index(seat: int) -> int:
-    return FIRST_RANK_BUNDLE + seat
+def rank_bundle_indices(world_size: int) -> list[int]:
+    """Ray's indices of the bundles of ranks 0, 1, ... in a placement group with room for all of them."""
+    return list(range(FIRST_RANK_BUNDLE, FIRST_RANK_BUNDLE + world_size))
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"], nodes: Sequence[Mapping[str, float]]) -> Device:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from cluster.rank.rank_worker import is_collective
+from cluster.wire.collective_errors import is_collective
 from llama_core.errors import LlamaError, RankFailure
 
 logger = logging.getLogger(__name__)

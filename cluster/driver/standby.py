@@ -1,7 +1,7 @@
-"""The groups of ranks that one replica has one after the other, and the spare processes from which the next is made.
+"""The rank groups that one replica has one after the other, and the warm standby processes from which the next is made.
 
-What takes a new process longest is importing torch. A spare has done that beforehand, beside each rank, in the rank's own
-bundle, where it takes memory and no time. Ray ends it with the replica that owns it.
+Importing torch takes a new rank longest. A standby process has done that beforehand, beside each rank in the rank's own
+bundle, where it takes memory and no CPU time. Ray ends it with the replica that owns it.
 """
 
 import asyncio
@@ -12,79 +12,80 @@ from typing import Any, Final
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
-from cluster.driver.placement import FIRST_RANK_BUNDLE
-from cluster.driver.rank_actor import new_rank
-from cluster.driver.rank_group import GroupInfo, GroupLimits, RankGroup
+from cluster.driver.group_info import GroupInfo, GroupLimits
+from cluster.driver.placement import FIRST_RANK_BUNDLE, rank_bundle_indices
+from cluster.driver.rank_actors import new_rank
+from cluster.driver.rank_group import RankGroup
 from cluster.driver.ray_calls import answer_within, first_line, in_passing_thread, kill_actors, result_of
-from cluster.rank.runner_factory import RunnerFactory, load_model_runner
+from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, RunnerFactory
 from llama_core.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
-LOOK_AFTER_THEM_EVERY_S: Final = 30.0
+CHECK_PERIOD_S: Final = 30.0
+STATUS_TIMEOUT_S: Final = 5.0
+LONGEST_RETRY_S: Final = 600.0  # between two attempts to create them, where memory is short
+START_DELAY_S: Final = 5.0  # after the ranks serve: the first requests come before the standby processes
 _TABLES_TIMEOUT_S: Final = 5.0
-LONGEST_WAIT_S: Final = 600.0  # between two tries to make them, where memory is short
-SPARES_AFTER_S: Final = 5.0  # once the ranks serve: whoever waits for the server comes first
 
 
-class RankGroups:
-    """Opens one group after the other over one placement group. `spares`: keep a process ready for each rank."""
+class StandbyPool:
+    """Opens one group after the other over one placement group. enabled: keep a warm standby process beside each rank."""
 
     def __init__(
         self,
         placement_group: PlacementGroup,
         limits: GroupLimits,
         *,
-        spares: bool,
-        runner_factory: RunnerFactory = load_model_runner,
+        enabled: bool,
+        runner_factory: RunnerFactory = MODEL_RUNNER_FACTORY,
     ) -> None:
         self._placement_group = placement_group
         self._limits = limits
         self._runner_factory = runner_factory
-        self._wants_spares = spares
-        self._spares: list[Any] = []
-        self._are_ready = False
+        self._enabled = enabled
+        self._standby: list[Any] = []
+        self._is_ready = False
         self._preparing: asyncio.Task[None] | None = None
-        self._leaving: set[asyncio.Task[None]] = set()  # spares that nobody needs any more
-        self._seats: list[int] | None = None  # of the group opened last
+        self._discarding: set[asyncio.Task[None]] = set()
+        self._bundle_indices: list[int] | None = None  # of the group opened last
 
     @property
-    def num_spares(self) -> int:
-        """That could take over now."""
-        return len(self._spares) if self._are_ready else 0
+    def num_standby(self) -> int:
+        """Processes that could take over now."""
+        return len(self._standby) if self._is_ready else 0
 
-    async def seats(self) -> list[int] | None:
-        """Those whose node lives; None where Ray's control service does not say."""
+    async def usable_bundles(self) -> list[int] | None:
+        """Indices of the rank bundles whose node is alive; None if Ray's control service does not answer."""
         try:
             async with asyncio.timeout(_TABLES_TIMEOUT_S):
-                return await in_passing_thread(self._living_seats)
-        except Exception as error:  # it is not worth failing for
-            logger.warning("which nodes live is not known: %s", first_line(error))
+                return await in_passing_thread(self._bundles_on_living_nodes)
+        except Exception as error:  # not worth failing for
+            logger.warning("which nodes are alive is unknown: %s", first_line(error))
             return None
 
-    def _living_seats(self) -> list[int]:
+    def _bundles_on_living_nodes(self) -> list[int]:
         living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
         nodes: dict[int, str] = placement_group_table(self._placement_group)["bundles_to_node_id"]
-        return [i - FIRST_RANK_BUNDLE for i in sorted(nodes) if i >= FIRST_RANK_BUNDLE and nodes[i] in living]
+        return [index for index in sorted(nodes) if index >= FIRST_RANK_BUNDLE and nodes[index] in living]
 
-    def open(
-        self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int] | None = None
+    def open_group(
+        self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int] | None = None
     ) -> RankGroup:
-        """A group that has not started, in these `seats` or in all, made of the spares if they are ready there."""
-        seats = list(seats) if seats is not None else None
-        spares: list[Any] = []
-        sit_elsewhere = seats != self._seats
+        """A group that has not started, in these bundles or in all, made of the standby processes if they are ready there."""
+        indices = list(bundle_indices) if bundle_indices is not None else None
+        standby: list[Any] = []
         if self._preparing is not None:
             self._preparing.cancel()
             self._preparing = None
-        if self._are_ready and not sit_elsewhere:
-            spares, self._spares = self._spares, []
-        else:  # those that are half made may be of other nodes than the next ranks
-            unready, self._spares = self._spares, []
-            leaving = asyncio.create_task(in_passing_thread(kill_actors, unready))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
-        self._seats, self._are_ready = seats, False
+        if self._is_ready and indices == self._bundle_indices:
+            standby, self._standby = self._standby, []
+        else:  # processes that are half ready may be on other nodes than the next ranks
+            unready, self._standby = self._standby, []
+            discarding = asyncio.create_task(in_passing_thread(kill_actors, unready))
+            self._discarding.add(discarding)
+            discarding.add_done_callback(self._discarding.discard)
+        self._bundle_indices, self._is_ready = indices, False
         return RankGroup(
             config,
             self._placement_group,
@@ -92,51 +93,52 @@ class RankGroups:
             num_blocks=num_blocks,
             limits=self._limits,
             runner_factory=self._runner_factory,
-            seats=seats,
-            spares=spares,
+            bundle_indices=indices,
+            standby=standby,
         )
 
-    def prepare_spares(self, info: GroupInfo) -> None:
-        """In the background: make ready what takes over from the ranks of `info`, should they fail."""
-        if self._wants_spares and self._preparing is None:
-            self._preparing = asyncio.create_task(self._prepare(info))
+    def prepare_standby(self, info: GroupInfo) -> None:
+        """In the background, make ready the processes that take over from the ranks of `info` should they fail."""
+        if self._enabled and self._preparing is None:
+            self._preparing = asyncio.create_task(self._keep_ready(info))
 
     async def stop(self) -> None:
-        """End the spares. Idempotent."""
-        self._wants_spares = False
+        """End the standby processes. Idempotent."""
+        self._enabled = False
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await asyncio.gather(*self._discarding, return_exceptions=True)
         await self._discard()
 
-    async def _prepare(self, info: GroupInfo) -> None:
-        """Until they are taken: make spares, look after them, and make others where one is gone."""
-        wait_s = LOOK_AFTER_THEM_EVERY_S
-        await asyncio.sleep(SPARES_AFTER_S)
+    async def _keep_ready(self, info: GroupInfo) -> None:
+        """Until they are taken: create standby processes, check on them, and replace all when one is gone."""
+        retry_s = CHECK_PERIOD_S
+        await asyncio.sleep(START_DELAY_S)
         while True:
             try:
-                self._are_ready = self._are_ready or await self._make(info)
+                self._is_ready = self._is_ready or await self._create(info)
             except Exception as error:
-                logger.warning("no spare ranks: %s", first_line(error))
-            if self._are_ready:
-                wait_s = LOOK_AFTER_THEM_EVERY_S
-                await asyncio.sleep(LOOK_AFTER_THEM_EVERY_S)
-                answers = await asyncio.gather(*(answer_within(spare.status.remote(), 5.0) for spare in self._spares))
-                self._are_ready = all(answers)
-            if not self._are_ready:
+                logger.warning("no standby processes: %s", first_line(error))
+            if self._is_ready:
+                retry_s = CHECK_PERIOD_S
+                await asyncio.sleep(CHECK_PERIOD_S)
+                statuses = (answer_within(actor.status.remote(), STATUS_TIMEOUT_S) for actor in self._standby)
+                self._is_ready = all(await asyncio.gather(*statuses))
+            if not self._is_ready:
                 await self._discard()
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, LONGEST_RETRY_S)
 
-    async def _make(self, info: GroupInfo) -> bool:
+    async def _create(self, info: GroupInfo) -> bool:
+        """Whether all are ready; a process declines where its host is short of memory."""
         world_size = len(info.ranks)
-        seats = self._seats if self._seats is not None else range(world_size)
-        self._spares = [new_rank(self._placement_group, seat, rank, world_size) for rank, seat in enumerate(seats)]
+        indices = self._bundle_indices if self._bundle_indices is not None else rank_bundle_indices(world_size)
+        self._standby = [new_rank(self._placement_group, index, rank, world_size) for rank, index in enumerate(indices)]
         shares = [report.identity.share for report in info.ranks]
-        getting_ready = [spare.get_ready.remote(share) for spare, share in zip(self._spares, shares, strict=True)]
-        return all(await asyncio.gather(*map(result_of, getting_ready)))
+        preloading = [actor.preload.remote(share) for actor, share in zip(self._standby, shares, strict=True)]
+        return all(await asyncio.gather(*map(result_of, preloading)))
 
     async def _discard(self) -> None:
-        spares, self._spares = self._spares, []
-        await in_passing_thread(kill_actors, spares)
+        standby, self._standby = self._standby, []
+        await in_passing_thread(kill_actors, standby)

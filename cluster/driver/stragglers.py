@@ -1,28 +1,42 @@
-"""How long each rank takes for its own part of a step. All take the same time from start to end, for they wait for each other:
-the slow one is the one that does not wait.
+"""Finds a rank that is slow for long. All ranks take the same time for a step, because they wait for each other: the slow one
+is the one that does not wait.
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from cluster.rank.rank_worker import RankStatus
+from cluster.wire.rank_status import RankStatus
 
-TIMES_SLOWER: Final = 2.0  # than the others' median
-WORTH_MENTIONING_MS: Final = 0.5
+SLOWER_RATIO: Final = 2.0  # of a straggler's compute time to the median of the others'
+MIN_EXCESS_MS: Final = 1.0  # a step, over that median
+MIN_WINDOW_STEPS: Final = 20  # windows with fewer steps tell nothing
+SUSTAINED_WINDOWS: Final = 4  # in a row; a busy neighbour disturbs a rank for one window or two
 
 
-class Pace:
-    """Of one group's ranks, from one look at their statuses to the next."""
+@dataclass(frozen=True, slots=True)
+class StepWindow:
+    """The steps between two readings of the ranks' statuses.
+
+    compute_ms: milliseconds of a step, on average, that each rank computed without waiting for others, by rank; ranks whose
+    time is unknown are absent. num_steps: the fewest steps of any rank in it.
+    """
+
+    compute_ms: Mapping[int, float] = field(default_factory=dict)
+    num_steps: int = 0
+
+
+class StepTimes:
+    """Turns the running totals in one group's statuses into windows."""
 
     def __init__(self) -> None:
         self._last: dict[int, RankStatus] = {}
 
-    def look(self, statuses: Sequence[RankStatus | None]) -> dict[int, float]:
-        """Milliseconds of a step that each rank computed by itself, on average since the last look, by rank. Without those of
-        which it is not known.
-        """
-        own: dict[int, float] = {}
+    def next_window(self, statuses: Sequence[RankStatus | None]) -> StepWindow:
+        """The steps since the last call. The first call has nothing to compare with."""
+        compute_ms: dict[int, float] = {}
+        counts: list[int] = []
         for status in statuses:
             if status is None:
                 continue
@@ -31,15 +45,33 @@ class Pace:
                 continue
             if (num_steps := status.num_steps - last.num_steps) > 0:
                 seconds = (status.step_s - last.step_s) - (status.waited_s - last.waited_s)
-                own[status.rank] = 1e3 * max(0.0, seconds) / num_steps
-        return own
+                compute_ms[status.rank] = 1e3 * max(0.0, seconds) / num_steps
+                counts.append(num_steps)
+        return StepWindow(compute_ms, min(counts, default=0))
 
 
-def straggler(own_ms: Mapping[int, float]) -> int | None:
-    """The rank that takes far longer than the others, if one does."""
-    if len(own_ms) < 2:
+class StragglerDetector:
+    """Reports a rank once it has been slow in `SUSTAINED_WINDOWS` windows in a row, and again only after it has recovered."""
+
+    def __init__(self) -> None:
+        self._candidate: int | None = None
+        self._num_windows = 0  # in a row with this candidate
+
+    def update(self, window: StepWindow) -> int | None:
+        """The rank that this window proves to be a straggler, if it proves one."""
+        if window.num_steps < MIN_WINDOW_STEPS:
+            return None
+        slow = slowest(window.compute_ms)
+        self._num_windows = self._num_windows + 1 if slow == self._candidate else 1
+        self._candidate = slow
+        return slow if slow is not None and self._num_windows == SUSTAINED_WINDOWS else None
+
+
+def slowest(compute_ms: Mapping[int, float]) -> int | None:
+    """The rank that takes far longer than the others in one window, if one does."""
+    if len(compute_ms) < 2:
         return None
-    slowest = max(own_ms, key=lambda rank: own_ms[rank])
-    others = statistics.median(ms for rank, ms in own_ms.items() if rank != slowest)
-    is_slow = own_ms[slowest] > TIMES_SLOWER * others and own_ms[slowest] - others > WORTH_MENTIONING_MS
-    return slowest if is_slow else None
+    slow = max(compute_ms, key=lambda rank: compute_ms[rank])
+    others = statistics.median(ms for rank, ms in compute_ms.items() if rank != slow)
+    is_slow = compute_ms[slow] > SLOWER_RATIO * others and compute_ms[slow] - others > MIN_EXCESS_MS
+    return slow if is_slow else None

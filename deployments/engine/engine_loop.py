@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from deployments.engine.token_stream import TokenStream
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
+from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason, Sequence, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
@@ -92,7 +93,7 @@ class EngineLoop:
         self._failure: EngineError | None = None
         self._draining = False
         self._counts = (0, 0, 0)  # the scheduler's, as far as they have been reported
-        scheduler.max_prompt_tokens = TOKENS_ALONE  # until it is known how fast the ranks are
+        scheduler.limit_prompt_tokens(TOKENS_ALONE)  # until the first steps show how fast the ranks are
 
     @property
     def failure(self) -> EngineError | None:
@@ -182,6 +183,14 @@ class EngineLoop:
             for flight in flights:
                 flight.output.cancel()
             await asyncio.gather(*(flight.output for flight in flights), return_exceptions=True)
+
+    def resumed(self, num_blocks: int) -> None:
+        """New ranks serve, with this many cache blocks. The time that they took to start is no stall."""
+        old = self.scheduler.pool
+        if num_blocks != old.num_blocks:
+            log.info("the new ranks have room for %d cache blocks instead of %d", num_blocks, old.num_blocks)
+            self.scheduler.use_pool(BlockPool(num_blocks, old.block_size))
+        self.last_progress_s = time.monotonic()
 
     def restart(self, epoch: int, failure: RankFailure | None) -> bool:
         """Ready the live requests for new ranks: `run` may then go on with their runner. The requests lose nothing, except one
@@ -283,7 +292,7 @@ class EngineLoop:
         num_read = sum(row.length for row in batch.rows if row.length > 1 + row.num_drafts)
         if num_read >= TOKENS_A_PROMPT and output.elapsed_ms > 0:
             fitting = int(batch.num_tokens / output.elapsed_ms * 1e3 * LONGEST_STEP_S)
-            self.scheduler.max_prompt_tokens = max(TOKENS_A_PROMPT, fitting)
+            self.scheduler.limit_prompt_tokens(max(TOKENS_A_PROMPT, fitting))
 
     def _report(self, flight: _Flight, output: StepOutput, progress: list[Progress]) -> None:
         scheduler, batch = self.scheduler, flight.batch

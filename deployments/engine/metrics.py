@@ -108,7 +108,7 @@ class Metrics:
         self._figures: list[Figure] = []
         self._recent: deque[tuple[float, int]] = deque()  # (when, tokens) within the rate's window
         self._recent_tokens = 0
-        self._paced: set[int] = set()  # ranks that have a figure
+        self._timed_ranks: set[int] = set()  # ranks that have a figure
         self._engine: Engine | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -188,13 +188,13 @@ class Metrics:
         if stats.device_memory_bytes:
             self.gpu_memory_used_bytes.set(stats.device_memory_bytes, rank="0")  # the rank that answers for all
 
-    def on_pace(self, own_ms: Mapping[int, float]) -> None:
+    def on_compute_ms(self, compute_ms: Mapping[int, float]) -> None:
         """What each rank computes of a step by itself, in milliseconds."""
-        for rank in self._paced - own_ms.keys():  # it is gone, or has had nothing to do
+        for rank in self._timed_ranks - compute_ms.keys():  # it is gone, or has had nothing to do
             self.rank_step_ms.set(0.0, rank=str(rank))
-        for rank, milliseconds in own_ms.items():
+        for rank, milliseconds in compute_ms.items():
             self.rank_step_ms.set(milliseconds, rank=str(rank))
-        self._paced |= own_ms.keys()
+        self._timed_ranks |= compute_ms.keys()
 
     def watch(self, engine: Engine) -> None:
         """Take queue lengths and cache use from `engine` before every rendering and, where a loop runs, every second."""

@@ -1,6 +1,7 @@
-"""In which seats ranks are tried next, after a failure or when there is room for more. Pure: asks nobody, waits for nothing.
+"""Decides in which bundles ranks are tried next, after a failure or when there is room for more. Pure: makes no call, never
+waits.
 
-A seat is a rank's place in the cluster. Those that served come first; where they do not come back, the most that are left and
+The bundles in which ranks served come first. If those do not come back, the plan takes the most of the remaining bundles
 over which the model can be split.
 """
 
@@ -12,51 +13,56 @@ from typing import Final
 from llama_core.config import ModelConfig
 from llama_core.errors import ConfigError
 
-ENOUGH_ATTEMPTS: Final = 3  # that one seat has failed, and no other: it may be its GPU
+SAME_BUNDLE_ATTEMPTS: Final = (
+    3  # failures in a row of one bundle, and no other, that mark it as faulty: a GPU may be gone
+)
 
 
 @dataclass
-class Attempts:
-    """To bring up ranks of `model`. all_seats: of all ranks that there should be; seats: those that served until then.
+class RecoveryPlan:
+    """One recovery of the ranks of `model`. Bundles are Ray's indices in the placement group.
 
-    is_growth: those gave way to more, and did not fail. For `patience_s` nothing less than they will do, later `least` ranks.
+    all_bundles: of as many ranks as are configured. bundles: those in which ranks served until now. is_growth: the old ranks
+    give way to more ranks and did not fail. For `patience_s` the plan accepts no fewer ranks than configured, later any
+    number from `min_ranks` up.
     """
 
     model: ModelConfig
-    all_seats: list[int]
-    seats: list[int]
+    all_bundles: list[int]
+    bundles: list[int]
     is_growth: bool
     patience_s: float
-    least: int
+    min_ranks: int
     began: float = field(default_factory=time.monotonic)
-    failed: list[int | None] = field(default_factory=list)  # which seat each attempt failed for, if that is known
+    failed_bundles: list[int | None] = field(default_factory=list)  # of each failed attempt; None if it named no rank
 
     @property
     def wanted(self) -> list[int]:
-        """All where it is to grow, once; those that served if that was no good, and after a failure."""
-        return self.all_seats if self.is_growth and not self.failed else self.seats
+        """All bundles for the first attempt to grow; otherwise those in which ranks served."""
+        return self.all_bundles if self.is_growth and not self.failed_bundles else self.bundles
 
-    def choose(self, there: Sequence[int]) -> list[int]:
-        """Of the seats that are `there`, those to try next; none while it is better to wait."""
+    def choose(self, usable: Sequence[int]) -> list[int]:
+        """The bundles to try next, out of the `usable` ones; empty while waiting is better."""
         if time.monotonic() - self.began < self.patience_s:
-            return self._most_of(there, len(self.all_seats))
-        without = [seat for seat in there if seat != self.unlucky_seat]
-        # Where nothing can be done without it, it is tried again and again: what it fails for may pass.
-        return self._most_of(without, self.least) or self._most_of(there, self.least)
+            return self._most_of(usable, len(self.all_bundles))
+        without = [bundle for bundle in usable if bundle != self.faulty_bundle]
+        # If no split works without the faulty bundle, the plan keeps trying it: the fault may pass.
+        return self._most_of(without, self.min_ranks) or self._most_of(usable, self.min_ranks)
 
     @property
-    def unlucky_seat(self) -> int | None:
-        """That one attempt after the other failed for: a GPU may be gone while its node lives."""
-        latest = set(self.failed[-ENOUGH_ATTEMPTS:])
-        return latest.pop() if len(self.failed) >= ENOUGH_ATTEMPTS and len(latest) == 1 else None
+    def faulty_bundle(self) -> int | None:
+        """The bundle that the latest attempts all failed in, if there is one."""
+        latest = set(self.failed_bundles[-SAME_BUNDLE_ATTEMPTS:])
+        return latest.pop() if len(self.failed_bundles) >= SAME_BUNDLE_ATTEMPTS and len(latest) == 1 else None
 
-    def _most_of(self, usable: Sequence[int], least: int) -> list[int]:
-        for seats in (self.wanted, self.seats):
-            if set(seats) <= set(usable):
-                return seats
-        return next((list(usable[:size]) for size in range(len(usable), least - 1, -1) if self._divides(size)), [])
+    def _most_of(self, usable: Sequence[int], min_ranks: int) -> list[int]:
+        for bundles in (self.wanted, self.bundles):
+            if set(bundles) <= set(usable):
+                return bundles
+        sizes = range(len(usable), min_ranks - 1, -1)
+        return next((list(usable[:size]) for size in sizes if self._can_split(size)), [])
 
-    def _divides(self, num_ranks: int) -> bool:
+    def _can_split(self, num_ranks: int) -> bool:
         try:
             self.model.check_world_size(num_ranks)
         except ConfigError:

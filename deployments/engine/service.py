@@ -8,11 +8,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cluster.driver.rank_group import GroupInfo
+from cluster.driver.group_info import GroupInfo
 from deployments.args import ServerArgs
 from deployments.engine.engine_loop import EngineLoop, StepStats
 from deployments.engine.interface import Readiness
-from deployments.engine.supervisor import Groups, RankKeeper
+from deployments.engine.supervisor import GroupPool, Supervisor
 from deployments.engine.token_stream import TokenStream
 from llama_core.checkpoint.files import find_shards
 from llama_core.config import read_params
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 
 
 class LlamaService:
-    """`check` what can be known without ranks, `start`, serve, `stop`. `open_groups` is called once, by then."""
+    """`check` what can be known without ranks, `start`, serve, `stop`. `open_pool` is called once, by then."""
 
     def __init__(
         self,
         args: ServerArgs,
-        open_groups: Callable[[], Groups],
+        open_pool: Callable[[], GroupPool],
         on_step: Callable[[StepStats], None] = lambda stats: None,
         on_failure: Callable[[LlamaError], None] = lambda error: None,
-        on_pace: Callable[[Mapping[int, float]], None] = lambda own_ms: None,
+        on_compute_ms: Callable[[Mapping[int, float]], None] = lambda compute_ms: None,
     ) -> None:
         """Raises TokenizerError, ConfigError or CheckpointError: whatever the files themselves can tell."""
         self.args = args
@@ -47,11 +47,11 @@ class LlamaService:
         self._model.check_world_size(self.num_ranks)
         find_shards(args.checkpoint)
         self.config = args.engine_config(self.tokenizer.n_words, manifest)
-        self._open_groups = open_groups
+        self._open_pool = open_pool
         self._on_step = on_step
         self._on_failure = on_failure
-        self._on_pace = on_pace
-        self._keeper: RankKeeper | None = None
+        self._on_compute_ms = on_compute_ms
+        self._supervisor: Supervisor | None = None
         self._loop: EngineLoop | None = None
         self._failure: LlamaError | None = None
         self._draining = False
@@ -64,17 +64,17 @@ class LlamaService:
     async def start(self) -> None:
         """Bring the ranks up and begin to serve. Raises what kept them from it."""
         try:
-            self._keeper = RankKeeper(
-                self.args, self.config, self._model, self._open_groups(), self._on_failure, self._on_pace
+            self._supervisor = Supervisor(
+                self.args, self.config, self._model, self._open_pool(), self._on_failure, self._on_compute_ms
             )
-            self._begin(self._keeper, await self._keeper.start())
+            self._begin(self._supervisor, await self._supervisor.start())
         except Exception as error:
             log.exception("the start has failed")
             self._failure = error if isinstance(error, LlamaError) else EngineError(f"{type(error).__name__}: {error}")
             self._on_failure(self._failure)
             raise
 
-    def _begin(self, keeper: RankKeeper, info: GroupInfo) -> None:
+    def _begin(self, supervisor: Supervisor, info: GroupInfo) -> None:
         scheduler = Scheduler(
             SchedulerConfig(
                 max_batch_size=self.config.max_batch_size,
@@ -88,7 +88,7 @@ class LlamaService:
             BlockPool(info.num_blocks, self.config.block_size),
         )
         self._loop = EngineLoop(scheduler, self.tokenizer, max_seq_len=self.config.max_seq_len, on_step=self._on_step)
-        self._serving = asyncio.create_task(self._serve(self._loop, keeper))
+        self._serving = asyncio.create_task(self._serve(self._loop, supervisor))
         log.info(
             "ready after %.1f s: world size %d, max_seq_len %d, max_batch_size %d, vocabulary %d, %d cache blocks of %d",
             time.monotonic() - self._started_s,
@@ -114,8 +114,8 @@ class LlamaService:
             await asyncio.gather(self._serving, return_exceptions=True)
         if self._loop is not None:
             self._loop.fail(NotReady("the server has shut down"))
-        if self._keeper is not None:
-            await self._keeper.stop()
+        if self._supervisor is not None:
+            await self._supervisor.stop()
 
     # What the HTTP layer and the handle ask.
 
@@ -134,12 +134,12 @@ class LlamaService:
     @property
     def info(self) -> GroupInfo | None:
         """The ranks that serve, or did before they failed; None until the first have started."""
-        return self._keeper.info if self._keeper is not None else None
+        return self._supervisor.info if self._supervisor is not None else None
 
     @property
     def num_ranks_now(self) -> int:
         """Fewer than `num_ranks` while there is no room for all."""
-        return self._keeper.num_ranks_now if self._keeper is not None else self.num_ranks
+        return self._supervisor.num_ranks_now if self._supervisor is not None else self.num_ranks
 
     def readiness(self) -> Readiness:
         if self._failure is not None:
@@ -147,13 +147,13 @@ class LlamaService:
         if self._draining:
             return Readiness(False, "draining", "shutting down", retry_after_s=5.0)
         if self._loop is None:
-            loading = self._keeper.loading if self._keeper is not None else ""
+            loading = self._supervisor.loading if self._supervisor is not None else ""
             return Readiness(False, "loading", loading, retry_after_s=2.0)
-        assert self._keeper is not None
-        if self._keeper.recovering is not None:
-            detail = f"{self._keeper.recovering}; new ranks: {self._keeper.loading}"
+        assert self._supervisor is not None
+        if self._supervisor.recovering is not None:
+            detail = f"{self._supervisor.recovering}; new ranks: {self._supervisor.loading}"
             return Readiness(False, "recovering", detail, retry_after_s=2.0)
-        if self._keeper.is_reduced:
+        if self._supervisor.is_reduced:
             return Readiness(True, "ready", f"with {self.num_ranks_now} of {self.num_ranks} ranks, for lack of room")
         return Readiness(True, "ready")
 
@@ -164,7 +164,7 @@ class LlamaService:
         # The group's own step deadline comes first; this catches whatever it does not see. Recovery has limits of its own.
         return (
             self._loop is None
-            or (self._keeper is not None and self._keeper.recovering is not None)
+            or (self._supervisor is not None and self._supervisor.recovering is not None)
             or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
         )
 
@@ -203,7 +203,7 @@ class LlamaService:
             "model": self.model_id,
             "phase": self.readiness().phase,
             "world_size": self.num_ranks_now,
-            "epoch": self._keeper.epoch if self._keeper is not None else 0,
+            "epoch": self._supervisor.epoch if self._supervisor is not None else 0,
             "ranks": [
                 {
                     "rank": report.identity.rank,
@@ -216,7 +216,7 @@ class LlamaService:
                 }
                 for report in ranks
             ],
-            "spare_ranks_ready": self._keeper.num_spares if self._keeper is not None else 0,
+            "spare_ranks_ready": self._supervisor.num_standby if self._supervisor is not None else 0,
             "max_seq_len": self.config.max_seq_len,
             "max_batch_size": self.config.max_batch_size,
             "max_step_tokens": self.config.max_step_tokens,
@@ -233,9 +233,9 @@ class LlamaService:
             "draft_tokens_accepted": scheduler.num_drafts_accepted if scheduler else 0,
         }
 
-    async def _serve(self, loop: EngineLoop, keeper: RankKeeper) -> None:
+    async def _serve(self, loop: EngineLoop, supervisor: Supervisor) -> None:
         try:
-            await keeper.serve(loop)
+            await supervisor.serve(loop)
         except LlamaError as error:
             self._give_up(error)
         except Exception as error:

@@ -1,7 +1,7 @@
-"""Keeps ranks under the engine loop: others in the place of those that fail, fewer where a place is gone for good, all again
-when it is back.
+"""Keeps ranks running under the engine loop: replaces ranks that fail, goes on with fewer where a node is lost, and returns
+to all of them when there is room.
 
-Every live request goes on from its tokens, so that its reader sees a pause. Knows nothing of HTTP, of prompts or of Serve.
+Every live request continues from its tokens, so its reader sees a pause. Knows nothing of HTTP, of prompts or of Serve.
 """
 
 import asyncio
@@ -12,31 +12,32 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn, Protocol
 
-from cluster.driver.rank_group import GroupInfo
-from cluster.driver.stragglers import Pace, straggler
-from cluster.rank.rank_worker import RankStatus
+from cluster.driver.group_info import GroupInfo
+from cluster.driver.placement import FIRST_RANK_BUNDLE, rank_bundle_indices
+from cluster.wire.rank_status import RankStatus
 from deployments.args import ServerArgs
 from deployments.engine.engine_loop import EngineLoop, Runner
-from deployments.engine.recovery_plan import Attempts
+from deployments.engine.recovery_plan import RecoveryPlan
+from deployments.engine.straggler_watch import watch_stragglers
 from llama_core.config import EngineConfig, ModelConfig
 from llama_core.errors import CheckpointChanged, CheckpointError, LlamaError, RankFailure, TokenizerError
-from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.quarantine import FailureStreak
 
 log = logging.getLogger(__name__)
 
-LOADING_PERIOD_S: Final = 1.0
-RETRY_AFTER_S: Final = 0.5  # between attempts to bring the ranks back; longer each time
-LOOK_FOR_ROOM_S: Final = 10.0  # how often, while fewer ranks serve than should; more seldom each time it did not help
-LONGEST_LOOK_S: Final = 600.0
-PACE_PERIOD_S: Final = 5.0
-# An attempt to bring ranks back may take so many times what the first start took, and at least so long.
+PROGRESS_PERIOD_S: Final = 1.0
+RETRY_AFTER_S: Final = 0.5  # between attempts to bring the ranks back; longer with each attempt
+ROOM_CHECK_S: Final = 10.0  # while fewer ranks serve than configured; doubles with each attempt to grow that fails
+LONGEST_ROOM_CHECK_S: Final = 600.0
+# An attempt to bring ranks back may take this many times what the first start took, and at least so long.
 TIMES_FIRST_START: Final = 5.0
 SHORTEST_ATTEMPT_S: Final = 60.0
+# Another attempt would read the same files.
+_SAME_AGAIN: Final = (CheckpointError, CheckpointChanged, TokenizerError)
 
 
 class Group(Runner, Protocol):
-    """What this needs of a rank group; `cluster.driver.rank_group.RankGroup` is one, tests have another."""
+    """What the supervisor needs of a rank group. Implemented by `cluster.driver.rank_group.RankGroup`."""
 
     async def start(self) -> GroupInfo: ...
     async def statuses(self) -> Sequence[RankStatus | None]: ...
@@ -44,58 +45,62 @@ class Group(Runner, Protocol):
     async def stop(self) -> None: ...
 
 
-class Groups(Protocol):
-    """Where groups come from, one after the other; `cluster.driver.standby.RankGroups` is one.
+class GroupPool(Protocol):
+    """Opens rank groups, one after the other. Implemented by `cluster.driver.standby.StandbyPool`.
 
-    A seat is a rank's place in the cluster: seat i is that of rank i while all are there.
+    Bundles are Ray's indices in the placement group; bundle 1 + r is rank r's while all ranks serve.
     """
 
-    async def seats(self) -> list[int] | None:
-        """Those that a rank could be started in now; None where nobody knows."""
+    async def usable_bundles(self) -> list[int] | None:
+        """Rank bundles whose node is alive; None if that is unknown."""
 
-    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> Group:
-        """One that has not started, with as many cache blocks, or None for as many as there is room for."""
+    def open_group(
+        self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int]
+    ) -> Group:
+        """A group that has not started, with at most `num_blocks` cache blocks, or as many as fit if None."""
 
     @property
-    def num_spares(self) -> int:
-        """Processes that could take over now."""
+    def num_standby(self) -> int:
+        """Warm standby processes that could take over now."""
 
-    def prepare_spares(self, info: GroupInfo) -> None: ...
+    def prepare_standby(self, info: GroupInfo) -> None: ...
     async def stop(self) -> None: ...
 
 
-class RankKeeper:
-    """`start` the first ranks, `serve` until even new ones would not help, `stop`. `on_failure` hears of every failure."""
+class Supervisor:
+    """`start` the first ranks, `serve` until even new ranks would not help, `stop`."""
 
     def __init__(
         self,
         args: ServerArgs,
         config: EngineConfig,
         model: ModelConfig,
-        groups: Groups,
+        pool: GroupPool,
         on_failure: Callable[[LlamaError], None],
-        on_pace: Callable[[Mapping[int, float]], None] = lambda own_ms: None,
+        on_compute_ms: Callable[[Mapping[int, float]], None] = lambda compute_ms: None,
     ) -> None:
-        """on_pace: now and then is given the milliseconds of a step that each rank computed by itself, by rank."""
-        self.num_ranks = args.num_ranks()  # that there should be
+        """on_failure: is given every failure. on_compute_ms: is given, every few seconds, the milliseconds of a step that each
+        rank computed without waiting, by rank."""
+        self.num_ranks = args.num_ranks()  # as configured
         self.num_ranks_now = self.num_ranks  # that serve, or did until they failed
         self.info: GroupInfo | None = None
-        self.epoch = 0  # of the group that serves, or is to serve
-        self.recovering: str | None = None  # from what
-        self.loading = "the ranks are being placed"  # how far new ranks are, for people
+        self.epoch = 0  # of the group that serves, or is being started
+        self.recovering: str | None = None  # the reason
+        self.loading = "the ranks are being placed"  # the progress of new ranks, for people
         self._args = args
         self._config = config
         self._model = model
-        self._groups = groups
+        self._pool = pool
         self._on_failure = on_failure
-        self._on_pace = on_pace
+        self._on_compute_ms = on_compute_ms
         self._group: Group | None = None
-        self._seats = list(range(self.num_ranks))  # of the group that serves, or is tried
+        self._all_bundles = rank_bundle_indices(self.num_ranks)
+        self._bundles = self._all_bundles  # of the group that serves, or is being started
         self._first_start_s = 0.0
-        self._num_blocks: int | None = None  # that the first group had
-        self._look_s = LOOK_FOR_ROOM_S
+        self._num_blocks: int | None = None  # of the first group
+        self._room_check_s = ROOM_CHECK_S
         self._streak = FailureStreak()
-        self._recovered_s = 0.0
+        self._resumed_s = 0.0  # when the ranks last came up after a failure
 
     async def start(self) -> GroupInfo:
         """Raises what kept the first ranks from coming up."""
@@ -103,45 +108,45 @@ class RankKeeper:
         self.info = await self._start_group(None)
         self._first_start_s = time.monotonic() - began
         self._num_blocks = self.info.num_blocks
-        self._groups.prepare_spares(self.info)
+        self._pool.prepare_standby(self.info)
         return self.info
 
     async def serve(self, loop: EngineLoop) -> NoReturn:
         """Raises LlamaError when the ranks cannot be brought back."""
         while True:
             assert self._group is not None
-            pacing = asyncio.create_task(self._follow_pace(self._group))
+            watching = asyncio.create_task(watch_stragglers(self._group, self._on_compute_ms))
             try:
-                failure = await _run_until_failure(loop, self._group, self._room_again())
+                failure = await _run_until_failure(loop, self._group, self._room_for_all())
             finally:
-                pacing.cancel()
+                watching.cancel()
             await self._recover(loop, failure)
 
     @property
     def is_reduced(self) -> bool:
-        """Whether fewer ranks serve than should."""
-        return len(self._seats) < self.num_ranks
+        """Whether fewer ranks serve than configured."""
+        return len(self._bundles) < self.num_ranks
 
     @property
-    def num_spares(self) -> int:
-        return self._groups.num_spares
+    def num_standby(self) -> int:
+        return self._pool.num_standby
 
     async def stop(self) -> None:
-        """No process of any rank or spare remains when this returns."""
-        await self._groups.stop()
+        """No process of any rank and no standby process remains when this returns."""
+        await self._pool.stop()
         if self._group is not None:
             await self._group.stop()
 
     async def _recover(self, loop: EngineLoop, failure: RankFailure | None) -> None:
-        """Bring up other ranks, with every live request ready to go on. `failure` is None where the old ones only give way to
-        more. Raises what keeps them away."""
-        attempts = Attempts(
+        """Start other ranks and let every live request continue on them. `failure` is None where the old ranks give way to
+        more ranks. Raises LlamaError if no ranks can be started."""
+        plan = RecoveryPlan(
             self._model,
-            all_seats=list(range(self.num_ranks)),
-            seats=self._seats,
+            all_bundles=self._all_bundles,
+            bundles=self._bundles,
             is_growth=failure is None,
             patience_s=self._args.shrink_after_s,
-            least=self._args.min_ranks or 1,
+            min_ranks=self._args.min_ranks or 1,
         )
         self.recovering = "there is room for more ranks" if failure is None else failure.message
         self.loading = "being placed"
@@ -149,59 +154,57 @@ class RankKeeper:
             log.error("recovering %d live requests: %s", loop.num_live, failure.message)
             self._on_failure(failure)
         else:
-            log.warning("growing under %d live requests to %d ranks", loop.num_live, self.num_ranks)
+            log.info("there is room for all %d ranks: restarting with %d live requests", self.num_ranks, loop.num_live)
         assert self._group is not None
         await self._group.stop()
         if failure is not None:
-            self._streak.failed(loop.num_steps, attempts.began - self._recovered_s)
+            self._streak.failed(loop.num_steps, plan.began - self._resumed_s)
             if (reason := self._streak.reason_to_give_up) is not None:
                 raise RankFailure(f"{reason}: {failure.message}")
-        info = await self._bring_up(loop, failure, attempts)
-        if info.num_blocks != loop.scheduler.pool.num_blocks:
-            log.warning("the new ranks have room for %d cache blocks", info.num_blocks)
-            loop.scheduler.use_pool(BlockPool(info.num_blocks, self._config.block_size))
-        self.info, self.num_ranks_now, self.recovering = info, len(self._seats), None
-        self._recovered_s = loop.last_progress_s = time.monotonic()
-        self._groups.prepare_spares(info)
-        log.warning("recovered after %.2f s, epoch %d", self._recovered_s - attempts.began, self.epoch)
-        if not self.is_reduced:
-            self._look_s = LOOK_FOR_ROOM_S
-        elif attempts.unlucky_seat is not None:  # it has its node, and is broken: those who serve pay for each new try
-            self._look_s = LONGEST_LOOK_S
-        else:
-            self._look_s = min(self._look_s * (2 if attempts.is_growth else 1), LONGEST_LOOK_S)
-        if self.is_reduced:
-            log.warning("%d of %d ranks serve until there is room for all", len(self._seats), self.num_ranks)
+        info = await self._bring_up(loop, failure, plan)
+        loop.resumed(info.num_blocks)
+        self._resumed_s = time.monotonic()
+        self.info, self.num_ranks_now, self.recovering = info, len(self._bundles), None
+        self._pool.prepare_standby(info)
+        log.warning("recovered after %.2f s, epoch %d", self._resumed_s - plan.began, self.epoch)
+        self._set_room_check(plan)
 
-    async def _bring_up(self, loop: EngineLoop, failure: RankFailure | None, attempts: Attempts) -> GroupInfo:
-        deadline = attempts.began + self._args.recovery_timeout_s
+    def _set_room_check(self, plan: RecoveryPlan) -> None:
+        if not self.is_reduced:
+            self._room_check_s = ROOM_CHECK_S
+            return
+        log.warning("%d of %d ranks serve until there is room for all", len(self._bundles), self.num_ranks)
+        if plan.faulty_bundle is not None:  # its node is alive, so only an attempt can tell, and each one is a pause
+            self._room_check_s = LONGEST_ROOM_CHECK_S
+        else:
+            self._room_check_s = min(self._room_check_s * (2 if plan.is_growth else 1), LONGEST_ROOM_CHECK_S)
+
+    async def _bring_up(self, loop: EngineLoop, failure: RankFailure | None, plan: RecoveryPlan) -> GroupInfo:
+        deadline = plan.began + self._args.recovery_timeout_s
         longest_s = max(SHORTEST_ATTEMPT_S, TIMES_FIRST_START * self._first_start_s)
         for attempt in itertools.count(1):
             self.epoch += 1
             if loop.restart(self.epoch, failure):
                 self._streak.verdict_given()
-            there = await self._groups.seats()
-            if there is None:  # it is worth a try
-                there = attempts.all_seats
-            if seats := attempts.choose(there):
-                self._seats = seats
+            usable = await self._pool.usable_bundles()
+            if usable is None:  # unknown: an attempt finds out
+                usable = plan.all_bundles
+            if bundles := plan.choose(usable):
+                self._bundles = bundles
                 try:
                     async with asyncio.timeout(min(longest_s, deadline - time.monotonic())):
                         return await self._start_group(self._num_blocks)
                 except Exception as error:
-                    if (
-                        isinstance(error, CheckpointError | CheckpointChanged | TokenizerError)
-                        and not attempts.is_growth
-                    ):
-                        raise  # the same files say the same again
+                    if isinstance(error, _SAME_AGAIN) and not plan.is_growth:
+                        raise
                     assert self._group is not None
                     await self._group.stop()
                     failure = self._as_failure(error)
-                    attempts.failed.append(None if failure.rank is None else seats[failure.rank])
+                    plan.failed_bundles.append(None if failure.rank is None else bundles[failure.rank])
                     self.loading = f"attempt {attempt} failed: {failure.message}"
                     log.warning("%s", self.loading)
             else:
-                missing = sorted(set(attempts.wanted) - set(there))
+                missing = sorted(bundle - FIRST_RANK_BUNDLE for bundle in set(plan.wanted) - set(usable))
                 self.loading = f"there is no room for rank {', '.join(map(str, missing))}"
                 failure = RankFailure(self.loading)
             left_s = deadline - time.monotonic()
@@ -209,7 +212,7 @@ class RankKeeper:
                 text = f"the ranks could not be brought back in {self._args.recovery_timeout_s:g} s: {failure.message}"
                 raise RankFailure(text, rank=failure.rank)
             await asyncio.sleep(min(left_s, RETRY_AFTER_S * min(attempt, 10)))
-        raise AssertionError("attempts end with ranks or with the time")
+        raise AssertionError("the attempts end with ranks or at the deadline")
 
     def _as_failure(self, error: Exception) -> RankFailure:
         if isinstance(error, RankFailure):
@@ -218,34 +221,17 @@ class RankKeeper:
             return RankFailure(f"that took too long: {self.loading}")
         return RankFailure(f"{type(error).__name__}: {error}")
 
-    async def _room_again(self) -> None:
-        """Returns when all ranks surely have a place, on two looks in a row. Never while all of them serve."""
-        num_looks = 0
-        while num_looks < 2:
-            await asyncio.sleep(self._look_s)
+    async def _room_for_all(self) -> None:
+        """Returns when two checks in a row found a living node for every rank. Never while all ranks serve."""
+        num_checks = 0
+        while num_checks < 2:
+            await asyncio.sleep(self._room_check_s)
             if self.is_reduced:
-                seats = await self._groups.seats()
-                num_looks = num_looks + 1 if seats is not None and len(seats) == self.num_ranks else 0
-
-    async def _follow_pace(self, group: Group) -> None:
-        pace, slow = Pace(), None
-        while True:
-            try:
-                own_ms = pace.look(await group.statuses())
-            except Exception as error:  # it is for people; the group itself says when it fails
-                log.warning("the ranks' pace is not known: %s", type(error).__name__)
-                own_ms = {}
-            self._on_pace(own_ms)
-            was_slow, slow = slow, straggler(own_ms)
-            if slow is not None and slow != was_slow:
-                others = ", ".join(f"rank {rank} {ms:.2f} ms" for rank, ms in sorted(own_ms.items()))
-                log.warning(
-                    "rank %d is slow and holds the others up; of a step, each computes by itself: %s", slow, others
-                )
-            await asyncio.sleep(PACE_PERIOD_S)
+                usable = await self._pool.usable_bundles()
+                num_checks = num_checks + 1 if usable is not None and len(usable) == self.num_ranks else 0
 
     async def _start_group(self, num_blocks: int | None) -> GroupInfo:
-        self._group = group = self._groups.open(self._config, self.epoch, num_blocks, self._seats)
+        self._group = group = self._pool.open_group(self._config, self.epoch, num_blocks, self._bundles)
         following = asyncio.create_task(self._follow_loading(group))
         try:
             info = await group.start()
@@ -255,48 +241,48 @@ class RankKeeper:
         return info
 
     def _remember_files(self, info: GroupInfo) -> None:
-        """Later ranks must load what the first ranks loaded, and do not read unchanged files again to verify them."""
+        """Later ranks must load what the first ranks loaded, and need not read unchanged files again to verify them."""
         loads = [report.load for report in info.ranks]
         verified = {**self._config.verified, **{load.files_id: load.digest for load in loads}}
         expected = self._config.expected or (loads[0].digest if loads else None)
         self._config = replace(self._config, verified=verified, expected=expected)
 
     async def _follow_loading(self, group: Group) -> None:
-        """Keep a sentence on how far each rank is, for whoever asks /ready."""
+        """Keep a sentence about each rank's progress for /ready."""
         while True:
-            await asyncio.sleep(LOADING_PERIOD_S)
+            await asyncio.sleep(PROGRESS_PERIOD_S)
             statuses = await group.statuses()
-            words = [f"rank {rank} {_progress(status)}" for rank, status in enumerate(statuses)]
+            words = [f"rank {rank} {_progress_text(status)}" for rank, status in enumerate(statuses)]
             self.loading = ", ".join(words) or self.loading
 
 
 async def _run_until_failure(
-    loop: EngineLoop, group: Group, more_room: Coroutine[None, None, None]
+    loop: EngineLoop, group: Group, room_for_all: Coroutine[None, None, None]
 ) -> RankFailure | None:
-    """Serve until the ranks fail, with steps under way or idle, or until there is room for more: None. Raises what else goes
-    wrong.
+    """Serve until the ranks fail, also while idle, or until `room_for_all` returns, which gives None. Raises other errors of
+    the loop.
     """
     running = asyncio.create_task(loop.run(group))
-    watching = asyncio.create_task(group.wait_failed())
-    looking = asyncio.create_task(more_room)
+    failing = asyncio.create_task(group.wait_failed())
+    growing = asyncio.create_task(room_for_all)
     try:
-        await asyncio.wait((running, watching, looking), return_when=asyncio.FIRST_COMPLETED)
-        if watching.done():
-            return watching.result()
-        if looking.done() and not running.done():
-            return looking.result()
+        await asyncio.wait((running, failing, growing), return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            return failing.result()
+        if growing.done() and not running.done():
+            return growing.result()
         try:
             await running
         except RankFailure as failure:
             return failure
         raise AssertionError("the loop ends with an error or not at all")
     finally:
-        for task in (running, watching, looking):
+        for task in (running, failing, growing):
             task.cancel()
-        await asyncio.gather(running, watching, looking, return_exceptions=True)
+        await asyncio.gather(running, failing, growing, return_exceptions=True)
 
 
-def _progress(status: RankStatus | None) -> str:
+def _progress_text(status: RankStatus | None) -> str:
     if status is None:
         return "does not answer yet"
     if not status.bytes_total:

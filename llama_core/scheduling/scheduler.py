@@ -83,7 +83,7 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.epoch = 0
-        self.max_prompt_tokens = config.max_step_tokens  # in one step; who times the ranks may lower it
+        self.max_prompt_tokens = config.max_step_tokens  # of one step
         self.num_preemptions = 0
         self.num_prefix_hits = 0  # tokens that were found in the cache instead of computed
         self.num_drafts = 0  # proposed tokens that came back checked
@@ -192,6 +192,10 @@ class Scheduler:
         assert not self._running and not self._flights
         self.pool = pool
         self._head_lacks_blocks = False
+
+    def limit_prompt_tokens(self, num_tokens: int) -> None:
+        """Put at most this many tokens of prompts into one step."""
+        self.max_prompt_tokens = num_tokens
 
     def forget_unsent(self) -> None:
         """The step made last has reached no rank. For `restart` to follow: what it counted as computed was not."""

@@ -25,7 +25,7 @@ def test_a_phase_is_reached_when_its_line_is_logged_and_one_of_all_ranks_with_th
         stamped(1005, "cluster.rank.cpu_pinning cores=0"),
         stamped(1007, "cluster.rank.cpu_pinning cores=1"),
         stamped(1009, "Started a local Ray instance."),
-        "no time, cluster.rank.rank_worker loaded bytes=1",
+        "no time, cluster.rank.rank_process loaded bytes=1",
     ]
     assert points("\n".join(lines), began=1000.0) == {
         "Ray's own processes run": pytest.approx(3.25),

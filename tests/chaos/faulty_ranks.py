@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.rank.runner_factory import Seat, StepExecutor, load_model_runner
+from cluster.rank.runner_factory import load_model_runner
+from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from llama_core.config import EngineConfig
 from tests.support.rank_faults import Fault, Faults, FaultyRunner, Kind, Phase
 
@@ -28,16 +29,16 @@ def order(directory: Path, rank: int, kind: Kind, phase: Phase) -> Path:
     return done
 
 
-def load(config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> StepExecutor:
+def load(config: EngineConfig, rendezvous: RendezvousSpec, on_progress: Callable[[int, int], None]) -> RankRunner:
     directory = Path(os.environ[DIRECTORY])
-    faults = Faults(lambda phase, step: _taken_order(directory, seat.rank, phase))
+    faults = Faults(lambda phase, step: _taken_order(directory, rendezvous.rank, phase))
     faults.strike("rendezvous")
 
     def loading(loaded: int, total: int) -> None:
         faults.strike("load")
         on_progress(loaded, total)
 
-    return FaultyRunner(load_model_runner(config, seat, loading), faults)
+    return FaultyRunner(load_model_runner(config, rendezvous, loading), faults)
 
 
 def _taken_order(directory: Path, rank: int, phase: Phase) -> Fault | None:

@@ -11,9 +11,10 @@ import ray
 import uvloop
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from cluster.driver.group_info import GroupInfo, GroupLimits
 from cluster.driver.placement import group_bundles
-from cluster.driver.rank_group import GroupInfo, GroupLimits, RankGroup
-from cluster.rank.runner_factory import RunnerFactory
+from cluster.driver.rank_group import RankGroup
+from cluster.wire.rank_runner import RunnerFactory
 from tests.support.fake_runner import CONFIG, FakeFactory
 
 REPOSITORY = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from deployments.engine.service import LlamaService
 from deployments.ingress import LlamaIngress
 from llama_core.errors import InvalidDialog, InvalidParameter, QueueFull
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroups
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import continuation
 
 
@@ -23,7 +23,7 @@ async def ingress() -> AsyncIterator[Any]:
     made = object.__new__(LlamaIngress)  # without the constructor, which asks Serve
     made.metrics = Metrics(in_ray=False)
     group = FakeGroup()
-    made.service = LlamaService(args, lambda: FakeGroups(lambda: group))
+    made.service = LlamaService(args, lambda: FakeGroupPool(lambda: group))
     await made.service.start()
     yield made
     await made.service.stop()

@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 
-from cluster.rank.rank_worker import RankWorker
+from cluster.rank.step_executor import StepExecutor
 from cluster.wire.messages import FrameSocket, Hello, WireError, frame
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Grow, Pending, Row, SlotInit, StepInput, StepOutput
@@ -196,9 +196,6 @@ class _Runner:
 
 def rank_that_reads(data: bytes) -> str:
     """A rank's side of the connection, without Ray: it answers steps of its epoch, each once, until the end or a WireError."""
-    worker = object.__new__(RankWorker)
-    worker._rank, worker._epoch = 0, EPOCH
-    worker._num_steps, worker._step_s = 0, 0.0
     ours, theirs = socket.socketpair()
     runner, ended = _Runner(), "driver left"
     try:
@@ -206,7 +203,7 @@ def rank_that_reads(data: bytes) -> str:
         ours.shutdown(socket.SHUT_WR)
         theirs.settimeout(5)
         try:
-            worker._serve(FrameSocket(theirs), runner)  # type: ignore[arg-type]
+            StepExecutor(0, EPOCH, FrameSocket(theirs), runner).run()
         except WireError as error:
             ended = refused(error)
         theirs.setblocking(False)

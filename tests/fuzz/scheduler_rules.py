@@ -210,7 +210,7 @@ class Bench:
 
     def limit_prompts(self, num_tokens: int) -> None:
         """As when the ranks turn out to be slow."""
-        self.scheduler.max_prompt_tokens = num_tokens
+        self.scheduler.limit_prompt_tokens(num_tokens)
 
     def drain(self) -> None:
         """Nothing more comes: all ends, within the steps that the design allows. Whoever runs longest is never sent back, and

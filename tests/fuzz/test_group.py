@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cluster.driver import fan_out
 from cluster.driver.fan_out import FanOut
-from cluster.rank.rank_worker import RankWorker
+from cluster.rank.step_executor import StepExecutor
 from cluster.wire import messages as wire
 from tests.fuzz import group
 from tests.fuzz.group_rules import WRONG, GroupBench
@@ -132,7 +132,7 @@ _on_payload, _fail = FanOut._on_payload, FanOut.fail
         (FanOut, "fail", _forget_one),
         (fan_out, "_SECOND_SIGN_S", 5.0),
         (wire, "_UNREADABLE", (UnicodeDecodeError,)),
-        (RankWorker, "_answer", lambda worker, driver, output: None),
+        (StepExecutor, "_answer", lambda executor, output: None),
     ],
     ids=["any epoch", "no sign counts", "a step is forgotten", "a late verdict", "errors escape", "no answer"],
 )

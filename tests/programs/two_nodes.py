@@ -17,12 +17,13 @@ import uvloop
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import PlacementGroup, placement_group
 
+from cluster.driver.group_info import GroupInfo, GroupLimits
 from cluster.driver.placement import shortage
-from cluster.driver.rank_group import GroupInfo, GroupLimits, RankGroup
-from cluster.driver.standby import RankGroups
+from cluster.driver.rank_group import RankGroup
+from cluster.driver.standby import StandbyPool
 from cluster.wire.process_end import is_running
 from deployments.args import ServerArgs
-from deployments.engine import supervisor as rank_keeper
+from deployments.engine import supervisor
 from deployments.engine.service import LlamaService
 from llama_core.errors import RankFailure
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -106,13 +107,13 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
     """Live streams of a replica's service while the second rank's node is lost, and when another node joins."""
     seen: dict[str, object] = {}
     node = cluster.add_node(num_cpus=1)
-    groups = RankGroups(placement, GroupLimits(start_timeout_s=60, step_timeout_s=20), spares=False)
+    pool = StandbyPool(placement, GroupLimits(start_timeout_s=60, step_timeout_s=20), enabled=False)
     async with asyncio.timeout(120):
-        while await groups.seats() != [0, 1]:  # noqa: ASYNC110
+        while await pool.usable_bundles() != [1, 2]:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
-    vars(rank_keeper)["LOOK_FOR_ROOM_S"] = 1.0
+    vars(supervisor)["ROOM_CHECK_S"] = 1.0
     fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 256, "shrink_after_s": 4.0}
-    service = LlamaService(ServerArgs(**fields), lambda: groups)
+    service = LlamaService(ServerArgs(**fields), lambda: pool)
     await service.start()
     try:
         undisturbed = await asyncio.gather(*(read(service, number) for number in range(4)))

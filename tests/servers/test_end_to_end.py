@@ -384,7 +384,7 @@ def test_a_rank_five_times_slower_is_served_and_named(demo: Server) -> None:
         try:
             while not (is_named and is_measured) and time.monotonic() < deadline:
                 assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
-                is_named = is_named or "rank 1 is slow and holds the others up" in demo.output()
+                is_named = is_named or "rank 1 is slow, and every step waits for it" in demo.output()
                 figures = re.findall(r'^rank_step_ms\{rank="(\d)"\} (\S+)', http.get("/metrics").text, re.MULTILINE)
                 own_ms = {rank: float(value) for rank, value in figures}
                 is_measured = is_measured or own_ms.get("1", 0.0) > 2 * own_ms.get("0", 1e9)

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from cluster.driver.rank_group import GroupInfo
-from cluster.rank.rank_worker import RankStatus
+from cluster.driver.group_info import GroupInfo
+from cluster.wire.rank_status import RankStatus
 from llama_core.config import EngineConfig
 from llama_core.errors import LlamaError, RankFailure
 from llama_core.scheduling.step import StepInput, StepOutput
@@ -17,30 +17,32 @@ async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> Non
             await asyncio.sleep(0)
 
 
-class FakeGroups:
-    """Implements `deployments.engine.supervisor.Groups`: each group is made by `make` and recorded."""
+class FakeGroupPool:
+    """Implements `deployments.engine.supervisor.GroupPool`: each group is made by `make` and recorded."""
 
     def __init__(self, make: "Callable[[], FakeGroup]") -> None:
         self.make = make
         self.made: list[FakeGroup] = []
         self.opened: list[tuple[int, int | None]] = []  # epoch and blocks
-        self.seats_opened: list[list[int]] = []
+        self.bundles_opened: list[list[int]] = []
         self.room: Callable[[], list[int] | None] | None = None  # free bundles; None: all of the first group's
         self.num_prepared = 0
-        self.num_spares = 0
+        self.num_standby = 0
         self.stopped = False
 
-    async def seats(self) -> list[int] | None:
-        return self.room() if self.room is not None else self.seats_opened[0]
+    async def usable_bundles(self) -> list[int] | None:
+        return self.room() if self.room is not None else self.bundles_opened[0]
 
-    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> "FakeGroup":
+    def open_group(
+        self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int]
+    ) -> "FakeGroup":
         assert not self.made or self.made[-1].stopped, "a new group opens only after the last one has stopped"
         self.opened.append((epoch, num_blocks))
-        self.seats_opened.append(list(seats))
+        self.bundles_opened.append(list(bundle_indices))
         self.made.append(self.make())
         return self.made[-1]
 
-    def prepare_spares(self, info: GroupInfo) -> None:
+    def prepare_standby(self, info: GroupInfo) -> None:
         self.num_prepared += 1
 
     async def stop(self) -> None:

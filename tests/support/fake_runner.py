@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cluster.rank.rank_worker import RankIdentity, RankWorker
-from cluster.rank.runner_factory import Seat, StepExecutor
+from cluster.wire.rank_runner import RankRunner, RendezvousSpec
+from cluster.wire.rank_status import RankIdentity
+from cluster.wire.rank_worker import RankWorker
 from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -48,37 +49,39 @@ class FakeFactory:
     is_async: bool = False  # as on a GPU: `start` returns before the step is computed
     expect_num_blocks: int | None = None
 
-    def __call__(self, config: EngineConfig, seat: Seat, on_progress: Callable[[int, int], None]) -> StepExecutor:
+    def __call__(
+        self, config: EngineConfig, rendezvous: RendezvousSpec, on_progress: Callable[[int, int], None]
+    ) -> RankRunner:
         def next_fault(phase: Phase, step: int | None) -> Fault | None:
-            mine = (fault for fault in self.faults if fault.rank == seat.rank and fault.phase == phase)
+            mine = (fault for fault in self.faults if fault.rank == rendezvous.rank and fault.phase == phase)
             return next((fault for fault in mine if fault.at_step in (None, step)), None)
 
         faults = Faults(next_fault)
         on_progress(0, 1000)
         faults.strike("load")
         on_progress(1000, 1000)
-        return FaultyRunner(FakeRunner(self, seat), faults)
+        return FaultyRunner(FakeRunner(self, rendezvous), faults)
 
 
 class FakeRunner:
     """Computes with FakeRanks. With `is_async`, a token is the number of steps that were started before it was read."""
 
-    def __init__(self, options: FakeFactory, seat: Seat) -> None:
+    def __init__(self, options: FakeFactory, rendezvous: RendezvousSpec) -> None:
         self.report = FakeReport()
         self._options = options
-        self._seat = seat
+        self._rendezvous = rendezvous
         self._ranks = FakeRanks(CONFIG.block_size)
         self._steps: list[int] = []
         self._ready_at = 0.0
 
     def max_num_blocks(self) -> int:
-        return 50 - self._seat.rank  # each rank has a different number; the group takes the smallest
+        return 50 - self._rendezvous.rank  # each rank has a different number; the group takes the smallest
 
     def seconds_waited(self) -> float | None:
         return 0.0
 
     def allocate_cache(self, num_blocks: int) -> None:
-        smallest = 50 - (self._seat.world_size - 1)
+        smallest = 50 - (self._rendezvous.world_size - 1)
         assert num_blocks == (self._options.expect_num_blocks or smallest)
 
     def warm_up(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cluster.rank.runner_factory import StepExecutor
+from cluster.wire.rank_runner import RankRunner
 from llama_core.errors import CheckpointError
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
@@ -72,7 +72,7 @@ def _exhaust_memory() -> None:
 class FaultyRunner:
     """A rank's runner that suffers its faults while it warms up and before each step."""
 
-    def __init__(self, runner: StepExecutor, faults: Faults) -> None:
+    def __init__(self, runner: RankRunner, faults: Faults) -> None:
         self._runner = runner
         self._faults = faults
         self.report = runner.report

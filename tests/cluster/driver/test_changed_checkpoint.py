@@ -9,7 +9,7 @@ import pytest
 from ray.util.placement_group import PlacementGroup
 
 from cluster.driver import standby
-from cluster.driver.standby import RankGroups
+from cluster.driver.standby import StandbyPool
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
 from deployments.engine.token_stream import TokenStream
@@ -23,15 +23,15 @@ from tests.support.checkpoints import WIDE, random_weights, split, write
 async def test_live_streams_end_with_checkpoint_changed_when_ranks_recover_onto_other_weights(
     two_rank_placement: PlacementGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_standbys: bool
 ) -> None:
-    monkeypatch.setattr(standby, "SPARES_AFTER_S", 0.0)
+    monkeypatch.setattr(standby, "START_DELAY_S", 0.0)
     write(tmp_path, split(random_weights(WIDE), 2))
     args = ServerArgs(ckpt_dir=str(tmp_path), max_seq_len=2048, max_batch_size=2, device="cpu", backend="torch")
-    groups = RankGroups(two_rank_placement, LIMITS, spares=with_standbys)
-    service = LlamaService(args, lambda: groups)
+    pool = StandbyPool(two_rank_placement, LIMITS, enabled=with_standbys)
+    service = LlamaService(args, lambda: pool)
     try:
         await service.start()
         async with asyncio.timeout(60):
-            while with_standbys and not groups.num_spares:  # noqa: ASYNC110
+            while with_standbys and not pool.num_standby:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         stream = service.submit([1, 5, 9], SamplingParams(max_tokens=2000, ignore_eos=True))
         await anext(stream)

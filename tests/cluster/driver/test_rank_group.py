@@ -11,12 +11,13 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from cluster.driver.rank_actor import OPTIONS
-from cluster.driver.rank_group import GroupInfo, GroupLimits, RankGroup
+from cluster.driver.group_info import GroupInfo, GroupLimits
+from cluster.driver.rank_actors import OPTIONS
+from cluster.driver.rank_group import RankGroup
 from cluster.rank.cpu_pinning import claim_cores, in_pod
-from cluster.rank.rank_worker import Phase
 from cluster.wire.messages import Hello, WireError
 from cluster.wire.process_end import ProcessIdentity, is_running
+from cluster.wire.rank_status import Phase
 from cluster.wire.socket_dir import PREFIX, parent_dir
 from cluster.wire.transport import Invitation, RankConnection, RankListener
 from llama_core.errors import CheckpointError, ConfigError, RankFailure
@@ -181,8 +182,8 @@ async def test_a_death_in_load_is_told_and_ends_all(two_rank_placement: Placemen
     group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=factory)
     with pytest.raises(RankFailure, match=f"rank {rank} died while loading"):
         await group.start()
-    assert len(group._identities) == 2
-    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert len(group.ranks.identities) == 2
+    assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
     assert not socket_directories()
 
 
@@ -191,7 +192,7 @@ async def test_a_death_in_warm_up_names_rank_and_phase(two_rank_placement: Place
     group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=factory)
     with pytest.raises(RankFailure, match="rank 1 died while warming up"):
         await group.start()
-    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
 async def test_a_death_right_after_identify_ends_all(
@@ -201,29 +202,29 @@ async def test_a_death_right_after_identify_ends_all(
     open_listener = RankListener.open
 
     async def open_after_a_death(listener: RankListener) -> Invitation:
-        os.kill(group._identities[1].process.pid, signal.SIGKILL)
+        os.kill(group.ranks.identities[1].process.pid, signal.SIGKILL)
         return await open_listener(listener)
 
     monkeypatch.setattr(RankListener, "open", open_after_a_death)
     with pytest.raises(RankFailure, match="rank 1 died while connecting"):
         await group.start()
-    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
     assert not socket_directories()
 
 
 async def test_a_death_before_identify_ends_the_ranks_that_are_known(
     two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.driver.rank_actor.RankActor", ray.remote(**OPTIONS)(SilentRankOne))
+    monkeypatch.setattr("cluster.driver.rank_actors.RankActor", ray.remote(**OPTIONS)(SilentRankOne))
     group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
     starting = asyncio.create_task(group.start())
-    while 0 not in group._identities or (silent := (await group.statuses())[1]) is None:  # noqa: ASYNC110
+    while 0 not in group.ranks.identities or (silent := (await group.statuses())[1]) is None:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     os.kill(silent.pid, signal.SIGKILL)
     with pytest.raises(RankFailure, match="rank 1 died while starting"):
         await asyncio.wait_for(starting, 10)
-    assert list(group._identities) == [0]
-    assert not is_running(group._identities[0].process)
+    assert list(group.ranks.identities) == [0]
+    assert not is_running(group.ranks.identities[0].process)
 
 
 async def test_a_refused_hello_ends_the_start_long_before_its_deadline(
@@ -242,7 +243,7 @@ async def test_a_refused_hello_ends_the_start_long_before_its_deadline(
     with pytest.raises(RankFailure, match=r"no valid connection from ranks \[1\] within 5 s") as caught:
         await group.start()
     assert caught.value.rank == 1
-    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
     assert not socket_directories()
 
 
@@ -259,14 +260,14 @@ async def test_a_start_that_is_cancelled_while_it_asks_where_ranks_are_leaves_no
         asked.set()
         return await asyncio.Future()
 
-    monkeypatch.setattr(group, "_where_ranks_are", ask_for_ever)
+    monkeypatch.setattr(group.ranks, "describe_progress", ask_for_ever)
     starting = asyncio.create_task(group.start())
     await asyncio.wait_for(asked.wait(), 60)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert len(group._identities) == 2
-    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert len(group.ranks.identities) == 2
+    assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
 async def test_a_configuration_whose_steps_cannot_be_sent_is_refused_before_any_rank(
@@ -276,7 +277,7 @@ async def test_a_configuration_whose_steps_cannot_be_sent_is_refused_before_any_
     group = RankGroup(config, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
     with pytest.raises(ConfigError, match="max_batch_size 256 with max_seq_len 131072"):
         await group.start()
-    assert not group._actors
+    assert not group.ranks.actors
 
 
 async def test_an_overdue_step_fails_also_when_ray_cannot_say_who_hangs(
@@ -310,7 +311,7 @@ async def test_a_start_that_hangs_ends_at_its_deadline_and_says_where(two_rank_p
     )
     with pytest.raises(RankFailure, match=r"within 10 s: .*rank 1 loading \(0 of 1,000 bytes\)"):
         await group.start()
-    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
 async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_deadline(
@@ -323,12 +324,12 @@ async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_
     starting = asyncio.create_task(group.start())
     while not any(s and s.phase == Phase.LOADING for s in await group.statuses()):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    os.kill(group._identities[1].process.pid, signal.SIGSTOP)
+    os.kill(group.ranks.identities[1].process.pid, signal.SIGSTOP)
     begin = time.monotonic()
     with pytest.raises(RankFailure, match="rank 1 hangs: no answer to a status call within 1 s"):
         await starting
     assert time.monotonic() - begin < 8
-    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing(two_rank_placement: PlacementGroup) -> None:
@@ -341,7 +342,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(two_rank_placement: Plac
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert not any(is_running(identity.process) for identity in group._identities.values())
+    assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
 async def test_the_next_epoch_starts_in_the_same_placement_group(start: Start) -> None:

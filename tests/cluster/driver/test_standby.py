@@ -1,4 +1,4 @@
-"""Spare processes: they take over from ranks that failed, and nothing of them is left behind."""
+"""Warm standby processes take over from ranks that failed, and none is left behind."""
 
 import asyncio
 import os
@@ -8,33 +8,35 @@ from collections.abc import AsyncIterator
 import pytest
 from ray.util.placement_group import PlacementGroup
 
-from cluster.driver import standby as rank_groups
-from cluster.driver.rank_group import GroupInfo, RankGroup
+from cluster.driver import standby
+from cluster.driver.group_info import GroupInfo
+from cluster.driver.rank_group import RankGroup
 from cluster.driver.ray_calls import result_of
-from cluster.driver.standby import RankGroups
-from cluster.rank import rank_worker
-from cluster.rank.rank_worker import RankWorker, Share
+from cluster.driver.standby import StandbyPool
+from cluster.rank import rank_process
+from cluster.rank.rank_process import RankProcess
 from cluster.wire.process_end import is_running
+from cluster.wire.rank_status import Share
 from llama_core.errors import RankFailure
 from tests.cluster.conftest import LIMITS
 from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
 
 
 @pytest.fixture
-async def groups(two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RankGroups]:
-    monkeypatch.setattr(rank_groups, "SPARES_AFTER_S", 0.0)
-    made = RankGroups(two_rank_placement, LIMITS, spares=True, runner_factory=FakeFactory())
+async def pool(two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StandbyPool]:
+    monkeypatch.setattr(standby, "START_DELAY_S", 0.0)
+    made = StandbyPool(two_rank_placement, LIMITS, enabled=True, runner_factory=FakeFactory())
     yield made
     await made.stop()
 
 
-async def ready(groups: RankGroups, info: GroupInfo) -> list[int]:
-    """Process ids of the spares, once they could take over."""
-    groups.prepare_spares(info)
+async def ready(pool: StandbyPool, info: GroupInfo) -> list[int]:
+    """Process ids of the standby processes, once they can take over."""
+    pool.prepare_standby(info)
     async with asyncio.timeout(60):
-        while groups.num_spares < 2:  # noqa: ASYNC110
+        while pool.num_standby < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    return [(await result_of(spare.status.remote())).pid for spare in groups._spares]
+    return [(await result_of(actor.status.remote())).pid for actor in pool._standby]
 
 
 def pids(info: GroupInfo) -> list[int]:
@@ -47,81 +49,81 @@ async def fail(group: RankGroup, info: GroupInfo) -> None:
     await group.stop()
 
 
-async def test_spares_become_the_next_epochs_ranks_and_are_followed_by_others(groups: RankGroups) -> None:
-    first = groups.open(CONFIG, 0, None)
+async def test_standby_processes_become_the_next_epochs_ranks_and_are_replaced(pool: StandbyPool) -> None:
+    first = pool.open_group(CONFIG, 0, None)
     info = await first.start()
-    spares = await ready(groups, info)
-    assert not set(spares) & set(pids(info))
+    processes = await ready(pool, info)
+    assert not set(processes) & set(pids(info))
     await fail(first, info)
-    second = groups.open(CONFIG, 1, info.num_blocks)
+    second = pool.open_group(CONFIG, 1, info.num_blocks)
     info_of_second = await second.start()
-    assert pids(info_of_second) == spares and groups.num_spares == 0
+    assert pids(info_of_second) == processes and pool.num_standby == 0
     assert [report.identity.share for report in info_of_second.ranks] == [
         report.identity.share for report in info.ranks
-    ], "what they may use is what those had"
+    ], "a standby process has the share of the rank that it replaces"
     assert (await second.step(step_input(5, slots=(3,)))).tokens == tokens_of(5, (3,))
-    others = await ready(groups, info_of_second)
-    assert not set(others) & set(spares)
+    others = await ready(pool, info_of_second)
+    assert not set(others) & set(processes)
     await second.stop()
     assert not any(is_running(report.identity.process) for report in info_of_second.ranks)
 
 
-async def test_a_group_is_made_without_spares_while_they_are_not_ready(groups: RankGroups) -> None:
-    first = groups.open(CONFIG, 0, None)
+async def test_a_group_starts_new_processes_while_the_standby_ones_are_not_ready(pool: StandbyPool) -> None:
+    first = pool.open_group(CONFIG, 0, None)
     info = await first.start()
-    groups.prepare_spares(info)
+    pool.prepare_standby(info)
     await fail(first, info)
-    second = groups.open(CONFIG, 1, None)
+    second = pool.open_group(CONFIG, 1, None)
     info_of_second = await second.start()
-    spares = await ready(groups, info_of_second)
-    assert not set(spares) & set(pids(info_of_second))
+    processes = await ready(pool, info_of_second)
+    assert not set(processes) & set(pids(info_of_second))
     await second.stop()
 
 
-async def test_a_spare_that_died_costs_one_attempt(groups: RankGroups) -> None:
-    first = groups.open(CONFIG, 0, None)
+async def test_a_dead_standby_process_costs_one_attempt(pool: StandbyPool) -> None:
+    first = pool.open_group(CONFIG, 0, None)
     info = await first.start()
-    os.kill((await ready(groups, info))[0], signal.SIGKILL)
+    os.kill((await ready(pool, info))[0], signal.SIGKILL)
     await fail(first, info)
     with pytest.raises(RankFailure, match="rank 0 died while starting"):
-        await groups.open(CONFIG, 1, None).start()
-    third = groups.open(CONFIG, 2, None)
+        await pool.open_group(CONFIG, 1, None).start()
+    third = pool.open_group(CONFIG, 2, None)
     await third.start()
     await third.stop()
 
 
-async def test_stopping_leaves_no_spare(groups: RankGroups) -> None:
-    first = groups.open(CONFIG, 0, None)
+async def test_stop_ends_the_standby_processes(pool: StandbyPool) -> None:
+    first = pool.open_group(CONFIG, 0, None)
     info = await first.start()
-    spares = await ready(groups, info)
-    await groups.stop()
+    processes = await ready(pool, info)
+    await pool.stop()
     await first.stop()
     async with asyncio.timeout(10):
-        while any(os.path.exists(f"/proc/{pid}") for pid in spares):  # noqa: ASYNC110, ASYNC240
+        while any(os.path.exists(f"/proc/{pid}") for pid in processes):  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.02)
 
 
-async def test_there_are_none_where_nobody_wants_them(two_rank_placement: PlacementGroup) -> None:
-    unwanted = RankGroups(two_rank_placement, LIMITS, spares=False)
-    unwanted.prepare_spares(GroupInfo(0, 1, ()))
-    assert unwanted._preparing is None
+async def test_a_disabled_pool_creates_no_process(two_rank_placement: PlacementGroup) -> None:
+    disabled = StandbyPool(two_rank_placement, LIMITS, enabled=False)
+    disabled.prepare_standby(GroupInfo(0, 1, ()))
+    assert disabled._preparing is None
 
 
-def test_no_process_is_made_ready_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_worker, "available_host_bytes", lambda: rank_worker.SPARE_NEEDS_BYTES - 1)
-    monkeypatch.setattr(rank_worker, "_import_quietly", lambda: pytest.fail("it was made ready"))
-    assert not object.__new__(RankWorker).get_ready(Share(1))
+def test_a_standby_process_declines_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_process, "available_host_bytes", lambda: rank_process.STANDBY_NEEDS_BYTES - 1)
+    monkeypatch.setattr(rank_process, "_import_at_low_priority", lambda: pytest.fail("it imported torch"))
+    assert not RankProcess(0, 1, "node", "127.0.0.1").preload(Share(1))
 
 
-async def test_a_spare_that_dies_is_followed_by_another(groups: RankGroups, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_groups, "LOOK_AFTER_THEM_EVERY_S", 0.1)
-    group = groups.open(CONFIG, 0, None)
+async def test_a_dead_standby_process_is_replaced(pool: StandbyPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "CHECK_PERIOD_S", 0.1)
+    group = pool.open_group(CONFIG, 0, None)
     info = await group.start()
-    first = await ready(groups, info)
+    first = await ready(pool, info)
     os.kill(first[1], signal.SIGKILL)
     async with asyncio.timeout(30):
-        while groups.num_spares == 2:  # noqa: ASYNC110
+        while pool.num_standby == 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-    others = await ready(groups, info)
+    others = await ready(pool, info)
     assert not set(first) & set(others)
     await group.stop()

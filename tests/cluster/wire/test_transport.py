@@ -150,7 +150,7 @@ def test_directories_of_the_dead_are_swept_and_those_of_the_living_kept(
     monkeypatch.setattr(socket_dir, "parent_dir", lambda: tmp_path)
     living = SocketDir()
     code = (
-        "import os, pathlib; from cluster import socket_dir; "
+        "import os, pathlib; from cluster.wire import socket_dir; "
         f"socket_dir.parent_dir = lambda: pathlib.Path({str(tmp_path)!r}); d = socket_dir.SocketDir(); "
         "open(d.socket_path, 'w').close(); os.kill(os.getpid(), 9)"
     )

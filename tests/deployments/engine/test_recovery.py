@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cluster.driver.rank_group import GroupInfo
+from cluster.driver.group_info import GroupInfo
 from deployments.args import ServerArgs
-from deployments.engine import recovery_plan as seats
-from deployments.engine import supervisor as rank_keeper
+from deployments.engine import supervisor
+from deployments.engine.recovery_plan import SAME_BUNDLE_ATTEMPTS
 from deployments.engine.service import LlamaService
 from deployments.engine.token_stream import TokenStream
 from llama_core.errors import (
@@ -31,7 +31,7 @@ from llama_core.scheduling.quarantine import (
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroups, until
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool, until
 from tests.support.fake_ranks import continuation
 
 POISON = 599
@@ -64,7 +64,7 @@ class Served:
     """A service whose groups are made by `make`, and what happened to it."""
 
     def __init__(self, make: Callable[[], FakeGroup], **changes: Any) -> None:
-        self.groups = FakeGroups(make)
+        self.groups = FakeGroupPool(make)
         self.failures: list[LlamaError] = []
         fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 64, "max_batch_size": 8, "recovery_timeout_s": 5}
         self.service = LlamaService(
@@ -394,16 +394,16 @@ async def test_a_replica_is_not_taken_for_dead_after_a_long_recovery() -> None:
         assert served.service.live()
 
 
-def in_two_seats(**changes: Any) -> Served:
+def with_two_ranks(**changes: Any) -> Served:
     return Served(lambda: Group(steady), **{"model_parallel_size": 2, "shrink_after_s": 0.05} | changes)
 
 
 async def test_ranks_without_room_are_done_without_and_come_back_when_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
-    async with in_two_seats(shrink_after_s=0.5) as served:
+    monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)
+    async with with_two_ranks(shrink_after_s=0.5) as served:
         reading = [asyncio.create_task(read(served.ask(prompt, 50))) for prompt in prompts(12)]
         await asyncio.sleep(0.01)
-        room = [0]
+        room = [1]
         served.groups.room = lambda: room
         served.groups.made[0].fail()
         await until(lambda: "there is no room for rank 1" in served.service.readiness().detail)
@@ -411,33 +411,33 @@ async def test_ranks_without_room_are_done_without_and_come_back_when_there_is(m
         readiness = served.service.readiness()
         assert readiness.ready and readiness.detail == "with 1 of 2 ranks, for lack of room"
         assert served.service.describe()["world_size"] == 1
-        room.append(1)
+        room.append(2)
         while len(served.groups.made) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert await asyncio.gather(*reading) == [continuation(prompt, 50, steady) for prompt in prompts(12)]
-        assert served.groups.seats_opened == [[0, 1], [0], [0, 1]]
+        assert served.groups.bundles_opened == [[1, 2], [1], [1, 2]]
         assert served.service.describe()["world_size"] == 2 and len(served.failures) == 1, "to grow is no failure"
         scheduler = served.service._loop.scheduler  # type: ignore[union-attr]
         assert not any(map(scheduler.quarantine.num_failures, scheduler.live()))
 
 
 async def test_a_failure_of_fewer_ranks_costs_no_further_wait_for_the_others() -> None:
-    async with in_two_seats() as served:
-        served.groups.room = lambda: [0]
+    async with with_two_ranks() as served:
+        served.groups.room = lambda: [1]
         served.groups.made[0].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
-        served.groups.room = lambda: [0, 1]  # perhaps its node lives, and its GPU does not
+        served.groups.room = lambda: [1, 2]  # perhaps its node lives, and its GPU does not
         num_attempts = served.service.describe()["epoch"]
         served.groups.made[1].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
-        assert served.groups.seats_opened == [[0, 1], [0], [0]]
+        assert served.groups.bundles_opened == [[1, 2], [1], [1]]
         assert served.service.describe()["epoch"] == num_attempts + 1, "the first attempt"  # type: ignore[operator]
 
 
 async def test_an_attempt_that_hangs_is_not_the_last_and_the_reason_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_keeper, "SHORTEST_ATTEMPT_S", 0.05)
-    monkeypatch.setattr(rank_keeper, "TIMES_FIRST_START", 0.0)
-    monkeypatch.setattr(rank_keeper, "RETRY_AFTER_S", 0.2)
+    monkeypatch.setattr(supervisor, "SHORTEST_ATTEMPT_S", 0.05)
+    monkeypatch.setattr(supervisor, "TIMES_FIRST_START", 0.0)
+    monkeypatch.setattr(supervisor, "RETRY_AFTER_S", 0.2)
     async with Served(lambda: Group(steady)) as served:
         stream = served.ask([1, 5], 20)
         await anext(stream)
@@ -449,39 +449,39 @@ async def test_an_attempt_that_hangs_is_not_the_last_and_the_reason_shows(monkey
 
 
 async def test_a_node_that_joins_without_the_files_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
-    async with in_two_seats() as served:
+    monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)
+    async with with_two_ranks() as served:
 
         def broken() -> FakeGroup:
             group = Group(steady)
-            if len(served.groups.seats_opened) == 3:
+            if len(served.groups.bundles_opened) == 3:
                 group.start_error = CheckpointError("consolidated.01.pth: no such file")
             return group
 
         served.groups.make = broken
-        served.groups.room = lambda: [0] if len(served.groups.made) == 1 else [0, 1]
+        served.groups.room = lambda: [1] if len(served.groups.made) == 1 else [1, 2]
         served.groups.made[0].fail()
         while len(served.groups.made) < 4:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
-        assert served.groups.seats_opened[:4] == [[0, 1], [0], [0, 1], [0]]
+        assert served.groups.bundles_opened[:4] == [[1, 2], [1], [1, 2], [1]]
 
 
 async def test_the_most_ranks_are_taken_over_which_the_model_can_be_split() -> None:
     async with Served(
         lambda: Group(steady), ckpt_dir="demo", model_parallel_size=4, shrink_after_s=0.0, max_seq_len=64
     ) as served:
-        served.groups.room = lambda: [0, 2, 3]
+        served.groups.room = lambda: [1, 3, 4]
         served.groups.made[0].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
-        assert served.groups.seats_opened == [[0, 1, 2, 3], [0, 2]]
+        assert served.groups.bundles_opened == [[1, 2, 3, 4], [1, 3]]
 
 
 async def test_no_fewer_ranks_than_allowed_ever_serve() -> None:
-    async with in_two_seats(min_ranks=2, recovery_timeout_s=0.3) as served:
+    async with with_two_ranks(min_ranks=2, recovery_timeout_s=0.3) as served:
         stream = served.ask([1, 5], 20)
         await anext(stream)
-        served.groups.room = lambda: [1]
+        served.groups.room = lambda: [2]
         served.groups.made[0].fail()
         with pytest.raises(RankFailure, match=r"could not be brought back in 0\.3 s: there is no room for rank 0"):
             await read(stream)
@@ -489,32 +489,32 @@ async def test_no_fewer_ranks_than_allowed_ever_serve() -> None:
 
 
 async def test_a_seat_that_every_attempt_fails_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_keeper, "RETRY_AFTER_S", 0.001)
-    async with in_two_seats() as served:
+    monkeypatch.setattr(supervisor, "RETRY_AFTER_S", 0.001)
+    async with with_two_ranks() as served:
         stream = served.ask([1, 5], 20)
         await anext(stream)
 
         def broken() -> FakeGroup:
             group = Group(steady)
-            if len(served.groups.seats_opened[-1]) == 2:
+            if len(served.groups.bundles_opened[-1]) == 2:
                 group.start_error = RankFailure("rank 0 failed while loading: no such GPU", rank=0)
             return group
 
         served.groups.make = broken
         served.groups.made[0].fail()
         assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
-        assert served.groups.seats_opened[-1] == [1] and len(served.groups.seats_opened) > seats.ENOUGH_ATTEMPTS
-        assert served.service._keeper is not None
+        assert served.groups.bundles_opened[-1] == [2] and len(served.groups.bundles_opened) > SAME_BUNDLE_ATTEMPTS
+        assert served.service._supervisor is not None
         # Those who serve would pay for each new try.
-        assert served.service._keeper._look_s == rank_keeper.LONGEST_LOOK_S
+        assert served.service._supervisor._room_check_s == supervisor.LONGEST_ROOM_CHECK_S
 
 
 async def test_nobody_gives_way_to_more_ranks_while_it_is_not_known_whether_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
-    async with in_two_seats() as served:
-        served.groups.room = lambda: [0]
+    monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)
+    async with with_two_ranks() as served:
+        served.groups.room = lambda: [1]
         served.groups.made[0].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
         served.groups.room = lambda: None
@@ -522,26 +522,26 @@ async def test_nobody_gives_way_to_more_ranks_while_it_is_not_known_whether_ther
         assert len(served.groups.made) == 2 and served.service.readiness().ready
         served.groups.made[1].fail()  # but after a failure it is worth a try
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
-        assert served.groups.seats_opened == [[0, 1], [0], [0]]
+        assert served.groups.bundles_opened == [[1, 2], [1], [1]]
 
 
 async def test_a_failed_try_with_more_ranks_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_keeper, "LOOK_FOR_ROOM_S", 0.01)
-    monkeypatch.setattr(rank_keeper, "RETRY_AFTER_S", 0.001)
-    async with in_two_seats() as served:
+    monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)
+    monkeypatch.setattr(supervisor, "RETRY_AFTER_S", 0.001)
+    async with with_two_ranks() as served:
         stream = served.ask([1, 5], 60)
         await anext(stream)
 
         def broken() -> FakeGroup:
             group = Group(steady)
-            if len(served.groups.seats_opened) == 3:
+            if len(served.groups.bundles_opened) == 3:
                 group.start_error = RankFailure("rank 1 died while loading", rank=1)
             return group
 
         served.groups.make = broken
-        served.groups.room = lambda: [0] if len(served.groups.made) == 1 else [0, 1]
+        served.groups.room = lambda: [1] if len(served.groups.made) == 1 else [1, 2]
         served.groups.made[0].fail()
         assert (await read(stream))[-5:] == continuation([1, 5], 60, steady)[-5:]
         while len(served.groups.made) < 5:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert served.groups.seats_opened == [[0, 1], [0], [0, 1], [0], [0, 1]]
+        assert served.groups.bundles_opened == [[1, 2], [1], [1, 2], [1], [1, 2]]

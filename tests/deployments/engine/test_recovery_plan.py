@@ -1,55 +1,58 @@
-"""Which seats are tried: those that served, then the most over which the model can be split, never before its time."""
+"""Which bundles a recovery tries: those that served, then the most over which the model can be split, once patience is over."""
 
 import pytest
 
-from deployments.engine.recovery_plan import ENOUGH_ATTEMPTS, Attempts
+from deployments.engine.recovery_plan import SAME_BUNDLE_ATTEMPTS, RecoveryPlan
 from llama_core.config import read_params
 
-ALL = [0, 1, 2, 3]
+ALL = [1, 2, 3, 4]
 
 
-def attempts(*, patience_s: float = 60.0, least: int = 1, is_growth: bool = False, seats: list[int] = ALL) -> Attempts:
-    """Of a model that can be split over 4, 2 and 1 ranks."""
-    return Attempts(read_params("demo", vocab_size=1280), ALL, seats, is_growth, patience_s, least)
+def plan(
+    *, patience_s: float = 60.0, min_ranks: int = 1, is_growth: bool = False, bundles: list[int] = ALL
+) -> RecoveryPlan:
+    """For a model that can be split over 4, 2 and 1 ranks."""
+    model = read_params("demo", vocab_size=1280)
+    return RecoveryPlan(model, ALL, bundles, is_growth, patience_s, min_ranks)
 
 
-def test_those_that_served_are_taken_if_they_are_there() -> None:
-    assert attempts().choose(ALL) == ALL
-    assert attempts(patience_s=0.0).choose(ALL) == ALL
-    assert attempts(seats=[1, 3]).choose(ALL) == [1, 3], "more are tried when all is well again"
+def test_the_bundles_that_served_are_chosen_while_they_are_usable() -> None:
+    assert plan().choose(ALL) == ALL
+    assert plan(patience_s=0.0).choose(ALL) == ALL
+    assert plan(bundles=[2, 4]).choose(ALL) == [2, 4], "growing is a recovery of its own"
 
 
-def test_fewer_are_taken_only_once_it_takes_too_long() -> None:
-    assert attempts().choose([0, 2, 3]) == []
-    assert attempts(patience_s=0.0).choose([0, 2, 3]) == [0, 2]
-    assert attempts(patience_s=0.0).choose([3]) == [3]
-    assert attempts(patience_s=0.0).choose([]) == []
-    assert attempts(patience_s=0.0, least=2).choose([3]) == []
+def test_fewer_bundles_are_chosen_only_after_the_patience_is_over() -> None:
+    assert plan().choose([1, 3, 4]) == []
+    assert plan(patience_s=0.0).choose([1, 3, 4]) == [1, 3]
+    assert plan(patience_s=0.0).choose([4]) == [4]
+    assert plan(patience_s=0.0).choose([]) == []
+    assert plan(patience_s=0.0, min_ranks=2).choose([4]) == []
 
 
-def test_where_it_is_to_grow_all_are_tried_once() -> None:
-    growing = attempts(is_growth=True, seats=[0, 2])
+def test_growth_tries_all_bundles_once() -> None:
+    growing = plan(is_growth=True, bundles=[1, 3])
     assert growing.choose(ALL) == ALL
-    assert growing.choose([0, 1, 2]) == [0, 2], "the room is gone again"
-    growing.failed.append(None)
-    assert growing.choose(ALL) == [0, 2]
+    assert growing.choose([1, 2, 3]) == [1, 3], "the room is gone again"
+    growing.failed_bundles.append(None)
+    assert growing.choose(ALL) == [1, 3]
 
 
-@pytest.mark.parametrize("failed", [[2] * ENOUGH_ATTEMPTS, [1, None, *[2] * ENOUGH_ATTEMPTS]])
-def test_a_seat_that_fails_again_and_again_is_left_out_once_it_takes_too_long(failed: list[int | None]) -> None:
-    patient, impatient = attempts(), attempts(patience_s=0.0)
-    patient.failed = impatient.failed = failed
-    assert patient.choose(ALL) == ALL and impatient.choose(ALL) == [0, 1]
+@pytest.mark.parametrize("failed", [[3] * SAME_BUNDLE_ATTEMPTS, [2, None, *[3] * SAME_BUNDLE_ATTEMPTS]])
+def test_a_bundle_that_fails_repeatedly_is_left_out_after_the_patience_is_over(failed: list[int | None]) -> None:
+    patient, impatient = plan(), plan(patience_s=0.0)
+    patient.failed_bundles = impatient.failed_bundles = failed
+    assert patient.choose(ALL) == ALL and impatient.choose(ALL) == [1, 2]
 
 
-def test_a_seat_that_nothing_can_be_done_without_is_tried_again_and_again() -> None:
-    for all_, least in ((ALL, 4), ([0], 1)):
-        impatient = attempts(patience_s=0.0, least=least, seats=all_)
-        impatient.failed = [all_[-1]] * ENOUGH_ATTEMPTS
-        assert impatient.choose(all_) == all_
+def test_a_faulty_bundle_that_no_split_can_do_without_is_tried_again() -> None:
+    for bundles, min_ranks in ((ALL, 4), ([1], 1)):
+        impatient = plan(patience_s=0.0, min_ranks=min_ranks, bundles=bundles)
+        impatient.failed_bundles = [bundles[-1]] * SAME_BUNDLE_ATTEMPTS
+        assert impatient.choose(bundles) == bundles
 
 
-def test_several_seats_that_fail_in_turn_tell_nothing() -> None:
-    unlucky = attempts(patience_s=0.0)
-    unlucky.failed = [1, 2] * ENOUGH_ATTEMPTS
-    assert unlucky.choose(ALL) == ALL
+def test_failures_of_different_bundles_mark_none_as_faulty() -> None:
+    alternating = plan(patience_s=0.0)
+    alternating.failed_bundles = [2, 3] * SAME_BUNDLE_ATTEMPTS
+    assert alternating.choose(ALL) == ALL

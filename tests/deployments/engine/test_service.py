@@ -14,7 +14,7 @@ from deployments.engine.service import LlamaService
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, TokenizerError
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroups
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import continuation
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -29,7 +29,7 @@ def service(
 ) -> LlamaService:
     record = failures.append if failures is not None else lambda error: None
     open_group = group if callable(group) else lambda: group
-    return LlamaService(args(**changes), lambda: FakeGroups(open_group), on_failure=record)
+    return LlamaService(args(**changes), lambda: FakeGroupPool(open_group), on_failure=record)
 
 
 async def tokens_of(engine: LlamaService, prompt: list[int]) -> list[int]:

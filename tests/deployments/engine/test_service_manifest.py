@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.driver.rank_group import GroupInfo
+from cluster.driver.group_info import GroupInfo
 from deployments.args import ServerArgs
 from deployments.engine.service import LlamaService
 from llama_core.checkpoint.digest import CheckpointDigest
@@ -17,7 +17,7 @@ from llama_core.checkpoint.manifest import FILE_NAME
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroups
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def args(checkpoint: Path, **changes: Any) -> ServerArgs:
     return ServerArgs(ckpt_dir=str(checkpoint), max_seq_len=64, max_batch_size=4, **changes)
 
 
-def no_groups() -> FakeGroups:
+def no_groups() -> FakeGroupPool:
     raise AssertionError("a rank was started")
 
 
@@ -86,17 +86,19 @@ class Group(FakeGroup):
         return GroupInfo(info.epoch, info.num_blocks, (Loaded(), Loaded()))  # type: ignore[arg-type]
 
 
-class Groups(FakeGroups):
+class Groups(FakeGroupPool):
     def __init__(self) -> None:
         super().__init__(Group)
         self.configs: list[EngineConfig] = []
         self.opened_again = asyncio.Event()
 
-    def open(self, config: EngineConfig, epoch: int, num_blocks: int | None, seats: Sequence[int]) -> FakeGroup:
+    def open_group(
+        self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int]
+    ) -> FakeGroup:
         self.configs.append(config)
         if len(self.configs) > 1:
             self.opened_again.set()
-        return super().open(config, epoch, num_blocks, seats)
+        return super().open_group(config, epoch, num_blocks, bundle_indices)
 
 
 async def test_ranks_that_take_others_places_know_what_was_checked(checkpoint: Path) -> None:

@@ -11,7 +11,7 @@ from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
 from deployments.http.app import build_http_app
 from tests.conftest import GOLDEN
-from tests.support.fake_rank_group import FakeGroup, FakeGroups
+from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -19,7 +19,7 @@ async def test_a_request_whose_logits_are_not_finite_gets_500_and_is_counted_and
     group = FakeGroup(token=lambda tokens: 5, step_s=0.001)
     metrics = Metrics(in_ray=False)
     args = ServerArgs(ckpt_dir=str(GOLDEN / "mp2"), max_seq_len=64, max_batch_size=4)
-    service = LlamaService(args, lambda: FakeGroups(lambda: group), on_step=metrics.on_step)
+    service = LlamaService(args, lambda: FakeGroupPool(lambda: group), on_step=metrics.on_step)
     await service.start()
     transport = httpx.ASGITransport(build_http_app(service, metrics))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

@@ -38,7 +38,7 @@ CONTROLLER = "2026-01-31 12:00:07,123 controller 42 -- "
             "  12:00:07 WARNING Serve: Actor for Replica(id='x') crashed, marking it unhealthy immediately.",
         ),
         ("HAProxyManager", "ERROR 2026-01-31 12:00:07,123 proxy 127.0.0.1 -- x", None),
-        ("RankWorker", "2026-01-31 12:00:07,508 INFO rank=0 epoch=0 cluster.rank.rank_worker serving", None),
+        ("RankWorker", "2026-01-31 12:00:07,508 INFO rank=0 epoch=0 cluster.rank.rank_process serving", None),
         (
             "RankWorker",
             "2026-01-31 12:00:07,508 WARNING rank=0 epoch=0 llama_core.execution.runner rank 0 computes with torch",

@@ -96,7 +96,7 @@ def test_prompts_take_little_of_a_step_beside_decodes_unless_they_come_in_a_burs
         scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
     for i in range(num_prompts):
         scheduler.add(sequence(790 - i, 2, ignore_eos=True))
-    scheduler.max_prompt_tokens = longest
+    scheduler.limit_prompt_tokens(longest)
     batch = scheduler.schedule()
     assert batch is not None
     assert batch.num_tokens == num_decodes + room

@@ -1,0 +1,153 @@
+"""The Ray actors of one group's ranks: created in their bundles, called together, ended for certain."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.driver.end_rank import end_rank
+from cluster.driver.placement import actor_options, rank_bundle_indices
+from cluster.driver.ray_calls import answer_within, in_passing_thread, kill_actors, result_of, results_of_all
+from cluster.wire.rank_status import RankIdentity, RankStatus
+from cluster.wire.rank_worker import RankWorker
+from llama_core.errors import RankFailure
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+STATUS_TIMEOUT_S: Final = 0.5  # a rank that does not answer a status call within this time is the one that hangs
+OPTIONS: Final[dict[str, Any]] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"control": 1}}
+RankActor: Any = ray.remote(**OPTIONS)(RankWorker)
+
+
+def new_rank(
+    placement_group: PlacementGroup,
+    bundle_index: int,
+    rank: int,
+    world_size: int,
+    resources: Mapping[str, float] | None = None,
+) -> Any:
+    """An actor in a bundle. It takes `resources` of the bundle, or nothing: a standby process leaves all to the rank."""
+    strategy = PlacementGroupSchedulingStrategy(placement_group, bundle_index)
+    options = actor_options(resources or {})
+    return RankActor.options(scheduling_strategy=strategy, **options).remote(rank, world_size)
+
+
+class RankActors:
+    """Rank r has the bundle with the r-th of `bundle_indices`, or bundle 1 + r if None, and takes it whole.
+
+    standby: processes that become the ranks, in their order; without any, actors are created.
+    """
+
+    def __init__(
+        self, placement_group: PlacementGroup, bundle_indices: Sequence[int] | None, standby: Sequence[Any]
+    ) -> None:
+        self.actors: list[Any] = []
+        self.identities: dict[int, RankIdentity] = {}  # by rank, as each one answers
+        self._placement_group = placement_group
+        self._bundle_indices = bundle_indices
+        self._standby = list(standby)
+        self._num_standby = len(standby)
+
+    def __len__(self) -> int:
+        return len(self.actors)
+
+    async def create(self) -> None:
+        # Reading the bundles is a blocking call to Ray's control service.
+        bundles = await in_passing_thread(lambda: self._placement_group.bundle_specs)
+        indices = self._bundle_indices
+        if indices is None:
+            indices = rank_bundle_indices(len(bundles) - 1)
+        world_size = len(indices)
+        if world_size < 1:
+            raise RankFailure("the placement group has no bundle for a rank")
+        if self._standby:
+            assert len(self._standby) == world_size
+            self.actors, self._standby = self._standby, []
+        else:
+            self.actors = [
+                new_rank(self._placement_group, index, rank, world_size, bundles[index])
+                for rank, index in enumerate(indices)
+            ]
+
+    async def identify(self, epoch: int) -> None:
+        """Raises RankFailure. Identities are kept one by one: `end` ends a known rank even if another never answers."""
+
+        async def identify(rank: int) -> None:
+            self.identities[rank] = await result_of(self.actors[rank].identify.remote(epoch))
+
+        await results_of_all([identify(rank) for rank in range(len(self.actors))], "starting")
+
+    async def call(self, method: Callable[[Any], Awaitable[Any]], doing: str) -> list[Any]:
+        """The results of `method(actor)`, in the order of the ranks. Raises what `ray_calls.results_of_all` raises."""
+        return await results_of_all([method(actor) for actor in self.actors], doing)
+
+    async def statuses(self, timeout_s: float) -> list[RankStatus | None]:
+        """By rank; None for a rank that does not answer within `timeout_s`."""
+        refs = [actor.status.remote() for actor in self.actors]
+        return list(await asyncio.gather(*(answer_within(ref, timeout_s) for ref in refs)))
+
+    async def first_silent(self, timeout_s: float) -> int:
+        """Returns the first rank that has answered before and then no status call for `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        heard = dict.fromkeys(range(self._num_standby), loop.time())  # standby processes have answered before
+        while True:
+            await asyncio.sleep(STATUS_TIMEOUT_S)
+            now = loop.time()
+            for rank, status in enumerate(await self.statuses(STATUS_TIMEOUT_S)):
+                if rank not in self.identities and rank not in heard:
+                    continue
+                if status is not None or rank not in heard:
+                    heard[rank] = now
+                elif now - heard[rank] >= timeout_s:
+                    return rank
+
+    def listen_host(self) -> str | None:
+        """None (a unix socket) if every rank is on the driver's node, else the driver's address for TLS."""
+        driver_node = ray.get_runtime_context().get_node_id()
+        identities = self.identities.values()
+        if all(identity.node_id == driver_node for identity in identities):
+            return None
+        own: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return LOOPBACK if all(identity.node_ip == own for identity in identities) else own
+
+    def store_host(self) -> str:
+        """Where rank 0 listens for the other ranks: loopback unless one of them is on another host."""
+        first = self.identities[0].node_ip
+        return LOOPBACK if all(identity.node_ip == first for identity in self.identities.values()) else first
+
+    async def describe_progress(self) -> str:
+        """How far each rank is, for the message of a start that took too long."""
+        if not self.actors:
+            return "no rank was created"
+        words = []
+        for rank, status in enumerate(await self.statuses(2 * STATUS_TIMEOUT_S)):
+            if status is None:
+                words.append(
+                    f"rank {rank} does not answer" if rank in self.identities else f"rank {rank} is not placed"
+                )
+            elif status.bytes_total:
+                words.append(f"rank {rank} {status.phase} ({status.bytes_loaded:,} of {status.bytes_total:,} bytes)")
+            else:
+                words.append(f"rank {rank} {status.phase}")
+        return ", ".join(words)
+
+    def name(self, rank: int | None) -> str:
+        """For log lines."""
+        identity = self.identities.get(rank) if rank is not None else None
+        if identity is None:
+            return "no rank" if rank is None else f"rank {rank}"
+        return f"rank {rank} (pid {identity.process.pid} on {identity.node_ip})"
+
+    async def end(self, epoch: int, patience_s: float, timeout_s: float) -> None:
+        """Kill every actor and wait until the processes of all identified ranks are gone. Logs those that are not."""
+        await in_passing_thread(kill_actors, self.actors + self._standby)
+        known = list(self.identities.values())
+        gone = await asyncio.gather(*(end_rank(identity, patience_s, timeout_s) for identity in known))
+        for identity, is_gone in zip(known, gone, strict=True):
+            if not is_gone:
+                logger.error("epoch=%d the process of %s could not be ended", epoch, self.name(identity.rank))

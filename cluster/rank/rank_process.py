@@ -1,0 +1,224 @@
+"""One model-parallel rank, in its own process: joins its group, loads its share of the weights, then executes steps.
+
+It decides nothing. Any error while it serves is reported once and ends the process, because a group with a failed
+collective is of no more use and its orderly shutdown can hang. torch is imported when there are weights to load, not before.
+Knows nothing of Ray: `cluster.wire.rank_worker` passes in what Ray tells.
+"""
+
+import gc
+import importlib
+import logging
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Final, NoReturn
+
+from cluster.rank import cpu_pinning
+from cluster.rank.load_progress import LoadProgressBar
+from cluster.rank.network_interface import interface_of, is_loopback
+from cluster.rank.step_executor import StepExecutor
+from cluster.wire.messages import FrameSocket, WireError
+from cluster.wire.process_end import ProcessIdentity
+from cluster.wire.rank_runner import RankRunner, RendezvousSpec, RunnerFactory
+from cluster.wire.rank_status import Phase, RankIdentity, RankLoad, RankStatus, Share
+from cluster.wire.transport import Invitation, connect
+from llama_core.config import EngineConfig
+from llama_core.host_memory import available_host_bytes
+
+logger = logging.getLogger(__name__)
+
+_LINGER_S: Final = 5.0  # a rank whose driver has left ends by itself after so long
+STANDBY_NEEDS_BYTES: Final = 2 * 2**30  # free memory on the host; a standby process takes a tenth of it
+
+
+class RankProcess:
+    """Implements `cluster.wire.rank_worker.RankControl`."""
+
+    def __init__(self, rank: int, world_size: int, node_id: str, node_ip: str) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._node_id = node_id
+        self._node_ip = node_ip
+        self._epoch = -1
+        self._share: Share | None = None
+        self._phase = Phase.STARTED
+        self._bytes = (0, 0)
+        self._listen_socket: socket.socket | None = None
+        self._driver: FrameSocket | None = None
+        self._runner: RankRunner | None = None
+        self._executor: StepExecutor | None = None
+        self._core_claim: cpu_pinning.CoreClaim | None = None
+        log_with_rank(rank, "standby")
+
+    def preload(self, share: Share) -> bool:
+        """Import torch, which takes a new rank longest, in a thread of the lowest priority. `share` is that of the rank whose
+        place this process may take. Returns False and does nothing where the host is short of memory.
+        """
+        free_bytes = available_host_bytes()
+        if free_bytes < STANDBY_NEEDS_BYTES:
+            logger.warning("no standby process: only %d MB of host memory are free", free_bytes // 10**6)
+            return False
+        self._share = share
+        _limit_threads(share.num_threads)
+        if share.gpu_ids:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpu_ids)
+        thread = threading.Thread(target=_import_at_low_priority)
+        thread.start()
+        thread.join()
+        logger.info("standby process ready")
+        return True
+
+    def identify(self, epoch: int, assigned: Share) -> RankIdentity:
+        """Become the rank of that epoch. `assigned` are this actor's resources; a standby process has its rank's instead."""
+        self._epoch = epoch
+        log_with_rank(self._rank, epoch)
+        self._share = self._share or assigned
+        process = ProcessIdentity.of(os.getpid())
+        return RankIdentity(self._rank, process, self._node_id, self._node_ip, self._share)
+
+    def connect(self, invitation: Invitation, timeout_s: float) -> None:
+        """Connect to the driver. Raises OSError."""
+        self._driver = connect(invitation, self._rank, timeout_s)
+
+    def offer_store(self, host: str) -> int:
+        """Listen at `host` for the rendezvous, on a port that the kernel picks and that stays bound. Returns the port."""
+        self._listen_socket = socket.create_server((host, 0), backlog=self._world_size + 16)
+        port: int = self._listen_socket.getsockname()[1]
+        return port
+
+    def load(
+        self, config: EngineConfig, store_host: str, store_port: int, timeout_s: float, runner_factory: RunnerFactory
+    ) -> RankLoad:
+        """Join the group and load the weights. Raises what the factory raises (CheckpointError, ConfigError, ...)."""
+        assert self._share is not None
+        began = time.monotonic()
+        self._phase = Phase.RENDEZVOUS
+        num_threads = self._share.num_threads
+        if config.device == "cpu" or (config.device == "auto" and not self._share.gpu_ids):
+            self._core_claim = cpu_pinning.pin_process(num_threads)
+        _limit_threads(num_threads)
+        self._choose_interface(store_host)
+        listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
+        rendezvous = RendezvousSpec(
+            self._rank, self._world_size, store_host, store_port, listen_fd, num_threads, timeout_s
+        )
+        bar = LoadProgressBar(self._rank)
+
+        def on_progress(loaded: int, total: int) -> None:
+            self._phase = Phase.LOADING
+            self._bytes = (loaded, total)
+            bar.update(loaded, total)
+
+        try:
+            self._runner = runner_factory(config, rendezvous, on_progress)
+        finally:
+            bar.close()
+        report = self._runner.report
+        loaded = RankLoad(
+            max_num_blocks=self._runner.max_num_blocks(),
+            weight_bytes=report.weight_bytes,
+            load_seconds=report.seconds,
+            seconds=time.monotonic() - began,
+            device=str(report.device),
+            dtype=str(report.dtype),
+            files_id=report.files_id,
+            digest=report.digest,
+            cores=self._core_claim.cores if self._core_claim else (),
+        )
+        logger.info("loaded bytes=%d seconds=%.2f device=%s", loaded.weight_bytes, loaded.seconds, loaded.device)
+        return loaded
+
+    def prepare(self, num_blocks: int) -> None:
+        """Allocate the cache and run once what a step runs, so that the first request does not pay for it."""
+        assert self._runner is not None
+        self._phase = Phase.WARMING_UP
+        self._runner.allocate_cache(num_blocks)
+        self._runner.warm_up()
+        # What is alive now lives as long as the process: later collections need not walk torch's objects.
+        gc.collect()
+        gc.freeze()
+        self._phase = Phase.READY
+
+    def serve(self) -> None:
+        """Execute steps until the driver closes the connection. On an error the process reports it and exits."""
+        assert self._driver is not None
+        assert self._runner is not None
+        self._executor = StepExecutor(self._rank, self._epoch, self._driver, self._runner)
+        self._phase = Phase.SERVING
+        logger.info("serving")
+        try:
+            self._executor.run()
+        except BaseException as error:
+            _report_and_exit(self._executor, error)
+        self._phase = Phase.ENDED
+        logger.info("the driver closed the connection")
+        lingering = threading.Timer(_LINGER_S, os._exit, (0,))
+        lingering.daemon = True
+        lingering.start()
+
+    def status(self) -> RankStatus:
+        loaded, total = self._bytes
+        executor = self._executor
+        return RankStatus(
+            rank=self._rank,
+            phase=self._phase,
+            bytes_loaded=loaded,
+            bytes_total=total,
+            pid=os.getpid(),
+            node_id=self._node_id,
+            num_steps=executor.num_steps if executor is not None else 0,
+            step_s=executor.step_s if executor is not None else 0.0,
+            waited_s=self._runner.seconds_waited() if self._runner is not None else None,
+        )
+
+    def _choose_interface(self, store_host: str) -> None:
+        """Keep gloo and NCCL off every interface but the one that the ranks share, unless the operator has chosen one."""
+        own = store_host if is_loopback(store_host) else self._node_ip
+        name = interface_of(own)
+        if name is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def _report_and_exit(executor: StepExecutor, error: BaseException) -> NoReturn:
+    try:
+        if isinstance(error, ConnectionError):
+            logger.info("lost the connection to the driver: %s", error)
+        else:
+            logger.error("a step failed, the process ends", exc_info=error)
+            executor.report(error)
+    except (OSError, WireError):
+        logger.info("the driver left before the error could be reported")
+    finally:
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        os._exit(1)
+
+
+def _limit_threads(num_threads: int) -> None:
+    """To be called before torch and numpy are imported, which read these variables once."""
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    if platform.machine() == "x86_64":  # on other machines torch multiplies matrices with OpenBLAS too
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own; a rank does no matrix product in numpy
+
+
+def _import_at_low_priority() -> None:
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # Linux has a priority for each thread
+    importlib.import_module("llama_core.execution.runner")
+
+
+def log_with_rank(rank: int, epoch: int | str) -> None:
+    """Send this project's log lines, with the rank in them, to stderr: Ray files it for each worker and shows the driver."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s rank={rank} epoch={epoch} %(name)s %(message)s"))
+    for name in ("cluster", "llama_core"):
+        log = logging.getLogger(name)
+        log.handlers = [handler]
+        log.setLevel(logging.INFO)
+        log.propagate = False

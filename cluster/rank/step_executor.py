@@ -1,0 +1,66 @@
+"""Answers the driver's steps with what the rank's runner computes. Knows no Ray and no torch."""
+
+import time
+from collections import deque
+from typing import Final, Protocol
+
+from cluster.wire.collective_errors import is_collective
+from cluster.wire.messages import Ack, Answer, Fault, FrameSocket, WireError, decode_step
+from llama_core.scheduling.step import Pending, StepInput, StepOutput
+
+_MAX_QUEUED_STEPS: Final = 1  # on a device, behind the step that it computes
+_POLL_S: Final = 50e-6  # how often to ask whether the device's step is ready while waiting for the next message
+_MAX_MESSAGE_CHARS: Final = 2000
+
+
+class Steps(Protocol):
+    """The part of a runner that computes steps."""
+
+    def start(self, batch: StepInput) -> Pending[StepOutput]: ...
+
+
+class StepExecutor:
+    """One rank's loop over one connection to the driver. `num_steps` and `step_s` (seconds) count what it has computed."""
+
+    def __init__(self, rank: int, epoch: int, driver: FrameSocket, runner: Steps) -> None:
+        self.num_steps = 0
+        self.step_s = 0.0
+        self._rank = rank
+        self._epoch = epoch
+        self._driver = driver
+        self._runner = runner
+
+    def run(self) -> None:
+        """Answer steps in order, each as soon as it is ready, until the driver closes the connection.
+
+        A step that arrives while a device still computes is queued behind that one. Raises WireError, OSError and whatever
+        the runner raises.
+        """
+        in_flight: deque[Pending[StepOutput]] = deque()
+        driver = self._driver
+        while True:
+            while in_flight and (len(in_flight) > _MAX_QUEUED_STEPS or in_flight[0].is_ready()):
+                self._answer(in_flight.popleft().result())
+            if in_flight and not driver.is_waiting(_POLL_S):
+                continue
+            payload = driver.receive()
+            if payload is None:
+                return
+            batch = decode_step(payload)
+            if batch.epoch != self._epoch:
+                raise WireError(f"got a step of epoch {batch.epoch} in epoch {self._epoch}")
+            began = time.perf_counter()
+            in_flight.append(self._runner.start(batch))
+            self.step_s += time.perf_counter() - began if in_flight[-1].is_done else 0.0
+
+    def report(self, error: BaseException) -> None:
+        """Send the driver the reason for which this rank ends. Raises OSError, WireError."""
+        text = str(error)[:_MAX_MESSAGE_CHARS]
+        self._driver.send(Fault(self._epoch, self._rank, type(error).__name__, text, is_collective(error)))
+
+    def _answer(self, output: StepOutput) -> None:
+        self.num_steps += 1
+        if self._rank == 0:
+            self._driver.send(Answer(output))
+        else:
+            self._driver.send(Ack(output.epoch, output.step, self._rank))

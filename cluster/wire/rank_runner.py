@@ -1,0 +1,74 @@
+"""The seam between a rank and what computes its steps: a runner, and the factory that makes one in the rank's process."""
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from llama_core.checkpoint.digest import CheckpointDigest
+from llama_core.config import EngineConfig
+from llama_core.scheduling.step import Pending, StepInput, StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousSpec:
+    """How a rank finds the others of its group. On rank 0, `listen_fd` is a socket that already listens at
+    `store_host`:`store_port` and becomes the key-value store through which the ranks find each other; elsewhere None.
+    """
+
+    rank: int
+    world_size: int
+    store_host: str
+    store_port: int
+    listen_fd: int | None
+    num_threads: int
+    timeout_s: float
+
+
+class LoadFacts(Protocol):
+    """The part of `llama_core.execution.runner.LoadReport` that is sent to the driver."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def device(self) -> object: ...
+    @property
+    def dtype(self) -> object: ...
+    @property
+    def files_id(self) -> int: ...
+    @property
+    def digest(self) -> CheckpointDigest | None: ...
+
+
+class RankRunner(Protocol):
+    """What a rank needs of `llama_core.execution.runner.ModelRunner`."""
+
+    @property
+    def report(self) -> LoadFacts: ...
+    def max_num_blocks(self) -> int: ...
+    def seconds_waited(self) -> float | None: ...
+    def allocate_cache(self, num_blocks: int) -> None: ...
+    def warm_up(self) -> None: ...
+    def start(self, batch: StepInput) -> Pending[StepOutput]: ...
+
+
+# Called in the rank with (bytes loaded, bytes in all) as a callback. A Ray call carries the factory, so it must be picklable.
+RunnerFactory = Callable[[EngineConfig, RendezvousSpec, Callable[[int, int], None]], RankRunner]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRunnerFactory:
+    """A runner factory by its import path ("module:function"), imported in the rank and nowhere else."""
+
+    import_path: str
+
+    def __call__(
+        self, config: EngineConfig, rendezvous: RendezvousSpec, on_progress: Callable[[int, int], None]
+    ) -> RankRunner:
+        factory: RunnerFactory = pkgutil.resolve_name(self.import_path)
+        return factory(config, rendezvous, on_progress)
+
+
+MODEL_RUNNER_FACTORY: Final = NamedRunnerFactory("cluster.rank.runner_factory:load_model_runner")

@@ -1,0 +1,75 @@
+"""What a rank reports of itself to the driver: who it is, how far it is, and what loading came to."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cluster.wire.process_end import ProcessIdentity
+from llama_core.checkpoint.digest import CheckpointDigest
+
+
+class Phase(StrEnum):
+    """Where a rank is in its life, in this order."""
+
+    STARTED = "started"
+    RENDEZVOUS = "rendezvous"
+    LOADING = "loading"
+    WARMING_UP = "warming up"
+    READY = "ready"
+    SERVING = "serving"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a rank may use of its node: compute threads, and GPUs by the ids that Ray gives them on that node."""
+
+    num_threads: int
+    gpu_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankIdentity:
+    """The process that is this rank, and its place."""
+
+    rank: int
+    process: ProcessIdentity
+    node_id: str
+    node_ip: str
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """A rank's progress. `bytes_total` is 0 until loading has begun.
+
+    step_s: seconds spent in steps so far. waited_s: those of them in which the rank waited for other ranks; None if the
+    backend does not measure it.
+    """
+
+    rank: int
+    phase: Phase
+    bytes_loaded: int
+    bytes_total: int
+    pid: int
+    node_id: str
+    num_steps: int = 0
+    step_s: float = 0.0
+    waited_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """The result of loading. `cores` is empty for a rank that is not pinned; `seconds` includes rendezvous and imports.
+
+    files_id identifies the files that were verified and loaded, `digest` their contents.
+    """
+
+    max_num_blocks: int
+    weight_bytes: int
+    load_seconds: float
+    seconds: float
+    device: str
+    dtype: str
+    files_id: int
+    digest: CheckpointDigest | None
+    cores: tuple[int, ...]

@@ -1,0 +1,79 @@
+"""The Ray actor of a rank: a thin shell around `cluster.rank.rank_process`, which is imported in the actor's process only.
+
+The driver imports this module to create the actor, so it loads nothing of what a rank runs.
+"""
+
+import pkgutil
+from typing import Final, Protocol
+
+import ray
+
+from cluster.wire.rank_runner import RunnerFactory
+from cluster.wire.rank_status import RankIdentity, RankLoad, RankStatus, Share
+from cluster.wire.transport import Invitation
+from llama_core.config import EngineConfig
+
+_RANK_PROCESS: Final = "cluster.rank.rank_process:RankProcess"
+
+
+class RankControl(Protocol):
+    """The driver's calls to a rank, in the order in which they come; `preload` comes first, to a standby process only."""
+
+    def preload(self, share: Share) -> bool: ...
+    def identify(self, epoch: int, assigned: Share) -> RankIdentity: ...
+    def connect(self, invitation: Invitation, timeout_s: float) -> None: ...
+    def offer_store(self, host: str) -> int:
+        """Rank 0 only."""
+
+    def load(
+        self, config: EngineConfig, store_host: str, store_port: int, timeout_s: float, runner_factory: RunnerFactory
+    ) -> RankLoad: ...
+    def prepare(self, num_blocks: int) -> None: ...
+    def serve(self) -> None: ...
+    def status(self) -> RankStatus:
+        """At any time, from another thread."""
+
+
+class RankWorker:
+    """`RankControl` by Ray calls. They run in order on the actor's one default thread; `status` has a thread of its own."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        context = ray.get_runtime_context()
+        node_ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        rank_process = pkgutil.resolve_name(_RANK_PROCESS)
+        self._process: RankControl = rank_process(rank, world_size, context.get_node_id(), node_ip)
+
+    def preload(self, share: Share) -> bool:
+        return self._process.preload(share)
+
+    def identify(self, epoch: int) -> RankIdentity:
+        return self._process.identify(epoch, _assigned_share())
+
+    def connect(self, invitation: Invitation, timeout_s: float) -> None:
+        self._process.connect(invitation, timeout_s)
+
+    def offer_store(self, host: str) -> int:
+        return self._process.offer_store(host)
+
+    def load(
+        self, config: EngineConfig, store_host: str, store_port: int, timeout_s: float, runner_factory: RunnerFactory
+    ) -> RankLoad:
+        return self._process.load(config, store_host, store_port, timeout_s, runner_factory)
+
+    def prepare(self, num_blocks: int) -> None:
+        self._process.prepare(num_blocks)
+
+    def serve(self) -> None:
+        self._process.serve()
+
+    @ray.method(concurrency_group="control")
+    def status(self) -> RankStatus:
+        return self._process.status()
+
+
+def _assigned_share() -> Share:
+    """The resources of this actor's bundle."""
+    assigned: dict[str, float] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+    gpu_ids = tuple(str(index) for index in ray.get_gpu_ids())
+    return Share(max(1, int(assigned.get("CPU", 1))), gpu_ids)

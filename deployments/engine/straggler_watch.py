@@ -1,0 +1,33 @@
+"""Reads the ranks' statuses every few seconds: their compute times for metrics, and a warning about a sustained straggler."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from cluster.driver.stragglers import StepTimes, StepWindow, StragglerDetector
+from cluster.wire.rank_status import RankStatus
+
+log = logging.getLogger(__name__)
+
+WINDOW_S: Final = 5.0
+
+
+class HasStatuses(Protocol):
+    async def statuses(self) -> Sequence[RankStatus | None]: ...
+
+
+async def watch_stragglers(group: HasStatuses, on_compute_ms: Callable[[Mapping[int, float]], None]) -> None:
+    """Runs until cancelled. `on_compute_ms` is given each window's milliseconds of a step that each rank computed."""
+    times, detector = StepTimes(), StragglerDetector()
+    while True:
+        try:
+            window = times.next_window(await group.statuses())
+        except Exception as error:  # only figures are lost; the group itself reports when it fails
+            log.warning("the ranks' step times are unknown: %s", type(error).__name__)
+            window = StepWindow()
+        on_compute_ms(window.compute_ms)
+        if (straggler := detector.update(window)) is not None:
+            times_ms = ", ".join(f"rank {rank} {ms:.2f} ms" for rank, ms in sorted(window.compute_ms.items()))
+            log.warning("rank %d is slow, and every step waits for it; compute time a step: %s", straggler, times_ms)
+        await asyncio.sleep(WINDOW_S)
