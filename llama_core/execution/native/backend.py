@@ -1,6 +1,7 @@
 """A step in C++ (`engine.cpp`): one call from the rows to the drawn tokens."""
 
 import ctypes
+import itertools
 import logging
 import math
 import os
@@ -16,13 +17,15 @@ from llama_core.execution.native.build import Unavailable, library_path
 from llama_core.execution.native.exchange import Carrier, shared_memory
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.reference.model import rotary_table
+from llama_core.execution.sampling_tensors import SlotSampling
 from llama_core.execution.slots import SlotTable
 from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
 
 _LANES = 16  # floats of a vector; also positions of a cell of the cache
-# Names of a checkpoint's weights, in the order of engine.cpp's enum Weight.
+# What follows mirrors engine.cpp and sampling.hpp; `check_abi` compares both when the library is loaded.
+# A checkpoint's weights by their names in it, in the order of engine.cpp's enum Weight.
 _WEIGHTS = (
     "tok_embeddings",
     "attention.wq",
@@ -37,7 +40,7 @@ _WEIGHTS = (
     "norm",
     "output",
 )
-# Kinds of work, in the order of engine.cpp's enum Op.
+# The phases of a step, in the order of engine.cpp's enum Op.
 OPS = (
     "embed",
     "share embedding",
@@ -83,13 +86,45 @@ class _Slots(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "tables", "sampling"))
 
 
+class _Row(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("slot", "start", "length", "draws"))
+
+
+_TYPE_NAMES = {ctypes.c_int32: "int32", ctypes.c_int64: "int64", ctypes.c_float: "float32", ctypes.c_void_p: "pointer"}
+
+
+class AbiMismatch(Exception):
+    """The compiled library lays out a struct, or orders a table, otherwise than this module does."""
+
+
+def _description() -> list[str]:
+    """One line for each struct and table, as engine.cpp's describe_abi writes them."""
+    lines = []
+    for name, struct in (("Shape", _Shape), ("Slots", _Slots), ("SlotSampling", SlotSampling), ("Row", _Row)):
+        fields = [f"{field}:{_TYPE_NAMES[kind]}@{getattr(struct, field).offset}" for field, kind in struct._fields_]  # type: ignore[misc]
+        lines.append(" ".join((name, str(ctypes.sizeof(struct)), *fields)))
+    return [*lines, "|".join(("Weight", *_WEIGHTS)), "|".join(("Op", *OPS))]
+
+
+def check_abi(described: str) -> None:
+    """Raises AbiMismatch unless `described`, the library's own description, is that of this module."""
+    theirs = described.split("\n")
+    for mine, other in itertools.zip_longest(_description(), theirs, fillvalue="nothing"):
+        if mine != other:
+            raise AbiMismatch(
+                f"the native library does not fit this version of backend.py: it has {other}; expected {mine}"
+            )
+
+
 @cache
 def _library() -> ctypes.CDLL:
-    """Raises Unavailable."""
+    """Raises Unavailable, or AbiMismatch where the library is not of this source."""
     try:
         library = ctypes.CDLL(str(library_path()))
     except OSError as error:
         raise Unavailable(str(error)) from None
+    library.llama_abi.restype = ctypes.c_char_p
+    check_abi(library.llama_abi().decode())
     pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
     for name, result, arguments in (
         ("objection", ctypes.c_char_p, (integer, integer, integer)),

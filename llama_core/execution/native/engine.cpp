@@ -17,35 +17,53 @@
 namespace llama {
 
 // Shapes of this rank. `heads`, `kv_heads`, `hidden`, `vocab` are this rank's part, `dim` and `full_vocab` are whole.
-struct Shape {
-    int32_t dim, layers, heads, kv_heads, head_dim, hidden, vocab, full_vocab;
-    int32_t rank, ranks;
-    int32_t bfloat16, int8_weights;
-    int32_t max_tokens, max_draws;  // of one step
-    int32_t max_seq_len, block_size, blocks_per_sequence;
-    int32_t threads;
-    float norm_eps;
-};
+// `max_tokens` and `max_draws` are those of one step.
+#define LLAMA_SHAPE(field)                                                                                                    \
+    field(int32_t, dim) field(int32_t, layers) field(int32_t, heads) field(int32_t, kv_heads) field(int32_t, head_dim)        \
+    field(int32_t, hidden) field(int32_t, vocab) field(int32_t, full_vocab) field(int32_t, rank) field(int32_t, ranks)        \
+    field(int32_t, bfloat16) field(int32_t, int8_weights) field(int32_t, max_tokens) field(int32_t, max_draws)                \
+    field(int32_t, max_seq_len) field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads)        \
+    field(float, norm_eps)
+LLAMA_DEFINE_STRUCT(Shape, LLAMA_SHAPE)
 
-// What llama_core/execution/slots.py's SlotTable holds: arrays indexed by slot, which Python fills and steps read.
-struct Slots {
-    int64_t* tokens;        // [slots][max_seq_len]; drawn tokens are written here
-    const int64_t* tables;  // [slots][blocks_per_sequence]
-    const SlotSampling* sampling;  // [slots]
-};
+// The arrays of llama_core/execution/slots.py's SlotTable, indexed by slot, which Python fills and steps read. tokens:
+// [slots][max_seq_len], where sampled tokens are written; tables: [slots][blocks_per_sequence]; sampling: [slots].
+#define LLAMA_SLOTS(field) field(int64_t*, tokens) field(const int64_t*, tables) field(const SlotSampling*, sampling)
+LLAMA_DEFINE_STRUCT(Slots, LLAMA_SLOTS)
 
 // Tokens start .. start + length of a slot. The last `draws` of them each draw the token that follows.
-struct Row {
-    int32_t slot, start, length, draws;
-};
+#define LLAMA_ROW(field) field(int32_t, slot) field(int32_t, start) field(int32_t, length) field(int32_t, draws)
+LLAMA_DEFINE_STRUCT(Row, LLAMA_ROW)
 
-enum Weight { kEmbedding, kQuery, kKey, kValue, kOut, kGate, kDown, kUp, kAttentionNorm, kFfnNorm, kFinalNorm, kHead };
+// A checkpoint's weights by their names in it.
+#define LLAMA_WEIGHTS(entry)                                                                                                  \
+    entry(kEmbedding, "tok_embeddings") entry(kQuery, "attention.wq") entry(kKey, "attention.wk")                             \
+    entry(kValue, "attention.wv") entry(kOut, "attention.wo") entry(kGate, "feed_forward.w1")                                 \
+    entry(kDown, "feed_forward.w2") entry(kUp, "feed_forward.w3") entry(kAttentionNorm, "attention_norm")                     \
+    entry(kFfnNorm, "ffn_norm") entry(kFinalNorm, "norm") entry(kHead, "output")
+enum Weight { LLAMA_WEIGHTS(LLAMA_ENUMERATOR) };
 
-enum Op {
-    kEmbed, kShareEmbedding, kJoinEmbedding, kNormAttention, kProjectQkv, kRotate, kAttend, kQuantizeAttended, kProjectOut, kShareOut,
-    kAddOut, kNormFfn, kGateUp, kQuantizeHidden, kProjectDown, kShareDown, kAddDown, kNormFinal, kLogits, kShareLogits, kJoinLogits,
-    kDraw, kShareDrawn, kPack, kNumOps
-};
+// The phases of a step, by the names under which their seconds are reported.
+#define LLAMA_OPS(entry)                                                                                                      \
+    entry(kEmbed, "embed") entry(kShareEmbedding, "share embedding") entry(kJoinEmbedding, "join embedding")                  \
+    entry(kNormAttention, "norm before attention") entry(kProjectQkv, "project q, k, v")                                      \
+    entry(kRotate, "rotate, write cache") entry(kAttend, "attend") entry(kQuantizeAttended, "quantize attended")              \
+    entry(kProjectOut, "project out") entry(kShareOut, "share out") entry(kAddOut, "add out")                                 \
+    entry(kNormFfn, "norm before ffn") entry(kGateUp, "gate and up") entry(kQuantizeHidden, "quantize hidden")                \
+    entry(kProjectDown, "project down") entry(kShareDown, "share down") entry(kAddDown, "add down")                           \
+    entry(kNormFinal, "norm at the end") entry(kLogits, "logits") entry(kShareLogits, "share logits")                         \
+    entry(kJoinLogits, "join logits") entry(kDraw, "draw") entry(kShareDrawn, "share drawn")
+enum Op { LLAMA_OPS(LLAMA_ENUMERATOR) kPack, kNumOps };
+
+// One line for each struct and table, as backend.py's _description writes them.
+inline std::string describe_abi() {
+    std::string text = describe_Shape() + "\n" + describe_Slots() + "\n" + describe_SlotSampling() + "\n" + describe_Row();
+    text += "\nWeight";
+    LLAMA_WEIGHTS(LLAMA_DESCRIBE_ENTRY)
+    text += "\nOp";
+    LLAMA_OPS(LLAMA_DESCRIBE_ENTRY)
+    return text;
+}
 
 class Engine : public Tasks {
   public:
@@ -665,6 +683,12 @@ class Transformer : public Engine {
 using namespace llama;
 
 extern "C" {
+
+// The layout of every struct and the names of every table that the caller mirrors.
+const char* llama_abi() {
+    static const std::string description = describe_abi();
+    return description.c_str();
+}
 
 // Why this process cannot compute such a model, or null.
 const char* llama_objection(int head_dim, int widest, int int8_weights) {

@@ -8,15 +8,14 @@
 #include <algorithm>
 #include <vector>
 
+#include "abi.hpp"
 #include "simd.hpp"
 
 namespace llama {
 
 // One slot's sampling parameters: the fields that llama_core/scheduling/sampling_params.py marks PerSlot, in its order.
-struct SlotSampling {
-    float temperature, top_p;
-    int64_t top_k, seed;
-};
+#define LLAMA_SLOT_SAMPLING(field) field(float, temperature) field(float, top_p) field(int64_t, top_k) field(int64_t, seed)
+LLAMA_DEFINE_STRUCT(SlotSampling, LLAMA_SLOT_SAMPLING)
 
 constexpr float kGreedyBelow = 1e-5f;  // GREEDY_BELOW in sampling.py
 

@@ -1,5 +1,6 @@
 """The native engine: the same bits in any batch, whatever the CPU's instructions; int8; how ranks meet; where it cannot be."""
 
+import ctypes
 import json
 import logging
 import mmap
@@ -18,8 +19,8 @@ import torch
 from benchmarks.questions.quality import perplexity
 from llama_core import Llama
 from llama_core.errors import ConfigError, NonFiniteLogits
-from llama_core.execution.native import build
-from llama_core.execution.native.backend import NativeBackend
+from llama_core.execution.native import backend, build
+from llama_core.execution.native.backend import AbiMismatch, NativeBackend
 from llama_core.execution.native.exchange import shared_memory
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
@@ -168,8 +169,6 @@ def test_int8_on_two_ranks_is_near_int8_on_one(ranks: Any, model: str) -> None:
 
 def logits_by_carrier(parallel: Parallel, model: str) -> Any:
     """As on ranks of different nodes: no shared memory."""
-    from llama_core.execution.native import backend
-
     backend.shared_memory = lambda parallel, num_bytes: None
     try:
         return on_ranks.last_logits(parallel, model, PROMPT[:60], [30, 29, 1], max_seq_len=150)
@@ -199,8 +198,6 @@ def shared_memory_where_rank_1_fails(parallel: Parallel) -> bool:
 @pytest.fixture
 def fresh_build() -> Iterator[None]:
     """library_path and the library loaded from it are remembered for the process."""
-    from llama_core.execution.native import backend
-
     remembered = build.library_path, backend._library
     build.library_path.cache_clear()
     backend._library.cache_clear()
@@ -244,6 +241,34 @@ def test_a_library_is_not_loaded_from_a_directory_that_others_can_write(
     monkeypatch.setenv("LLAMA_CACHE_DIR", str(tmp_path))
     with pytest.raises(build.Unavailable, match="belongs to this user alone"):
         build.library_path()
+
+
+def test_the_library_describes_the_structs_and_tables_that_python_mirrors() -> None:
+    backend.check_abi(backend._library().llama_abi().decode())
+
+
+@pytest.mark.usefixtures("fresh_build")
+@pytest.mark.parametrize("damage", ["Shape", "Slots", "SlotSampling", "Row", "Weight", "Op"])
+def test_a_mirror_that_does_not_fit_the_library_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    structs: dict[str, tuple[str, type[ctypes.Structure]]] = {
+        "Shape": ("_Shape", backend._Shape),
+        "Slots": ("_Slots", backend._Slots),
+        "SlotSampling": ("SlotSampling", backend.SlotSampling),
+        "Row": ("_Row", backend._Row),
+    }
+    if damage in structs:
+        name, struct = structs[damage]
+        fields = list(struct._fields_)
+        swapped = type(damage, (ctypes.Structure,), {"_fields_": [fields[1], fields[0], *fields[2:]]})
+        monkeypatch.setattr(backend, name, swapped)
+    else:
+        name = {"Weight": "_WEIGHTS", "Op": "OPS"}[damage]
+        names = getattr(backend, name)
+        monkeypatch.setattr(backend, name, (*names[:-2], names[-1], names[-2]))
+    with pytest.raises(AbiMismatch, match=f"it has {damage}.*expected {damage}"):
+        backend._library()
 
 
 @pytest.mark.parametrize(
