@@ -58,8 +58,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.checkpoint": (*BASE, "llama_core.config"),
     "llama_core.execution": (*BASE, "llama_core.config", "llama_core.scheduling", "llama_core.checkpoint"),
     "llama_core.execution.reference": MODEL,
-    "llama_core.execution.fused": (*MODEL, "llama_core.execution.reference"),
-    "llama_core.execution.native": (*MODEL, "llama_core.execution.reference"),
+    "llama_core.execution.fused": MODEL,
+    "llama_core.execution.native": MODEL,
     "llama_core.execution.verify_files": MODEL,
     "llama_core.execution.runner": (*MODEL, *BACKENDS, "llama_core.execution.verify_files"),
     # What uses the core in one process.
@@ -120,6 +120,10 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "llama_core.checkpoint.manifest",
         ),
         ("torch", "fairscale", "ray"),
+    ),
+    "fast backends": (
+        ("llama_core.execution.fused", "llama_core.execution.native", "llama_core.execution.runner"),
+        ("fairscale", "llama_core.execution.reference.model"),
     ),
     "driver and wire": (("cluster.driver", "cluster.wire"), ("torch", "fairscale", "fastapi")),
     "replica": (("deployments", "cli"), ("torch", "fairscale")),

@@ -1,27 +1,26 @@
 """The group of ranks that share one model: who I am, where my tensors live, how a value reaches the others.
 
-fairscale keeps its groups in module globals, which its layers read; this file is the only one that touches them. Everything
-else is handed a `Parallel`. A lone rank has nobody to talk to: it makes a process group (with gloo: 12 threads that wake 400
-times a second) only if fairscale's layers are built on it.
+Everything else is handed a `Parallel`. A rank without peers makes a process group (with gloo: 12 threads that wake 400 times a
+second) only where the reference model asks for one.
 """
 
 import atexit
-import contextlib
 import datetime
-import io
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from fairscale.nn.model_parallel import initialize as fairscale_groups
 from torch._C._distributed_c10d import HashStore, Store
 
 from llama_core.config import Device
 from llama_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+_before_leaving: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +84,16 @@ def from_torchrun(device: Device) -> Parallel:
     return Parallel(dist.get_rank(), dist.get_world_size(), resolved)
 
 
-def prepare_layers(parallel: Parallel) -> None:
-    """Make the groups that fairscale's layers look for when they are built. Once more does nothing."""
+def before_leaving(forget: Callable[[], None]) -> None:
+    """Have `forget` called when this process leaves the group: it drops what was made of the group."""
+    if forget not in _before_leaving:
+        _before_leaving.append(forget)
+
+
+def join_alone(parallel: Parallel) -> None:
+    """Make the process group of a rank without peers, for libraries that need one. Does nothing if there is a group."""
     if not dist.is_initialized():
         dist.init_process_group(_library(parallel.device), store=HashStore(), rank=0, world_size=1)
-    if not fairscale_groups.model_parallel_is_initialized():
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):  # fairscale prints; a library should not
-            fairscale_groups.initialize_model_parallel(parallel.world_size)
-        log.debug("fairscale: %s", said.getvalue().strip().replace("\n", "; "))
 
 
 def smallest(parallel: Parallel, value: int) -> int:
@@ -131,7 +131,8 @@ def _gather(parallel: Parallel, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def leave() -> None:
     """Leave the group, if there is one. With CUDA only while every peer is alive: else end the process instead."""
-    fairscale_groups.destroy_model_parallel()
+    for forget in _before_leaving:
+        forget()
     if dist.is_initialized():
         dist.destroy_process_group()
 

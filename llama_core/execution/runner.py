@@ -17,9 +17,7 @@ from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.memory_budget import check_weights_fit, free_cache_bytes
 from llama_core.execution.native import backend as native
 from llama_core.execution.native.build import Unavailable
-from llama_core.execution.parallel import Parallel, prepare_layers, smallest
-from llama_core.execution.reference.backend import TorchBackend
-from llama_core.execution.reference.model import Transformer
+from llama_core.execution.parallel import Parallel, smallest
 from llama_core.execution.sampling import logprobs_of
 from llama_core.execution.slots import SlotTable
 from llama_core.execution.verify_files import FileChecks
@@ -95,6 +93,11 @@ class ModelRunner:
                 fused = FusedTransformer(model_config, parallel, config.max_seq_len, dtype, ops, weights)
             backend = FusedBackend(config, fused, parallel, slots, ops)
         else:
+            # Imported here, because only the reference model needs fairscale.
+            from llama_core.execution.reference.backend import TorchBackend
+            from llama_core.execution.reference.fairscale_groups import prepare_layers
+            from llama_core.execution.reference.model import Transformer
+
             prepare_layers(parallel)
             with torch.inference_mode():
                 model = Transformer(model_config, parallel.world_size, config.max_seq_len, parallel.device)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from llama_core.config import EngineConfig
+from llama_core.execution.attention import attend_prefill
 from llama_core.execution.attention_metadata import draws_of, lay_out
 from llama_core.execution.backend import Drawn
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import SPLIT, Ops, TorchOps
 from llama_core.execution.kv_cache import KVCache
 from llama_core.execution.parallel import Parallel, smallest
-from llama_core.execution.reference.model import attend_prefill
 from llama_core.execution.sampling import sample_sorted
 from llama_core.execution.slots import SlotTable
 from llama_core.scheduling.step import Pending, Row

@@ -15,7 +15,7 @@ from llama_core.config import ModelConfig
 from llama_core.execution.fused.ops import Ops
 from llama_core.execution.kv_cache import KVCache
 from llama_core.execution.parallel import Parallel
-from llama_core.execution.reference.model import rotary_table
+from llama_core.execution.rotary import rotary_table
 
 # (layer, queries [T, H, head_dim]) -> [T, H, head_dim]
 Attend = Callable[[int, torch.Tensor], torch.Tensor]

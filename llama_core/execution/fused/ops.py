@@ -5,7 +5,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from llama_core.execution.reference.model import attend_decodes, rotate
+from llama_core.execution.attention import attend_decodes
+from llama_core.execution.rotary import rotate
 
 SPLIT = 128  # cached positions that one program of a kernel's attention reads
 

@@ -14,7 +14,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "linear.hpp"
+#include "memory.hpp"
+#include "simd.hpp"
 
 namespace llama {
 

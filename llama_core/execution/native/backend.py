@@ -16,7 +16,7 @@ from llama_core.execution.backend import Drawn
 from llama_core.execution.native.build import Unavailable, library_path
 from llama_core.execution.native.exchange import Carrier, shared_memory
 from llama_core.execution.parallel import Parallel
-from llama_core.execution.reference.model import rotary_table
+from llama_core.execution.rotary import rotary_table
 from llama_core.execution.sampling_tensors import SlotSampling
 from llama_core.execution.slots import SlotTable
 from llama_core.scheduling.step import Pending, Row

@@ -1,8 +1,8 @@
 """The sharded Transformer of Llama 2 on fairscale's model-parallel layers, for inference.
 
 T is the number of tokens in a step: rows of different sequences laid end to end, each token with its own position.
-Formulas: RMSNorm (Zhang and Sennrich 2019), rotary embedding (Su et al. 2021), grouped-query attention (Ainslie et al.
-2023), SwiGLU (Shazeer 2020); names of parameters are those of Meta's checkpoints.
+Formulas: RMSNorm (Zhang and Sennrich 2019), rotary embedding (`rotary.py`), grouped-query attention (Ainslie et al. 2023),
+SwiGLU (Shazeer 2020); names of parameters are those of Meta's checkpoints.
 """
 
 from unittest.mock import patch
@@ -14,7 +14,9 @@ from fairscale.nn.model_parallel.layers import ColumnParallelLinear, ParallelEmb
 from torch import nn
 
 from llama_core.config import ModelConfig
+from llama_core.execution.attention import attend_decodes, attend_prefill
 from llama_core.execution.kv_cache import KVCache, StepLayout
+from llama_core.execution.rotary import rotary_table, rotate
 
 
 class RMSNorm(nn.Module):
@@ -29,58 +31,6 @@ class RMSNorm(nn.Module):
         wide = x.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return normed.type_as(x) * self.weight
-
-
-def rotary_table(head_dim: int, max_seq_len: int, theta: float, device: torch.device) -> torch.Tensor:
-    """cos and sin of position * theta^(-2i / head_dim): float32 [max_seq_len, head_dim / 2, 2]."""
-    exponents = torch.arange(0, head_dim, 2, device=device)[: head_dim // 2].float() / head_dim
-    angles = torch.outer(torch.arange(max_seq_len, device=device).float(), 1.0 / theta**exponents)
-    # Not Tensor.cos: in a process's first call of that, a second thread's half was off by 1e-4 about once in 100 starts.
-    return torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
-
-
-def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Turn adjacent pairs (2i, 2i + 1) of x [T, heads, head_dim] by the angles of table [T, head_dim / 2, 2]."""
-    even, odd = x.float().view(*x.shape[:-1], -1, 2).unbind(-1)
-    cos, sin = table.unsqueeze(1).unbind(-1)
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
-
-
-def attend_decodes(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """One query a row: q [B, n_heads, head_dim] -> the same shape. Heads that share keys are one matrix product.
-
-    keys, values: [B, L, n_kv_heads, head_dim], of which row i sees the first lengths[i].
-    """
-    head_dim, n_kv_heads = q.shape[-1], keys.shape[2]
-    grouped = q.reshape(len(q), n_kv_heads, -1, head_dim)  # [B, n_kv_heads, group, head_dim]
-    scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)).float() * head_dim**-0.5
-    beyond = torch.arange(keys.shape[1], device=q.device) >= lengths[:, None]  # [B, L]
-    weights = scores.masked_fill(beyond[:, None, None, :], float("-inf")).softmax(-1).type_as(q)
-    # A weight of zero is not enough: what lies beyond belongs to others, and zero times their NaN would be NaN.
-    values = values.masked_fill(beyond[:, :, None, None], 0)
-    return torch.matmul(weights, values.transpose(1, 2)).flatten(1, 2)
-
-
-def attend_prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
-    """Several queries of one row, query i at position start + i: q [S, n_heads, head_dim], keys [start + S, ...]."""
-    mask = None
-    shares_keys = q.shape[1] != keys.shape[1]
-    if start and shares_keys and q.is_cuda:
-        # With a mask and shared keys torch takes a path that keeps all scores in float32: keys are repeated instead.
-        keys, values = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (keys, values))
-        shares_keys = False
-    if start:
-        seen = torch.arange(keys.shape[0], device=q.device)
-        mask = seen <= (start + torch.arange(q.shape[0], device=q.device))[:, None]
-    out: torch.Tensor = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        keys.transpose(0, 1)[None],
-        values.transpose(0, 1)[None],
-        attn_mask=mask,
-        is_causal=mask is None,
-        enable_gqa=shares_keys,
-    )
-    return out[0].transpose(0, 1)
 
 
 class Attention(nn.Module):

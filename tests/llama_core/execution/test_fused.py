@@ -16,7 +16,7 @@ import torch
 from llama_core.execution.fused.backend import FusedBackend, bucket_sizes
 from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.parallel import alone
-from llama_core.execution.reference.model import rotary_table
+from llama_core.execution.rotary import rotary_table
 from llama_core.execution.sampling import sample, sample_sorted
 from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.generation import Llama
