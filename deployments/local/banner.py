@@ -14,12 +14,12 @@ def base_url(host: str, port: int) -> str:
     return f"http://{name}:{port}"
 
 
-def banner(props: Mapping[str, Any], host: str, port: int, log: Path | None = None) -> str:
+def banner(props: Mapping[str, Any], host: str, port: int, prefix: str = "", *, log: Path | None = None) -> str:
     """`props` is the answer of GET /props, or the replica's `describe`, where "api_keys" tells whether HTTP asks for keys.
 
-    log: the file that has the lines of Ray, Serve and HAProxy.
+    prefix: the application's route prefix, without a slash at the end. log: the file with the lines of Ray, Serve and HAProxy.
     """
-    url, model = base_url(host, port), props["model"]
+    url, model = base_url(host, port) + prefix, props["model"]
     ranks = ", ".join(f"{rank['device']}" for rank in props["ranks"])
     has_keys = props.get("api_keys", False)
     if has_keys:

@@ -31,6 +31,11 @@ class ConfigFile:
         return str(self.content["applications"][0].get("name", "default"))
 
     @property
+    def route_prefix(self) -> str:
+        """Where the application's routes start, without a slash at the end; empty for "/"."""
+        return str(self.content["applications"][0].get("route_prefix") or "/").rstrip("/")
+
+    @property
     def model(self) -> str:
         return str((self.content["applications"][0].get("args") or {}).get("model_id", self.app_name))
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from deployments.local import controller_interval
 from deployments.local.banner import banner, base_url
+from deployments.local.config_file import ConfigFile
 from deployments.local.console import Console
 
 LOOK_EVERY_S: Final = 0.2
@@ -36,10 +37,11 @@ class ApplicationState:
 class DeploymentWatcher(threading.Thread):
     """Follows one application until it is ready or has failed; `failure` is the cause."""
 
-    def __init__(self, app_name: str, host: str, port: int, console: Console, *, owns_cluster: bool) -> None:
+    def __init__(self, config: ConfigFile, console: Console, *, owns_cluster: bool) -> None:
         """owns_cluster: this command started the Ray cluster, and nothing else is deployed there."""
         super().__init__(daemon=True, name="deployment-watcher")
-        self.app_name, self.host, self.port, self.owns_cluster = app_name, host, port, owns_cluster
+        self.app_name, self.owns_cluster = config.app_name, owns_cluster
+        self._config = config
         self.failure: str | None = None
         self.is_ready = False
         self.stopping = threading.Event()
@@ -97,8 +99,9 @@ class DeploymentWatcher(threading.Thread):
                 return False
         if props.get("phase") != "ready":  # another replica answered
             return False
+        config = self._config
         self._console.phase("ready")
-        self._console.show(banner(props, self.host, self.port, log=self._console.log))
+        self._console.show(banner(props, config.host, config.port, config.route_prefix, log=self._console.log))
         return True
 
     def _report_loading(self, detail: str) -> None:
@@ -123,8 +126,11 @@ class DeploymentWatcher(threading.Thread):
         return ApplicationState(application.status.value, cause, bool(application.deployments))
 
     def _get(self, path: str) -> dict[str, Any]:
+        config = self._config
         try:
-            with urllib.request.urlopen(base_url(self.host, self.port) + path, timeout=2) as response:
+            with urllib.request.urlopen(
+                base_url(config.host, config.port) + config.route_prefix + path, timeout=2
+            ) as response:
                 body = response.read()
         except urllib.error.HTTPError as error:
             body = error.read()

@@ -48,7 +48,7 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
     console.phase(f"starting {config.model}" + ("" if console.log is None else f", log {console.log}"))
     tag = uuid.uuid4().hex
     owns_cluster = _set_environment(tag, Path(directory.name), is_logged=console.log is not None)
-    watcher = DeploymentWatcher(config.app_name, config.host, config.port, console, owns_cluster=owns_cluster)
+    watcher = DeploymentWatcher(config, console, owns_cluster=owns_cluster)
     shutdown = Shutdown(watcher, console, tag, Path(directory.name), directory.cleanup)
     try:
         _run(config, watcher, shutdown, console)

@@ -1,40 +1,224 @@
-"""The cluster files parse, and what they say to Ray and to our server is what those understand."""
+"""The files for clusters parse, and Ray and this server accept what they say."""
 
+import os
+import re
+import resource
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.driver.placement import group_bundles, shortage
 from deployments.args import ServerArgs
+from tests.support.programs import REPOSITORY
 
-DEPLOY = Path(__file__).parents[3] / "cluster" / "deploy"
+DEPLOY = REPOSITORY / "cluster" / "deploy"
+OBJECT_STORE_BYTES = 256 * 2**20
 
 
 def load(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((DEPLOY / name).read_text())
+    """The file's first document."""
+    loaded: dict[str, Any] = next(iter(yaml.safe_load_all((DEPLOY / name).read_text())))
     return loaded
 
 
-def test_the_rayservices_application_is_one_that_serve_and_the_server_accept() -> None:
-    config = ServeDeploySchema(**yaml.safe_load(load("rayservice.yaml")["spec"]["serveConfigV2"]))
+def objects() -> dict[str, dict[str, Any]]:
+    """Every Kubernetes object of rayservice.yaml by its kind."""
+    return {document["kind"]: document for document in yaml.safe_load_all((DEPLOY / "rayservice.yaml").read_text())}
+
+
+def cluster_spec() -> dict[str, Any]:
+    spec: dict[str, Any] = load("rayservice.yaml")["spec"]["rayClusterConfig"]
+    return spec
+
+
+def pods() -> list[dict[str, Any]]:
+    """The pod templates of the head and of the workers."""
+    spec = cluster_spec()
+    return [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+
+
+def worker() -> dict[str, Any]:
+    container: dict[str, Any] = pods()[1]["spec"]["containers"][0]
+    return container
+
+
+def shell(script: str, **env: str) -> str:
+    """Standard output of the script in a bash with no other variables than PATH and `env`."""
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=REPOSITORY,
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["rayservice.yaml", "serve_cluster.yaml"])
+def test_serve_and_the_server_accept_the_application(name: str) -> None:
+    content = load(name)
+    config = ServeDeploySchema(**(yaml.safe_load(content["spec"]["serveConfigV2"]) if "spec" in content else content))
     (application,) = config.applications
     assert application.import_path == "deployments.app:build_app"
     assert [deployment.name for deployment in application.deployments] == ["LlamaIngress"]
-    ServerArgs(**application.args)
+    args = ServerArgs(**application.args)
+    assert config.http_options.host == "0.0.0.0", "HAProxy and replicas reach each other over the network"
+    assert args.api_key_file, "a server that others reach asks for API keys"
 
 
 def test_a_replica_fits_a_node_of_the_rayservice() -> None:
-    spec = load("rayservice.yaml")["spec"]
-    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
-    (group,) = spec["rayClusterConfig"]["workerGroupSpecs"]
-    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    (application,) = yaml.safe_load(load("rayservice.yaml")["spec"]["serveConfigV2"])["applications"]
+    limits = worker()["resources"]["limits"]
     node = {"CPU": float(limits["cpu"]), "GPU": float(limits["nvidia.com/gpu"])}
     bundles = group_bundles(application["args"]["model_parallel_size"], application["args"]["device"])
     assert shortage(bundles, [node], application["args"]["placement_strategy"]) is None
 
 
+def test_a_pod_without_a_proxy_gets_no_requests_and_is_not_restarted() -> None:
+    readiness, liveness = (
+        " ".join(worker()[probe]["exec"]["command"]) for probe in ("readinessProbe", "livenessProbe")
+    )
+    assert "local_raylet_healthz" in readiness and ":8000/-/healthz" in readiness
+    assert "local_raylet_healthz" in liveness and "8000" not in liveness
+
+
+def test_a_pod_that_ends_drains_before_ray_stops_and_within_its_grace_period() -> None:
+    (application,) = yaml.safe_load(load("rayservice.yaml")["spec"]["serveConfigV2"])["applications"]
+    command = " ".join(worker()["lifecycle"]["preStop"]["exec"]["command"])
+    match = re.search(r"/app/(\S+) (\d+); ray stop", command)
+    assert match is not None and os.access(REPOSITORY / match[1], os.X_OK)
+    grace_s = pods()[1]["spec"]["terminationGracePeriodSeconds"]
+    assert application["args"]["drain_timeout_s"] + 10 < int(match[2]) < grace_s - 20
+
+
+def test_the_rayservice_survives_the_loss_of_its_head_and_the_upgrade_of_its_nodes() -> None:
+    address = cluster_spec()["gcsFaultToleranceOptions"]["redisAddress"]
+    assert address.split(":")[0] == objects()["Service"]["metadata"]["name"]
+    budget = objects()["PodDisruptionBudget"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"]["matchLabels"].items() <= pods()[1]["metadata"]["labels"].items()
+
+
+def test_only_the_http_port_is_open_to_other_pods() -> None:
+    policy = objects()["NetworkPolicy"]["spec"]
+    for pod in pods():
+        assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert [rule["ports"] for rule in policy["ingress"] if "from" not in rule] == [[{"port": 8000, "protocol": "TCP"}]]
+
+
+def test_the_object_store_fits_the_shared_memory_of_a_pod() -> None:
+    spec = cluster_spec()
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert int(group["rayStartParams"]["object-store-memory"]) == OBJECT_STORE_BYTES
+    volumes = {volume["name"]: volume for volume in pods()[1]["spec"]["volumes"]}
+    assert volumes["shared-memory"]["emptyDir"]["sizeLimit"] == "16Gi"
+
+
+def test_every_pod_reads_the_clusters_variables_from_an_image_with_a_version() -> None:
+    for pod in pods():
+        (container,) = pod["spec"]["containers"]
+        assert {"name": "BASH_ENV", "value": "/app/cluster/deploy/cluster.env"} in container["env"]
+        assert re.search(r":\d+\.\d+\.\d+$", container["image"])
+
+
 def test_the_cluster_launcher_accepts_its_file() -> None:
     validate_config(prepare_config(load("launcher.yaml")))
+
+
+def test_the_launchers_commands_are_shipped_files() -> None:
+    text = (DEPLOY / "launcher.yaml").read_text()
+    paths = re.findall(r"/opt/llama/(cluster/\S+?)['\s]", text)
+    assert len(paths) >= 4 and [path for path in paths if not (REPOSITORY / path).exists()] == []
+    (deploy,) = (line for line in text.splitlines() if "serve deploy" in line and "ray exec" in line)
+    assert "cluster.env && serve deploy" in deploy and "serve_cluster.yaml" in deploy
+
+
+# cluster.env
+
+
+def exported(script: str, **env: str) -> dict[str, str]:
+    lines = shell(script, **env).splitlines()
+    return dict(line.split("=", 1) for line in lines if line.startswith(("RAY_", "LLAMA_", "PYTHONPATH=")))
+
+
+@pytest.mark.parametrize("script", ["env", "sh -c '. cluster/deploy/cluster.env && env'"], ids=["BASH_ENV", "sh"])
+def test_the_environment_file_sets_the_same_in_every_shell(script: str) -> None:
+    env = {"BASH_ENV": str(DEPLOY / "cluster.env")} if script == "env" else {}
+    found = exported(script, **env)
+    assert found["RAY_AUTH_MODE"] == "token" and found["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert found["LLAMA_HOME"] == found["PYTHONPATH"] == str(REPOSITORY)
+    assert os.access(found["RAY_SERVE_HAPROXY_BINARY_PATH"], os.X_OK)
+    assert float(found["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"]) <= 1, "a replica's drain lasts 2 s, not 30"
+
+
+def test_the_environment_file_keeps_what_is_set() -> None:
+    own = {"RAY_AUTH_MODE": "disabled", "RAY_SERVE_ENABLE_HA_PROXY": "0", "LLAMA_HOME": "/app", "PYTHONPATH": "/x"}
+    found = exported(". cluster/deploy/cluster.env && . cluster/deploy/cluster.env && env", **own)
+    assert found | own | {"PYTHONPATH": "/app:/x"} == found
+
+
+def test_the_docs_table_has_every_variable_of_the_environment_file() -> None:
+    names = set(re.findall(r"^export (\w+)=", (DEPLOY / "cluster.env").read_text(), re.MULTILINE))
+    rows = set(re.findall(r"^\| `(\w+)` \|", (REPOSITORY / "docs" / "cluster.md").read_text(), re.MULTILINE))
+    assert len(names) >= 8 and names - rows == set()
+
+
+def test_a_node_starts_where_the_hard_limit_of_open_files_is_low(tmp_path: Path) -> None:
+    ray = tmp_path / "ray"
+    ray.write_text('#!/bin/sh\necho "$(ulimit -n) $RAY_AUTH_MODE $*"\n')
+    ray.chmod(0o755)
+
+    def lower() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, 2048))
+
+    done = subprocess.run(
+        [DEPLOY / "start_node.sh", "--head"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "LLAMA_HOME": str(tmp_path)},
+        preexec_fn=lower,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "2048 token start --head\n", done.stderr
+
+
+# Dockerfile
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"^\s*#.*\n", "", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in text.splitlines() if line.strip()]
+
+
+def test_the_dockerfile_copies_files_that_exist_and_that_the_context_has() -> None:
+    context = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = {name for word, rest in instructions() if word == "COPY" for name in rest.split()[:-1]}
+    assert {"llama_core", "cluster", "deployments", "cli", "pyproject.toml", "constraints.txt"} <= copied
+    assert [name for name in copied if not (REPOSITORY / name).exists()] == []
+    assert [name for name in copied if f"!{name}" not in context] == []
+
+
+def test_the_dockerfile_installs_the_pinned_versions_only() -> None:
+    runs = " && ".join(rest for word, rest in instructions() if word == "RUN")
+    installs = [part.strip() for part in runs.split("&&") if "pip install" in part]
+    assert len(installs) >= 3 and all("--constraint constraints.txt" in install for install in installs)
+    pinned = (REPOSITORY / "constraints.txt").read_text()
+    for name, version in re.findall(r"(\w+)==([\d.]+)", runs):
+        assert f"{name}=={version}" in pinned
+
+
+def test_the_dockerfile_names_a_python_that_the_project_supports() -> None:
+    (base,) = (rest for word, rest in instructions() if word == "FROM")
+    match = re.match(r"python:3\.(\d+)-", base)
+    assert match is not None and int(match[1]) >= 11
+    variables = " ".join(rest for word, rest in instructions() if word == "ENV")
+    assert "BASH_ENV=/app/cluster/deploy/cluster.env" in variables and "LLAMA_HOME=/app" in variables

@@ -44,7 +44,7 @@ def test_overrides_replace_arguments_of_the_application_in_a_copy_of_the_file(fi
         "speculation": False,
         "kv_cache_bytes": "2Gi",
     }
-    assert config.port == 8001 and config.host == "127.0.0.1"
+    assert config.route_prefix == "" and config.port == 8001 and config.host == "127.0.0.1"
 
 
 @pytest.mark.parametrize("override", ["max_batch_size", "=3", "deployments.name=x"])
@@ -69,3 +69,10 @@ def test_a_port_in_use_is_refused_by_name() -> None:
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be used"):
             check_port_is_free("127.0.0.1", port)
     check_port_is_free("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("given", "prefix"), [("/", ""), ("/llama", "/llama"), ("/llama/", "/llama"), ("null", "")])
+def test_the_route_prefix_goes_in_front_of_a_route(tmp_path: Path, given: str, prefix: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"applications: [{{name: llama, route_prefix: {given}}}]")
+    assert read_config(path, (), tmp_path).route_prefix == prefix

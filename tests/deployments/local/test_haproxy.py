@@ -1,12 +1,16 @@
-"""How `make serve` has Serve run HAProxy: beside other servers of the same machine, without touching them."""
+"""How Serve runs HAProxy for `llama-ray up`, beside other servers of the same machine."""
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from deployments.local import haproxy
+from deployments.http.errors import error_object
+from deployments.local import haproxy, ray_patches
+from llama_core.errors import NotReady
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -17,12 +21,12 @@ def test_two_servers_on_one_machine_share_no_port_and_no_file(tmp_path: Path) ->
     (tmp_path / "b").mkdir()
     a, b = haproxy.settings(tmp_path / "a"), haproxy.settings(tmp_path / "b")
     own = [name for name in a if name.endswith("_PORT") or a[name].startswith(str(tmp_path))]
-    assert "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT" in own and len(own) == 8
+    assert "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT" in own and len(own) == 7
     values = [settings[name] for settings in (a, b) for name in own]
     assert len(set(values)) == len(values)
 
 
-def test_no_port_is_one_that_the_kernel_may_give_to_another_process_before_haproxy_starts(tmp_path: Path) -> None:
+def test_no_port_lies_in_the_kernels_ephemeral_range(tmp_path: Path) -> None:
     first, last = map(int, EPHEMERAL.read_text().split()) if EPHEMERAL.exists() else (32768, 60999)
     if first < 30_000:
         pytest.skip(f"this kernel gives out all ports from {first}")
@@ -31,9 +35,21 @@ def test_no_port_is_one_that_the_kernel_may_give_to_another_process_before_hapro
     assert len(ports) == 3 and not any(first <= port <= last for port in ports)
 
 
-def test_the_command_mends_what_serve_writes_and_once_only(tmp_path: Path) -> None:
+def check(settings: dict[str, str], config: Path) -> None:
+    """Have the wrapper edit the file and HAProxy check it."""
+    checked = subprocess.run(
+        [settings["RAY_SERVE_HAPROXY_BINARY_PATH"], "-c", "-f", str(config)],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_the_wrapper_edits_the_configuration_once_only(tmp_path: Path) -> None:
     settings = haproxy.settings(tmp_path)
-    command = settings["RAY_SERVE_HAPROXY_BINARY_PATH"]
     metrics, stats = (settings[f"RAY_SERVE_HAPROXY_{name}_PORT"] for name in ("METRICS", "STATS"))
     config = tmp_path / "haproxy.cfg"
     config.write_text(
@@ -42,15 +58,14 @@ def test_the_command_mends_what_serve_writes_and_once_only(tmp_path: Path) -> No
         f"frontend prometheus\n    bind :{metrics}\nlisten stats\n  bind *:{stats}\n  stats enable\n"
         "frontend http_frontend\n    bind *:18998\n"
     )
-    for _ in range(2):  # Serve has it check the file before it starts it
-        checked = subprocess.run([command, "-c", "-f", str(config)], capture_output=True, text=True, check=False)
-        assert checked.returncode == 0, checked.stderr
+    for _ in range(2):  # Serve has HAProxy check the file before it starts HAProxy
+        check(settings, config)
     lines = [line.strip() for line in config.read_text().splitlines()]
-    assert lines.count(f"timeout http-request {haproxy.HEAD_S}s") == 1
+    assert lines.count("timeout http-request 10s") == 1
     for buffer in ("sndbuf.client", "rcvbuf.server"):
-        assert lines.count(f"tune.{buffer} {haproxy.SOCKET_BUFFER_BYTES}") == 1
+        assert lines.count(f"tune.{buffer} {256 * 2**10}") == 1
     bound = [line.removeprefix("bind ") for line in lines if line.startswith("bind")]
-    assert bound == [f"127.0.0.1:{metrics}", f"127.0.0.1:{stats}", "*:18998"], "what is to be public stays so"
+    assert bound == [f"127.0.0.1:{metrics}", f"127.0.0.1:{stats}", "*:18998"], "the public port stays public"
 
 
 CONFIG = """defaults
@@ -67,17 +82,33 @@ backend http-llama
 
 
 @pytest.mark.parametrize("replica", ["", "server SERVE_REPLICA-1 127.0.0.1:2 check\n  "], ids=["no replica", "one"])
-def test_haproxy_answers_that_nothing_is_ready_only_while_there_is_no_replica(tmp_path: Path, replica: str) -> None:
-    command = haproxy.settings(tmp_path)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+def test_haproxy_answers_503_at_ready_only_while_there_is_no_replica(tmp_path: Path, replica: str) -> None:
+    settings = haproxy.settings(tmp_path)
     file = tmp_path / "haproxy.cfg"
     file.write_text(CONFIG.format(replica))
-    for _ in range(2):  # Serve has it check the file first
-        done = subprocess.run([command, "-c", "-f", str(file)], capture_output=True, text=True, check=False, timeout=30)
-        assert done.returncode == 0, done.stderr
-    rules = [line for line in file.read_text().splitlines() if "path /ready" in line]
+    for _ in range(2):
+        check(settings, file)
+    rules = [line for line in file.read_text().splitlines() if "path_end /ready" in line]
     assert len(rules) == (0 if replica else 1)
     for rule in rules:
         assert "status 503" in rule and "hdr Retry-After 2" in rule
         body = json.loads(rule.split("'")[1])
-        assert (body["ready"], body["phase"], body["error"]["code"]) == (False, "waiting", "not_ready")
+        assert body == {"ready": False, "phase": "waiting", "detail": body["detail"]} | error_object(
+            NotReady(body["detail"])
+        )
     assert "bind *:18999" in file.read_text()
+
+
+def test_without_a_variable_the_wrapper_finds_the_binary_of_the_package(tmp_path: Path) -> None:
+    """As on a cluster, where cluster.env names the wrapper as Serve's binary."""
+    python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = python | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy.WRAPPER)}
+    done = subprocess.run([haproxy.WRAPPER, "-v"], env=env, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.startswith("HAProxy version")
+
+
+def test_on_another_version_of_ray_serve_runs_haproxy_without_the_wrapper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_patches, "is_supported", lambda: False)
+    assert "RAY_SERVE_HAPROXY_BINARY_PATH" not in haproxy.settings(tmp_path)

