@@ -11,6 +11,7 @@ from deployments.api_keys import digests_of
 from llama_core.checkpoint.files import find_shards
 from llama_core.checkpoint.manifest import Manifest
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
+from llama_core.text.registry import DEFAULT_CHAT_FORMAT
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -36,6 +37,7 @@ class ServerArgs(BaseModel):
     model_id: str = Field("llama-demo", min_length=1, description="Name of the model over HTTP.")
     ckpt_dir: str = Field("demo", description="Directory of consolidated.NN.pth and params.json, on every node.")
     tokenizer_path: str | None = Field(None, description="SentencePiece model; tokenizer.model in ckpt_dir if absent.")
+    chat_format: str = Field(DEFAULT_CHAT_FORMAT, description="Prompt format of the chat model.")
     model_parallel_size: Count | None = Field(None, description="Ranks; as many as there are shards if absent.")
     max_seq_len: Count = Field(512, description="Prompt and generated tokens of one sequence at most.")
     max_batch_size: Count = Field(32, description="Sequences that run at once.")

@@ -37,7 +37,7 @@ from llama_core.results import (
 )
 from llama_core.scheduling.request import describe_request, warn_of_unfinished
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.text.chat_llama2 import Dialog, encode_dialog
+from llama_core.text.chat_format import Dialog
 
 log = logging.getLogger(__name__)
 
@@ -289,7 +289,7 @@ class LlamaIngress:
 
     def _encode(self, dialog: Dialog) -> list[int]:
         try:
-            return encode_dialog(self.service.tokenizer, dialog)
+            return self.service.chat_format.encode(dialog)
         except InvalidDialog:
             self.metrics.count_invalid_dialog()
             raise

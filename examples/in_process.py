@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from llama_core import Llama
-from llama_core.text.chat_llama2 import Dialog
+from llama_core.text.chat_format import Dialog
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
 

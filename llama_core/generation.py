@@ -31,7 +31,8 @@ from llama_core.scheduling.request import Sequence, check_prompt, describe_reque
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed, whole_number
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import Pending, StepOutput
-from llama_core.text.chat_llama2 import Dialog, encode_dialog
+from llama_core.text.chat_format import ChatFormat, Dialog
+from llama_core.text.registry import DEFAULT_CHAT_FORMAT, chat_format, load_tokenizer
 from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,12 @@ log = logging.getLogger(__name__)
 class Llama:
     """A model and its tokenizer, ready to generate. Not for several threads at once."""
 
-    def __init__(self, runner: ModelRunner, tokenizer: Tokenizer, num_blocks: int, seed: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, tokenizer: Tokenizer, num_blocks: int, seed: int, chat: ChatFormat | None = None
+    ) -> None:
         self.runner = runner
         self.tokenizer = tokenizer
+        self.chat_format = chat or chat_format(DEFAULT_CHAT_FORMAT, tokenizer)
         self._num_blocks = num_blocks
         self._seed = seed
         self._num_requests = 0
@@ -90,7 +94,7 @@ class Llama:
         manifest = Manifest.find(ckpt_dir, sha256_manifest)
         if manifest is not None:
             manifest.verify([Path(tokenizer_path)])
-        tokenizer = Tokenizer(tokenizer_path)
+        tokenizer = load_tokenizer(tokenizer_path)
         config = EngineConfig(
             ckpt_dir=str(ckpt_dir),
             vocab_size=tokenizer.n_words,
@@ -203,7 +207,7 @@ class Llama:
         encoded: dict[int, list[int]] = {}
         for i, dialog in enumerate(dialogs):
             try:
-                encoded[i] = encode_dialog(self.tokenizer, dialog)
+                encoded[i] = self.chat_format.encode(dialog)
             except SpecialTags:
                 log.warning("dialog %d holds special tags and is refused", i)
         tokens, token_logprobs = self.generate(
@@ -248,7 +252,7 @@ class Llama:
             SchedulerConfig(
                 max_batch_size=config.max_batch_size,
                 max_step_tokens=config.max_step_tokens,
-                eos_id=self.tokenizer.eos_id,
+                stop_ids=self.tokenizer.stop_ids | self.chat_format.stop_ids,
                 max_drafts=config.max_drafts,
                 prefix_caching=config.prefix_caching,
             ),

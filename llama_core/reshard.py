@@ -13,7 +13,7 @@ from llama_core.checkpoint.manifest import Manifest
 from llama_core.checkpoint.meta import Checkpoint
 from llama_core.config import read_params
 from llama_core.errors import CheckpointError, LlamaError
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.registry import load_tokenizer
 
 
 def reshard(source: Path, target: Path, num_shards: int, tokenizer_path: Path | None = None) -> list[Path]:
@@ -26,7 +26,7 @@ def reshard(source: Path, target: Path, num_shards: int, tokenizer_path: Path | 
     if (manifest := Manifest.find(source)) is not None:
         manifest.check_complete(source)
         manifest.verify([*files_of(source), tokenizer_path], os.cpu_count() or 1)
-    config = read_params(source, vocab_size=Tokenizer(tokenizer_path).n_words)
+    config = read_params(source, vocab_size=load_tokenizer(tokenizer_path).n_words)
     config.check_world_size(num_shards)
     checkpoint = Checkpoint(source, config)
     checkpoint.verify_checksums(0, 1)

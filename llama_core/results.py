@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from typing import TypedDict
 
 from llama_core.scheduling.request import Sequence
-from llama_core.text.chat_llama2 import SAFE_RESPONSE, Message
+from llama_core.text.chat_format import SAFE_RESPONSE, Message
 from llama_core.text.tokenizer import Tokenizer
 
 

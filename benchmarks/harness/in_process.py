@@ -22,6 +22,7 @@ from llama_core.execution.runner import ModelRunner
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
+from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizer import Tokenizer
 
 # What would change how much is computed: off, unless the command line says otherwise. Peers run without them too.
@@ -35,7 +36,7 @@ class NumbersOnly:
 
     def __init__(self, n_words: int) -> None:
         self.n_words = n_words
-        self.eos_id = -1
+        self.stop_ids: frozenset[int] = frozenset()
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def built_llama(
     for pair in options.set:
         name, _, value = pair.partition("=")
         chosen[name] = _plain_value(value)
-    tokenizer = Tokenizer(options.tokenizer or options.ckpt / "tokenizer.model")
+    tokenizer = load_tokenizer(options.tokenizer or options.ckpt / "tokenizer.model")
     config = EngineConfig(
         ckpt_dir=str(options.ckpt),
         vocab_size=tokenizer.n_words,

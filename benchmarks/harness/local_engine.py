@@ -40,7 +40,7 @@ async def local_engine(llama: Llama) -> AsyncIterator[EngineLoop]:
         SchedulerConfig(
             max_batch_size=config.max_batch_size,
             max_step_tokens=config.max_step_tokens,
-            eos_id=llama.tokenizer.eos_id,
+            stop_ids=llama.tokenizer.stop_ids,
             max_drafts=config.max_drafts,
             prefix_caching=config.prefix_caching,
         ),

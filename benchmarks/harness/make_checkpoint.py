@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.harness.options import command_parser
 from llama_core.config import ModelConfig
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.registry import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
-    vocab_size = Tokenizer(options.tokenizer).n_words
+    vocab_size = load_tokenizer(options.tokenizer).n_words
     for name in options.names:
         shape = SHAPES[name]
         config = ModelConfig.from_params(shape.params, vocab_size=vocab_size, source=name)

@@ -60,7 +60,7 @@ def step_cost(num_rows: int, num_waiting: int, prefix_caching: bool, num_steps: 
         SchedulerConfig(
             max_batch_size=num_rows,
             max_step_tokens=max(512, num_rows),
-            eos_id=EOS,
+            stop_ids=frozenset({EOS}),
             max_drafts=MAX_DRAFTS,
             prefix_caching=prefix_caching,
         ),
@@ -156,7 +156,7 @@ def admission_costs(num_prompt: int) -> dict[str, float]:
     for name, beginning in (("nothing cached", []), ("all cached", first.prompt[:-1])):
         times = []
         for _ in range(5):
-            config = SchedulerConfig(2, num_prompt + 2, EOS, max_drafts=MAX_DRAFTS)
+            config = SchedulerConfig(2, num_prompt + 2, frozenset({EOS}), max_drafts=MAX_DRAFTS)
             scheduler = Scheduler(config, BlockPool(4 * num_prompt // BLOCK_SIZE, BLOCK_SIZE))
             seen = LlamaSequence(first.prompt, first.params, first.max_length)
             scheduler.add(seen)

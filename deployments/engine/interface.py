@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from llama_core.errors import LlamaError
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.chat_format import ChatFormat
 from llama_core.text.tokenizer import Tokenizer
 
 
@@ -83,6 +84,8 @@ class Engine(Protocol):
         """Prompt tokens that all sequences of one request may have together: more could never be taken, however idle the
         engine is."""
 
+    @property
+    def chat_format(self) -> ChatFormat: ...
     def readiness(self) -> Readiness: ...
     def live(self) -> bool:
         """False when only a restart helps."""

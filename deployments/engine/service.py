@@ -20,7 +20,7 @@ from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.registry import chat_format, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,8 @@ class LlamaService:
         if (manifest := args.manifest()) is not None:
             manifest.check_complete(args.checkpoint)  # the ranks read the shards, each on its node
             manifest.verify([args.tokenizer, args.checkpoint / "params.json"])
-        self.tokenizer = Tokenizer(args.tokenizer)
+        self.tokenizer = load_tokenizer(args.tokenizer)
+        self.chat_format = chat_format(args.chat_format, self.tokenizer)
         self.num_ranks = args.num_ranks()
         self._model = read_params(args.checkpoint, vocab_size=self.tokenizer.n_words)
         self._model.check_world_size(self.num_ranks)
@@ -79,7 +80,7 @@ class LlamaService:
             SchedulerConfig(
                 max_batch_size=self.config.max_batch_size,
                 max_step_tokens=self.config.max_step_tokens,
-                eos_id=self.tokenizer.eos_id,
+                stop_ids=self.tokenizer.stop_ids | self.chat_format.stop_ids,
                 max_waiting=self.args.max_queue,
                 max_waiting_tokens=self.args.max_queue_tokens,
                 max_drafts=self.config.max_drafts,

@@ -1,7 +1,6 @@
 """Log-probabilities as OpenAI's two routes write them.
 
-Decides how a token is written as text: whole characters as they are, pieces of one as "bytes:\\xf0\\x9f", BOS and EOS by
-their names. Numbers pass through unchanged: clients compare the chosen token's with the largest by equality.
+Numbers pass through unchanged: clients compare the chosen token's with the largest by equality.
 """
 
 import math
@@ -12,22 +11,9 @@ from llama_core.scheduling.request import TokenLogprob
 from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.tokenizer import Tokenizer
 
-BOS_NAME, EOS_NAME = "<s>", "</s>"
 LOWEST = -9999.0  # JSON has no infinity
 
 Json = dict[str, object]
-
-
-def token_name(tokenizer: Tokenizer, token_id: int) -> str:
-    if token_id == tokenizer.bos_id:
-        return BOS_NAME
-    if token_id == tokenizer.eos_id:
-        return EOS_NAME
-    raw = tokenizer.token_bytes(token_id)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 class CompletionLogprobs:
@@ -48,7 +34,7 @@ class CompletionLogprobs:
             self._offset += len(self._detokenizer.push([token]))
         pairs = list(zip_longest(tokens, logprobs))
         return {
-            "tokens": [token_name(self._tokenizer, token) for token in tokens],
+            "tokens": [self._tokenizer.token_name(token) for token in tokens],
             "token_logprobs": [None if entry is None else _finite(entry.logprob) for _, entry in pairs],
             "top_logprobs": [None if entry is None else self._top(token, entry) for token, entry in pairs],
             "text_offset": offsets,
@@ -58,7 +44,7 @@ class CompletionLogprobs:
         """Most likely first; of two ids with the same text the likelier counts; the chosen one is always there."""
         top: dict[str, float] = {}
         for token_id, logprob in [*entry.top[: self._num_top], (token, entry.logprob)]:
-            top.setdefault(token_name(self._tokenizer, token_id), _finite(logprob))
+            top.setdefault(self._tokenizer.token_name(token_id), _finite(logprob))
         return top
 
 
@@ -79,7 +65,7 @@ class ChatLogprobs:
 
     def _token(self, token_id: int, logprob: float) -> Json:
         raw = list(self._tokenizer.token_bytes(token_id))
-        return {"token": token_name(self._tokenizer, token_id), "bytes": raw, "logprob": _finite(logprob)}
+        return {"token": self._tokenizer.token_name(token_id), "bytes": raw, "logprob": _finite(logprob)}
 
 
 def _finite(logprob: float) -> float:

@@ -15,7 +15,7 @@ from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.schemas import ChatMessage
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import check_length
-from llama_core.text.chat_llama2 import Message, encode_dialog
+from llama_core.text.chat_format import Message
 
 INLINE_CHARS = 8192  # of all texts of a request together; encoding so many takes about 5 ms
 CHARS_PER_ID = 4  # an id in a list takes as much memory as so many wide characters
@@ -56,13 +56,11 @@ class PromptEncoder:
         dialog: list[Message] = [
             {"role": "system" if m.role == "developer" else m.role, "content": m.content} for m in messages
         ]
-        tokenizer, max_seq_len = self._engine.tokenizer, self._engine.max_seq_len
-        # The template strips white space around contents; nothing else of them is dropped.
-        least = tokenizer.min_tokens(sum(len(m.content.strip()) for m in messages))
-        check_length(least, 1, max_seq_len, param="messages", is_lower_bound=True)
+        chat_format, max_seq_len = self._engine.chat_format, self._engine.max_seq_len
+        check_length(chat_format.min_tokens(dialog), 1, max_seq_len, param="messages", is_lower_bound=True)
 
         def encode() -> list[int]:
-            ids = encode_dialog(tokenizer, dialog)
+            ids = chat_format.encode(dialog)
             check_length(len(ids), 1, max_seq_len, param="messages")
             _check_total(len(ids), self._budget(n), param="messages")
             return ids

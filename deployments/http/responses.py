@@ -188,7 +188,7 @@ class CompletionSerializer(ResponseSerializer):
 
     def _continues_with_space(self, prompt: Sequence[int], token: int) -> bool:
         tokenizer = self._tokenizer
-        drops = tokenizer.leading_space != "keep" and tokenizer.pieces[token].leads_with_space
+        drops = tokenizer.leading_space != "keep" and tokenizer.leads_with_space(token)
         return drops and not all(tokenizer.is_control(token_id) for token_id in prompt)
 
     def _logprob_writer(self, prompt: Sequence[int]) -> CompletionLogprobs | None:

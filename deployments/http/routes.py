@@ -8,7 +8,6 @@ from starlette.responses import Response
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import CONTENT_TYPE, Metrics
 from deployments.http.errors import error_object, error_response, json_response
-from deployments.http.logprobs import BOS_NAME, EOS_NAME
 from deployments.http.pages import API_REFERENCE, PLAYGROUND, page_response
 from deployments.http.plan import check_model
 from deployments.http.prompt_encoder import PromptEncoder
@@ -62,8 +61,13 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
 
     async def tokenizer_info(_: Request) -> Response:
         check_takes_requests(engine)
-        size = {"vocab_size": engine.tokenizer.n_words, "max_model_len": engine.max_seq_len}
-        return json_response({"bos_token": BOS_NAME, "eos_token": EOS_NAME, "chat_template": None, **size})
+        tokenizer = engine.tokenizer
+        names = {
+            "bos_token": tokenizer.token_name(tokenizer.bos_id),
+            "eos_token": tokenizer.token_name(tokenizer.eos_id),
+        }
+        size = {"vocab_size": tokenizer.n_words, "max_model_len": engine.max_seq_len}
+        return json_response({**names, "chat_template": None, **size})
 
     return [
         ApiRoute(

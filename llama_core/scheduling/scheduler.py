@@ -16,6 +16,7 @@ A sequence whose tokens repeat themselves (`drafting.py`) waits for its output, 
 keeps the draws up to the first that differs from its draft; each was made from the same tokens as it would have been alone.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class SchedulerConfig:
 
     max_batch_size: int
     max_step_tokens: int
-    eos_id: int
+    stop_ids: frozenset[int]
     max_waiting: int | None = None
     max_drafts: int = 0
     prefix_caching: bool = True
@@ -182,7 +183,7 @@ class Scheduler:
         harmful = self.quarantine.verdict(in_flight, failure) if failure is not None else None
         if harmful is not None:
             self.finish(harmful, FinishReason.ERROR)
-        if (canary := self.quarantine.new_canary(self._waiting, self.config.eos_id)) is not None:
+        if (canary := self.quarantine.new_canary(self._waiting, min(self.config.stop_ids, default=0))) is not None:
             self._waiting.add_first(canary)
         self._head_lacks_blocks = False
         return harmful
@@ -274,7 +275,7 @@ class Scheduler:
                 seq.error = NonFiniteLogits("the model computed a value that is not finite for this request")
                 reason = FinishReason.ERROR
                 break
-            if token == self.config.eos_id and not seq.params.ignore_eos:
+            if token in self.config.stop_ids and not seq.params.ignore_eos:
                 reason = FinishReason.STOP
                 break
             taken.append(token)
@@ -457,9 +458,9 @@ class Scheduler:
         """Tokens that may well come next; none when checking them would not pay. The end of the sequence is not among them."""
         count = lookup.num_worthwhile(limit, alone=len(self._running) == 1)
         drafts = lookup.guess(seq.tokens, count) if count else []
-        if self.config.eos_id in drafts and not seq.params.ignore_eos:
-            del drafts[drafts.index(self.config.eos_id) :]
-        return drafts
+        if seq.params.ignore_eos or self.config.stop_ids.isdisjoint(drafts):
+            return drafts
+        return list(itertools.takewhile(lambda token: token not in self.config.stop_ids, drafts))
 
 
 def _slot_init(seq: Sequence) -> SlotInit:

@@ -1,100 +1,102 @@
-"""Turns a dialog into the prompt that Llama 2 chat models were trained on, id for id as Meta's reference does.
+"""Llama 2's chat format: the prompt that Llama 2 chat models were trained on, id for id as Meta's reference builds it.
 
-Decides which dialogs are well formed and that no message carries the template's own tags. Knows nothing of generation.
+Decides which dialogs are well formed, and that no message contains the format's own tags.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal, TypedDict
+from functools import cached_property
+from typing import Final, NamedTuple
 
 from llama_core.errors import InvalidDialog, SpecialTags
+from llama_core.text.chat_format import ChatFormat, Dialog
 from llama_core.text.tokenizer import Tokenizer, is_encodable
-
-Role = Literal["system", "user", "assistant"]
-
-
-class Message(TypedDict):
-    role: Role
-    content: str
-
-
-Dialog = Sequence[Message]
 
 B_INST: Final = "[INST]"
 E_INST: Final = "[/INST]"
 B_SYS: Final = "<<SYS>>\n"
 E_SYS: Final = "\n<</SYS>>\n\n"
 SPECIAL_TAGS: Final = (B_INST, E_INST, B_SYS.strip(), E_SYS.strip())
-SAFE_RESPONSE: Final = "Error: special tags are not allowed as part of the prompt."
 
 _ROLES: Final = ("system", "user", "assistant")
 
 
-def validate_dialog(dialog: Dialog) -> None:
-    """Checks the types, the roles' order (system?, user, assistant, ..., user) and that every content is text.
+class _Round(NamedTuple):
+    """A user message, the system message before it if there is one, and the assistant's answer if there is one."""
 
-    Raises InvalidDialog that names the index of the first message at fault.
-    """
-    if isinstance(dialog, str | Mapping) or not isinstance(dialog, Sequence):
-        raise InvalidDialog("messages must be a list of messages")
-    if not dialog:
-        raise InvalidDialog("messages must have at least 1 message")
-    for index, message in enumerate(dialog):
-        _validate_message(index, message)
-    has_system = dialog[0]["role"] == "system"
-    for index, message in enumerate(dialog):
-        if index == 0 and has_system:
-            continue
-        expected = "user" if (index - has_system) % 2 == 0 else "assistant"
-        if message["role"] != expected:
-            order = "an optional system message, then user and assistant in turn"
-            raise _invalid(index, f"role must be '{expected}', not '{message['role']}': {order}")
-    if dialog[-1]["role"] != "user":
-        raise _invalid(len(dialog) - 1, "role must be 'user': the last message asks for the answer")
+    last_index: int  # of its last message in the dialog
+    text: str
+    has_system: bool
+    is_open: bool  # the assistant's answer is still to come
 
 
-def check_special_tags(tokenizer: Tokenizer, dialog: Dialog) -> None:
-    """Raises SpecialTags that names the first message whose content holds a tag of the template.
+class Llama2ChatFormat(ChatFormat):
+    """`check`, then `encode`. Bound to one tokenizer; immutable."""
 
-    The tag is looked for in the text as written and as the model would read it: encoded and decoded again, which may
-    rewrite characters. Takes a valid dialog.
-    """
-    tags = _tags_as_read(tokenizer)
-    for index, message in enumerate(dialog):
-        written = message["content"]
-        if any(tag in written for tag in SPECIAL_TAGS) or any(tag in _as_read(tokenizer, written) for tag in tags):
-            raise _special_tags(index)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """None beside the tokenizer's EOS."""
+        return frozenset()
+
+    def check(self, dialog: Dialog) -> None:
+        """Checks the types, the order of roles (system?, user, assistant, ..., user) and that every content is text.
+
+        Raises InvalidDialog that names the index of the first message at fault.
+        """
+        if isinstance(dialog, str | Mapping) or not isinstance(dialog, Sequence):
+            raise InvalidDialog("messages must be a list of messages")
+        if not dialog:
+            raise InvalidDialog("messages must have at least 1 message")
+        for index, message in enumerate(dialog):
+            _check_message(index, message)
+        _check_roles(dialog)
+
+    def check_special_tags(self, dialog: Dialog) -> None:
+        """Raises SpecialTags that names the first message whose content contains a tag. Takes a dialog that `check` accepts.
+
+        Looks for the tags in the text as written, and in the text as the model reads it: the tokenizer may rewrite characters.
+        """
+        for index, message in enumerate(dialog):
+            written = message["content"]
+            if any(tag in written for tag in SPECIAL_TAGS):
+                raise _special_tags(index)
+            if any(tag in self._as_read(written) for tag in self._tags_as_read):
+                raise _special_tags(index)
+
+    def min_tokens(self, dialog: Dialog) -> int:
+        """The fewest tokens that the prompt can take. The format strips white space around contents and drops nothing else."""
+        return self._tokenizer.min_tokens(sum(len(message["content"].strip()) for message in dialog))
+
+    def encode(self, dialog: Dialog) -> list[int]:
+        """Prompt ids: BOS, round, EOS for each finished round, then BOS and the open round.
+
+        Raises InvalidDialog or SpecialTags, with the message's index. Encodes every text about twice.
+        """
+        self.check(dialog)
+        self.check_special_tags(dialog)
+        ids: list[int] = []
+        for each in _rounds(dialog):
+            round_ids = self._tokenizer.encode(each.text, bos=True, eos=not each.is_open)
+            read = self._tokenizer.decode(round_ids)
+            # A message and the format's text beside it could form a tag together.
+            expected = [1, 1, int(each.has_system), int(each.has_system)]
+            if [read.count(tag) for tag in self._tags_as_read] != expected:
+                raise _special_tags(each.last_index)
+            ids += round_ids
+        return ids
+
+    @cached_property
+    def _tags_as_read(self) -> list[str]:
+        """The tags after encoding and decoding: the same for Llama 2, lower case for a tokenizer that folds case."""
+        return [self._as_read(tag) for tag in SPECIAL_TAGS]
+
+    def _as_read(self, text: str) -> str:
+        return self._tokenizer.decode(self._tokenizer.encode(text, bos=False, eos=False))
 
 
-def encode_dialog(tokenizer: Tokenizer, dialog: Dialog) -> list[int]:
-    """Prompt ids of a dialog: BOS, round, EOS for each finished round, then BOS and the open turn.
-
-    Raises InvalidDialog or SpecialTags, naming the message's index. Cost: every text is encoded about twice.
-    """
-    validate_dialog(dialog)
-    check_special_tags(tokenizer, dialog)
-    tags = _tags_as_read(tokenizer)
-    ids: list[int] = []
-    for last_index, text, has_system, is_open in _rounds(dialog):
-        round_ids = tokenizer.encode(text, bos=True, eos=not is_open)
-        read = tokenizer.decode(round_ids)
-        # Exactly the template's own tags: none made up of a message and what the template put beside it.
-        if [read.count(tag) for tag in tags] != [1, 1, int(has_system), int(has_system)]:
-            raise _special_tags(last_index)
-        ids += round_ids
-    return ids
-
-
-def min_dialog_tokens(tokenizer: Tokenizer, dialog: Dialog) -> int:
-    """The fewest tokens that this dialog's prompt can take: refuses a huge one without encoding it.
-
-    Raises InvalidDialog. Cheap: looks at lengths only.
-    """
-    validate_dialog(dialog)
-    return sum(tokenizer.min_tokens(len(text)) + 2 - is_open for _, text, _, is_open in _rounds(dialog))
-
-
-def _rounds(dialog: Dialog) -> Iterator[tuple[int, str, bool, bool]]:
-    """(index of its last message, rendered text, has a system text, is still open) for each round."""
+def _rounds(dialog: Dialog) -> Iterator[_Round]:
     system = dialog[0]["content"] if dialog[0]["role"] == "system" else None
     first = 0 if system is None else 1
     for index in range(first, len(dialog), 2):
@@ -104,12 +106,13 @@ def _rounds(dialog: Dialog) -> Iterator[tuple[int, str, bool, bool]]:
             user = f"{B_SYS}{system}{E_SYS}{user}"
         text = f"{B_INST} {user.strip()} {E_INST}"
         if index + 1 == len(dialog):
-            yield index, text, has_system, True
+            yield _Round(index, text, has_system, is_open=True)
         else:
-            yield index + 1, f"{text} {dialog[index + 1]['content'].strip()} ", has_system, False
+            answered = f"{text} {dialog[index + 1]['content'].strip()} "
+            yield _Round(index + 1, answered, has_system, is_open=False)
 
 
-def _validate_message(index: int, message: object) -> None:
+def _check_message(index: int, message: object) -> None:
     if not isinstance(message, Mapping):
         raise _invalid(index, "a message must be an object with role and content")
     if message.get("role") not in _ROLES:
@@ -121,13 +124,17 @@ def _validate_message(index: int, message: object) -> None:
         raise _invalid(index, "content contains a lone surrogate, which is not a character")
 
 
-def _tags_as_read(tokenizer: Tokenizer) -> list[str]:
-    """The tags as they look after encoding and decoding: the same for Llama, lower case for one that folds case."""
-    return [_as_read(tokenizer, tag) for tag in SPECIAL_TAGS]
-
-
-def _as_read(tokenizer: Tokenizer, text: str) -> str:
-    return tokenizer.decode(tokenizer.encode(text, bos=False, eos=False))
+def _check_roles(dialog: Dialog) -> None:
+    has_system = dialog[0]["role"] == "system"
+    for index, message in enumerate(dialog):
+        if index == 0 and has_system:
+            continue
+        expected = "user" if (index - has_system) % 2 == 0 else "assistant"
+        if message["role"] != expected:
+            order = "an optional system message, then user and assistant in turn"
+            raise _invalid(index, f"role must be '{expected}', not '{message['role']}': {order}")
+    if dialog[-1]["role"] != "user":
+        raise _invalid(len(dialog) - 1, "role must be 'user': the last message asks for the answer")
 
 
 def _invalid(index: int, problem: str) -> InvalidDialog:

@@ -1,7 +1,7 @@
-"""Turns a stream of token ids into a stream of text, and finds stop strings in it.
+"""Turns a stream of token ids into a stream of text, and finds stop strings in the text.
 
-Decides which text is certain. Knows nothing of requests, sampling or HTTP. Both classes cost O(1) amortised per token
-and give the same text however the stream is cut into pushes.
+Decides which text is final. Knows nothing of requests, sampling or HTTP. Both classes cost O(1) amortised per token, and
+their output does not depend on how the stream is divided into pushes.
 """
 
 from collections.abc import Sequence
@@ -14,59 +14,50 @@ REPLACEMENT = "\ufffd"  # one for each byte that is not part of a valid UTF-8 ch
 
 
 class IncrementalDetokenizer:
-    """All that `push` returned, and `flush` at the end, is `tokenizer.decode` of all ids, character for character.
+    """Everything that `push` returned, plus `flush` at the end, is `tokenizer.decode` of all ids, character for character.
 
-    A byte token is held back while it may be the beginning of a character: at most 3 bytes. `prefix` are ids whose
-    text the reader already has: what follows is continued from there, so its leading space is kept.
+    Bytes are held back while they may be the beginning of a character: at most 3 bytes. `prefix` are ids whose text the
+    reader already has: the text continues after them, so its leading space is kept.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, prefix: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._num_ids = tokenizer.n_words
         self._held = b""  # the beginning of a valid UTF-8 character
         self._drops_space = tokenizer.leading_space != "keep"  # until the text begins
         self.push(prefix)
 
     def push(self, ids: Sequence[int]) -> str:
-        """Text that no later id can change. Raises InvalidParameter for an id outside [0, n_words), taking none."""
+        """Text that no later id can change. Raises InvalidParameter for an id outside [0, n_words), and then takes none."""
         for token_id in ids:
-            self._check(token_id)
+            self._tokenizer.token_bytes(token_id)
         return "".join([self.push_one(token_id) for token_id in ids])
 
     def push_one(self, token_id: int) -> str:
-        """`push` of a single id; of all that a stream does for a token, this is what it always does."""
-        self._check(token_id)
-        text, byte, leads_with_space = self._tokenizer.pieces[token_id]
-        if byte is not None:
-            return self._take_byte(byte)
-        if self._held:
-            return self.flush() + text  # the character is broken off here
-        if self._drops_space:
-            if leads_with_space:
-                text = text[1:]
-                self._drops_space = self._tokenizer.leading_space == "drop_all"
-            self._begun(text)
-        return text
+        """`push` of a single id: a stream calls this for every token."""
+        raw = self._tokenizer.token_bytes(token_id)
+        if not raw:
+            return self.flush()  # a token without text ends an incomplete character, as in SentencePiece
+        if self._drops_space and not self._held and self._tokenizer.leads_with_space(token_id):
+            raw = raw[1:]
+            self._drops_space = self._tokenizer.leading_space == "drop_all"
+        return self._take(raw)
 
     def flush(self) -> str:
         """The rest, after the last id: one U+FFFD for each byte held back."""
         num_bytes, self._held = len(self._held), b""
         return self._begun(REPLACEMENT * num_bytes)
 
-    def _check(self, token_id: int) -> None:
-        if not 0 <= token_id < self._num_ids:
-            raise InvalidParameter(f"a token id must be an integer from 0 to {self._num_ids - 1}", param="tokens")
-
-    def _take_byte(self, byte: int) -> str:
-        """What one more byte makes certain: nothing, a whole character, or that the bytes before it are none."""
-        held, text = self._held + bytes([byte]), ""
+    def _take(self, raw: bytes) -> str:
+        """The text that `raw` completes: whole characters, and U+FFFD for bytes that are not part of any."""
+        held, text = self._held + raw, ""
         while held:
             try:
                 text, held = text + held.decode(), b""
             except UnicodeDecodeError as error:
+                text, held = text + held[: error.start].decode(), held[error.start :]
                 if error.reason == "unexpected end of data":
                     break
-                text, held = text + REPLACEMENT, held[1:]  # as SentencePiece: one byte, then try again
+                text, held = text + REPLACEMENT, held[1:]  # SentencePiece skips one byte and tries again
         self._held = held
         return self._begun(text)
 
@@ -77,17 +68,17 @@ class IncrementalDetokenizer:
 
 
 class StopCheck(NamedTuple):
-    """`emit` may go to the reader; `stopped` means that a stop string followed it and nothing else will."""
+    """`emit`: text that may go to the reader. `stopped`: a stop string followed it, and nothing else will."""
 
     emit: str
     stopped: bool
 
 
 class StopChecker:
-    """Passes text through up to the first stop string, which it swallows.
+    """Passes text through up to the first stop string, and removes that string.
 
-    Holds back an end of the text that may be the beginning of a stop string. The stop string that is complete first
-    wins, the longest of those that end together: so the answer does not depend on how the text was cut into pushes.
+    Holds back the end of the text while it may be the beginning of a stop string. The stop string that is complete first
+    wins; of several that end together, the longest. So the result does not depend on how the text is divided into pushes.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -99,7 +90,7 @@ class StopChecker:
         self._held = ""  # always the beginning of a stop string
 
     def push(self, text: str) -> StopCheck:
-        """Takes more text. After a stop every push is swallowed and answers ("", True)."""
+        """Takes more text. After a stop, every push is ignored and returns ("", True)."""
         if self.matched is not None:
             return StopCheck("", True)
         if not self._patterns:
@@ -116,7 +107,7 @@ class StopChecker:
         return StopCheck(seen[:certain], False)
 
     def flush(self) -> str:
-        """The text still held back, when the generation ended without a stop string."""
+        """The text still held back, once the generation has ended without a stop string."""
         held, self._held = self._held, ""
         for pattern in self._patterns:
             pattern.num_matched = 0
@@ -128,13 +119,13 @@ class _Pattern:
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
-        self.num_matched = 0  # length of the longest beginning of `stop` that the text ends with
+        self.num_matched = 0  # length of the longest prefix of `stop` that the text ends with
         self._border = [0] * len(stop)  # [i]: the longest proper border of stop[: i + 1]
         for i in range(1, len(stop)):
             self._border[i] = self._extend(self._border[i - 1], stop[i])
 
     def advance(self, char: str) -> bool:
-        """Takes one character; True when it completes the stop string, after which no more may come."""
+        """Takes one character. True if it completes the stop string; no call may follow then."""
         self.num_matched = self._extend(self.num_matched, char)
         return self.num_matched == len(self.stop)
 

@@ -17,13 +17,13 @@ from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.registry import load_tokenizer
 from tests.cluster.conftest import LIMITS
 from tests.conftest import GOLDEN
 
 
 def engine_config(golden: dict[str, Any], ckpt_dir: str = str(GOLDEN / "mp1")) -> EngineConfig:
-    vocab_size = Tokenizer(str(GOLDEN / "mp1" / "tokenizer.model")).n_words
+    vocab_size = load_tokenizer(str(GOLDEN / "mp1" / "tokenizer.model")).n_words
     return EngineConfig(
         ckpt_dir=ckpt_dir,
         vocab_size=vocab_size,
@@ -41,9 +41,9 @@ class Run:
         cases = [case for case in golden["completions"] if not case["echo"]]
         self.expected = [tokens for case in cases for tokens in case["out_tokens"]]
         self.sequences = []
-        eos_id = Tokenizer(str(GOLDEN / "mp1" / "tokenizer.model")).eos_id
+        stop_ids = load_tokenizer(str(GOLDEN / "mp1" / "tokenizer.model")).stop_ids
         self.scheduler = Scheduler(
-            SchedulerConfig(config.max_batch_size, config.max_step_tokens, eos_id),
+            SchedulerConfig(config.max_batch_size, config.max_step_tokens, stop_ids),
             BlockPool(num_blocks, config.block_size),
         )
         for case in cases:

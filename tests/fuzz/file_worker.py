@@ -17,7 +17,7 @@ from llama_core.checkpoint.meta import Checkpoint
 from llama_core.config import read_params
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
 from llama_core.text.detokenizer import IncrementalDetokenizer
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.registry import load_tokenizer
 from tests.support.programs import REPOSITORY
 
 DEMO = REPOSITORY / "demo"
@@ -51,9 +51,9 @@ def load_checkpoint(directory: Path, vocab_size: int) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(directory: Path) -> None:
-    """And use it as a server would: whatever loads must do."""
-    tokenizer = Tokenizer(directory / "tokenizer.model")
+def use_tokenizer(directory: Path) -> None:
+    """Load it and use it as a server does: a tokenizer that loads must also encode and decode."""
+    tokenizer = load_tokenizer(directory / "tokenizer.model")
     for text in _TEXTS:
         ids = tokenizer.encode(text, bos=True, eos=False)
         tokenizer.decode(ids)
@@ -69,7 +69,7 @@ def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undam
     """How it ended, and what is wrong with that."""
     try:
         if kind == "tokenizer":
-            load_tokenizer(directory)
+            use_tokenizer(directory)
         elif load_checkpoint(directory, vocab_size) != undamaged and kind == "checkpoint" and not is_rewritten:
             return "loaded", "damaged weights were loaded"
     except LlamaError as error:
@@ -89,7 +89,7 @@ def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undam
 def main() -> None:
     global _is_loading
     torch.set_num_threads(1)
-    vocab_size = Tokenizer(DEMO / "tokenizer.model").n_words
+    vocab_size = load_tokenizer(DEMO / "tokenizer.model").n_words
     undamaged = load_checkpoint(DEMO, vocab_size)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY_BYTES, resource.RLIM_INFINITY))

@@ -72,7 +72,7 @@ class Bench:
         config = SchedulerConfig(
             max_batch_size=world.slots,
             max_step_tokens=world.slots + world.extra_tokens,
-            eos_id=EOS,
+            stop_ids=frozenset({EOS}),
             max_waiting=world.max_waiting,
             max_drafts=world.max_drafts,
             prefix_caching=world.prefix_caching,

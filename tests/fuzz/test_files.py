@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from llama_core.checkpoint.meta import Checkpoint
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.registry import load_tokenizer
 from tests.fuzz import file_worker, files
 from tests.fuzz.damage import put_demo
 
@@ -35,7 +35,7 @@ def test_a_damaged_weight_that_is_loaded_is_a_finding(tmp_path: Path, monkeypatc
     content = bytearray(shard.read_bytes())
     content[len(content) // 4] ^= 1
     shard.write_bytes(content)
-    vocab_size = Tokenizer(file_worker.DEMO / "tokenizer.model").n_words
+    vocab_size = load_tokenizer(file_worker.DEMO / "tokenizer.model").n_words
     undamaged = file_worker.load_checkpoint(file_worker.DEMO, vocab_size)
 
     def judged() -> tuple[str, str | None]:

@@ -24,7 +24,7 @@ from llama_core.execution.native.backend import NativeBackend
 from llama_core.execution.reference.backend import TorchBackend
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
-from llama_core.text.chat_llama2 import SAFE_RESPONSE
+from llama_core.text.chat_format import SAFE_RESPONSE
 from tests.conftest import GOLDEN
 
 

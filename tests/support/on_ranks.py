@@ -13,7 +13,7 @@ from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.registry import load_tokenizer
 
 _built: dict[tuple[Any, ...], Llama] = {}
 
@@ -22,7 +22,7 @@ def build(parallel: Parallel, ckpt_dir: str, dtype: str = "float32", **overrides
     """A Llama over `parallel`, kept for the next test that wants the same."""
     key = (parallel, ckpt_dir, dtype, *sorted(overrides.items()))
     if key not in _built:
-        tokenizer = Tokenizer(Path(ckpt_dir) / "tokenizer.model")
+        tokenizer = load_tokenizer(Path(ckpt_dir) / "tokenizer.model")
         fields = {"max_seq_len": 160, "max_batch_size": 8, "max_step_tokens": 64} | overrides
         config = EngineConfig(ckpt_dir, tokenizer.n_words, device="cpu", dtype=dtype, **fields)  # type: ignore[arg-type]
         runner = ModelRunner.load(config, parallel)
@@ -118,7 +118,7 @@ def serve(
     llama = build(parallel, ckpt_dir, dtype, **overrides)
     runner = llama.runner
     pool = BlockPool(num_blocks or runner.max_num_blocks(), runner.config.block_size)
-    scheduler = Scheduler(SchedulerConfig(max_batch_size, max_step_tokens, llama.tokenizer.eos_id), pool)
+    scheduler = Scheduler(SchedulerConfig(max_batch_size, max_step_tokens, llama.tokenizer.stop_ids), pool)
     sequences = [Sequence(prompt, params, min(160, len(prompt) + params.max_tokens)) for prompt, params in requests]
     waiting = sorted(zip(arrivals or [0] * len(sequences), range(len(sequences)), strict=True))
     step = 0

@@ -17,12 +17,12 @@ from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler, SchedulerConfig
 from llama_core.scheduling.step import Row, StepInput, StepOutput
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.registry import load_tokenizer
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, until
 from tests.support.fake_ranks import EOS, continuation
 
-TOKENIZER = Tokenizer(GOLDEN / "mp1" / "tokenizer.model")
+TOKENIZER = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
 
 
 @asynccontextmanager
@@ -35,7 +35,7 @@ async def running(
     stats: list[StepStats] | None = None,
     max_drafts: int = 0,
 ) -> AsyncIterator[EngineLoop]:
-    config = SchedulerConfig(slots, 16, EOS, max_waiting, max_drafts)
+    config = SchedulerConfig(slots, 16, frozenset({EOS}), max_waiting, max_drafts)
     scheduler = Scheduler(config, BlockPool(group.num_blocks, group.ranks.block_size))
     on_step = stats.append if stats is not None else lambda step: None
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100, pipeline_depth=depth, on_step=on_step)
@@ -327,7 +327,9 @@ async def test_draining_refuses_new_requests_and_lets_the_live_ones_end() -> Non
 
 
 async def test_a_full_queue_says_when_half_of_those_who_wait_will_have_been_served() -> None:
-    scheduler = Scheduler(SchedulerConfig(2, 16, EOS, max_waiting=100, max_waiting_tokens=60), BlockPool(64, 16))
+    scheduler = Scheduler(
+        SchedulerConfig(2, 16, frozenset({EOS}), max_waiting=100, max_waiting_tokens=60), BlockPool(64, 16)
+    )
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100)
     for _ in range(14):  # nothing runs yet: all of them wait, for two slots
         loop.submit([1, 3, 4, 5], greedy(20))
@@ -387,7 +389,7 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(tokens_
             elapsed_ms = 1e3 * batch.num_tokens / tokens_a_second
             return dataclasses.replace(await super()._compute(batch), elapsed_ms=elapsed_ms)
 
-    scheduler = Scheduler(SchedulerConfig(4, 4000, EOS), BlockPool(1000, 16))
+    scheduler = Scheduler(SchedulerConfig(4, 4000, frozenset({EOS})), BlockPool(1000, 16))
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=4000)
     assert scheduler.max_prompt_tokens == TOKENS_ALONE, "nothing is known yet"
     task = asyncio.create_task(loop.run(Timed(num_blocks=1000)))
@@ -408,7 +410,7 @@ async def test_what_the_last_answer_brought_is_delivered_though_the_next_step_ca
                 raise RankFailure("rank 1 died")
             return super().submit(batch)
 
-    scheduler = Scheduler(SchedulerConfig(4, 16, EOS), BlockPool(64, 16))
+    scheduler = Scheduler(SchedulerConfig(4, 16, frozenset({EOS})), BlockPool(64, 16))
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100, pipeline_depth=depth)
     prompts = [[1, *range(3, 4 + n)] for n in range(4)]
     streams = [loop.submit(prompt, greedy(30)) for prompt in prompts]
@@ -429,7 +431,9 @@ async def test_what_the_last_answer_brought_is_delivered_though_the_next_step_ca
 async def test_ranks_that_fail_and_are_followed_by_others_lose_and_double_nothing() -> None:
     """The seam for recovery: the streams survive the runner; the scheduler starts them over from their tokens."""
     first = FakeGroup(step_s=0.001)
-    loop = EngineLoop(Scheduler(SchedulerConfig(4, 16, EOS), BlockPool(64, 16)), TOKENIZER, max_seq_len=100)
+    loop = EngineLoop(
+        Scheduler(SchedulerConfig(4, 16, frozenset({EOS})), BlockPool(64, 16)), TOKENIZER, max_seq_len=100
+    )
     prompts = [[1, *range(3, 4 + n)] for n in range(9)]
     streams = [loop.submit(prompt, greedy(30)) for prompt in prompts]
     reading = asyncio.gather(*(read(stream) for stream in streams))
@@ -448,7 +452,7 @@ async def test_ranks_that_fail_and_are_followed_by_others_lose_and_double_nothin
 
 
 async def test_new_ranks_first_compute_a_canary_in_the_name_of_the_quarantined_requests_owner() -> None:
-    scheduler = Scheduler(SchedulerConfig(2, 16, EOS), BlockPool(64, 16))
+    scheduler = Scheduler(SchedulerConfig(2, 16, frozenset({EOS})), BlockPool(64, 16))
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100)
     loop.submit([1, 3, 4], greedy(20), owner="a")
     for epoch in (1, 2):

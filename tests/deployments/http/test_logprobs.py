@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from deployments.http.logprobs import ChatLogprobs, CompletionLogprobs, token_name
+from deployments.http.logprobs import ChatLogprobs, CompletionLogprobs
 from llama_core.scheduling.request import TokenLogprob
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, serve, sse
 
@@ -97,12 +97,11 @@ def test_without_asking_there_are_none(served: Served) -> None:
 
 def test_two_ids_with_one_text_keep_the_likelier_and_infinity_becomes_a_number() -> None:
     tokenizer = FakeEngine().tokenizer
-    space_byte = next(i for i, piece in enumerate(tokenizer.pieces) if piece.byte == 0x41)  # "A" as a byte
-    letter = next(i for i, piece in enumerate(tokenizer.pieces) if piece.text == "A")
-    assert token_name(tokenizer, space_byte) == token_name(tokenizer, letter) == "A"
-    entry = TokenLogprob(-3.0, [(letter, -0.5), (space_byte, -3.0), (5, float("-inf"))])
-    written = CompletionLogprobs(tokenizer, 3, []).take([space_byte], [entry])
-    assert written["top_logprobs"] == [{"A": -0.5, token_name(tokenizer, 5): -9999.0}]
+    byte_token, letter = (i for i in range(tokenizer.n_words) if tokenizer.token_bytes(i) == b"A")
+    assert tokenizer.token_name(byte_token) == tokenizer.token_name(letter) == "A"
+    entry = TokenLogprob(-3.0, [(letter, -0.5), (byte_token, -3.0), (5, float("-inf"))])
+    written = CompletionLogprobs(tokenizer, 3, []).take([byte_token], [entry])
+    assert written["top_logprobs"] == [{"A": -0.5, tokenizer.token_name(5): -9999.0}]
     assert written["token_logprobs"] == [-3.0]
-    chat = ChatLogprobs(tokenizer, 3).take([space_byte], [entry])
+    chat = ChatLogprobs(tokenizer, 3).take([byte_token], [entry])
     assert chat["content"][0]["top_logprobs"][2]["logprob"] == -9999.0  # type: ignore[index]

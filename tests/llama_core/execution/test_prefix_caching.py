@@ -21,7 +21,7 @@ PREFIX = [3 + i * 31 % 997 for i in range(400)]
 
 
 def make(num_blocks: int = 2048, slots: int = 32, budget: int = 512, prefix_caching: bool = True) -> Scheduler:
-    config = SchedulerConfig(slots, budget, EOS, prefix_caching=prefix_caching)
+    config = SchedulerConfig(slots, budget, frozenset({EOS}), prefix_caching=prefix_caching)
     return Scheduler(config, BlockPool(num_blocks, 16))
 
 

@@ -35,7 +35,7 @@ def make(
     max_waiting_tokens: int | None = None,
 ) -> Scheduler:
     config = SchedulerConfig(
-        slots, budget, EOS, max_waiting, max_drafts, prefix_caching, max_waiting_tokens=max_waiting_tokens
+        slots, budget, frozenset({EOS}), max_waiting, max_drafts, prefix_caching, max_waiting_tokens=max_waiting_tokens
     )
     return Scheduler(config, BlockPool(num_blocks, block_size))
 
@@ -57,6 +57,19 @@ def run_to_end(scheduler: Scheduler, ranks: FakeRanks, depth: int = 1) -> None:
             assert not scheduler.has_work
             return
     raise AssertionError("no end: some sequence starves")
+
+
+@pytest.mark.parametrize("stop_id", [EOS, 99])
+def test_any_stop_id_ends_a_sequence(stop_id: int) -> None:
+    ranks = FakeRanks(4, lambda tokens, seed: stop_id if len(tokens) == 6 else 50)
+    scheduler = Scheduler(SchedulerConfig(4, 16, frozenset({EOS, 99})), BlockPool(16, 4))
+    stopping, ignoring = sequence(4, 9), sequence(4, 9, ignore_eos=True)
+    scheduler.add(stopping)
+    scheduler.add(ignoring)
+    while (batch := scheduler.schedule()) is not None:
+        scheduler.commit(ranks.step(batch))
+    assert stopping.output == [50, 50] and stopping.finish_reason is FinishReason.STOP
+    assert ignoring.output == [50, 50, stop_id, *[50] * 6]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

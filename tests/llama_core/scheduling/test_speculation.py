@@ -26,7 +26,7 @@ BLOCK_SIZE = 4
 
 
 def make(max_drafts: int = MAX_DRAFTS, slots: int = 4, num_blocks: int = 400, budget: int = 64) -> Scheduler:
-    config = SchedulerConfig(slots, budget, EOS, max_drafts=max_drafts)
+    config = SchedulerConfig(slots, budget, frozenset({EOS}), max_drafts=max_drafts)
     return Scheduler(config, BlockPool(num_blocks, BLOCK_SIZE))
 
 

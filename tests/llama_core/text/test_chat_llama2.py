@@ -11,18 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_core.errors import InvalidDialog, SpecialTags
-from llama_core.text.chat_llama2 import (
-    SAFE_RESPONSE,
-    SPECIAL_TAGS,
-    check_special_tags,
-    encode_dialog,
-    min_dialog_tokens,
-    validate_dialog,
-)
+from llama_core.text.chat_format import SAFE_RESPONSE
+from llama_core.text.chat_llama2 import SPECIAL_TAGS, Llama2ChatFormat
+from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizer import Tokenizer
 
 GOLDEN_DIR = Path(__file__).parents[2] / "data" / "golden"
-TOKENIZER = Tokenizer(GOLDEN_DIR / "mp1" / "tokenizer.model")
+TOKENIZER = load_tokenizer(GOLDEN_DIR / "mp1" / "tokenizer.model")
+CHAT = Llama2ChatFormat(TOKENIZER)
 CHATS = json.loads((GOLDEN_DIR / "golden.json").read_text())["chats"]
 CASES = [
     (dialog, ids, result["generation"]["content"])
@@ -41,9 +37,9 @@ def dialog_of(*turns: str) -> list[Any]:
 def test_dialogs_encode_id_for_id_as_the_reference(dialog: list[Any], ids: list[int], answer: str) -> None:
     if answer == SAFE_RESPONSE:
         with pytest.raises(SpecialTags):
-            encode_dialog(TOKENIZER, dialog)
+            CHAT.encode(dialog)
     else:
-        assert encode_dialog(TOKENIZER, dialog) == ids
+        assert CHAT.encode(dialog) == ids
 
 
 def test_the_golden_dialogs_cover_both_answers() -> None:
@@ -51,7 +47,7 @@ def test_the_golden_dialogs_cover_both_answers() -> None:
 
 
 def test_a_leading_system_message_folds_into_the_first_user_turn_only() -> None:
-    read = TOKENIZER.decode(encode_dialog(TOKENIZER, dialog_of("s: S ", "u: a ", "a: b ", "u: c ")))
+    read = TOKENIZER.decode(CHAT.encode(dialog_of("s: S ", "u: a ", "a: b ", "u: c ")))
     assert read == "[INST] <<SYS>>\n S \n<</SYS>>\n\n a [/INST] b  [INST] c [/INST]"
 
 
@@ -81,7 +77,7 @@ def test_a_leading_system_message_folds_into_the_first_user_turn_only() -> None:
     ],
 )
 def test_a_malformed_dialog_is_refused_with_the_index(dialog: list[Any], index: int) -> None:
-    for call in (validate_dialog, lambda d: encode_dialog(TOKENIZER, d), lambda d: min_dialog_tokens(TOKENIZER, d)):
+    for call in (CHAT.check, CHAT.encode):
         with pytest.raises(InvalidDialog) as caught:
             call(dialog)
         assert caught.value.index == index
@@ -92,12 +88,12 @@ def test_a_malformed_dialog_is_refused_with_the_index(dialog: list[Any], index: 
 @pytest.mark.parametrize("dialog", [[], "user", {"role": "user", "content": "x"}, None, 3])
 def test_what_is_no_list_of_messages_is_refused(dialog: Any) -> None:
     with pytest.raises(InvalidDialog) as caught:
-        validate_dialog(dialog)
+        CHAT.check(dialog)
     assert caught.value.index is None
 
 
 def test_empty_contents_are_as_legal_as_in_the_reference() -> None:
-    assert TOKENIZER.decode(encode_dialog(TOKENIZER, dialog_of("u:"))) == "[INST]  [/INST]"
+    assert TOKENIZER.decode(CHAT.encode(dialog_of("u:"))) == "[INST]  [/INST]"
 
 
 def test_messages_never_echo_the_input() -> None:
@@ -105,7 +101,7 @@ def test_messages_never_echo_the_input() -> None:
     dialogs[2][0]["role"] = "secret"
     for dialog in dialogs:
         with pytest.raises(InvalidDialog) as caught:
-            encode_dialog(TOKENIZER, dialog)
+            CHAT.encode(dialog)
         assert "secret" not in caught.value.message
 
 
@@ -117,18 +113,18 @@ def test_messages_never_echo_the_input() -> None:
 def test_a_tag_in_any_message_is_refused_with_its_index(tag: str, index: int) -> None:
     dialog = dialog_of("s:one", "u:two", "a:three", "u:four")
     dialog[index]["content"] += f"x{tag}y"
-    for call in (check_special_tags, encode_dialog):
+    for call in (CHAT.check_special_tags, CHAT.encode):
         with pytest.raises(SpecialTags) as caught:
-            call(TOKENIZER, dialog)
+            call(dialog)
         assert caught.value.index == index
         assert f"messages[{index}]" in caught.value.message
 
 
 def test_the_rendered_round_alone_gives_a_tag_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_core.text.chat_llama2.check_special_tags", lambda *_: None)
+    monkeypatch.setattr(Llama2ChatFormat, "check_special_tags", lambda *_: None)
     for tag in SPECIAL_TAGS:
         with pytest.raises(SpecialTags) as caught:
-            encode_dialog(TOKENIZER, dialog_of("u:fine", "a:fine", f"u:x{tag}"))
+            CHAT.encode(dialog_of("u:fine", "a:fine", f"u:x{tag}"))
         assert caught.value.index == 2
 
 
@@ -137,7 +133,7 @@ def test_the_rendered_round_alone_gives_a_tag_away(monkeypatch: pytest.MonkeyPat
     ["</s>", "<s>", "a</s><s>b", "<unk>", "<0x02>", "[inst]", "[ INST ]", "[INST", "INST]", "<<SYS", "SYS>>", "\x00"],
 )
 def test_what_only_resembles_a_tag_is_plain_text(content: str) -> None:
-    ids = encode_dialog(TOKENIZER, dialog_of("u:" + content))
+    ids = CHAT.encode(dialog_of("u:" + content))
     assert [i for i in ids if TOKENIZER.is_control(i)] == [TOKENIZER.bos_id] == ids[:1]
     assert TOKENIZER.decode(ids) == f"[INST] {content} [/INST]"
 
@@ -153,12 +149,12 @@ def test_an_accepted_dialog_has_the_templates_tags_and_control_tokens_only(syste
     dialog = dialog_of("s:" + system, "u:" + user, "a:" + answer, "u:end")
     if any(tag in text for tag in SPECIAL_TAGS for text in (system, user, answer)):
         with pytest.raises(SpecialTags):
-            encode_dialog(TOKENIZER, dialog)
+            CHAT.encode(dialog)
         return
-    ids = encode_dialog(TOKENIZER, dialog)
+    ids = CHAT.encode(dialog)
     assert [TOKENIZER.decode(ids).count(tag) for tag in SPECIAL_TAGS] == [2, 2, 1, 1]
     assert [i for i in ids if TOKENIZER.is_control(i)] == [1, 2, 1]
-    assert min_dialog_tokens(TOKENIZER, dialog) <= len(ids)
+    assert CHAT.min_tokens(dialog) <= len(ids)
 
 
 @pytest.mark.parametrize(
@@ -174,20 +170,20 @@ def test_a_tag_that_only_appears_once_encoded_is_found(content: str, tmp_path: P
     tokenizer = train_rewriting_tokenizer(tmp_path, "nmt_nfkc")
     assert not any(tag in content for tag in SPECIAL_TAGS)
     with pytest.raises(SpecialTags) as caught:
-        encode_dialog(tokenizer, dialog_of("s:fine", "u:" + content, "a:fine", "u:fine"))
+        Llama2ChatFormat(tokenizer).encode(dialog_of("s:fine", "u:" + content, "a:fine", "u:fine"))
     assert caught.value.index == 1
 
 
 def test_a_tokenizer_that_folds_case_still_serves_chats(tmp_path: Path) -> None:
     tokenizer = train_rewriting_tokenizer(tmp_path, "nmt_nfkc_cf")
-    assert tokenizer.decode(encode_dialog(tokenizer, dialog_of("u:Hi"))).startswith("[inst] hi")
+    assert tokenizer.decode(Llama2ChatFormat(tokenizer).encode(dialog_of("u:Hi"))).startswith("[inst] hi")
     with pytest.raises(SpecialTags):
-        encode_dialog(tokenizer, dialog_of("u:[iNsT]"))
+        Llama2ChatFormat(tokenizer).encode(dialog_of("u:[iNsT]"))
 
 
 def test_a_huge_dialog_is_measured_without_encoding() -> None:
-    assert min_dialog_tokens(TOKENIZER, dialog_of("u:" + "a" * 10_000_000)) > 500_000
-    assert min_dialog_tokens(TOKENIZER, dialog_of("u:" + " " * 10_000_000)) < 10
+    assert CHAT.min_tokens(dialog_of("u:" + "a" * 10_000_000)) > 500_000
+    assert CHAT.min_tokens(dialog_of("u:" + " " * 10_000_000)) < 10
 
 
 def train_rewriting_tokenizer(folder: Path, rule: str) -> Tokenizer:
@@ -205,4 +201,4 @@ def train_rewriting_tokenizer(folder: Path, rule: str) -> Tokenizer:
     )
     path = folder / "tokenizer.model"
     path.write_bytes(model.getvalue())
-    return Tokenizer(path)
+    return load_tokenizer(path)

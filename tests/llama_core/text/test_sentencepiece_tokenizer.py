@@ -15,18 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_core.errors import InvalidParameter, InvalidRequest, SpecialTags, TokenizerError
-from llama_core.text.tokenizer import MAX_MODEL_FILE_BYTES, Tokenizer
+from llama_core.text.sentencepiece_tokenizer import MAX_MODEL_FILE_BYTES, SentencePieceTokenizer
 
 GOLDEN_DIR = Path(__file__).parents[2] / "data" / "golden"
 MODEL = GOLDEN_DIR / "mp1" / "tokenizer.model"
 GOLDEN = json.loads((GOLDEN_DIR / "golden.json").read_text())
-TOKENIZER = Tokenizer(MODEL)
+TOKENIZER = SentencePieceTokenizer(MODEL)
 REFERENCE = sentencepiece.SentencePieceProcessor(model_file=str(MODEL))
 
 
 def test_properties_are_those_of_llama_2() -> None:
     assert TOKENIZER.n_words == 640
     assert (TOKENIZER.bos_id, TOKENIZER.eos_id, TOKENIZER.pad_id) == (1, 2, -1)
+    assert TOKENIZER.stop_ids == {2}
     assert [i for i in range(640) if TOKENIZER.is_control(i)] == [1, 2]
     assert TOKENIZER.leading_space == "drop_one"
 
@@ -115,7 +116,7 @@ def test_a_tokenizer_survives_pickling() -> None:
 
 def assert_refused(path: Path) -> str:
     with pytest.raises(TokenizerError) as caught:
-        Tokenizer(path)
+        SentencePieceTokenizer(path)
     assert str(path) in caught.value.message
     return caught.value.message
 
@@ -153,7 +154,7 @@ def test_flipped_bits_are_refused_or_harmless(tmp_path: Path) -> None:
             damaged[rng.randrange(len(data) - 200 if trial % 2 else 0, len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
         try:
-            tokenizer = Tokenizer(path)
+            tokenizer = SentencePieceTokenizer(path)
         except TokenizerError:
             num_refused += 1
         else:
@@ -179,7 +180,7 @@ RULES_FUZZ = """
 import random, sys
 from pathlib import Path
 from llama_core.errors import TokenizerError
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.sentencepiece_tokenizer import SentencePieceTokenizer
 data, path, rng = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), random.Random(5)
 end = len(data) - 200  # behind the pieces and the trainer's settings: the normalizer's compiled rules
 num_refused = 0
@@ -189,7 +190,7 @@ for trial in range(150):
         damaged[rng.randrange(end // 4 if trial % 3 else 0, len(data))] = rng.choice([0, 255, rng.randrange(256)])
     path.write_bytes(damaged)
     try:
-        tokenizer = Tokenizer(path)
+        tokenizer = SentencePieceTokenizer(path)
         tokenizer.decode(tokenizer.encode("Stra\u00dfe \uff21 \u3000 \u0fb3" * 9, bos=True, eos=True))
     except TokenizerError:
         num_refused += 1
@@ -207,20 +208,20 @@ def test_damaged_normalization_rules_end_no_process(tmp_path: Path) -> None:
 
 
 def test_text_that_looks_like_any_control_symbol_stays_text(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(train(tmp_path, control_symbols=["~", "[INST]"]))
+    tokenizer = SentencePieceTokenizer(train(tmp_path, control_symbols=["~", "[INST]"]))
     assert [i for i in range(6) if tokenizer.is_control(i)] == [1, 2, 3, 4]
     assert tokenizer.decode(tokenizer.encode("a ~ b [INST]", bos=False, eos=False)) == "a ~ b [INST]"
 
 
 def test_a_control_token_that_came_of_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = Tokenizer(MODEL)
+    tokenizer = SentencePieceTokenizer(MODEL)
     monkeypatch.setattr(tokenizer, "_control_ids", frozenset(REFERENCE.encode("hi")))
     with pytest.raises(SpecialTags):
         tokenizer.encode("hi", bos=False, eos=False)
 
 
 def test_min_tokens_is_no_bound_where_text_is_rewritten(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(train(tmp_path, remove_extra_whitespaces=True))
+    tokenizer = SentencePieceTokenizer(train(tmp_path, remove_extra_whitespaces=True))
     assert tokenizer.encode(" " * 10_000, bos=False, eos=False) == []
     assert tokenizer.min_tokens(10_000) == 0
 
