@@ -1,138 +1,167 @@
-"""Who waits for a slot, and who is next.
+"""Which requests wait for a slot, and which of them is next.
 
-First those that ran before and were sent back, in the order in which they are to run again. Then by priority, the lowest
-number first. Among equals, owners take turns by what they were given: the next is the first in line of the owner that has
-been served least, in tokens (the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI
-2024). Who comes back after a pause is set level with those who wait, so that nobody can save up. Nor can one owner fill the
-queue where there are others: a share of the room that is left stays free (the dynamic thresholds of Choudhury and Hahne,
-"Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking, 1998). Every
-operation is O(log of the owners who wait).
+Preempted requests come first, in the order in which they are to run again. Then the lowest priority number. Within a
+priority, owners take turns by their virtual token counters: the next request is the oldest one of the owner that has been
+served least, in tokens (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Each priority has counters of
+its own: what an owner is served at one priority says nothing about its turn at another. The counter of an owner that returns
+after a pause is lifted to the counter of the owner served last, so that no owner saves up service. One owner cannot fill the
+queue where there are others: a share of the remaining capacity stays free (the dynamic thresholds of Choudhury and Hahne,
+"Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking, 1998).
+
+Every operation is O(log of the owners that wait), amortized.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import Final
 
 from llama_core.scheduling.request import Sequence
 
-# A generated token costs a row of a step that is read for few rows, a prompt's token one of many: the weights of that paper.
+# The weights of that paper: a sampled token costs a row of a step with few rows, a prompt's token a row among many.
 PROMPT_COST: Final = 1
 OUTPUT_COST: Final = 2
-MOST_OWNERS: Final = 10_000  # that are remembered while nothing of them waits
-# An owner may have so many times what is free. One who asks for all there is has four fifths, two have four ninths each.
-TIMES_WHAT_IS_FREE: Final = 4
+MAX_IDLE_OWNERS: Final = 10_000  # whose counters are kept while none of their requests wait
+# An owner may have this many times the capacity that is free: alone in the queue four fifths, two such owners four ninths each.
+TIMES_FREE_CAPACITY: Final = 4
+_MIN_COMPACTED: Final = 16  # entries of a heap; shorter heaps keep the entries of owners that left
 
 
-class _Line:
-    """Those of one priority: for each owner its own, in the order in which they came, and a heap of what owners were given."""
+class _PriorityClass:
+    """The waiting requests of one priority by owner, oldest first, and the owners' virtual token counters."""
 
     def __init__(self) -> None:
-        self.by_owner: dict[str, OrderedDict[Sequence, int]] = {}  # and the tokens that it was counted with
-        self.heap: list[tuple[float, int, str]] = []  # given when it was pushed, a number, the owner
+        self.by_owner: dict[str, OrderedDict[Sequence, int]] = {}  # with the tokens that each request counted for
+        self.counters: dict[str, float] = {}  # of owners that wait, and of others above the floor
+        self.floor = 0.0  # the counter of the owner that was next last: no waiting owner has less
+        self.heap: list[tuple[float, int, str]] = []  # counter when pushed, entry number, owner
         self.in_heap: set[str] = set()
+        self._numbers = count()
+
+    def add(self, seq: Sequence) -> bool:
+        """Whether none of the owner's requests waited before."""
+        waiting = self.by_owner.get(seq.owner)
+        is_new = waiting is None
+        if waiting is None:
+            waiting = self.by_owner[seq.owner] = OrderedDict()
+            counter = self.counters[seq.owner] = max(self.counters.get(seq.owner, 0.0), self.floor)
+            if seq.owner not in self.in_heap:
+                self.in_heap.add(seq.owner)
+                heappush(self.heap, (counter, next(self._numbers), seq.owner))
+        waiting[seq] = seq.length
+        return is_new
+
+    def remove(self, seq: Sequence) -> int:
+        """The tokens that `seq` counted for."""
+        waiting = self.by_owner[seq.owner]
+        num_tokens = waiting.pop(seq)
+        if not waiting:
+            del self.by_owner[seq.owner]
+            if len(self.heap) > max(_MIN_COMPACTED, 2 * len(self.by_owner)):
+                self.heap = [entry for entry in self.heap if entry[2] in self.by_owner]
+                heapify(self.heap)
+                self.in_heap = {owner for _, _, owner in self.heap}
+        return num_tokens
+
+    def first(self) -> Sequence:
+        while True:
+            counter, number, owner = self.heap[0]
+            if owner not in self.by_owner:
+                heappop(self.heap)
+                self.in_heap.remove(owner)
+            elif counter < self.counters[owner]:
+                heapreplace(self.heap, (self.counters[owner], number, owner))
+            else:
+                self.floor = max(self.floor, counter)
+                return next(iter(self.by_owner[owner]))
+
+    def evict_idle(self, *, above_floor: bool) -> None:
+        """Drop the counters of owners of which nothing waits: those that a return would lift anyway, or all of them."""
+        self.counters = {
+            owner: counter
+            for owner, counter in self.counters.items()
+            if owner in self.by_owner or (counter > self.floor and not above_floor)
+        }
 
 
 class WaitingQueue:
     def __init__(self) -> None:
-        self.num_tokens = 0  # of all who never ran, known when they came
+        self.num_tokens = 0  # of all requests that never ran, known when they came
         self._length = 0
-        self._held: dict[str, tuple[int, int]] = {}  # of these, how many are each owner's, and their tokens
-        self._sent_back: OrderedDict[Sequence, None] = OrderedDict()
-        self._lines: dict[int, _Line] = {}
-        self._given: dict[str, float] = {}  # cost of what each owner was given
-        self._level = 0.0  # what the owner that was last next had been given: nobody who waits has less
-        self._numbers = count()
+        self._waiting_of: dict[str, tuple[int, int]] = {}  # of these, each owner's requests and their tokens
+        self._preempted: OrderedDict[Sequence, None] = OrderedDict()
+        self._classes: dict[int, _PriorityClass] = {}  # by priority; one without waiting requests keeps its counters
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Those that were sent back, then the others by priority and owner: not in the order of their turns."""
-        yield from self._sent_back
-        for priority in sorted(self._lines):
-            for waiting in self._lines[priority].by_owner.values():
+        """The preempted requests, then the others by priority and owner: not in the order of their turns."""
+        yield from self._preempted
+        for priority in sorted(self._classes):
+            for waiting in self._classes[priority].by_owner.values():
                 yield from waiting
 
     def add(self, seq: Sequence) -> None:
-        line = self._lines.setdefault(seq.priority, _Line())
-        waiting = line.by_owner.get(seq.owner)
-        if waiting is None:
-            waiting = line.by_owner[seq.owner] = OrderedDict()
-            given = self._given[seq.owner] = max(self._given.get(seq.owner, 0.0), self._level)
-            if seq.owner not in line.in_heap:
-                line.in_heap.add(seq.owner)
-                heappush(line.heap, (given, next(self._numbers), seq.owner))
-            self._forget_some()
-        waiting[seq] = seq.length
-        self._count(seq.owner, 1, seq.length)
+        if self._class(seq.priority).add(seq):
+            self._evict_idle_owners()
+        self._count_waiting(seq.owner, 1, seq.length)
 
     def add_first(self, seq: Sequence) -> None:
         """Before all others: it ran already."""
-        self._sent_back[seq] = None
-        self._sent_back.move_to_end(seq, last=False)
+        self._preempted[seq] = None
+        self._preempted.move_to_end(seq, last=False)
         self._length += 1
 
-    def may_add(self, owner: str, room: int | None, room_tokens: int | None) -> bool:
-        """Whether the queue's `room`, in sequences and in tokens (None: without end), is for `owner` too. Without any other
-        owner all of it is, and who has no name is nobody's neighbour.
+    def has_capacity(self, owner: str, num_free: int | None, num_free_tokens: int | None) -> bool:
+        """Whether the queue's free capacity, in requests and in tokens (None: no limit), is for `owner` too. An owner without
+        others has all of it, and a request without an owner shares with none.
         """
-        if not owner or self._given.keys() <= {owner}:
+        if not owner or all(part.counters.keys() <= {owner} for part in self._classes.values()):
             return True
-        held = self._held.get(owner, (0, 0))
+        waiting = self._waiting_of.get(owner, (0, 0))
         return all(
-            free is None or mine <= 0 or mine < TIMES_WHAT_IS_FREE * free
-            for mine, free in zip(held, (room, room_tokens), strict=True)
+            free is None or mine <= 0 or mine < TIMES_FREE_CAPACITY * free
+            for mine, free in zip(waiting, (num_free, num_free_tokens), strict=True)
         )
 
     def remove(self, seq: Sequence) -> None:
-        """Of one who waits."""
-        if seq in self._sent_back:
-            del self._sent_back[seq]
+        """`seq` must wait."""
+        if seq in self._preempted:
+            del self._preempted[seq]
             self._length -= 1
         else:
-            line = self._lines[seq.priority]
-            waiting = line.by_owner[seq.owner]
-            num_tokens = waiting.pop(seq)
-            if not waiting:
-                del line.by_owner[seq.owner]  # its place in the heap is passed over when it comes up
-            if not line.by_owner:
-                del self._lines[seq.priority]
-            self._count(seq.owner, -1, -num_tokens)
+            self._count_waiting(seq.owner, -1, -self._classes[seq.priority].remove(seq))
 
     def first(self) -> Sequence:
-        """Who is next; somebody must wait."""
-        if self._sent_back:
-            return next(iter(self._sent_back))
-        line = self._lines[min(self._lines)]
-        while True:
-            given, number, owner = line.heap[0]
-            if owner not in line.by_owner:
-                heappop(line.heap)
-                line.in_heap.remove(owner)
-            elif given < self._given[owner]:
-                heapreplace(line.heap, (self._given[owner], number, owner))
-            else:
-                self._level = max(self._level, given)
-                return next(iter(line.by_owner[owner]))
+        """The next request; one must wait."""
+        if self._preempted:
+            return next(iter(self._preempted))
+        return self._classes[min(priority for priority, part in self._classes.items() if part.by_owner)].first()
 
-    def charge(self, owner: str, cost: float) -> None:
-        """`owner` was given something."""
-        self._given[owner] = self._given.get(owner, self._level) + cost
+    def count_served(self, seq: Sequence, cost: float) -> None:
+        """Add `cost` to the virtual token counter of the owner of `seq`, at its priority."""
+        part = self._classes.get(seq.priority) or self._class(seq.priority)
+        part.counters[seq.owner] = part.counters.get(seq.owner, part.floor) + cost
 
-    def _count(self, owner: str, num_sequences: int, num_tokens: int) -> None:
+    def _class(self, priority: int) -> _PriorityClass:
+        part = self._classes.get(priority)
+        if part is None:
+            part = self._classes[priority] = _PriorityClass()
+        return part
+
+    def _count_waiting(self, owner: str, num_sequences: int, num_tokens: int) -> None:
         self._length += num_sequences
         self.num_tokens += num_tokens
-        sequences, tokens = self._held.pop(owner, (0, 0))
+        sequences, tokens = self._waiting_of.pop(owner, (0, 0))
         if sequences + num_sequences:
-            self._held[owner] = (sequences + num_sequences, tokens + num_tokens)
+            self._waiting_of[owner] = (sequences + num_sequences, tokens + num_tokens)
 
-    def _forget_some(self) -> None:
-        """Of owners of whom nothing waits, those who would be set level anyway, and if need be the others."""
-        if len(self._given) <= MOST_OWNERS:
-            return
-        wait = {owner for line in self._lines.values() for owner in line.by_owner}
-        self._given = {owner: given for owner, given in self._given.items() if owner in wait or given > self._level}
-        if len(self._given) > MOST_OWNERS + len(wait):
-            self._given = {owner: given for owner, given in self._given.items() if owner in wait}
+    def _evict_idle_owners(self) -> None:
+        """Bound the counters of owners of which nothing waits."""
+        parts = self._classes.values()
+        for above_floor in (False, True):
+            if sum(len(part.counters) - len(part.by_owner) for part in parts) > MAX_IDLE_OWNERS:
+                for part in parts:
+                    part.evict_idle(above_floor=above_floor)

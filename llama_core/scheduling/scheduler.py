@@ -135,7 +135,7 @@ class Scheduler:
             raise QueueFull(f"{len(waiting)} sequences wait already, the limit is {most}")
         if room_tokens is not None and waiting.num_tokens and num_tokens > room_tokens:
             raise QueueFull(f"sequences of {waiting.num_tokens} tokens wait already, the limit is {most_tokens}")
-        if not waiting.may_add(owner, room, room_tokens):
+        if not waiting.has_capacity(owner, room, room_tokens):
             raise QueueFull("most of those who wait are of this key or user already; what room is left is for others")
 
     def add(self, seq: Sequence) -> None:
@@ -282,7 +282,7 @@ class Scheduler:
             if output.logprobs and (logprob := output.logprobs[i]) is not None:
                 seq.logprobs.append(logprob)
         seq.tokens += taken
-        self._waiting.charge(seq.owner, OUTPUT_COST * len(taken))
+        self._waiting.count_served(seq, OUTPUT_COST * len(taken))
         if taken and not seq.is_trusted:
             self.quarantine.tokens_sampled(seq)
         seq.inflight -= 1
@@ -366,7 +366,7 @@ class Scheduler:
                 return
             self._waiting.remove(seq)
             if seq.num_cached is None:  # else it ran before, and was charged then
-                self._waiting.charge(seq.owner, PROMPT_COST * (seq.length - len(found) * self.pool.block_size))
+                self._waiting.count_served(seq, PROMPT_COST * (seq.length - len(found) * self.pool.block_size))
             seq.slot = self._free_slots.pop()
             seq.blocks = found + blocks
             seq.num_named = len(found)

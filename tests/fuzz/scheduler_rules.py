@@ -251,23 +251,26 @@ class Bench:
         most, most_tokens, queue = self.world.max_waiting, self.world.max_waiting_tokens, self.scheduler._waiting
         free = self.world.slots - self.scheduler.num_running
         assert len(queue) + num_sequences > free, "a free slot is refused"
-        mine = [one for line in queue._lines.values() for one in line.by_owner.get(owner, ())]
+        mine = [one for line in queue._classes.values() for one in line.by_owner.get(owner, ())]
         is_full = most is not None and len(queue) + num_sequences > most + free
         if most_tokens is not None and queue.num_tokens:
             is_full = is_full or queue.num_tokens + num_tokens > most_tokens
-        assert is_full or (owner and mine and len(queue._given) > 1), "refused, and there is room"
+        others = {one for line in queue._classes.values() for one in line.counters} - {owner}
+        assert is_full or (owner and mine and others), "refused, and there is capacity"
 
     def _check_turn(self, queue: WaitingQueue, seq: Sequence) -> None:
         """Nobody is passed over: those sent back come first; then the best priority, the owner with least, its oldest."""
-        if queue._sent_back:
-            assert seq is next(iter(queue._sent_back))
+        if queue._preempted:
+            assert seq is next(iter(queue._preempted))
             return
         waiting = [heard for heard in self.heard.values() if heard.seq.slot is None and not heard.seq.finished]
         best = min(heard.seq.priority for heard in waiting)
         mine = [heard for heard in waiting if heard.seq.priority == best]
         assert seq.priority == best, "somebody of a better priority waits"
-        least = min(queue._given[heard.seq.owner] for heard in mine)
-        assert queue._given[seq.owner] == least, "an owner that was given less waits"
+        counters = queue._classes[best].counters
+        assert counters[seq.owner] == min(counters[heard.seq.owner] for heard in mine), (
+            "an owner that was served less waits"
+        )
         oldest = min((heard for heard in mine if heard.seq.owner == seq.owner), key=lambda heard: heard.number)
         assert seq is oldest.seq, "an older one of the same owner waits"
 
@@ -302,16 +305,15 @@ class Bench:
     def _check_queue(self, queue: WaitingQueue, live: list[Sequence]) -> None:
         counted: dict[Sequence, int] = {}
         held = Counter[str]()
-        for line in queue._lines.values():
-            assert line.by_owner, "an empty line is kept"
+        for line in queue._classes.values():
             for owner, waiting in line.by_owner.items():
-                assert waiting and owner in line.in_heap and owner in queue._given
+                assert waiting and owner in line.in_heap and owner in line.counters
                 counted.update(waiting)
                 held[owner] += len(waiting)
             assert sorted(entry[2] for entry in line.heap) == sorted(line.in_heap)
-        assert {*counted, *queue._sent_back} == {seq for seq in live if seq.slot is None}
-        assert len(queue) == len(counted) + len(queue._sent_back), "those who wait are miscounted"
-        assert held == {owner: num_sequences for owner, (num_sequences, _) in queue._held.items()}
-        assert queue.num_tokens == sum(num_tokens for _, num_tokens in queue._held.values())
+        assert {*counted, *queue._preempted} == {seq for seq in live if seq.slot is None}
+        assert len(queue) == len(counted) + len(queue._preempted), "those who wait are miscounted"
+        assert held == {owner: num_sequences for owner, (num_sequences, _) in queue._waiting_of.items()}
+        assert queue.num_tokens == sum(num_tokens for _, num_tokens in queue._waiting_of.values())
         assert queue.num_tokens == sum(counted.values()), "the tokens that wait are miscounted"
         assert all(seq.prompt_len <= num_tokens <= seq.length for seq, num_tokens in counted.items())

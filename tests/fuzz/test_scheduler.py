@@ -128,7 +128,7 @@ def _share(pool: BlockPool, num_blocks: int, **asked: Any) -> list[int] | None:
 
 
 def _miscount(queue: WaitingQueue, seq: Sequence) -> None:
-    queue._sent_back[seq] = None
+    queue._preempted[seq] = None
     queue._length += 2
 
 

@@ -1,11 +1,11 @@
-"""Who is next: fair between owners by what they were given, in order within one, and nobody waits for ever."""
+"""Which request is next: fair between owners by their virtual token counters, in order within an owner, without starvation."""
 
 from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_core.scheduling import fair_queue as waiting
+from llama_core.scheduling import fair_queue
 from llama_core.scheduling.fair_queue import WaitingQueue
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -18,7 +18,7 @@ def seq(owner: str = "", priority: int = 0, length: int = 10) -> Sequence:
 def take(queue: WaitingQueue, cost: float | None = None) -> Sequence:
     first = queue.first()
     queue.remove(first)
-    queue.charge(first.owner, first.length if cost is None else cost)
+    queue.count_served(first, first.length if cost is None else cost)
     return first
 
 
@@ -31,24 +31,24 @@ def test_one_owner_is_served_in_order() -> None:
     assert len(queue) == queue.num_tokens == 0
 
 
-def test_an_owner_leaves_room_for_others_where_there_are_any() -> None:
+def test_one_owner_leaves_a_share_of_the_queue_to_other_owners() -> None:
     queue = WaitingQueue()
 
     def fill(owner: str, most: int = 100) -> int:
         before = len(queue)
-        while (room := most - len(queue)) and queue.may_add(owner, room, None):
+        while (free := most - len(queue)) and queue.has_capacity(owner, free, None):
             queue.add(seq(owner))
         return len(queue) - before
 
-    assert fill("alone", 10) == 10, "all of it, while nobody else is known"
+    assert fill("alone", 10) == 10, "all of it, while no other owner is known"
     for one in list(queue):
         queue.remove(one)
     assert fill("greedy") == 80
-    assert fill("modest") == 16 and queue.may_add("another", 4, None) and queue.may_add("", 4, None)
-    assert not queue.may_add("greedy", None, 10) and queue.may_add("greedy", None, 1000)
+    assert fill("modest") == 16 and queue.has_capacity("another", 4, None) and queue.has_capacity("", 4, None)
+    assert not queue.has_capacity("greedy", None, 10) and queue.has_capacity("greedy", None, 1000)
 
 
-def test_who_ran_already_takes_no_room_for_tokens() -> None:
+def test_a_preempted_request_counts_no_waiting_tokens() -> None:
     queue = WaitingQueue()
     waits, ran = seq(length=7), seq(length=50)
     queue.add(waits)
@@ -84,16 +84,16 @@ def test_owners_get_the_same_number_of_tokens_not_of_requests() -> None:
     assert abs(given["long"] - given["short"]) <= 40
 
 
-def test_what_runs_on_counts_too() -> None:
+def test_tokens_of_running_requests_count_too() -> None:
     queue = WaitingQueue()
     for owner in ("a", "b") * 3:
         queue.add(seq(owner))
     assert take(queue).owner == "a"
-    queue.charge("b", 1000)  # what earlier ones of b generate meanwhile
+    queue.count_served(seq("b"), 1000)  # what running requests of b generate meanwhile
     assert [take(queue).owner for _ in range(2)] == ["a", "a"]
 
 
-def test_nobody_saves_up_while_away() -> None:
+def test_an_owner_saves_up_no_service_while_it_is_away() -> None:
     queue = WaitingQueue()
     queue.add(seq("new"))
     take(queue)
@@ -106,7 +106,7 @@ def test_nobody_saves_up_while_away() -> None:
     assert Counter(take(queue).owner for _ in range(20)) == {"old": 10, "new": 10}
 
 
-def test_a_lower_number_comes_first_and_who_was_sent_back_before_all() -> None:
+def test_preempted_requests_come_first_and_then_the_lowest_priority_number() -> None:
     queue = WaitingQueue()
     late, soon, back, earlier = seq(priority=5), seq(priority=0), seq(priority=9), seq(priority=9)
     for one in (late, soon):
@@ -116,28 +116,46 @@ def test_a_lower_number_comes_first_and_who_was_sent_back_before_all() -> None:
     assert [take(queue) for _ in range(4)] == [earlier, back, soon, late]
 
 
-def test_what_is_remembered_of_owners_is_bounded(monkeypatch: object) -> None:
+def test_the_number_of_counters_is_bounded() -> None:
     queue = WaitingQueue()
-    for number in range(3 * waiting.MOST_OWNERS):
-        queue.add(seq(str(number)))
+    for number in range(3 * fair_queue.MAX_IDLE_OWNERS):
+        queue.add(seq(str(number), priority=number % 3))
         take(queue)
-    assert len(queue._given) <= waiting.MOST_OWNERS + 1
+    assert sum(len(part.counters) for part in queue._classes.values()) <= fair_queue.MAX_IDLE_OWNERS + 1
 
 
-def test_an_owner_that_comes_and_goes_leaves_nothing_behind() -> None:
+def test_departed_requests_leave_the_heap() -> None:
     queue = WaitingQueue()
     stays = seq("stays")
     queue.add(stays)
-    for _ in range(1000):
-        one = seq("goes")
+    for number in range(1000):
+        one = seq(f"owner {number}")
         queue.add(one)
         queue.remove(one)
-    assert len(queue._lines[0].heap) <= 2
+    assert len(queue._classes[0].heap) <= 20 and queue.first() is stays
+
+
+def test_service_at_another_priority_does_not_delay_a_newcomer() -> None:
+    """With one counter for all priorities, the owner that always waits was served 2,000 times before the newcomer."""
+    queue = WaitingQueue()
+    for _ in range(2):
+        queue.add(seq("always", priority=10))
+    for _ in range(2000):
+        queue.add(seq("other", priority=0))
+        take(queue)
+    queue.add(seq("newcomer", priority=10))
+    served = []
+    while not served or served[-1] != "newcomer":
+        served.append(take(queue).owner)
+        queue.add(seq("always", priority=10))
+    assert len(served) <= 2
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2), st.integers(1, 50), st.booleans()), max_size=60))
-def test_everyone_is_served_once_in_any_mix(moves: list[tuple[str, int, int, bool]]) -> None:
+def test_each_request_is_served_once_in_any_mix_of_owners_and_priorities(
+    moves: list[tuple[str, int, int, bool]],
+) -> None:
     queue, left = WaitingQueue(), set[Sequence]()
     for owner, priority, length, also_take in moves:
         one = seq(owner, priority, length)
