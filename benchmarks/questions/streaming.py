@@ -70,7 +70,7 @@ def serve_app(ready: Connection) -> None:
     from deployments.args import ServerArgs
     from deployments.engine.metrics import Metrics
     from deployments.engine.service import LlamaService
-    from deployments.engine.supervisor import Groups
+    from deployments.engine.supervisor import GroupPool
     from deployments.http.app import build_http_app
 
     logging.basicConfig(filename=os.devnull, level=logging.INFO)  # lines are made and written, as in Serve
@@ -78,8 +78,8 @@ def serve_app(ready: Connection) -> None:
     async def run() -> None:
         metrics = Metrics(in_ray=False)
         args = ServerArgs.model_validate(ARGS)
-        groups: Groups = PacedGroupPool()
-        service = LlamaService(args, lambda: groups, on_step=metrics.on_step)
+        pool: GroupPool = PacedGroupPool()
+        service = LlamaService(args, lambda: pool, on_step=metrics.on_step)
         metrics.watch(service)
         await service.start()
         app = RequestIdMiddleware(build_http_app(service, metrics, sends_request_id=False))

@@ -1,4 +1,4 @@
-"""FakeRanks behind the supervisor's interfaces `Group` and `Groups`. A test says when a group fails."""
+"""FakeRanks behind the supervisor's interfaces `Group` and `GroupPool`. A test says when a group fails."""
 
 import asyncio
 from collections.abc import Callable, Sequence
