@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import ray
@@ -239,7 +239,7 @@ class LlamaIngress:
         return self._describe()
 
     def _describe(self) -> dict[str, Any]:
-        return {**self.service.describe(), "api_keys": self._keys.are_required}
+        return {**asdict(self.service.describe()), "api_keys": self._keys.are_required}
 
     async def drain(self) -> None:
         """Take no new request from now on (503, `/ready` says draining), and return when the live ones have ended."""

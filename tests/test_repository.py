@@ -12,7 +12,8 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.args import ServerArgs
 from deployments.engine.interface import Engine
-from deployments.engine.metrics import Figure, Metrics
+from deployments.engine.metric import Gauge, Histogram
+from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
 from llama_core.generation import Llama
@@ -40,9 +41,9 @@ def test_every_argument_of_build_and_every_metric_is_documented() -> None:
     assert [name for name in keyword_only if f"`{name}`" not in differences] == []
 
     operations = (ROOT / "docs" / "operations.md").read_text()
-    figures = [name for name, value in vars(Metrics(in_ray=False)).items() if isinstance(value, Figure)]
-    assert figures
-    assert [name for name in figures if f"| `{name}` |" not in operations] == []
+    metrics = [name for name, value in vars(Metrics(in_ray=False)).items() if isinstance(value, Gauge | Histogram)]
+    assert metrics
+    assert [name for name in metrics if f"| `{name}` |" not in operations] == []
 
 
 def test_the_http_page_names_every_route() -> None:

@@ -29,6 +29,45 @@ class Delta(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank, as GET /props shows it."""
+
+    rank: int
+    node: str
+    pid: int
+    device: str
+    dtype: str
+    weight_bytes: int
+    load_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What GET /props answers, field by field: the model, its ranks, the limits, and how full the cache and the queues are."""
+
+    model: str
+    phase: str
+    world_size: int
+    epoch: int
+    ranks: tuple[RankState, ...]
+    spare_ranks_ready: int
+    max_seq_len: int
+    max_batch_size: int
+    max_step_tokens: int
+    max_queue: int
+    max_queue_tokens: int
+    block_size: int
+    blocks_total: int = 0
+    blocks_used: int = 0
+    requests_running: int = 0
+    requests_waiting: int = 0
+    preemptions: int = 0
+    prefix_cache_hit_tokens: int = 0
+    draft_tokens: int = 0
+    draft_tokens_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Readiness:
     """Whether requests are served now. phase: loading, ready, recovering, draining or failed. detail: a sentence for people."""
 
@@ -110,8 +149,4 @@ class Engine(Protocol):
     def next_seed(self) -> int:
         """An int64 for a request that names none; never the same twice in a row."""
 
-    def describe(self) -> dict[str, object]:
-        """For GET /props: the model, its ranks and devices, the limits, how full the cache and the queues are.
-
-        `Metrics.watch` reads requests_running, requests_waiting, blocks_used and blocks_total.
-        """
+    def describe(self) -> EngineState: ...

@@ -1,116 +1,47 @@
-"""The operators' figures, each defined once and recorded twice: for GET /metrics of this replica, and in Ray's metrics.
+"""The operators' metrics of one replica, each defined once and recorded for GET /metrics and in Ray's metrics (`metric.py`).
 
-Names are those that operators of the reference watch, and the suffixes that Ray's own dashboards for LLMs ask for. A
-"count" only ever grows but keeps its plain name (a Prometheus counter would be renamed to `..._total`).
+Six names are those that operators of Meta's reference watch, and stay: tokens_generated_per_second, prefill_time_ms,
+time_per_decoding_step_ms, gpu_memory_used_bytes, cuda_oom_errors_count, invalid_dialog_assertions_count. Others end as Ray's
+own dashboards for LLMs expect; counts end in "_total".
 """
 
 import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterator, Mapping
 
 import prometheus_client
 import ray
-from ray.serve import metrics as ray_metrics
 
 from deployments.engine.engine_loop import StepStats
 from deployments.engine.interface import Engine
+from deployments.engine.metric import Count, Gauge, Histogram, RenamedCount
 from llama_core.errors import LlamaError, RankFailure
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 RATE_WINDOW_S = 10.0
 REFRESH_S = 1.0
-MOST_AT_ONCE = 64  # values of a histogram; Ray takes 10 us for one, and streams must go on meanwhile
-MOST_KEPT = 100_000
+RECORD_AGAIN_S = 5.0  # unchanged values too: Ray drops a series that is not recorded for a while
+PATHS = ("/v1/chat/completions", "/v1/completions", "handle")
 TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 PREFILL_MS = tuple(1000 * s for s in TTFT_S)
 STEP_MS = (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 100.0, 200.0, 400.0, 1000.0, 5000.0)
 
-Kind = Literal["gauge", "count", "histogram"]
-
-
-class Figure:
-    """One metric and both places where it is recorded. Not safe across threads: a replica has one event loop.
-
-    Recording costs next to nothing, as befits what every step does; `publish` does the rest, once a second.
-    """
-
-    def __init__(
-        self,
-        registry: prometheus_client.CollectorRegistry,
-        kind: Kind,
-        name: str,
-        help_text: str,
-        labels: tuple[str, ...] = (),
-        *,
-        buckets: tuple[float, ...] = (),
-        in_ray: bool = False,
-    ) -> None:
-        self._kind = kind
-        self._values: dict[tuple[tuple[str, str], ...], float] = {}  # by labels
-        self._published: dict[tuple[tuple[str, str], ...], float] = {}
-        self._observed: deque[float] = deque(maxlen=MOST_KEPT)  # not published yet
-        self._local: prometheus_client.Gauge | prometheus_client.Histogram
-        if kind == "histogram":
-            self._local = prometheus_client.Histogram(name, help_text, labels, registry=registry, buckets=buckets)
-        else:
-            self._local = prometheus_client.Gauge(name, help_text, labels, registry=registry)
-        self._ray: ray_metrics.Gauge | ray_metrics.Histogram | None = None
-        if in_ray and kind == "histogram":
-            self._ray = ray_metrics.Histogram(name, help_text, list(buckets), labels)  # type: ignore[arg-type]
-        elif in_ray:
-            self._ray = ray_metrics.Gauge(name, help_text, labels)  # type: ignore[arg-type]
-        if kind == "count" and not labels:
-            self.add(0)  # shown as 0 from the start, so that an alert can tell it from "not there"
-
-    def set(self, value: float, **labels: str) -> None:
-        assert self._kind == "gauge"
-        self._values[tuple(labels.items())] = value
-
-    def add(self, value: float = 1, **labels: str) -> None:
-        assert self._kind == "count"
-        key = tuple(labels.items())
-        self._values[key] = self._values.get(key, 0) + value
-
-    def observe(self, value: float) -> None:
-        assert self._kind == "histogram"
-        self._observed.append(value)
-
-    def publish(self) -> bool:
-        """Write what is new to both places. False if that was so much that the rest is left for the next call."""
-        if isinstance(self._local, prometheus_client.Histogram):
-            for _ in range(min(len(self._observed), MOST_AT_ONCE)):
-                value = self._observed.popleft()
-                self._local.observe(value)
-                if isinstance(self._ray, ray_metrics.Histogram):
-                    self._ray.observe(value)
-            return not self._observed
-        for key, value in self._values.items():
-            if self._kind == "count" and self._published.get(key) == value:
-                continue
-            self._published[key] = value
-            labels = dict(key)
-            (self._local.labels(**labels) if labels else self._local).set(value)
-            if isinstance(self._ray, ray_metrics.Gauge):
-                self._ray.set(value, labels)
-        return True
-
 
 class Metrics:
-    """Every figure of one replica. Each instance has a registry of its own, so tests and replicas do not meet."""
+    """Every metric of one replica. Each instance has a registry of its own, so that tests and replicas share none."""
 
     def __init__(self, *, in_ray: bool | None = None) -> None:
-        """in_ray: record in Ray's metrics too; when None, if this process is connected to a Ray that collects any."""
+        """in_ray: record in Ray's metrics too; if None, when this process is connected to a Ray that collects metrics."""
         self.registry = prometheus_client.CollectorRegistry()
         self._in_ray = _is_collected_by_ray() if in_ray is None else in_ray
-        self._figures: list[Figure] = []
+        self._metrics: list[Gauge | Histogram] = []
         self._recent: deque[tuple[float, int]] = deque()  # (when, tokens) within the rate's window
         self._recent_tokens = 0
-        self._timed_ranks: set[int] = set()  # ranks that have a figure
+        self._timed_ranks: set[int] = set()  # that have a value of rank_step_ms
         self._engine: Engine | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
         self.tokens_generated_per_second = self._gauge(
             "tokens_generated_per_second", f"New tokens a second over the last {RATE_WINDOW_S:g} s"
@@ -124,35 +55,46 @@ class Metrics:
         )
         self.gpu_memory_used_bytes = self._gauge("gpu_memory_used_bytes", "Device memory in use, by rank", ("rank",))
         self.num_requests_running = self._gauge("num_requests_running", "Sequences in the batch")
-        self.num_requests_waiting = self._gauge("num_requests_waiting", "Sequences waiting for room")
+        self.num_requests_waiting = self._gauge("num_requests_waiting", "Sequences that wait for a slot")
         self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Cache blocks in use, 0 to 1")
         self.cuda_oom_errors_count = self._count("cuda_oom_errors_count", "Times a rank ran out of device memory")
         self.invalid_dialog_assertions_count = self._count(
             "invalid_dialog_assertions_count",
-            "Dialogs refused: roles out of order, or the template's tags in a message",
+            "Refused dialogs: roles out of order, or the template's tags in a message",
         )
-        self.non_finite_logits_count = self._count(
-            "non_finite_logits_count", "Requests for which the model computed NaN"
+        self.non_finite_logits_total = self._renamed(
+            "non_finite_logits_total",
+            "Requests for which the model computed NaN or infinity",
+            "non_finite_logits_count",
         )
-        self.rank_failures_count = self._count("rank_failures_count", "Times the rank group failed")
+        self.rank_failures_total = self._renamed(
+            "rank_failures_total", "Times the rank group failed", "rank_failures_count"
+        )
         self.num_ranks = self._gauge(
             "num_ranks", "Ranks that serve; fewer than configured while there is no room for all"
         )
         self.rank_step_ms = self._gauge(
-            "rank_step_ms", "Of a step, what a rank computes by itself, without waiting for others", ("rank",)
+            "rank_step_ms", "A rank's own compute time in a step, without waiting for other ranks", ("rank",)
         )
-        self.generated_tokens_count = self._count("generated_tokens_count", "New tokens since the start")
-        self.prefix_cache_hit_tokens_count = self._count(
-            "prefix_cache_hit_tokens_count", "Tokens found in the cache instead of computed"
+        self.generated_tokens_total = self._renamed(
+            "generated_tokens_total", "New tokens since the start", "generated_tokens_count"
         )
-        self.draft_tokens_count = self._count("draft_tokens_count", "Proposed tokens that steps have checked")
-        self.draft_tokens_accepted_count = self._count(
-            "draft_tokens_accepted_count", "Proposed tokens that the model would have drawn itself"
+        self.prefix_cache_hit_tokens_total = self._renamed(
+            "prefix_cache_hit_tokens_total",
+            "Prompt tokens found in the prefix cache instead of computed",
+            "prefix_cache_hit_tokens_count",
+        )
+        self.draft_tokens_total = self._renamed(
+            "draft_tokens_total", "Draft tokens that were proposed and verified", "draft_tokens_count"
+        )
+        self.draft_tokens_accepted_total = self._renamed(
+            "draft_tokens_accepted_total", "Draft tokens that were accepted", "draft_tokens_accepted_count"
         )
         self.requests_total = self._count(
-            "requests_total", "Finished requests, by route and outcome (ok, cancelled or an error's code)",
-            ("path", "outcome"),
-        )  # fmt: skip
+            "requests_total",
+            "Finished requests, by route and outcome (ok, cancelled or an error's code)",
+            {"path": PATHS, "outcome": ("ok", "cancelled", *sorted(set(_codes(LlamaError))))},
+        )
 
     def first_token(self, seconds: float) -> None:
         """A request's first token came `seconds` after the request."""
@@ -165,102 +107,98 @@ class Metrics:
     def on_failure(self, error: LlamaError) -> None:
         """The ranks have failed, or did not come up."""
         if isinstance(error, RankFailure):
-            self.rank_failures_count.add()
+            self.rank_failures_total.add()
         if "OutOfMemoryError" in error.message:
             self.cuda_oom_errors_count.add()
 
     def tokens_generated(self, num_tokens: int) -> None:
-        """So many new tokens, for the sum and the rate."""
-        self.generated_tokens_count.add(num_tokens)
+        """Count new tokens, in the total and in the rate."""
+        self.generated_tokens_total.add(num_tokens)
         self._recent.append((time.monotonic(), num_tokens))
         self._recent_tokens += num_tokens
 
     def on_step(self, stats: StepStats) -> None:
-        """One step of the engine is done."""
+        """One step of the engine has completed."""
         self.tokens_generated(stats.num_sampled)
         if stats.decode_only:
             self.time_per_decoding_step_ms.observe(stats.elapsed_ms)
-        self.prefix_cache_hit_tokens_count.add(stats.num_prefix_hits)
-        self.draft_tokens_count.add(stats.num_drafts)
-        self.draft_tokens_accepted_count.add(stats.num_drafts_accepted)
+        self.prefix_cache_hit_tokens_total.add(stats.num_prefix_hits)
+        self.draft_tokens_total.add(stats.num_drafts)
+        self.draft_tokens_accepted_total.add(stats.num_drafts_accepted)
         if stats.num_non_finite:
-            self.non_finite_logits_count.add(stats.num_non_finite)
+            self.non_finite_logits_total.add(stats.num_non_finite)
         if stats.device_memory_bytes:
-            self.gpu_memory_used_bytes.set(stats.device_memory_bytes, rank="0")  # the rank that answers for all
+            self.gpu_memory_used_bytes.set(stats.device_memory_bytes, rank="0")  # rank 0 sends the step's output
 
     def on_compute_ms(self, compute_ms: Mapping[int, float]) -> None:
-        """What each rank computes of a step by itself, in milliseconds."""
-        for rank in self._timed_ranks - compute_ms.keys():  # it is gone, or has had nothing to do
+        """The milliseconds of a step that each rank computed without waiting, by rank."""
+        for rank in self._timed_ranks - compute_ms.keys():  # the rank is gone, or had no step to compute
             self.rank_step_ms.set(0.0, rank=str(rank))
         for rank, milliseconds in compute_ms.items():
             self.rank_step_ms.set(milliseconds, rank=str(rank))
         self._timed_ranks |= compute_ms.keys()
 
     def watch(self, engine: Engine) -> None:
-        """Take queue lengths and cache use from `engine` before every rendering and, where a loop runs, every second."""
+        """Read queue lengths and cache use from `engine` before every rendering and, where a loop runs, every second."""
         self._engine = engine
         try:
-            self._watching = asyncio.get_running_loop().create_task(self._keep_fresh())
+            self._refreshing = asyncio.get_running_loop().create_task(self._keep_fresh())
         except RuntimeError:
             return
 
     async def _keep_fresh(self) -> None:
+        recorded_s = 0.0
         while True:
             await asyncio.sleep(REFRESH_S)
             self.refresh()
-            for figure in self._figures:
-                while not figure.publish():  # noqa: ASYNC110 (nothing is waited for: others get their turn)
-                    await asyncio.sleep(0)
+            again = time.monotonic() - recorded_s >= RECORD_AGAIN_S
+            if again:
+                recorded_s = time.monotonic()
+            for metric in self._metrics:
+                while not metric.publish(again=again):  # noqa: ASYNC110 (nothing is waited for)
+                    await asyncio.sleep(0)  # streams go on between two batches
+                await asyncio.sleep(0)
 
     def refresh(self) -> None:
-        """Bring up to date what changes without an event: the rate when nothing is generated, and the engine's state."""
+        """Update what changes without an event: the rate while nothing is generated, and the engine's state."""
         oldest = time.monotonic() - RATE_WINDOW_S
         while self._recent and self._recent[0][0] < oldest:
             self._recent_tokens -= self._recent.popleft()[1]
         self.tokens_generated_per_second.set(self._recent_tokens / RATE_WINDOW_S)
         if self._engine is not None:
             state = self._engine.describe()
-            self.engine_state(
-                running=_whole(state.get("requests_running")),
-                waiting=_whole(state.get("requests_waiting")),
-                blocks_used=_whole(state.get("blocks_used")),
-                blocks_total=_whole(state.get("blocks_total")),
-            )
-            self.num_ranks.set(_whole(state.get("world_size")))
-
-    def engine_state(self, *, running: int, waiting: int, blocks_used: int, blocks_total: int) -> None:
-        self.num_requests_running.set(running)
-        self.num_requests_waiting.set(waiting)
-        self.kv_cache_usage_perc.set(blocks_used / blocks_total if blocks_total else 0.0)
+            self.num_requests_running.set(state.requests_running)
+            self.num_requests_waiting.set(state.requests_waiting)
+            self.kv_cache_usage_perc.set(state.blocks_used / state.blocks_total if state.blocks_total else 0.0)
+            self.num_ranks.set(state.world_size)
 
     def render(self) -> bytes:
         """Prometheus text."""
         self.refresh()
-        for figure in self._figures:
-            while not figure.publish():
+        for metric in self._metrics:
+            while not metric.publish():
                 pass
         return prometheus_client.generate_latest(self.registry)
 
-    def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Figure:
-        return self._figure("gauge", name, help_text, labels)
+    def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        gauge = Gauge(self.registry, name, help_text, labels, in_ray=self._in_ray)
+        self._metrics.append(gauge)
+        return gauge
 
-    def _count(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Figure:
-        return self._figure("count", name, help_text, labels)
+    def _count(self, name: str, help_text: str, known: Mapping[str, tuple[str, ...]] | None = None) -> Count:
+        count = Count(self.registry, name, help_text, known, in_ray=self._in_ray)
+        self._metrics.append(count)
+        return count
 
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Figure:
-        return self._figure("histogram", name, help_text, buckets=buckets)
+    def _renamed(self, name: str, help_text: str, old_name: str) -> Count:
+        count = RenamedCount(self.registry, name, help_text, old_name, in_ray=self._in_ray)
+        self._metrics.append(count)
+        return count
 
-    def _figure(
-        self,
-        kind: Kind,
-        name: str,
-        help_text: str,
-        labels: tuple[str, ...] = (),
-        buckets: tuple[float, ...] = (),
-    ) -> Figure:
-        figure = Figure(self.registry, kind, name, help_text, labels, buckets=buckets, in_ray=self._in_ray)
-        self._figures.append(figure)
-        return figure
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(self.registry, name, help_text, buckets, in_ray=self._in_ray)
+        self._metrics.append(histogram)
+        return histogram
 
 
 def _is_collected_by_ray() -> bool:
@@ -268,5 +206,8 @@ def _is_collected_by_ray() -> bool:
     return ray.is_initialized() and not is_off
 
 
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
+def _codes(error: type[LlamaError]) -> Iterator[str]:
+    """The codes of an error and of all below it in the tree."""
+    yield error.code
+    for kind in error.__subclasses__():
+        yield from _codes(kind)

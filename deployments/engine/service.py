@@ -7,11 +7,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from cluster.driver.group_info import GroupInfo
+from cluster.driver.group_info import GroupInfo, RankReport
 from deployments.args import ServerArgs
 from deployments.engine.engine_loop import EngineLoop, StepStats
-from deployments.engine.interface import Readiness
+from deployments.engine.interface import EngineState, RankState, Readiness
 from deployments.engine.supervisor import GroupPool, Supervisor
 from deployments.engine.token_stream import TokenStream
 from llama_core.checkpoint.files import find_shards
@@ -197,42 +198,36 @@ class LlamaService:
         self._num_seeds += 1
         return mix_seed(self.args.seed, self._num_seeds)
 
-    def describe(self) -> dict[str, object]:
-        scheduler = self._loop.scheduler if self._loop is not None else None
-        ranks = self.info.ranks if self.info is not None else ()
-        return {
-            "model": self.model_id,
-            "phase": self.readiness().phase,
-            "world_size": self.num_ranks_now,
-            "epoch": self._supervisor.epoch if self._supervisor is not None else 0,
-            "ranks": [
-                {
-                    "rank": report.identity.rank,
-                    "node": report.identity.node_ip,
-                    "pid": report.identity.process.pid,
-                    "device": report.load.device,
-                    "dtype": report.load.dtype,
-                    "weight_bytes": report.load.weight_bytes,
-                    "load_seconds": round(report.load.seconds, 3),
-                }
-                for report in ranks
-            ],
-            "spare_ranks_ready": self._supervisor.num_standby if self._supervisor is not None else 0,
-            "max_seq_len": self.config.max_seq_len,
-            "max_batch_size": self.config.max_batch_size,
-            "max_step_tokens": self.config.max_step_tokens,
-            "max_queue": self.args.max_queue,
-            "max_queue_tokens": self.args.max_queue_tokens,
-            "block_size": self.config.block_size,
-            "blocks_total": scheduler.pool.num_blocks if scheduler else 0,
-            "blocks_used": scheduler.pool.num_used if scheduler else 0,
-            "requests_running": scheduler.num_running if scheduler else 0,
-            "requests_waiting": scheduler.num_waiting if scheduler else 0,
-            "preemptions": scheduler.num_preemptions if scheduler else 0,
-            "prefix_cache_hit_tokens": scheduler.num_prefix_hits if scheduler else 0,
-            "draft_tokens": scheduler.num_drafts if scheduler else 0,
-            "draft_tokens_accepted": scheduler.num_drafts_accepted if scheduler else 0,
-        }
+    def describe(self) -> EngineState:
+        supervisor, reports = self._supervisor, self.info.ranks if self.info is not None else ()
+        state = EngineState(
+            model=self.model_id,
+            phase=self.readiness().phase,
+            world_size=self.num_ranks_now,
+            epoch=supervisor.epoch if supervisor is not None else 0,
+            ranks=tuple(map(_rank_state, reports)),
+            spare_ranks_ready=supervisor.num_standby if supervisor is not None else 0,
+            max_seq_len=self.config.max_seq_len,
+            max_batch_size=self.config.max_batch_size,
+            max_step_tokens=self.config.max_step_tokens,
+            max_queue=self.args.max_queue,
+            max_queue_tokens=self.args.max_queue_tokens,
+            block_size=self.config.block_size,
+        )
+        if self._loop is None:
+            return state
+        scheduler = self._loop.scheduler
+        return replace(
+            state,
+            blocks_total=scheduler.pool.num_blocks,
+            blocks_used=scheduler.pool.num_used,
+            requests_running=scheduler.num_running,
+            requests_waiting=scheduler.num_waiting,
+            preemptions=scheduler.num_preemptions,
+            prefix_cache_hit_tokens=scheduler.num_prefix_hits,
+            draft_tokens=scheduler.num_drafts,
+            draft_tokens_accepted=scheduler.num_drafts_accepted,
+        )
 
     async def _serve(self, loop: EngineLoop, supervisor: Supervisor) -> None:
         try:
@@ -251,3 +246,15 @@ class LlamaService:
             self._on_failure(error)
         if self._loop is not None:
             self._loop.fail(error if isinstance(error, EngineError) else EngineError(error.message))
+
+
+def _rank_state(report: RankReport) -> RankState:
+    return RankState(
+        rank=report.identity.rank,
+        node=report.identity.node_ip,
+        pid=report.identity.process.pid,
+        device=report.load.device,
+        dtype=report.load.dtype,
+        weight_bytes=report.load.weight_bytes,
+        load_seconds=round(report.load.seconds, 3),
+    )

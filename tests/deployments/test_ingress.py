@@ -39,7 +39,7 @@ async def test_a_call_with_more_prompts_than_slots_and_queue_waits_for_its_own(i
     prompts = [[1, 3 + n] for n in range(40)]
     tokens, _ = await ingress.generate(prompts, 6, temperature=0)
     assert tokens == [continuation(prompt, 6) for prompt in prompts]
-    assert ingress.service.describe()["blocks_used"] == 0
+    assert ingress.service.describe().blocks_used == 0
 
 
 async def test_a_call_that_finds_the_queue_full_of_others_is_refused(ingress: Any) -> None:
@@ -65,7 +65,7 @@ async def test_calls_by_handle_are_counted_by_outcome_and_timed(ingress: Any) ->
     assert seen['requests_total{outcome="invalid_parameter",path="handle"}'] == 1
     assert seen['requests_total{outcome="cancelled",path="handle"}'] == 1
     assert seen["time_to_first_token_seconds_count"] == 2
-    assert ingress.service.describe()["blocks_used"] == 0
+    assert ingress.service.describe().blocks_used == 0
 
 
 async def test_an_invalid_dialog_is_counted_under_the_operators_name(ingress: Any) -> None:
@@ -99,4 +99,4 @@ async def test_a_bad_value_by_handle_is_named_and_nobody_else_is_harmed(ingress:
     with pytest.raises(InvalidParameter, match=field):
         await anext(ingress.stream([1, 6], **{"temperature": 0.5} | {field: value}))
     assert (await other)[0] == [continuation([1, 5], 20)]
-    assert ingress.service.describe()["blocks_used"] == 0
+    assert ingress.service.describe().blocks_used == 0

@@ -131,11 +131,11 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
         seen["noticed_s"] = time.monotonic() - began
         await phase(service, "ready")
         seen["shrunk_s"] = time.monotonic() - began
-        seen["shrunk"] = (service.describe()["world_size"], service.readiness().detail)
+        seen["shrunk"] = (service.describe().world_size, service.readiness().detail)
         await more(answers)
         cluster.add_node(num_cpus=1)  # only in the main thread; the streams wait for it
         async with asyncio.timeout(180):
-            while service.describe()["world_size"] != 2 or not service.readiness().ready:  # noqa: ASYNC110
+            while service.describe().world_size != 2 or not service.readiness().ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         await more(answers)
         stopping.set()

@@ -78,7 +78,7 @@ def state(server: Server) -> dict[str, Any]:
 
 def num_generated(server: Server) -> float:
     with urllib.request.urlopen(server.url + "/metrics", timeout=10) as answer:
-        return float(answer.read().partition(b"\ngenerated_tokens_count ")[2].split()[0])
+        return float(answer.read().partition(b"\ngenerated_tokens_total ")[2].split()[0])
 
 
 def idle(server: Server) -> bool:

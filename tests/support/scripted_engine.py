@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from deployments.engine.interface import Delta, Readiness
+from deployments.engine.interface import Delta, EngineState, Readiness
 from deployments.engine.metrics import Metrics
 from deployments.http.app import HttpLimits, build_http_app
 from llama_core.errors import LlamaError, QueueFull, RequestCancelled
@@ -179,9 +179,24 @@ class FakeEngine:
     def num_open(self) -> int:
         return sum(not stream.ended for stream in self.streams)
 
-    def describe(self) -> dict[str, object]:
-        state = {"requests_running": self.num_open, "requests_waiting": 0}
-        return {"model": self.model_id, "blocks_used": self.num_open, "blocks_total": 100, **state}
+    def describe(self) -> EngineState:
+        return EngineState(
+            model=self.model_id,
+            phase=self.state.phase,
+            world_size=1,
+            epoch=0,
+            ranks=(),
+            spare_ranks_ready=0,
+            max_seq_len=self.max_seq_len,
+            max_batch_size=8,
+            max_step_tokens=64,
+            max_queue=8,
+            max_queue_tokens=1024,
+            block_size=16,
+            blocks_total=100,
+            blocks_used=self.num_open,
+            requests_running=self.num_open,
+        )
 
     def logprob(self, token: int, params: SamplingParams) -> TokenLogprob:
         """The chosen token is the most likely one; its neighbours in the vocabulary follow."""

@@ -1,18 +1,22 @@
-"""The operators' figures: their names, that each is defined once, and that they work without Ray."""
+"""The operators' metrics: their names, that counts have a baseline and stay recorded, and that they work without Ray."""
 
 import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
+from ray.serve import metrics as ray_metrics
 
+from deployments.engine import metrics as metrics_module
 from deployments.engine.engine_loop import StepStats
-from deployments.engine.metrics import MOST_AT_ONCE, Metrics
+from deployments.engine.metric import BATCH_SIZE
+from deployments.engine.metrics import Metrics
 from llama_core.scheduling.sampling_params import SamplingParams
+from tests.support.fake_rank_group import until
 from tests.support.scripted_engine import FakeEngine
 
 NAMES = [
     "tokens_generated_per_second", "gpu_memory_used_bytes", "cuda_oom_errors_count", "invalid_dialog_assertions_count",
-    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "requests_total", "non_finite_logits_count",
-    "rank_failures_count",
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "requests_total", "non_finite_logits_total",
+    "rank_failures_total",
 ]  # fmt: skip
 HISTOGRAMS = ["prefill_time_ms", "time_per_decoding_step_ms", "time_to_first_token_seconds"]
 
@@ -50,13 +54,13 @@ def test_a_step_counts_its_tokens_and_its_time() -> None:
     metrics.on_step(step(num_sampled=20, num_prefix_hits=32, num_drafts=7, num_drafts_accepted=5))
     metrics.on_step(step(num_sampled=0, decode_only=False, num_non_finite=1, device_memory_bytes=7))
     seen = samples(metrics)
-    assert seen["generated_tokens_count"] == 20
-    assert seen["prefix_cache_hit_tokens_count"] == 32
-    assert (seen["draft_tokens_count"], seen["draft_tokens_accepted_count"]) == (7, 5)
+    assert seen["generated_tokens_total"] == 20
+    assert seen["prefix_cache_hit_tokens_total"] == 32
+    assert (seen["draft_tokens_total"], seen["draft_tokens_accepted_total"]) == (7, 5)
     assert seen["tokens_generated_per_second"] == 2.0
     assert seen["time_per_decoding_step_ms_count"] == 1
     assert seen["time_per_decoding_step_ms_sum"] == 3
-    assert seen["non_finite_logits_count"] == 1
+    assert seen["non_finite_logits_total"] == 1
     assert seen["gpu_memory_used_bytes"] == 7
 
 
@@ -79,17 +83,17 @@ async def test_a_watched_engine_says_how_full_it_is() -> None:
 
 def test_two_replicas_in_one_process_do_not_share_figures() -> None:
     first, second = Metrics(in_ray=False), Metrics(in_ray=False)
-    first.rank_failures_count.add()
-    assert samples(second)["rank_failures_count"] == 0
+    first.rank_failures_total.add()
+    assert samples(second)["rank_failures_total"] == 0
 
 
 def test_a_histogram_is_published_in_pieces_and_loses_nothing() -> None:
     metrics = Metrics(in_ray=False)
-    for _ in range(2 * MOST_AT_ONCE + 1):
+    for _ in range(2 * BATCH_SIZE + 1):
         metrics.on_step(step())
     pieces = [metrics.time_per_decoding_step_ms.publish() for _ in range(3)]
     assert pieces == [False, False, True]
-    assert samples(metrics)["time_per_decoding_step_ms_count"] == 2 * MOST_AT_ONCE + 1
+    assert samples(metrics)["time_per_decoding_step_ms_count"] == 2 * BATCH_SIZE + 1
 
 
 def test_a_ray_that_collects_no_metrics_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,5 +101,50 @@ def test_a_ray_that_collects_no_metrics_gets_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RAY_enable_metrics_collection", "0")
     metrics = Metrics()
     metrics.on_step(step(num_sampled=3))
-    assert metrics.generated_tokens_count._ray is None
-    assert samples(metrics)["generated_tokens_count"] == 3
+    assert metrics.generated_tokens_total._ray is None
+    assert samples(metrics)["generated_tokens_total"] == 3
+
+
+class RayGauge:
+    """Stands in for Ray's: remembers every recording."""
+
+    recorded: list[tuple[str, float, dict[str, str]]] = []  # noqa: RUF012
+
+    def __init__(self, name: str, *_: object, **__: object) -> None:
+        self.name = name
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self.recorded.append((self.name, value, tags))
+
+
+async def test_unchanged_counts_are_recorded_in_ray_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray drops a series that is not recorded for a while, so an alert would see no baseline."""
+    monkeypatch.setattr(ray_metrics, "Gauge", RayGauge)
+    monkeypatch.setattr(ray_metrics, "Histogram", RayGauge)
+    monkeypatch.setattr(metrics_module, "REFRESH_S", 0.01)
+    monkeypatch.setattr(metrics_module, "RECORD_AGAIN_S", 0.02, raising=False)
+    monkeypatch.setattr(RayGauge, "recorded", [])
+    metrics = Metrics(in_ray=True)
+    metrics.requests_total.add(path="handle", outcome="ok")
+    metrics.watch(FakeEngine())
+    await until(lambda: [seen[1] for seen in RayGauge.recorded if seen[0] == "cuda_oom_errors_count"][:3] == [0] * 3, 5)
+    ok = ("requests_total", 1, {"path": "handle", "outcome": "ok"})
+    await until(lambda: RayGauge.recorded.count(ok) >= 3, 5)
+
+
+def test_known_label_values_start_at_zero() -> None:
+    metrics = Metrics(in_ray=False)
+    text = metrics.render().decode()
+    for path in ("/v1/chat/completions", "/v1/completions", "handle"):
+        for outcome in ("ok", "cancelled", "queue_full", "rank_failure", "internal_error"):
+            assert f'requests_total{{outcome="{outcome}",path="{path}"}} 0.0' in text
+
+
+def test_renamed_counts_keep_their_old_names_for_one_release() -> None:
+    metrics = Metrics(in_ray=False)
+    metrics.on_step(step(num_sampled=3, num_drafts=2))
+    seen = samples(metrics)
+    for name in ("generated_tokens", "prefix_cache_hit_tokens", "draft_tokens", "draft_tokens_accepted",
+                 "non_finite_logits", "rank_failures"):  # fmt: skip
+        assert seen[f"{name}_total"] == seen[f"{name}_count"]
+    assert seen["generated_tokens_count"] == 3

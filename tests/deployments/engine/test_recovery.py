@@ -114,7 +114,7 @@ async def test_every_stream_goes_on_where_it_was_and_new_requests_wait() -> None
         assert served.service.readiness().ready
         assert served.groups.opened == [(0, None), (1, 64)], "as many blocks as the pool has"
         assert [failure.message for failure in served.failures] == ["rank 1 died"]
-        assert served.service.describe()["epoch"] == 1
+        assert served.service.describe().epoch == 1
 
 
 def _gated(group: FakeGroup, gate: asyncio.Event) -> FakeGroup:
@@ -143,7 +143,7 @@ async def test_failures_at_any_moment_lose_and_double_nothing(seed: int) -> None
                 await asyncio.sleep(0)
         assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(24)]
         assert len(served.groups.made) > 5
-        assert served.service.describe()["blocks_used"] == 0
+        assert served.service.describe().blocks_used == 0
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])
@@ -165,7 +165,7 @@ async def test_a_request_that_takes_the_ranks_down_fails_alone(raises: bool, alo
         assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in others]
         # The first with it is nobody's fault yet; among others, nor is the second.
         assert len(served.failures) == (1 if alone else 2) + 1 / (SCORE_OF_AN_ERROR if raises else SCORE_OF_A_DEATH)
-        assert served.service.describe()["blocks_used"] == 0
+        assert served.service.describe().blocks_used == 0
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
 
 
@@ -297,7 +297,7 @@ async def test_new_ranks_may_have_room_for_another_number_of_blocks(num_blocks: 
         served.groups.make = other
         served.groups.made[0].fail()
         assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(12)]
-        assert served.service.describe()["blocks_total"] == num_blocks
+        assert served.service.describe().blocks_total == num_blocks
 
 
 async def test_an_attempt_that_hangs_ends_with_the_time_for_recovery() -> None:
@@ -373,7 +373,7 @@ async def test_requests_may_end_while_the_ranks_are_brought_back(end: str) -> No
             stream.end(DeadlineExceeded("late"))
         with pytest.raises(LlamaError):
             await read(stream)
-        assert not served.service.describe()["blocks_used"]
+        assert not served.service.describe().blocks_used
         async with asyncio.timeout(4):
             await served.service.drain()  # nothing is left to wait for
 
@@ -410,13 +410,13 @@ async def test_ranks_without_room_are_done_without_and_come_back_when_there_is(m
         await until(lambda: len(served.groups.made) == 2 and served.service.readiness().ready)
         readiness = served.service.readiness()
         assert readiness.ready and readiness.detail == "with 1 of 2 ranks, for lack of room"
-        assert served.service.describe()["world_size"] == 1
+        assert served.service.describe().world_size == 1
         room.append(2)
         while len(served.groups.made) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert await asyncio.gather(*reading) == [continuation(prompt, 50, steady) for prompt in prompts(12)]
         assert served.groups.bundles_opened == [[1, 2], [1], [1, 2]]
-        assert served.service.describe()["world_size"] == 2 and len(served.failures) == 1, "to grow is no failure"
+        assert served.service.describe().world_size == 2 and len(served.failures) == 1, "to grow is no failure"
         scheduler = served.service._loop.scheduler  # type: ignore[union-attr]
         assert not any(map(scheduler.quarantine.num_failures, scheduler.live()))
 
@@ -427,11 +427,11 @@ async def test_a_failure_of_fewer_ranks_costs_no_further_wait_for_the_others() -
         served.groups.made[0].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
         served.groups.room = lambda: [1, 2]  # perhaps its node lives, and its GPU does not
-        num_attempts = served.service.describe()["epoch"]
+        num_attempts = served.service.describe().epoch
         served.groups.made[1].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
         assert served.groups.bundles_opened == [[1, 2], [1], [1]]
-        assert served.service.describe()["epoch"] == num_attempts + 1, "the first attempt"  # type: ignore[operator]
+        assert served.service.describe().epoch == num_attempts + 1, "the first attempt"
 
 
 async def test_an_attempt_that_hangs_is_not_the_last_and_the_reason_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,8 +103,8 @@ async def test_the_description_counts_what_is_in_use() -> None:
     streams = [engine.submit([1, 5], GREEDY) for _ in range(6)]
     await anext(streams[0])
     seen = engine.describe()
-    assert (seen["requests_running"], seen["requests_waiting"], seen["blocks_total"]) == (4, 2, 64)
-    assert seen["blocks_used"] == 4 and seen["world_size"] == 2 and seen["model"] == "llama-demo"
+    assert (seen.requests_running, seen.requests_waiting, seen.blocks_total) == (4, 2, 64)
+    assert seen.blocks_used == 4 and seen.world_size == 2 and seen.model == "llama-demo"
     await engine.stop()
 
 

@@ -36,6 +36,6 @@ async def test_a_request_whose_logits_are_not_finite_gets_500_and_is_counted_and
         group.ranks.non_finite_at = None
         assert (await ask([1, 9])).status_code == 200, "what it left in its slot does no harm"
         figures = (await client.get("/metrics")).text
-    assert "\nnon_finite_logits_count 1.0\n" in figures
-    assert service.describe()["blocks_used"] == 0 and service.live()
+    assert "\nnon_finite_logits_total 1.0\n" in figures
+    assert service.describe().blocks_used == 0 and service.live()
     await service.stop()
