@@ -10,7 +10,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from deployments.api_keys import digests_of
 from llama_core.checkpoint.files import find_shards
 from llama_core.checkpoint.manifest import Manifest
-from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
+from llama_core.config import (
+    DEFAULT_STEP_TOKENS,
+    BackendName,
+    Device,
+    DType,
+    EngineConfig,
+    PrefixCacheScope,
+    Quantization,
+)
 from llama_core.text.registry import DEFAULT_CHAT_FORMAT
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +70,10 @@ class ServerArgs(BaseModel):
     quantization: Quantization = Field(
         "none", description="int8 keeps linear layers' weights in 8 bits; needs the native backend."
     )
-    prefix_caching: bool = Field(True, description="Compute what prompts begin with in common once.")
+    prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")
+    prefix_cache_scope: PrefixCacheScope = Field(
+        "key", description="With API keys, requests share cached prefixes within one key (key) or with all keys (all)."
+    )
     cpus_per_rank: Annotated[float, Field(gt=0)] | None = Field(
         None, description="CPU cores of one rank's bundle; if absent a node's, shared by its ranks; 1 with CUDA."
     )
@@ -130,6 +141,10 @@ class ServerArgs(BaseModel):
     def tokenizer(self) -> Path:
         return resolve(self.tokenizer_path) if self.tokenizer_path else self.checkpoint / "tokenizer.model"
 
+    @property
+    def has_api_keys(self) -> bool:
+        return bool(self.api_key_digests or self.api_key_file)
+
     def num_ranks(self) -> int:
         """Raises CheckpointError where it takes the shards to tell and they are not all there."""
         return self.model_parallel_size or len(find_shards(self.checkpoint))
@@ -155,6 +170,7 @@ class ServerArgs(BaseModel):
             wants_digest=True,
             speculation=self.speculation,
             prefix_caching=self.prefix_caching,
+            prefix_cache_scope=self.prefix_cache_scope,
             backend=self.backend,
             quantization=self.quantization,
         )

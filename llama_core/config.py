@@ -22,6 +22,7 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 BackendName = Literal["auto", "native", "fused", "torch"]
 Quantization = Literal["none", "int8"]
+PrefixCacheScope = Literal["key", "all"]
 
 # Llama's largest has 126; names of weights are listed for each.
 _MAX_LAYERS = 10_000
@@ -178,8 +179,9 @@ class EngineConfig:
     wants_digest: compute the digest of the checkpoint's contents even if all ranks see the same files. verified: files
     (`checkpoint.files.identity`) whose manifest and checksums have been verified, with their digest: no rank reads them
     again for that. expected: the contents that the first ranks loaded; ranks with any others refuse to load.
-    speculation: let a step check tokens that repeat earlier ones. prefix_caching: compute a shared beginning once. Neither
-    changes a request's tokens. backend: what computes: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
+    speculation: let a step check tokens that repeat earlier ones. prefix_caching: compute a shared prefix once. Neither
+    changes a request's tokens. prefix_cache_scope: which requests share cached blocks where API keys are configured: those of
+    one key, or all. backend: what computes: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
     "torch"; "auto" is native on a CPU where it can be built. quantization: "int8" keeps the weights of linear layers as
     8-bit integers, one scale an output.
     """
@@ -200,6 +202,7 @@ class EngineConfig:
     expected: CheckpointDigest | None = None
     speculation: bool = True
     prefix_caching: bool = True
+    prefix_cache_scope: PrefixCacheScope = "key"
     backend: BackendName = "auto"
     quantization: Quantization = "none"
 
@@ -226,6 +229,10 @@ class EngineConfig:
             raise ConfigError(f"backend must be one of {', '.join(get_args(BackendName))}", param="backend")
         if self.quantization not in get_args(Quantization):
             raise ConfigError(f"quantization must be one of {', '.join(get_args(Quantization))}", param="quantization")
+        if self.prefix_cache_scope not in get_args(PrefixCacheScope):
+            raise ConfigError(
+                f"prefix_cache_scope must be one of {', '.join(get_args(PrefixCacheScope))}", param="prefix_cache_scope"
+            )
         if self.dtype not in get_args(DType):
             raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}", param="dtype")
 

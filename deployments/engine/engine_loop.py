@@ -121,6 +121,7 @@ class EngineLoop:
         stop: Seq[str] = (),
         owner: str = "",
         priority: int = 0,
+        cache_scope: str = "",
     ) -> TokenStream:
         """Queue a prompt; owners who wait take turns by what they were given (`fair_queue.py`). Never waits.
 
@@ -133,7 +134,7 @@ class EngineLoop:
         prompt = check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len)
         self.check_room(owner, len(prompt))
         max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
-        seq = Sequence(prompt, params, max_length, owner=owner, priority=priority)
+        seq = Sequence(prompt, params, max_length, owner=owner, priority=priority, cache_scope=cache_scope)
         stream = TokenStream(seq, self._tokenizer, stop, self._cancel)
         self.scheduler.add(seq)
         if seq.finished:

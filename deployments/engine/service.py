@@ -60,6 +60,7 @@ class LlamaService:
         self._serving: asyncio.Task[None] | None = None
         self._started_s = time.monotonic()
         self._num_seeds = 0
+        self._separates_caches = args.has_api_keys and self.config.prefix_cache_scope == "key"
 
     # What a replica goes through.
 
@@ -191,7 +192,8 @@ class LlamaService:
             raise NotReady(
                 f"the server is {readiness.phase}: {readiness.detail}", retry_after_s=readiness.retry_after_s
             )
-        return self._loop.submit(prompt, params, stop=stop, owner=owner, priority=priority)
+        cache_scope = owner if self._separates_caches else ""
+        return self._loop.submit(prompt, params, stop=stop, owner=owner, priority=priority, cache_scope=cache_scope)
 
     def next_seed(self) -> int:
         """A seed for a request that names none, derived from the server's and the request's number."""

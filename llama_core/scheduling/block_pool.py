@@ -15,8 +15,13 @@ BlockId = int
 BlockKey = bytes
 
 
+def root_key(cache_scope: str) -> BlockKey:
+    """The parent of a sequence's first block: a hash of the scope, so that no key of one scope is one of another."""
+    return blake2b(cache_scope.encode("utf-8", "surrogatepass"), digest_size=32).digest() if cache_scope else b""
+
+
 def block_key(parent: BlockKey, tokens: Seq[int]) -> BlockKey:
-    """The key of a block of `tokens` behind the one whose key is `parent`, b"" for a sequence's first.
+    """The key of a block of `tokens` behind the one whose key is `parent`, `root_key` for a sequence's first.
 
     256 bits of BLAKE2b: nobody can make two beginnings that share a key, so a key found is the text meant.
     """

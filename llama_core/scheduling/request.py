@@ -75,6 +75,7 @@ class Sequence:
     max_length: int  # prompt + generated tokens at most
     owner: str = ""  # who shares with others what there is
     priority: int = 0  # the lowest is served first
+    cache_scope: str = ""  # cached blocks are shared within one scope
     tokens: list[int] = field(init=False)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from llama_core.errors import NonFiniteLogits, QueueFull, RankFailure
-from llama_core.scheduling.block_pool import BlockId, BlockKey, BlockPool, block_key
+from llama_core.scheduling.block_pool import BlockId, BlockKey, BlockPool, block_key, root_key
 from llama_core.scheduling.fair_queue import OUTPUT_COST, PROMPT_COST, WaitingQueue
 from llama_core.scheduling.prompt_lookup import MAX_DRAFTS_A_ROW, PromptLookup
 from llama_core.scheduling.quarantine import Quarantine
@@ -441,7 +441,9 @@ class Scheduler:
         keys, size = seq.block_keys, self.pool.block_size
         for i in range(begin, end):
             if i == len(keys):
-                keys.append(block_key(keys[-1] if keys else b"", seq.tokens[i * size : (i + 1) * size]))
+                keys.append(
+                    block_key(keys[-1] if keys else root_key(seq.cache_scope), seq.tokens[i * size : (i + 1) * size])
+                )
             yield keys[i]
 
     # Drafts.

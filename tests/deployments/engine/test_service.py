@@ -184,3 +184,31 @@ def test_the_embedded_model_is_found_from_any_directory(tmp_path: Path, monkeypa
     (tmp_path / "demo").mkdir()
     assert resolve("demo") == tmp_path / "demo"
     assert resolve("/somewhere") == Path("/somewhere")
+
+
+async def cached_tokens(engine: LlamaService, owner: str, last: int) -> int:
+    """Cached prompt tokens of a request of `owner` that begins as every other one does."""
+    stream = engine.submit([1, *range(3, 39), last], GREEDY, owner=owner)
+    async for _ in stream:
+        pass
+    return stream.num_cached_tokens
+
+
+KEYS = {"api_key_digests": ("0" * 64, "1" * 64)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_shared"),
+    [(KEYS, False), (KEYS | {"prefix_cache_scope": "all"}, True), ({}, True)],
+    ids=["with keys", "with keys, scope all", "without keys"],
+)
+async def test_cached_blocks_are_shared_within_one_api_key_unless_the_operator_says_all(
+    settings: dict[str, Any], is_shared: bool
+) -> None:
+    engine = service(FakeGroup(), **settings)
+    await engine.start()
+    assert await cached_tokens(engine, "key a", 40) == 0
+    assert await cached_tokens(engine, "key b", 41) == (32 if is_shared else 0), "another key asked for this prefix"
+    assert await cached_tokens(engine, "key a", 42) == await cached_tokens(engine, "key b", 43) == 32
+    assert await cached_tokens(engine, "", 44) == (32 if is_shared else 0), "a handle's request without a key"
+    await engine.stop()
