@@ -12,6 +12,7 @@ QUESTIONS: Final = {
     "prefill": "how fast a prompt is read, beside a matrix product",
     "offline": "output tokens a second of 32 requests of mixed lengths, in process",
     "online": "what 1, 8 and 32 clients of a server see, in a closed loop",
+    "arrivals": "first token, time per token and throughput beside another server, in open and closed loops",
     "overload": "what a server does with twice the requests that it can serve",
     "neighbour": "the throughput that is left beside another busy process",
     "step": "where the time of a decode step goes",

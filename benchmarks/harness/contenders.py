@@ -181,6 +181,31 @@ def contender(recipe: Recipe, question: Question, values: Mapping[str, str], tim
         return
     if recipe.server is None or question.load is None:
         raise BadFile(f"{recipe.name} has no command for {question.name}, and no server that could be asked it")
+    with running_server(recipe, values) as server:
+        words = [
+            *(sys.executable, "-m", "benchmarks", "online", "--url", server.url, "--repeats", "1"),
+            *("--model", server.model, "--extra", server.extra, "--vocab-size", values["vocab_size"]),
+            *(_fill(recipe.name, word, values) for word in question.load),
+        ]
+        yield Served(recipe.name, Command(recipe.name, words, {}, timeout_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A contender's server that runs: its address without /v1, its name for the model, further fields of a request as JSON."""
+
+    name: str
+    url: str
+    model: str
+    extra: str
+
+
+@contextlib.contextmanager
+def running_server(recipe: Recipe, values: Mapping[str, str]) -> Iterator[Server]:
+    """The contender's server, ready to be asked; it has ended when the context is left. Raises BadFile, ProgramFailed."""
+    if recipe.server is None:
+        raise BadFile(f"{recipe.name} has no server")
+    env = {name: _fill(recipe.name, text, values) for name, text in recipe.env.items()}
     with TemporaryDirectory(prefix="llama-bench-") as directory:
         port = free_port()
         here = {**values, "port": str(port), "directory": directory}
@@ -188,18 +213,8 @@ def contender(recipe: Recipe, question: Question, values: Mapping[str, str], tim
         program = Program([_fill(recipe.name, word, here) for word in recipe.server], Path(directory) / "output", env)
         try:
             program.wait_until_answers(url + recipe.ready, recipe.ready_timeout_s)
-            words = [
-                *(sys.executable, "-m", "benchmarks", "online", "--url", url, "--repeats", "1"),
-                *(
-                    "--model",
-                    _fill(recipe.name, recipe.served_model, here),
-                    "--extra",
-                    _fill(recipe.name, recipe.extra, here),
-                ),
-                *("--vocab-size", values["vocab_size"]),
-                *(_fill(recipe.name, word, here) for word in question.load),
-            ]
-            yield Served(recipe.name, Command(recipe.name, words, {}, timeout_s))
+            model, extra = _fill(recipe.name, recipe.served_model, here), _fill(recipe.name, recipe.extra, here)
+            yield Server(recipe.name, url, model, extra)
         finally:
             program.end()
 

@@ -163,18 +163,7 @@ class HttpSession:
         return self._connection
 
     def _message(self, request: Request) -> bytes:
-        body = json.dumps(
-            {
-                "model": self._model,
-                "prompt": request.prompt,
-                "max_tokens": request.num_output,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                **self._extra,
-            }
-        ).encode()
+        body = json.dumps(completion_body(self._model, request, self._extra)).encode()
         head = (
             f"POST {self._path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer none\r\nContent-Length: {len(body)}\r\n"
@@ -231,7 +220,27 @@ class _Connection(asyncio.Protocol):
             self._done.set_result(None)
 
 
+def completion_body(model: str, request: Request, extra: dict[str, Any]) -> dict[str, Any]:
+    """A streamed completion of exactly as many tokens as `request` asks for."""
+    return {
+        "model": model,
+        "prompt": request.prompt,
+        "max_tokens": request.num_output,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **extra,
+    }
+
+
 # Reading what came, after the clock has stopped.
+
+
+def brings_token(event: dict[str, Any]) -> bool:
+    """Whether a token came with it. Its text may be empty, as part of a character; an event that only ends has a reason."""
+    choices = event.get("choices") or []
+    return bool(choices) and (bool(choices[0].get("text")) or choices[0].get("finish_reason") is None)
 
 
 def read_answer(began_s: float, ended_s: float, pieces: Sequence[tuple[float, bytes]]) -> Answer:
@@ -257,9 +266,7 @@ def read_answer(began_s: float, ended_s: float, pieces: Sequence[tuple[float, by
             return Answer(began_s, ended_s, token_times, error=str(said["error"])[:200])
         if usage := said.get("usage"):
             num_tokens = usage["completion_tokens"]
-        choices = said.get("choices") or []
-        # A text may be empty where a token is part of a character; an event that only ends the answer has a reason.
-        if choices and (choices[0].get("text") or choices[0].get("finish_reason") is None):
+        if brings_token(said):
             token_times.append(pieces[bisect_left(ends, position)][0])
     if not is_whole:
         return Answer(began_s, ended_s, token_times, error="the stream ended without [DONE]")
