@@ -7,21 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.engine.interface import Delta, Engine
+from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope, disconnect_scope
-from deployments.http.errors import json_response
 from deployments.http.limits import HttpLimits
 from deployments.http.plan import Plan, plan_chat, plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.readiness import check_takes_requests
 from deployments.http.request_body import BodyReader
 from deployments.http.request_log import RequestRecord
-from deployments.http.responses import ChatSerializer, CompletionSerializer, ResponseSerializer
+from deployments.http.responses import ChatSerializer, CollectedChoice, CompletionSerializer, ResponseSerializer
 from deployments.http.schemas import ChatBody, CompletionBody, GenerationBody
+from deployments.http.slices import run_in_slices
 from deployments.http.sse import EventStream
 from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
 from llama_core.errors import DeadlineExceeded, InvalidParameter, RequestCancelled
@@ -161,7 +162,8 @@ class _GenerationRequest:
             if plan.stream:
                 await self._answer_in_stream(serializer, scope)
                 return
-            answer = await self._whole_answer(serializer)
+            body = await self._whole_answer(serializer)
+        answer = Response(body, media_type="application/json")
         await answer(self._request.scope, self._request.receive, self._send)
 
     async def _answer_in_stream(self, serializer: ResponseSerializer, scope: DisconnectScope) -> None:
@@ -171,16 +173,17 @@ class _GenerationRequest:
         )
         await self._stream.run(self._send, scope)
 
-    async def _whole_answer(self, serializer: ResponseSerializer) -> Any:
+    async def _whole_answer(self, serializer: ResponseSerializer) -> bytes:
         choices = self._submitted
-        deltas: list[list[Delta]] = [[] for _ in choices.streams]
+        collected = [CollectedChoice() for _ in choices.streams]
         while choices.num_open:
             await choices.wait()
             while (item := choices.take()) is not None:
                 self._record.delta(item[1])
-                deltas[item[0]].append(item[1])
+                collected[item[0]].add(item[1])
+        body = await run_in_slices(serializer.whole(collected))
         self._record.succeeded()
-        return json_response(serializer.whole(deltas))
+        return body
 
     def _close(self) -> None:
         if self._deadline is not None:

@@ -3,9 +3,14 @@
 Numbers pass through unchanged: clients compare the chosen token's with the largest by equality.
 """
 
+import copy
 import math
-from collections.abc import Sequence
-from itertools import zip_longest
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import ClassVar, Self
+
+import msgspec
 
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.text.detokenizer import IncrementalDetokenizer
@@ -13,59 +18,125 @@ from llama_core.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # JSON has no infinity
 
+SLICE_ENTRIES = 4096  # log-probabilities, the alternatives among them, that are written at a stretch: about 5 ms
+CONTEXT_TOKENS = 256  # so many last tokens of a prompt decide how the text behind it begins
+
 Json = dict[str, object]
+Fragments = tuple[bytes, ...]  # the items of each of an object's lists as JSON, without the brackets
+_encode = msgspec.json.Encoder().encode
 
 
-class CompletionLogprobs:
-    """One choice's {tokens, token_logprobs, top_logprobs, text_offset}, in as many parts as its stream has."""
+class TokenNames(dict[int, str]):
+    """Names of tokens, each made when it is first asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> str:
+        name = self[token_id] = self._tokenizer.token_name(token_id)
+        return name
+
+
+@lru_cache(maxsize=1)
+def names_of(tokenizer: Tokenizer) -> TokenNames:
+    return TokenNames(tokenizer)
+
+
+class LogprobsWriter(ABC):
+    """Writes the log-probabilities of one choice, in as many parts as its stream has."""
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
+        self._tokenizer = tokenizer
+        self._names = names_of(tokenizer)
+        self._num_top = num_top
+
+    def copy(self) -> Self:
+        """A writer for another choice that goes on from the same place."""
+        return copy.copy(self)
+
+    def slices(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+    ) -> Iterator[tuple[Sequence[int], Sequence[TokenLogprob | None]]]:
+        """Tokens with their log-probabilities, in pieces that `take` writes at a stretch."""
+        num_tokens = max(1, SLICE_ENTRIES // (self._num_top + 1))
+        for begin in range(0, len(tokens), num_tokens):
+            yield tokens[begin : begin + num_tokens], logprobs[begin : begin + num_tokens]
+
+    @abstractmethod
+    def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Fragments:
+        """`logprobs`: one for each token; None for the first token of a prompt, which nothing predicted."""
+
+    @abstractmethod
+    def written(self, parts: Sequence[Fragments]) -> bytes:
+        """The JSON object that consecutive parts add up to."""
+
+
+class CompletionLogprobs(LogprobsWriter):
+    """{tokens, token_logprobs, top_logprobs, text_offset}: four lists of one length."""
+
+    fields: ClassVar = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, before: Sequence[int]) -> None:
         """before: the prompt; empty where it is echoed, since it then comes through `take` like the rest."""
-        self._tokenizer = tokenizer
-        self._num_top = num_top
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prefix=before)
+        super().__init__(tokenizer, num_top)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prefix=before[-CONTEXT_TOKENS:])
         self._offset = 0
 
-    def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Json:
-        """logprobs: one for each token; None for the first of a prompt, which nothing predicted."""
+    def copy(self) -> Self:
+        copied = super().copy()
+        copied._detokenizer = copy.copy(self._detokenizer)
+        return copied
+
+    def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Fragments:
         offsets: list[int] = []
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(self._detokenizer.push([token]))
-        pairs = list(zip_longest(tokens, logprobs))
-        return {
-            "tokens": [self._tokenizer.token_name(token) for token in tokens],
-            "token_logprobs": [None if entry is None else _finite(entry.logprob) for _, entry in pairs],
-            "top_logprobs": [None if entry is None else self._top(token, entry) for token, entry in pairs],
-            "text_offset": offsets,
-        }
+        lists: tuple[object, ...] = (
+            [self._names[token] for token in tokens],
+            [None if entry is None else _finite(entry.logprob) for entry in logprobs],
+            [None if entry is None else self._top(token, entry) for token, entry in zip(tokens, logprobs, strict=True)],
+            offsets,
+        )
+        return tuple(_encode(items)[1:-1] for items in lists)
+
+    def written(self, parts: Sequence[Fragments]) -> bytes:
+        lists = [
+            b'"%s":[%s]' % (name.encode(), _joined(part[i] for part in parts)) for i, name in enumerate(self.fields)
+        ]
+        return b"{" + b",".join(lists) + b"}"
 
     def _top(self, token: int, entry: TokenLogprob) -> dict[str, float]:
         """Most likely first; of two ids with the same text the likelier counts; the chosen one is always there."""
         top: dict[str, float] = {}
+        names = self._names
         for token_id, logprob in [*entry.top[: self._num_top], (token, entry.logprob)]:
-            top.setdefault(self._tokenizer.token_name(token_id), _finite(logprob))
+            top.setdefault(names[token_id], _finite(logprob))
         return top
 
 
-class ChatLogprobs:
-    """One choice's {content: [{token, bytes, logprob, top_logprobs}]}."""
+class ChatLogprobs(LogprobsWriter):
+    """{content: [{token, bytes, logprob, top_logprobs}]}."""
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
-        self._tokenizer = tokenizer
-        self._num_top = num_top
-
-    def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Json:
+    def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Fragments:
         content: list[Json] = []
         for token, entry in zip(tokens, logprobs, strict=True):
             assert entry is not None, "every generated token has its logprob"
             top = [self._token(*pair) for pair in entry.top[: self._num_top]]
             content.append({**self._token(token, entry.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None}
+        return (_encode(content)[1:-1],)
+
+    def written(self, parts: Sequence[Fragments]) -> bytes:
+        return b'{"content":[%s],"refusal":null}' % _joined(part[0] for part in parts)
 
     def _token(self, token_id: int, logprob: float) -> Json:
         raw = list(self._tokenizer.token_bytes(token_id))
-        return {"token": self._tokenizer.token_name(token_id), "bytes": raw, "logprob": _finite(logprob)}
+        return {"token": self._names[token_id], "bytes": raw, "logprob": _finite(logprob)}
+
+
+def _joined(fragments: Iterator[bytes]) -> bytes:
+    return b",".join(fragment for fragment in fragments if fragment)
 
 
 def _finite(logprob: float) -> float:

@@ -24,6 +24,8 @@ from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, m
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 MAX_OWNER_CHARS = 64
+# Of one request. A prompt's come all at once, so a few bytes of a request could ask for any size of answer; these are 15 MB.
+MAX_PROMPT_LOGPROBS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
     """Raises InvalidRequest where the body contradicts the model, the vocabulary or the context."""
     _check_against_model(body, engine, NEUTRAL)
     prompts = await encoder.prompts(body.prompt, bos=body.add_special_tokens is not False, n=body.n or 1)
+    if body.echo and body.logprobs is not None:
+        _check_prompt_logprobs(sum(map(len, prompts)) * (body.n or 1) * (body.logprobs + 1))
     limits = [_max_tokens(prompt, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
     return _plan(body, prompts, limits, engine, logprobs=body.logprobs, echo=bool(body.echo))
 
@@ -91,6 +95,15 @@ def _max_tokens(prompt: list[int], limit: int | None, default: int, param: str, 
         return min(default, engine.max_seq_len - len(prompt))
     check_length(len(prompt), limit, engine.max_seq_len, param=param)
     return limit
+
+
+def _check_prompt_logprobs(num_logprobs: int) -> None:
+    if num_logprobs > MAX_PROMPT_LOGPROBS:
+        raise InvalidParameter(
+            f"logprobs: with echo, prompt tokens x n x (logprobs + 1) must be at most {MAX_PROMPT_LOGPROBS}, "
+            f"not {num_logprobs}",
+            param="logprobs",
+        )
 
 
 def _plan(

@@ -1,22 +1,25 @@
 """Writes answers as OpenAI's two routes do: whole ones, and the chunks of a stream.
 
-A whole answer is made of the same parts as a stream's chunks, only collected. Chunks are the hot path (one a token a
-stream), so what does not change is encoded once.
+Chunks without log-probabilities are the hot path (one a token a stream), so what does not change is encoded once. Answers
+with log-probabilities can be megabytes: they are written in slices (`slices.py`), and what the choices of one prompt have
+in common is written once.
 """
 
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import ClassVar, NamedTuple
 
 import msgspec
 
 from deployments.engine.interface import Delta, Engine, TokenStream
-from deployments.http.logprobs import ChatLogprobs, CompletionLogprobs, Json
+from deployments.http.logprobs import ChatLogprobs, CompletionLogprobs, Fragments, Json, LogprobsWriter
 from deployments.http.plan import Plan
+from deployments.http.slices import Sliced
 from llama_core.scheduling.request import FinishReason, TokenLogprob
+from llama_core.text.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
@@ -25,12 +28,68 @@ TEXT_MARK = "\x1f"  # stands for a text while the bytes around it are made
 
 
 class Part(NamedTuple):
-    """What a delta adds to one choice of the answer."""
+    """What a delta adds to one choice of the answer. logprobs: a JSON object."""
 
     text: str
-    logprobs: Json | None
+    logprobs: bytes | None
     finish_reason: FinishReason | None
     is_first: bool
+
+
+class CollectedChoice:
+    """The deltas of one choice of a whole answer, joined as they come."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._finish_reason: FinishReason | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self._tokens += delta.tokens
+        self._logprobs += delta.logprobs
+        self._finish_reason = delta.finish_reason
+
+    def joined(self) -> Delta:
+        return Delta("".join(self._texts), self._tokens, self._logprobs, self._finish_reason)
+
+
+class PromptShare:
+    """What the choices of one prompt have in common: the echoed text, and the writer of log-probabilities behind the prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: Sequence[int], writer: LogprobsWriter | None) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+        self._writer = writer
+        self._echoed: list[Fragments] = []
+        self._is_echoed = False
+
+    @cached_property
+    def text(self) -> str:
+        return self._tokenizer.decode(self._tokens)
+
+    def echo_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Iterator[Fragments]:
+        """The prompt's own log-probabilities, one slice at a time; they are written for the first choice that asks."""
+        if not self._is_echoed:
+            assert self._writer is not None, "the request asks for log-probabilities"
+            self._echoed.clear()
+            for tokens, entries in self._writer.slices(self._tokens, [None, *logprobs]):
+                self._echoed.append(self._writer.take(tokens, entries))
+                yield self._echoed[-1]
+            self._is_echoed = True
+        else:
+            yield from self._echoed
+
+    def writer(self) -> LogprobsWriter:
+        """For the tokens that one choice adds."""
+        assert self._writer is not None, "the request asks for log-probabilities"
+        return self._writer.copy()
+
+    def logprobs_object(self, fragments: Sequence[Fragments]) -> bytes:
+        """The JSON object that consecutive fragments of one choice add up to."""
+        assert self._writer is not None, "the request asks for log-probabilities"
+        return self._writer.written(fragments)
 
 
 @lru_cache(maxsize=1)
@@ -43,7 +102,7 @@ def event(content: object) -> bytes:
 
 
 class ResponseSerializer(ABC):
-    """One request's answer. Feed it either through `chunk`, delta by delta, or `whole`, once."""
+    """Writes one request's answer: either `chunks`, delta by delta, or `whole`, once."""
 
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
@@ -64,13 +123,17 @@ class ResponseSerializer(ABC):
         }
         chunk_head = _encode({**self._head, "object": self.chunk_name})
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":[{"index":'
-        self._logprobs = [self._logprob_writer(stream.prompt_tokens) for stream in streams]
+        self.has_logprobs = plan.params[0].logprobs is not None
+        self._prompts = [
+            PromptShare(engine.tokenizer, prompt, self._logprobs_writer(prompt)) for prompt in plan.prompts
+        ]
+        self._writers: list[LogprobsWriter | None] = [None] * plan.num_choices  # by choice, once it has begun
         # By choice, once it has begun: what stands before and behind the text of every chunk but the last. It is the hot path.
         self._around_text: list[tuple[bytes, bytes] | None] = [None] * plan.num_choices
-        self._only_text_varies = plan.params[0].logprobs is None and not plan.continuous_usage
+        self._only_text_varies = not self.has_logprobs and not plan.continuous_usage
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        """One event; b"" when the delta says nothing to the client yet."""
+        """The event of a delta without log-probabilities; b"" when the delta says nothing to the client yet."""
         around = self._around_text[index]
         if around is not None and delta.finish_reason is None:
             self._num_generated += len(delta.tokens)
@@ -82,16 +145,25 @@ class ResponseSerializer(ABC):
             self._around_text[index] = head, tail
         return self._written(index, part)
 
+    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
+        """The events of a delta with log-probabilities, each made of one slice. The first has the text."""
+        part = self._part(index, delta)
+        text, is_first, last = part.text, part.is_first, None
+        for fragments in self._logprobs(index, delta, part.is_first):
+            if last is not None:
+                yield self._written(index, Part(text, last, None, is_first))
+                text, is_first = "", False
+            last = self._prompt(index).logprobs_object([fragments])
+        yield self._written(index, Part(text, last, part.finish_reason, is_first))
+
     def _written(self, index: int, part: Part) -> bytes:
         says_something = (
             part.text or part.is_first or part.logprobs or part.finish_reason or self._plan.continuous_usage
         )
         if not says_something:
             return b""
-        logprobs = b"null" if part.logprobs is None else _encode(part.logprobs)
-        finish = b"null" if part.finish_reason is None else _encode(part.finish_reason)
-        pieces = [self._chunk_head, b"%d," % index, self._chunk_fields(part), b',"logprobs":', logprobs]
-        pieces += [b',"finish_reason":', finish, b"}]"]
+        pieces = [self._chunk_head, b"%d," % index, self._chunk_fields(part), b',"logprobs":', part.logprobs or b"null"]
+        pieces += [b',"finish_reason":', _encode(part.finish_reason), b"}]"]
         if self._plan.continuous_usage:
             pieces += [b',"usage":', _encode(self.usage())]
         elif self._plan.include_usage:
@@ -99,16 +171,31 @@ class ResponseSerializer(ABC):
         pieces.append(b"}\n\n")
         return b"".join(pieces)
 
-    def ending(self) -> bytes:
+    def end_of_stream(self) -> bytes:
         """What follows the last choice's last chunk."""
         if not self._plan.include_usage:
             return DONE
         return event({**self._head, "object": self.chunk_name, "choices": [], "usage": self.usage()}) + DONE
 
-    def whole(self, deltas: Sequence[Sequence[Delta]]) -> Json:
-        """The answer that a stream of these deltas (by choice) adds up to."""
-        choices = [self._choice(index, self._part(index, _joined(parts))) for index, parts in enumerate(deltas)]
-        return {**self._head, "choices": choices, "usage": self.usage()}
+    def whole(self, choices: Sequence[CollectedChoice]) -> Sliced[bytes]:
+        """The answer as JSON, made in slices."""
+        written: list[bytes] = []
+        for index, choice in enumerate(choices):
+            if index:
+                yield
+            delta = choice.joined()
+            part = self._part(index, delta)
+            fragments: list[Fragments] = []
+            if self.has_logprobs:
+                for taken in self._logprobs(index, delta, part.is_first):
+                    fragments.append(taken)
+                    yield
+            if fragments:
+                part = part._replace(logprobs=self._prompt(index).logprobs_object(fragments))
+            fields = [b'{"index":%d,' % index, self._choice_fields(part), b',"logprobs":', part.logprobs or b"null"]
+            written.append(b"".join([*fields, b',"finish_reason":', _encode(part.finish_reason), b"}"]))
+        usage = _encode(self.usage())
+        return b"".join([_encode(self._head)[:-1], b',"choices":[', b",".join(written), b'],"usage":', usage, b"}"])
 
     def usage(self) -> Json:
         """Tokens so far. A prompt counts once, however many choices it has."""
@@ -122,17 +209,26 @@ class ResponseSerializer(ABC):
         }
 
     def _part(self, index: int, delta: Delta) -> Part:
+        """All of a delta but its log-probabilities."""
         is_first, self._begun[index] = not self._begun[index], True
         self._num_generated += len(delta.tokens)
-        text, tokens = self._text(index, delta, is_first), delta.tokens
-        logprobs: Sequence[TokenLogprob | None] = delta.logprobs
-        stream = self._streams[index]
-        if is_first and self._plan.echo:
-            tokens = stream.prompt_tokens + tokens
-            logprobs = [None, *stream.prompt_logprobs, *logprobs]
-        writer = self._logprobs[index]
-        written = None if writer is None or not tokens else writer.take(tokens, logprobs)
-        return Part(text, written, delta.finish_reason, is_first)
+        return Part(self._text(index, delta, is_first), None, delta.finish_reason, is_first)
+
+    def _logprobs(self, index: int, delta: Delta, is_first: bool) -> Iterator[Fragments]:
+        """What a delta adds to the log-probabilities of a choice, one slice at a time."""
+        prompt = self._prompt(index)
+        if is_first:
+            if self._plan.echo:
+                yield from prompt.echo_logprobs(self._streams[index].prompt_logprobs)
+            self._writers[index] = prompt.writer()
+        writer = self._writers[index]
+        assert writer is not None, "a choice begins with its first delta"
+        for tokens, entries in writer.slices(delta.tokens, delta.logprobs):
+            yield writer.take(tokens, entries)
+
+    def _prompt(self, index: int) -> PromptShare:
+        """That of a choice's prompt."""
+        return self._prompts[index // self._plan.n]
 
     def _text(self, index: int, delta: Delta, is_first: bool) -> str:
         return delta.text
@@ -142,17 +238,17 @@ class ResponseSerializer(ABC):
         return True
 
     @abstractmethod
-    def _logprob_writer(self, prompt: Sequence[int]) -> CompletionLogprobs | ChatLogprobs | None: ...
+    def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None: ...
     @abstractmethod
     def _chunk_fields(self, part: Part) -> bytes: ...
     @abstractmethod
-    def _choice(self, index: int, part: Part) -> Json: ...
+    def _choice_fields(self, part: Part) -> bytes: ...
 
 
 class ChatSerializer(ResponseSerializer):
     id_prefix, object_name, chunk_name = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def _logprob_writer(self, prompt: Sequence[int]) -> ChatLogprobs | None:
+    def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
         num_top = self._plan.params[0].logprobs
         return None if num_top is None else ChatLogprobs(self._tokenizer, num_top)
 
@@ -162,9 +258,8 @@ class ChatSerializer(ResponseSerializer):
             return b'"delta":{"role":"assistant","content":' + _encode(part.text) + b"}"
         return b'"delta":{"content":' + _encode(part.text) + b"}" if part.text else b'"delta":{}'
 
-    def _choice(self, index: int, part: Part) -> Json:
-        message = {"role": "assistant", "content": part.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": part.logprobs, "finish_reason": part.finish_reason}
+    def _choice_fields(self, part: Part) -> bytes:
+        return b'"message":' + _encode({"role": "assistant", "content": part.text, "refusal": None})
 
 
 class CompletionSerializer(ResponseSerializer):
@@ -181,7 +276,7 @@ class CompletionSerializer(ResponseSerializer):
             self._space[index] = " " if self._continues_with_space(prompt, delta.tokens[0]) else ""
         if text:
             text, self._space[index] = (self._space[index] or "") + text, ""
-        return self._tokenizer.decode(prompt) + text if is_first and self._plan.echo else text
+        return self._prompt(index).text + text if is_first and self._plan.echo else text
 
     def _owes_nothing(self, index: int) -> bool:
         return self._space[index] == ""
@@ -191,7 +286,7 @@ class CompletionSerializer(ResponseSerializer):
         drops = tokenizer.leading_space != "keep" and tokenizer.leads_with_space(token)
         return drops and not all(tokenizer.is_control(token_id) for token_id in prompt)
 
-    def _logprob_writer(self, prompt: Sequence[int]) -> CompletionLogprobs | None:
+    def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
         num_top = self._plan.params[0].logprobs
         before = [] if self._plan.echo else prompt
         return None if num_top is None else CompletionLogprobs(self._tokenizer, num_top, before)
@@ -199,14 +294,5 @@ class CompletionSerializer(ResponseSerializer):
     def _chunk_fields(self, part: Part) -> bytes:
         return b'"text":' + _encode(part.text)
 
-    def _choice(self, index: int, part: Part) -> Json:
-        return {"index": index, "text": part.text, "logprobs": part.logprobs, "finish_reason": part.finish_reason}
-
-
-def _joined(deltas: Sequence[Delta]) -> Delta:
-    return Delta(
-        text="".join(delta.text for delta in deltas),
-        tokens=[token for delta in deltas for token in delta.tokens],
-        logprobs=[entry for delta in deltas for entry in delta.logprobs],
-        finish_reason=deltas[-1].finish_reason,
-    )
+    def _choice_fields(self, part: Part) -> bytes:
+        return b'"text":' + _encode(part.text)

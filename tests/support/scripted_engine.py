@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from threading import Thread
 from typing import Any
 
@@ -200,10 +201,7 @@ class FakeEngine:
 
     def logprob(self, token: int, params: SamplingParams) -> TokenLogprob:
         """The chosen token is the most likely one; its neighbours in the vocabulary follow."""
-        num_top = params.logprobs or 0
-        others = [(token + i) % self.tokenizer.n_words for i in range(num_top)]
-        value = -0.1 - (token % 7) / 3
-        return TokenLogprob(value, [(other, value - i) for i, other in enumerate(others)])
+        return _logprob(token, params.logprobs or 0, self.tokenizer.n_words)
 
     async def pace(self, stream: FakeStream, index: int) -> None:
         stream.num_asked += 1
@@ -213,6 +211,12 @@ class FakeEngine:
             stream.ended = True
             raise self.fail_at[1]
         await asyncio.sleep(self.step_s)
+
+
+@cache
+def _logprob(token: int, num_top: int, vocab_size: int) -> TokenLogprob:
+    value = -0.1 - (token % 7) / 3
+    return TokenLogprob(value, [((token + i) % vocab_size, value - i) for i in range(num_top)])
 
 
 @dataclass(frozen=True)

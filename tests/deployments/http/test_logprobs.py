@@ -1,5 +1,6 @@
 """Log-probabilities in the shapes that clients read, streamed and not."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,8 +101,10 @@ def test_two_ids_with_one_text_keep_the_likelier_and_infinity_becomes_a_number()
     byte_token, letter = (i for i in range(tokenizer.n_words) if tokenizer.token_bytes(i) == b"A")
     assert tokenizer.token_name(byte_token) == tokenizer.token_name(letter) == "A"
     entry = TokenLogprob(-3.0, [(letter, -0.5), (byte_token, -3.0), (5, float("-inf"))])
-    written = CompletionLogprobs(tokenizer, 3, []).take([byte_token], [entry])
+    completion = CompletionLogprobs(tokenizer, 3, [])
+    written = json.loads(completion.written([completion.take([byte_token], [entry])]))
     assert written["top_logprobs"] == [{"A": -0.5, tokenizer.token_name(5): -9999.0}]
     assert written["token_logprobs"] == [-3.0]
-    chat = ChatLogprobs(tokenizer, 3).take([byte_token], [entry])
-    assert chat["content"][0]["top_logprobs"][2]["logprob"] == -9999.0  # type: ignore[index]
+    chat = ChatLogprobs(tokenizer, 3)
+    content = json.loads(chat.written([chat.take([byte_token], [entry])]))["content"]
+    assert content[0]["top_logprobs"][2]["logprob"] == -9999.0

@@ -1,0 +1,148 @@
+"""Answers with many log-probabilities: bounded, and written in slices between which other tasks run."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from deployments.http.logprobs import SLICE_ENTRIES, CompletionLogprobs, LogprobsWriter
+from deployments.http.slices import run_in_slices
+from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, sse
+
+MOST_CPU_S = 0.1  # between two turns of any other task: 10 ms on a quiet machine, and room for a busy one
+MAX_PROMPT_LOGPROBS = 262_144  # that docs/http.md states
+N = 128
+LONGEST_PROMPT = [5 + i for i in range(MAX_PROMPT_LOGPROBS // (N * 21))]
+
+
+def client(engine: FakeEngine) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+
+@contextlib.asynccontextmanager
+async def longest_turn() -> AsyncIterator[list[float]]:
+    """The processor time between two turns of a task that does nothing else, in seconds; one item, when the block has ended.
+
+    Without garbage collection, which would look at everything that the other tests of this process have left.
+    """
+    longest: list[float] = []
+
+    async def tick() -> None:
+        most, last = 0.0, time.thread_time()
+        try:
+            while True:
+                await asyncio.sleep(0)
+                now = time.thread_time()
+                most, last = max(most, now - last), now
+        finally:
+            longest.append(most)
+
+    gc.collect()
+    gc.disable()
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0)
+    try:
+        yield longest
+        await asyncio.sleep(0)  # the last turn of the block counts too
+    finally:
+        gc.enable()
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": LONGEST_PROMPT, "echo": True, "logprobs": 20, "n": N, "max_tokens": 1},
+        {"prompt": [5] * (MAX_SEQ_LEN - 1), "echo": True, "logprobs": 7, "n": N, "max_tokens": 1},
+        {"prompt": [[5] * (MAX_SEQ_LEN - 1)] * N, "echo": True, "logprobs": 7, "max_tokens": 1},
+        {"prompt": [5] * (MAX_SEQ_LEN - 41), "logprobs": 20, "n": N, "max_tokens": 40, "ignore_eos": True},
+    ],
+    ids=["many alternatives", "long prompt", "many prompts", "many tokens"],
+)
+async def test_the_largest_legal_answers_hold_the_event_loop_only_briefly(body: dict[str, Any], stream: bool) -> None:
+    async with client(FakeEngine()) as asking:
+        await asking.post("/v1/completions", json={"prompt": "x", "logprobs": 20})  # imports and caches
+        async with longest_turn() as longest:
+            answer = await asking.post("/v1/completions", json=body | {"stream": stream})
+    assert answer.status_code == 200, answer.text
+    assert longest[0] < MOST_CPU_S
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "logprobs"), [([*LONGEST_PROMPT, 5], N, 20), ([[5] * 255] * 65, 1, 15), ([5] * 128, N, 20)]
+)
+async def test_more_log_probabilities_of_prompts_than_the_limit_are_400(prompt: Any, n: int, logprobs: int) -> None:
+    engine = FakeEngine()
+    body = {"prompt": prompt, "n": n, "logprobs": logprobs, "max_tokens": 1}
+    async with client(engine) as asking:
+        answer = await asking.post("/v1/completions", json=body | {"echo": True})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", "logprobs")
+        assert str(MAX_PROMPT_LOGPROBS) in error["message"]
+        assert not engine.streams
+        assert (await asking.post("/v1/completions", json=body)).status_code == 200  # without echo
+
+
+async def test_the_log_probabilities_of_a_prompt_are_written_once_for_all_choices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_written = 0
+
+    def counted(writer: LogprobsWriter, *arguments: Any) -> Any:
+        nonlocal num_written
+        num_written += len(arguments[0])
+        return take(writer, *arguments)
+
+    take = CompletionLogprobs.take
+    monkeypatch.setattr(CompletionLogprobs, "take", counted)
+    body = {"prompt": [[7] * 40, [8] * 30], "echo": True, "logprobs": 1, "n": 5, "max_tokens": 1}
+    async with client(FakeEngine()) as asking:
+        choices = (await asking.post("/v1/completions", json=body)).json()["choices"]
+    assert num_written == 70 + 10  # two prompts, and one token of each choice
+    assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [41] * 5 + [31] * 5
+    assert all(choice["logprobs"] == choices[0]["logprobs"] for choice in choices[:5])
+
+
+async def test_a_long_delta_becomes_several_events_that_add_up_to_it() -> None:
+    body = {"prompt": [5] * 250, "echo": True, "logprobs": 20, "max_tokens": 3}
+    async with client(FakeEngine()) as asking:
+        whole = (await asking.post("/v1/completions", json=body)).json()["choices"][0]
+        chunks = sse((await asking.post("/v1/completions", json=body | {"stream": True})).text)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    num_entries = [sum(len(top or {}) for top in choice["logprobs"]["top_logprobs"]) for choice in choices]
+    assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [195, 55, 1, 1, 1]
+    assert max(num_entries) <= SLICE_ENTRIES
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    for name, values in whole["logprobs"].items():
+        assert [value for choice in choices for value in choice["logprobs"][name]] == values
+    assert [choice["finish_reason"] for choice in choices] == [None] * 4 + ["length"]
+
+
+async def test_other_tasks_run_between_slices() -> None:
+    seen: list[str] = []
+
+    def work() -> Any:
+        for number in range(3):
+            seen.append(f"slice {number}")
+            yield
+        return json.dumps(seen)
+
+    async def other() -> None:
+        for _ in range(3):
+            seen.append("other")
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(other())
+    assert json.loads(await run_in_slices(work()))[:4] == ["slice 0", "other", "slice 1", "other"]
+    await running
