@@ -6,9 +6,9 @@ Numbers pass through unchanged: clients compare the chosen token's with the larg
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import msgspec
 
@@ -17,7 +17,6 @@ from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # JSON has no infinity
-
 SLICE_ENTRIES = 4096  # log-probabilities, the alternatives among them, that are written at a stretch: about 5 ms
 CONTEXT_TOKENS = 256  # so many last tokens of a prompt decide how the text behind it begins
 
@@ -39,7 +38,7 @@ class TokenNames(dict[int, str]):
 
 
 @lru_cache(maxsize=1)
-def names_of(tokenizer: Tokenizer) -> TokenNames:
+def names_of(tokenizer: Any) -> TokenNames:
     return TokenNames(tokenizer)
 
 
@@ -48,7 +47,7 @@ class LogprobsWriter(ABC):
 
     def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
         self._tokenizer = tokenizer
-        self._names = names_of(tokenizer)
+        self._names = names_of(cast(Hashable, tokenizer))
         self._num_top = num_top
 
     def copy(self) -> Self:
