@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from deployments.api_keys import digests_of
-from llama_core.checkpoint.files import find_shards
 from llama_core.checkpoint.manifest import Manifest
+from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import (
     DEFAULT_STEP_TOKENS,
     BackendName,
@@ -147,7 +147,7 @@ class ServerArgs(BaseModel):
 
     def num_ranks(self) -> int:
         """Raises CheckpointError where it takes the shards to tell and they are not all there."""
-        return self.model_parallel_size or len(find_shards(self.checkpoint))
+        return self.model_parallel_size or open_checkpoint(self.checkpoint).num_shards()
 
     def manifest(self) -> Manifest | None:
         """What the files must be, if anything says so. Raises CheckpointError."""

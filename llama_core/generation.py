@@ -14,6 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from llama_core.checkpoint.manifest import Manifest
+from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
 from llama_core.errors import ConfigError, InvalidParameter, SpecialTags
 from llama_core.execution import parallel as groups
@@ -31,8 +32,8 @@ from llama_core.scheduling.request import Sequence, check_prompt, describe_reque
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed, whole_number
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import Pending, StepOutput
-from llama_core.text.chat_format import ChatFormat, Dialog
-from llama_core.text.registry import DEFAULT_CHAT_FORMAT, chat_format, load_tokenizer
+from llama_core.text.chat_format import Dialog
+from llama_core.text.registry import DEFAULT_CHAT_FORMAT, find_chat_format, load_tokenizer
 from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -42,11 +43,19 @@ class Llama:
     """A model and its tokenizer, ready to generate. Not for several threads at once."""
 
     def __init__(
-        self, runner: ModelRunner, tokenizer: Tokenizer, num_blocks: int, seed: int, chat: ChatFormat | None = None
+        self,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        num_blocks: int,
+        seed: int,
+        chat_format: str = DEFAULT_CHAT_FORMAT,
+        stop_ids: frozenset[int] = frozenset(),
     ) -> None:
+        """stop_ids: ids that end a generation, beside those of the tokenizer and of the chat format."""
         self.runner = runner
         self.tokenizer = tokenizer
-        self.chat_format = chat or chat_format(DEFAULT_CHAT_FORMAT, tokenizer)
+        self.chat_format = find_chat_format(chat_format, tokenizer)
+        self._stop_ids = tokenizer.stop_ids | self.chat_format.stop_ids | stop_ids
         self._num_blocks = num_blocks
         self._seed = seed
         self._num_requests = 0
@@ -70,6 +79,7 @@ class Llama:
         prefix_caching: bool = True,
         backend: BackendName = "auto",
         quantization: Quantization = "none",
+        chat_format: str = DEFAULT_CHAT_FORMAT,
     ) -> "Llama":
         """Load a checkpoint of any number of shards on the ranks of this process group: one, or torchrun's.
 
@@ -128,7 +138,7 @@ class Llama:
         runner.allocate_cache(num_blocks)
         runner.warm_up()
         log.info("rank %d of %d: built in %.2f s", parallel.rank, parallel.world_size, time.perf_counter() - begin)
-        return Llama(runner, tokenizer, num_blocks, seed)
+        return Llama(runner, tokenizer, num_blocks, seed, chat_format, open_checkpoint(ckpt_dir).stop_ids)
 
     @property
     def max_seq_len(self) -> int:
@@ -252,7 +262,7 @@ class Llama:
             SchedulerConfig(
                 max_batch_size=config.max_batch_size,
                 max_step_tokens=config.max_step_tokens,
-                stop_ids=self.tokenizer.stop_ids | self.chat_format.stop_ids,
+                stop_ids=self._stop_ids,
                 max_drafts=config.max_drafts,
                 prefix_caching=config.prefix_caching,
             ),

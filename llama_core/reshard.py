@@ -1,4 +1,4 @@
-"""Write a checkpoint again as another number of shards: python -m llama_core.reshard SOURCE TARGET --shards N"""
+"""Writes a checkpoint in Meta's format as another number of shards: python -m llama_core.reshard SOURCE TARGET --shards N"""
 
 import argparse
 import os
@@ -8,35 +8,35 @@ from pathlib import Path
 
 import torch
 
-from llama_core.checkpoint.files import files_of
+from llama_core.checkpoint.loader import rank_weights
 from llama_core.checkpoint.manifest import Manifest
-from llama_core.checkpoint.meta import Checkpoint
-from llama_core.config import read_params
+from llama_core.checkpoint.meta import MetaCheckpoint
 from llama_core.errors import CheckpointError, LlamaError
 from llama_core.text.registry import load_tokenizer
 
 
 def reshard(source: Path, target: Path, num_shards: int, tokenizer_path: Path | None = None) -> list[Path]:
-    """Write `source` to `target` as `num_shards` shards cut as Llama 2's are, one in memory at a time. Returns the files.
+    """Write `source` to `target` as `num_shards` shards, divided as Llama 2's are, one in memory at a time. Returns the files.
 
-    SHA256SUMS in `source`, if there is one, is checked first. The dtype stays. params.json and the tokenizer are copied.
-    Raises CheckpointError if `target` holds shards already.
+    Checks SHA256SUMS in `source` first, if it exists. Keeps the dtype. Copies params.json and the tokenizer. Raises
+    CheckpointError if `target` holds shards already.
     """
     tokenizer_path = tokenizer_path or source / "tokenizer.model"
+    checkpoint = MetaCheckpoint(source)
     if (manifest := Manifest.find(source)) is not None:
-        manifest.check_complete(source)
-        manifest.verify([*files_of(source), tokenizer_path], os.cpu_count() or 1)
-    config = read_params(source, vocab_size=load_tokenizer(tokenizer_path).n_words)
+        manifest.check_complete(checkpoint)
+        manifest.verify([*checkpoint.files, tokenizer_path], os.cpu_count() or 1)
+    config = checkpoint.model_config(load_tokenizer(tokenizer_path).n_words)
     config.check_world_size(num_shards)
-    checkpoint = Checkpoint(source, config)
-    checkpoint.verify_checksums(0, 1)
+    reader = checkpoint.open_weights(config)
+    reader.verify_checksums(0, 1)
     target.mkdir(parents=True, exist_ok=True)
     if any(target.glob("consolidated.*.pth")):
         raise CheckpointError(f"{target}: holds shards already")
     written = []
     for index in range(num_shards):
         path = target / f"consolidated.{index:02d}.pth"
-        torch.save(checkpoint.load(index, num_shards, checkpoint.dtype, torch.device("cpu")), path)
+        torch.save(dict(rank_weights(reader, config, index, num_shards, reader.dtype, torch.device("cpu"))), path)
         written.append(path)
     shutil.copyfile(source / "params.json", target / "params.json")
     shutil.copyfile(tokenizer_path, target / "tokenizer.model")

@@ -21,12 +21,11 @@ BASE = (
     "llama_core",
     "llama_core.errors",
     "llama_core.host_memory",
-    "llama_core.checkpoint.digest",
-    "llama_core.checkpoint.manifest",
-    "llama_core.checkpoint.files",
+    "llama_core.model_config",
+    "llama_core.checkpoint",
 )
 PURE = (*BASE, "llama_core.config", "llama_core.text", "llama_core.scheduling")
-MODEL = (*PURE, "llama_core.checkpoint", "llama_core.execution")
+MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")
 BACKENDS = ("llama_core.execution.reference", "llama_core.execution.fused", "llama_core.execution.native")
 CORE = (*MODEL, *BACKENDS, "llama_core.execution.runner", "llama_core.execution.verify_files")
 REPLICA = (
@@ -43,20 +42,16 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core": ("llama_core.generation",),  # `Llama`, imported on first use
     "llama_core.errors": (),
     "llama_core.host_memory": ("llama_core.errors",),
-    "llama_core.checkpoint.files": ("llama_core.errors", "llama_core.host_memory"),
-    "llama_core.checkpoint.digest": ("llama_core.errors",),
-    "llama_core.checkpoint.manifest": (
-        "llama_core.errors",
-        "llama_core.host_memory",
-        "llama_core.checkpoint.digest",
-        "llama_core.checkpoint.files",
-    ),
+    "llama_core.model_config": ("llama_core.errors",),
+    "llama_core.checkpoint": ("llama_core.errors", "llama_core.host_memory", "llama_core.model_config"),
     "llama_core.config": BASE,
-    "llama_core.text": (*BASE, "llama_core.config"),
+    "llama_core.text": BASE,
     "llama_core.scheduling": (*BASE, "llama_core.config"),
     # What a rank loads.
-    "llama_core.checkpoint": (*BASE, "llama_core.config"),
-    "llama_core.execution": (*BASE, "llama_core.config", "llama_core.scheduling", "llama_core.checkpoint"),
+    "llama_core.checkpoint.loader": BASE,
+    "llama_core.checkpoint.meta_weights": BASE,
+    "llama_core.checkpoint.meta": (*BASE, "llama_core.checkpoint.meta_weights"),  # imported when weights are opened
+    "llama_core.execution": (*BASE, "llama_core.config", "llama_core.scheduling", "llama_core.checkpoint.loader"),
     "llama_core.execution.reference": MODEL,
     "llama_core.execution.fused": MODEL,
     "llama_core.execution.native": MODEL,
@@ -64,7 +59,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.execution.runner": (*MODEL, *BACKENDS, "llama_core.execution.verify_files"),
     # What uses the core in one process.
     "llama_core.results": PURE,
-    "llama_core.reshard": (*MODEL, "llama_core.results"),
+    "llama_core.reshard": (*MODEL, "llama_core.checkpoint.meta"),
     "llama_core.generation": (*CORE, "llama_core.results"),
     # cluster: the driver runs in the replica, rank in the rank actors, wire in both.
     "cluster": (),
@@ -115,9 +110,14 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "llama_core.host_memory",
             "llama_core.text",
             "llama_core.scheduling",
+            "llama_core.model_config",
             "llama_core.checkpoint.digest",
             "llama_core.checkpoint.files",
             "llama_core.checkpoint.manifest",
+            "llama_core.checkpoint.meta",
+            "llama_core.checkpoint.registry",
+            "llama_core.checkpoint.source",
+            "llama_core.checkpoint.weights",
         ),
         ("torch", "fairscale", "ray"),
     ),

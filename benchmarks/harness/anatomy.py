@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from benchmarks.harness.in_process import StartFunction, around_steps
-from llama_core.config import ModelConfig
 from llama_core.execution.runner import ModelRunner
+from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 EMBEDDING = "embedding"

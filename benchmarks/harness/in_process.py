@@ -16,9 +16,10 @@ import torch
 
 from benchmarks.harness.workload import Request
 from llama_core import Llama
-from llama_core.config import DEFAULT_STEP_TOKENS, DType, EngineConfig, ModelConfig
+from llama_core.config import DEFAULT_STEP_TOKENS, DType, EngineConfig
 from llama_core.execution import parallel as groups
 from llama_core.execution.runner import ModelRunner
+from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Pending, StepInput, StepOutput

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.options import command_parser
-from llama_core.config import ModelConfig
+from llama_core.model_config import ModelConfig
 from llama_core.text.registry import load_tokenizer
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.harness.workload import Request
-from llama_core.config import ModelConfig
+from llama_core.model_config import ModelConfig
 
 
 class ContinuousBatching:

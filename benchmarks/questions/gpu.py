@@ -25,8 +25,9 @@ from benchmarks.harness.options import question_parser
 from benchmarks.harness.workload import Request, long_batch, random_prompt
 from benchmarks.peers.hf_continuous import ContinuousBatching
 from llama_core import Llama
-from llama_core.config import Device, DType, EngineConfig, ModelConfig
+from llama_core.config import Device, DType, EngineConfig
 from llama_core.execution import parallel as groups
+from llama_core.model_config import ModelConfig
 
 PROBE_BYTES = 4 * 2**30
 

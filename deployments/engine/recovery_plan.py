@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from llama_core.config import ModelConfig
 from llama_core.errors import ConfigError
+from llama_core.model_config import ModelConfig
 
 SAME_BUNDLE_ATTEMPTS: Final = (
     3  # failures in a row of one bundle, and no other, that mark it as faulty: a GPU may be gone

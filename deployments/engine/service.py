@@ -15,13 +15,12 @@ from deployments.engine.engine_loop import EngineLoop, StepStats
 from deployments.engine.interface import EngineState, RankState, Readiness
 from deployments.engine.supervisor import GroupPool, Supervisor
 from deployments.engine.token_stream import TokenStream
-from llama_core.checkpoint.files import find_shards
-from llama_core.config import read_params
+from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
-from llama_core.text.registry import chat_format, load_tokenizer
+from llama_core.text.registry import find_chat_format, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +38,17 @@ class LlamaService:
     ) -> None:
         """Raises TokenizerError, ConfigError or CheckpointError: whatever the files themselves can tell."""
         self.args = args
+        source = open_checkpoint(args.checkpoint)
         if (manifest := args.manifest()) is not None:
-            manifest.check_complete(args.checkpoint)  # the ranks read the shards, each on its node
-            manifest.verify([args.tokenizer, args.checkpoint / "params.json"])
+            manifest.check_complete(source)  # the ranks read the weights, each on its node
+            manifest.verify([args.tokenizer, *source.metadata_files])
         self.tokenizer = load_tokenizer(args.tokenizer)
-        self.chat_format = chat_format(args.chat_format, self.tokenizer)
+        self.chat_format = find_chat_format(args.chat_format, self.tokenizer)
         self.num_ranks = args.num_ranks()
-        self._model = read_params(args.checkpoint, vocab_size=self.tokenizer.n_words)
+        self._model = source.model_config(self.tokenizer.n_words)
         self._model.check_world_size(self.num_ranks)
-        find_shards(args.checkpoint)
+        source.num_shards()
+        self._stop_ids = self.tokenizer.stop_ids | self.chat_format.stop_ids | source.stop_ids
         self.config = args.engine_config(self.tokenizer.n_words, manifest)
         self._open_pool = open_pool
         self._on_step = on_step
@@ -82,7 +83,7 @@ class LlamaService:
             SchedulerConfig(
                 max_batch_size=self.config.max_batch_size,
                 max_step_tokens=self.config.max_step_tokens,
-                stop_ids=self.tokenizer.stop_ids | self.chat_format.stop_ids,
+                stop_ids=self._stop_ids,
                 max_waiting=self.args.max_queue,
                 max_waiting_tokens=self.args.max_queue_tokens,
                 max_drafts=self.config.max_drafts,

@@ -19,8 +19,9 @@ from deployments.args import ServerArgs
 from deployments.engine.engine_loop import EngineLoop, Runner
 from deployments.engine.recovery_plan import RecoveryPlan
 from deployments.engine.straggler_watch import watch_stragglers
-from llama_core.config import EngineConfig, ModelConfig
+from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointChanged, CheckpointError, LlamaError, RankFailure, TokenizerError
+from llama_core.model_config import ModelConfig
 from llama_core.scheduling.quarantine import FailureStreak
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
-"""SHA256SUMS: which contents a checkpoint's files must have, and whether they have them. Knows nothing of what is in them.
+"""SHA256SUMS: the contents that a checkpoint's files must have, and whether they have them. Knows no file format.
 
-The file is what `sha256sum` writes and `sha256sum -c` reads. It is read once, where the model is started; what it says goes
-to the ranks with their configuration, so that nothing on another node can speak for itself.
+The file is what `sha256sum` writes and `sha256sum -c` reads. The process that starts the model reads it once and sends its
+entries to the ranks with their configuration, so that no file on another node can vouch for itself.
 """
 
 import os
@@ -11,35 +11,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llama_core.checkpoint.digest import sha256_of_each
-from llama_core.checkpoint.files import files_of
+from llama_core.checkpoint.source import CheckpointSource
 from llama_core.errors import CheckpointError
 
 FILE_NAME = "SHA256SUMS"
 _MAX_BYTES = 16 * 2**20  # a shard named by mistake is gigabytes
 _LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
-_OURS = re.compile(r"params\.json|consolidated\..*\.pth")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """path: of the file that said so. digests: SHA-256 in lower case, by absolute path. Plain: it crosses processes."""
+    """path: of the manifest file. digests: SHA-256 in lower-case hex, by absolute path. Plain: crosses processes."""
 
     path: str
     digests: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def find(cls, ckpt_dir: str | Path, path: str | Path | None = None) -> "Manifest | None":
-        """The manifest at `path`, which must be there then; without one SHA256SUMS in `ckpt_dir`, or None."""
+        """The manifest at `path`, which must exist; without a `path`, SHA256SUMS in `ckpt_dir`, or None if there is none."""
         if path is None and not (Path(ckpt_dir) / FILE_NAME).exists():
             return None
         return cls.read(Path(ckpt_dir) / FILE_NAME if path is None else Path(path), ckpt_dir)
 
     @classmethod
     def read(cls, path: Path, ckpt_dir: str | Path) -> "Manifest":
-        """A relative name in it counts from its own directory, as for `sha256sum -c` there, or from `ckpt_dir`.
+        """Read a manifest. Relative names in it are relative to its own directory, as for `sha256sum -c`, or to `ckpt_dir`.
 
-        Raises CheckpointError that names the file, and the line at fault.
+        Raises CheckpointError that names the file and the line at fault.
         """
         try:
             if path.stat().st_size > _MAX_BYTES:
@@ -61,17 +60,18 @@ class Manifest:
                     raise CheckpointError(f"{path}: line {number} contradicts another one", param="sha256_manifest")
         return cls(str(path), digests)
 
-    def check_complete(self, ckpt_dir: str | Path) -> None:
-        """Raises CheckpointError where params.json or a shard lacks its entry, or its file. Reads none of them."""
-        for file in files_of(ckpt_dir):
+    def check_complete(self, source: CheckpointSource) -> None:
+        """Raises CheckpointError for a file of the checkpoint without an entry, or an entry without its file. Reads neither."""
+        for file in source.files:
             self.expected(file)
+        directories = {os.path.dirname(_absolute(file)) for file in source.files}
         for name in self.digests:
-            is_ours = os.path.dirname(name) == os.path.abspath(ckpt_dir) and _OURS.fullmatch(os.path.basename(name))
-            if is_ours and not os.path.exists(name):
+            directory, base = os.path.split(name)
+            if directory in directories and source.owns(base) and not os.path.exists(name):
                 raise CheckpointError(f"{name}: {self.path} names it, but there is no such file")
 
     def verify(self, files: Sequence[Path], num_threads: int = 1) -> None:
-        """Read `files`, several at a time. Raises CheckpointError that names the first one which is not what it must be."""
+        """Read `files`, `num_threads` at a time. Raises CheckpointError that names the first file with another SHA-256."""
         for file, found in zip(files, sha256_of_each(files, num_threads), strict=True):
             if found != self.expected(file):
                 raise CheckpointError(f"{file}: its SHA-256 is {found}, {self.path} says {self.expected(file)}")
@@ -85,5 +85,5 @@ class Manifest:
 
 
 def _absolute(path: Path) -> str:
-    """By its name alone: a link's target may have any other."""
+    """Links are not followed: a manifest names the link, not its target."""
     return os.path.abspath(path)

@@ -8,8 +8,10 @@ from typing import Literal
 import torch
 
 from llama_core.checkpoint.digest import CheckpointDigest
-from llama_core.checkpoint.meta import Checkpoint, Progress
-from llama_core.config import EngineConfig, ModelConfig, read_params
+from llama_core.checkpoint.loader import Progress, rank_weights
+from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.weights import num_values
+from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.backend import Backend
 from llama_core.execution.fused.backend import FusedBackend, ops_for
@@ -21,6 +23,7 @@ from llama_core.execution.parallel import Parallel, smallest
 from llama_core.execution.sampling import logprobs_of
 from llama_core.execution.slots import SlotTable
 from llama_core.execution.verify_files import FileChecks
+from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Pending, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
@@ -72,18 +75,20 @@ class ModelRunner:
     ) -> "ModelRunner":
         """Check the checkpoint, then read this rank's share. Raises ConfigError or CheckpointError before it allocates."""
         begin = time.perf_counter()
-        checks = FileChecks(config, parallel)
+        source = open_checkpoint(config.ckpt_dir)
+        checks = FileChecks(config, source, parallel)
         checks.verify_manifest()
-        model_config = read_params(config.ckpt_dir, vocab_size=config.vocab_size)
+        model_config = source.model_config(config.vocab_size)
         model_config.check_world_size(parallel.world_size)
-        checkpoint = Checkpoint(config.ckpt_dir, model_config)
-        checks.verify_contents(checkpoint)
-        dtype = checkpoint.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+        reader = source.open_weights(model_config)
+        checks.verify_contents(reader)
+        dtype = reader.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         kind = _kind_of_backend(config, model_config, dtype, parallel)
-        num_values = checkpoint.num_values(parallel.rank, parallel.world_size)
-        check_weights_fit(num_values * (1 if config.quantization == "int8" else dtype.itemsize), parallel)
+        values = num_values(model_config, parallel.rank, parallel.world_size)
+        check_weights_fit(values * (1 if config.quantization == "int8" else dtype.itemsize), parallel)
         slots = SlotTable(config, parallel.device, spare=kind == "fused")
-        weights = checkpoint.weights(parallel.rank, parallel.world_size, dtype, parallel.device, on_progress)
+        rank, world_size = parallel.rank, parallel.world_size
+        weights = rank_weights(reader, model_config, rank, world_size, dtype, parallel.device, on_progress)
         backend: Backend
         if kind == "native":
             backend = native.NativeBackend(config, model_config, parallel, slots, dtype, weights)

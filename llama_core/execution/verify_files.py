@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 
 from llama_core.checkpoint.digest import CheckpointDigest, sha256_of_each
-from llama_core.checkpoint.files import files_of, identity
-from llama_core.checkpoint.meta import Checkpoint
+from llama_core.checkpoint.files import identity
+from llama_core.checkpoint.source import CheckpointSource, WeightReader
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointChanged, CheckpointError
 from llama_core.execution.parallel import Parallel, gather_bytes, ranks_with, smallest
@@ -40,10 +40,11 @@ class FileChecks:
     `EngineConfig.verified` later; `digest` is None where nobody needs it.
     """
 
-    def __init__(self, config: EngineConfig, parallel: Parallel) -> None:
+    def __init__(self, config: EngineConfig, source: CheckpointSource, parallel: Parallel) -> None:
         self._config = config
+        self._source = source
         self._parallel = parallel
-        self._files = files_of(config.ckpt_dir)
+        self._files = list(source.files)
         self.files_id = identity(self._files)
         self._peers = ranks_with(parallel, self.files_id)
         index, count = self._peers.index(parallel.rank), len(self._peers)
@@ -62,7 +63,7 @@ class FileChecks:
             return
         if not self._is_verified:
             begin = time.perf_counter()
-            manifest.check_complete(self._config.ckpt_dir)
+            manifest.check_complete(self._source)
             manifest.verify(self._own_files, torch.get_num_threads())
             log.info(
                 "rank %d of %d: the SHA-256 of %d of %d files is right; %.2f s",
@@ -75,14 +76,14 @@ class FileChecks:
             self.digest = CheckpointDigest(tuple((file.name, manifest.expected(file)) for file in self._files))
         smallest(self._parallel, 1)  # no rank parses a file that another rank has not verified yet
 
-    def verify_contents(self, checkpoint: Checkpoint) -> None:
-        """Compare the shards with the CRC-32 inside them, unless the configuration says not to, and where ranks see
-        different files, compare the contents of these. Raises CheckpointError, or CheckpointChanged (see `digest`).
+    def verify_contents(self, weights: WeightReader) -> None:
+        """Compare the files with the checksums inside them, unless the configuration turns that off, and compare the
+        digests of ranks that see different files. Raises CheckpointError, or CheckpointChanged as `verify_unchanged` does.
         """
         if self._needs_digest and self.digest is None:
-            self._start_hashing()  # beside the CRC-32 pass and the load: the files are read from disk once
+            self._start_hashing()  # beside the checksums and the load: the files are read from disk once
         if self._config.verify_checksums and not self._is_verified:
-            checkpoint.verify_checksums(self._index, self._count)
+            weights.verify_checksums(self._index, self._count)
         if self._has_copies:
             self._compare_digests()
 
@@ -92,7 +93,7 @@ class FileChecks:
         if self._needs_digest and not self._has_copies:
             self._compare_digests()
         is_guarded = self._needs_digest or self._config.manifest is not None
-        if is_guarded and identity(files_of(self._config.ckpt_dir)) != self.files_id:
+        if is_guarded and identity(self._source.files) != self.files_id:
             raise CheckpointError(f"{self._config.ckpt_dir}: its files were changed while they were loaded")
 
     def _start_hashing(self) -> None:

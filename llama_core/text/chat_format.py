@@ -1,4 +1,4 @@
-"""What the server needs of a chat format: a dialog to prompt ids. `registry.chat_format` finds one by its name.
+"""What the server needs of a chat format: a dialog to prompt ids. `registry.find_chat_format` finds one by its name.
 
 Knows nothing of generation.
 """

@@ -43,7 +43,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return chosen(Path(path))
 
 
-def chat_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
+def find_chat_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
     """The chat format called `name`, for prompts in the ids of `tokenizer`. Raises ConfigError for an unknown name."""
     if name not in CHAT_FORMATS:
         raise ConfigError(f"chat_format must be one of {', '.join(CHAT_FORMATS)}", param="chat_format")

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from llama_core.checkpoint.meta import Checkpoint
-from llama_core.config import read_params
+from llama_core.checkpoint.loader import rank_weights
+from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
 from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.registry import load_tokenizer
@@ -41,12 +41,13 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 def load_checkpoint(directory: Path, vocab_size: int) -> str:
     """A digest of all weights, as one rank would hold them."""
-    config = read_params(directory, vocab_size=vocab_size)
+    checkpoint = open_checkpoint(directory)
+    config = checkpoint.model_config(vocab_size)
     config.check_world_size(2)
-    checkpoint = Checkpoint(directory, config)
-    checkpoint.verify_checksums(0, 1)
+    reader = checkpoint.open_weights(config)
+    reader.verify_checksums(0, 1)
     digest = hashlib.sha256()
-    for name, weight in checkpoint.weights(0, 1, checkpoint.dtype, torch.device("cpu")):
+    for name, weight in rank_weights(reader, config, 0, 1, reader.dtype, torch.device("cpu")):
         digest.update(name.encode() + weight.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from llama_core.checkpoint.meta import Checkpoint
+from llama_core.checkpoint.meta_weights import MetaWeights
 from llama_core.text.registry import load_tokenizer
 from tests.fuzz import file_worker, files
 from tests.fuzz.damage import put_demo
@@ -42,7 +42,7 @@ def test_a_damaged_weight_that_is_loaded_is_a_finding(tmp_path: Path, monkeypatc
         return file_worker.judge("checkpoint", tmp_path, False, vocab_size, undamaged)
 
     assert judged() == ("CheckpointError", None)
-    monkeypatch.setattr(Checkpoint, "verify_checksums", lambda self, rank, world_size: None)
+    monkeypatch.setattr(MetaWeights, "verify_checksums", lambda self, rank, world_size: None)
     assert judged() == ("loaded", "damaged weights were loaded")
 
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
-from llama_core.checkpoint.meta import weight_specs
-from llama_core.config import ModelConfig
+from llama_core.checkpoint.loader import Progress, rank_weights
+from llama_core.checkpoint.meta import MetaCheckpoint
+from llama_core.checkpoint.source import WeightReader
+from llama_core.checkpoint.weights import weight_specs
+from llama_core.model_config import ModelConfig
 from tests.conftest import GOLDEN
 
 # 8 heads on 4 key/value heads: 1, 2 and 4 ranks can share them.
@@ -55,3 +58,21 @@ def write(
     if tokenizer:
         shutil.copyfile(GOLDEN / "mp1" / "tokenizer.model", directory / "tokenizer.model")
     return directory
+
+
+def open_weights(directory: Path, config: ModelConfig) -> WeightReader:
+    return MetaCheckpoint(directory).open_weights(config)
+
+
+def load(
+    directory: Path,
+    config: ModelConfig,
+    rank: int = 0,
+    world_size: int = 1,
+    dtype: torch.dtype = torch.float32,
+    on_progress: Progress = lambda done, total: None,
+) -> dict[str, torch.Tensor]:
+    """The weights of one rank, with their checksums verified."""
+    reader = open_weights(directory, config)
+    reader.verify_checksums(rank, world_size)
+    return dict(rank_weights(reader, config, rank, world_size, dtype, torch.device("cpu"), on_progress))

@@ -25,7 +25,7 @@ from llama_core.errors import LlamaError, QueueFull, RequestCancelled
 from llama_core.scheduling.request import FinishReason, TokenLogprob, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
-from llama_core.text.registry import DEFAULT_CHAT_FORMAT, chat_format, load_tokenizer
+from llama_core.text.registry import DEFAULT_CHAT_FORMAT, find_chat_format, load_tokenizer
 from tests.conftest import GOLDEN
 
 MODEL_ID = "fake-llama"
@@ -132,7 +132,7 @@ class FakeEngine:
 
     def __init__(self, answer: str = "Hello there, how are you?", step_s: float = 0.0) -> None:
         self.tokenizer = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
-        self.chat_format = chat_format(DEFAULT_CHAT_FORMAT, self.tokenizer)
+        self.chat_format = find_chat_format(DEFAULT_CHAT_FORMAT, self.tokenizer)
         self.answer = answer
         self.step_s = step_s
         self.streams: list[FakeStream] = []

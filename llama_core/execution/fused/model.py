@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from llama_core.config import ModelConfig
 from llama_core.execution.fused.ops import Ops
 from llama_core.execution.kv_cache import KVCache
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
+from llama_core.model_config import ModelConfig
 
 # (layer, queries [T, H, head_dim]) -> [T, H, head_dim]
 Attend = Callable[[int, torch.Tensor], torch.Tensor]

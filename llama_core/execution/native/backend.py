@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from llama_core.config import EngineConfig, ModelConfig
+from llama_core.config import EngineConfig
 from llama_core.execution.backend import Drawn
 from llama_core.execution.native.build import Unavailable, library_path
 from llama_core.execution.native.exchange import Carrier, shared_memory
@@ -19,6 +19,7 @@ from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
 from llama_core.execution.sampling_tensors import SlotSampling
 from llama_core.execution.slots import SlotTable
+from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from fairscale.nn.model_parallel import layers as fairscale_layers
 from fairscale.nn.model_parallel.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
 from torch import nn
 
-from llama_core.config import ModelConfig
 from llama_core.execution.attention import attend_decodes, attend_prefill
 from llama_core.execution.kv_cache import KVCache, StepLayout
 from llama_core.execution.rotary import rotary_table, rotate
+from llama_core.model_config import ModelConfig
 
 
 class RMSNorm(nn.Module):

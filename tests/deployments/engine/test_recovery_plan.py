@@ -3,7 +3,7 @@
 import pytest
 
 from deployments.engine.recovery_plan import SAME_BUNDLE_ATTEMPTS, RecoveryPlan
-from llama_core.config import read_params
+from llama_core.model_config import read_params
 
 ALL = [1, 2, 3, 4]
 

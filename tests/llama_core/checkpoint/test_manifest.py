@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from llama_core import Llama
-from llama_core.checkpoint.files import files_of, identity
+from llama_core.checkpoint.files import identity
 from llama_core.checkpoint.manifest import FILE_NAME, Manifest
-from llama_core.checkpoint.meta import Checkpoint
+from llama_core.checkpoint.meta import MetaCheckpoint
+from llama_core.checkpoint.meta_weights import MetaWeights
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, ConfigError
 from llama_core.execution.parallel import Parallel, alone
@@ -56,7 +57,7 @@ def test_what_sha256sum_writes_is_what_is_checked(checkpoint: Path) -> None:
     subprocess.run(command, shell=True, cwd=checkpoint, check=True)
     manifest = Manifest.find(checkpoint)
     assert manifest is not None
-    manifest.check_complete(checkpoint)
+    manifest.check_complete(MetaCheckpoint(checkpoint))
     build(checkpoint)
 
 
@@ -158,18 +159,18 @@ def checked_by(parallel: Parallel, ckpt_dir: str, checked: frozenset[int] = froz
     """Names of the files that this rank reads to check them while it loads, and what stands for all of them."""
     seen: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        verify, verify_checksums = Manifest.verify, Checkpoint.verify_checksums
+        verify, verify_checksums = Manifest.verify, MetaWeights.verify_checksums
 
         def noted(self: Manifest, files: list[Path], num_threads: int) -> None:
             seen.extend(path.name for path in files)
             verify(self, files, num_threads)
 
-        def noted_checksums(self: Checkpoint, index: int, count: int) -> None:
-            seen.extend(f"{path.name} CRC" for path in self.paths[index::count])
+        def noted_checksums(self: MetaWeights, index: int, count: int) -> None:
+            seen.extend(f"{path.name} CRC" for path in self._paths[index::count])
             verify_checksums(self, index, count)
 
         patch.setattr(Manifest, "verify", noted)
-        patch.setattr(Checkpoint, "verify_checksums", noted_checksums)
+        patch.setattr(MetaWeights, "verify_checksums", noted_checksums)
         manifest = Manifest.find(ckpt_dir)
         config = EngineConfig(
             ckpt_dir, 640, 32, 2, device="cpu", backend="torch", manifest=manifest, verified=dict.fromkeys(checked)
@@ -207,8 +208,9 @@ def test_what_was_checked_on_a_host_is_not_read_again_unless_it_has_changed(chec
 
 def test_a_nodes_own_copy_is_not_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
-    assert identity(files_of(checkpoint)) == identity(files_of(checkpoint)) != identity(files_of(copy))
-    assert 0 <= identity(files_of(checkpoint)) < 2**63
+    own, others = identity(MetaCheckpoint(checkpoint).files), identity(MetaCheckpoint(copy).files)
+    assert own == identity(MetaCheckpoint(checkpoint).files) != others
+    assert 0 <= own < 2**63
 
 
 def test_a_rank_believes_the_manifest_that_was_read_at_the_start_and_no_later_one(checkpoint: Path) -> None:
@@ -223,7 +225,9 @@ def test_a_rank_believes_the_manifest_that_was_read_at_the_start_and_no_later_on
 def test_files_that_change_while_they_are_loaded_are_noticed(checkpoint: Path) -> None:
     (checkpoint / FILE_NAME).write_text(sums(checkpoint))
     manifest = Manifest.find(checkpoint)
-    checks = FileChecks(EngineConfig(str(checkpoint), 640, 32, 2, manifest=manifest), alone("cpu"))
+    checks = FileChecks(
+        EngineConfig(str(checkpoint), 640, 32, 2, manifest=manifest), MetaCheckpoint(checkpoint), alone("cpu")
+    )
     checks.verify_unchanged()
     change(checkpoint / SHARDS[0])
     with pytest.raises(CheckpointError, match="changed while they were loaded"):

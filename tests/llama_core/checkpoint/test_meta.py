@@ -12,26 +12,24 @@ from typing import Any
 import pytest
 import torch
 
-from llama_core.checkpoint.meta import Checkpoint, weight_specs
-from llama_core.config import EngineConfig, ModelConfig, read_params
+from llama_core.checkpoint.weights import weight_specs
+from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NonFiniteLogits
 from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
+from llama_core.model_config import ModelConfig, read_params
 from llama_core.reshard import reshard
 from tests.conftest import GOLDEN
 from tests.support import checkpoints
-from tests.support.checkpoints import WIDE, random_weights, split, write
+from tests.support.checkpoints import WIDE, open_weights, random_weights, split, write
 
 CONFIG = ModelConfig.from_params(WIDE, vocab_size=640)
-CPU = torch.device("cpu")
 
 
 def load(
     directory: Path, rank: int = 0, world_size: int = 1, dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    checkpoint = Checkpoint(directory, CONFIG)
-    checkpoint.verify_checksums(rank, world_size)
-    return checkpoint.load(rank, world_size, dtype, CPU)
+    return checkpoints.load(directory, CONFIG, rank, world_size, dtype)
 
 
 @pytest.mark.parametrize("embedding_dim", [1, 0], ids=["Llama 2's cuts", "Llama 3's embedding"])
@@ -54,9 +52,8 @@ def test_weights_are_converted_and_progress_counts_every_byte_once(tmp_path: Pat
     weights = random_weights(WIDE, dtype=torch.bfloat16)
     write(tmp_path, split(weights, 2))
     seen: list[tuple[int, int]] = []
-    checkpoint = Checkpoint(tmp_path, CONFIG)
-    got = checkpoint.load(0, 1, torch.float32, CPU, lambda done, total: seen.append((done, total)))
-    assert checkpoint.dtype is torch.bfloat16
+    got = checkpoints.load(tmp_path, CONFIG, on_progress=lambda done, total: seen.append((done, total)))
+    assert open_weights(tmp_path, CONFIG).dtype is torch.bfloat16
     assert all(torch.equal(got[name], weights[name].float()) for name in weights)
     total = sum(weight.nbytes for weight in got.values())
     assert [total_bytes for _, total_bytes in seen] == [total] * len(seen)
@@ -76,7 +73,7 @@ def test_a_reshared_checkpoint_holds_the_same_weights(tmp_path: Path) -> None:
     assert [file.name for file in files] == [f"consolidated.{i:02d}.pth" for i in range(4)]
     before, after = load(source), load(tmp_path / "target")
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert Checkpoint(tmp_path / "target", CONFIG).dtype is torch.bfloat16
+    assert open_weights(tmp_path / "target", CONFIG).dtype is torch.bfloat16
     assert (tmp_path / "target" / "tokenizer.model").exists() and (tmp_path / "target" / "params.json").exists()
     with pytest.raises(CheckpointError, match="holds shards already"):
         reshard(source, tmp_path / "target", 2)
@@ -240,7 +237,7 @@ def test_weights_of_another_width_are_misshapen_before_memory_is_allocated(tmp_p
     write(tmp_path, split(random_weights(WIDE), 2))
     config = ModelConfig.from_params(WIDE | {"dim": 128}, vocab_size=640)
     with pytest.raises(CheckpointError, match=r"tok_embeddings.weight has shape \[640, 32\].*expected \[640, 64\] or"):
-        Checkpoint(tmp_path, config)
+        open_weights(tmp_path, config)
 
 
 @pytest.mark.parametrize("content", [[1, 2], torch.zeros(3), {"norm.weight": "text"}], ids=["list", "tensor", "text"])
@@ -327,7 +324,7 @@ def test_a_value_that_float16_cannot_hold_is_named(tmp_path: Path) -> None:
 def test_the_dtype_is_that_of_the_matrices_not_of_the_norms(tmp_path: Path) -> None:
     weights = random_weights(WIDE, dtype=torch.bfloat16)
     write(tmp_path, split({n: w.float() if "norm" in n else w for n, w in weights.items()}, 1))
-    assert Checkpoint(tmp_path, CONFIG).dtype is torch.bfloat16
+    assert open_weights(tmp_path, CONFIG).dtype is torch.bfloat16
 
 
 def test_every_start_up_error_is_one_of_ours(tmp_path: Path) -> None:
@@ -344,18 +341,19 @@ def test_every_start_up_error_is_one_of_ours(tmp_path: Path) -> None:
 
 PEAK = """
 import os, sys, torch
-from llama_core.checkpoint.meta import Checkpoint
-from llama_core.config import read_params
+from llama_core.checkpoint.loader import rank_weights
+from llama_core.checkpoint.registry import open_checkpoint
 torch.set_num_threads(1)
 torch.stack(torch.aminmax(torch.zeros(9, 9, dtype=torch.bfloat16)[:, :5])).isfinite().all()
-config = read_params(sys.argv[1], vocab_size=640)
+checkpoint = open_checkpoint(sys.argv[1])
+config = checkpoint.model_config(640)
 rank, world_size = int(sys.argv[2]), int(sys.argv[3])
-checkpoint = Checkpoint(sys.argv[1], config)
+reader = checkpoint.open_weights(config)
 open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts again from what is resident now
 def peak(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
 before = peak("VmRSS")
-weights = checkpoint.load(rank, world_size, torch.bfloat16, torch.device("cpu"))
+weights = dict(rank_weights(reader, config, rank, world_size, torch.bfloat16, torch.device("cpu")))
 print((peak("VmHWM") - before) / sum(w.nbytes for w in weights.values()))
 """
 

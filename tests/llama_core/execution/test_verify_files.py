@@ -116,6 +116,6 @@ def test_files_that_change_during_the_load_are_noticed(checkpoint: Path, monkeyp
     def change_and_verify(*_: object) -> None:
         (checkpoint / "params.json").write_text((checkpoint / "params.json").read_text() + "\n")
 
-    monkeypatch.setattr("llama_core.checkpoint.meta.Checkpoint.verify_checksums", change_and_verify)
+    monkeypatch.setattr("llama_core.checkpoint.meta_weights.MetaWeights.verify_checksums", change_and_verify)
     with pytest.raises(CheckpointError, match="changed while they were loaded"):
         ModelRunner.load(config_of(checkpoint, wants_digest=True), alone("cpu"))

@@ -9,7 +9,7 @@ from llama_core.errors import ConfigError, TokenizerError
 from llama_core.text import registry
 from llama_core.text.chat_llama2 import Llama2ChatFormat
 from llama_core.text.detokenizer import IncrementalDetokenizer
-from llama_core.text.registry import chat_format, load_tokenizer
+from llama_core.text.registry import find_chat_format, load_tokenizer
 from llama_core.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from llama_core.text.tokenizer import LeadingSpace, Tokenizer, name_of_bytes
 from tests.conftest import GOLDEN
@@ -75,9 +75,9 @@ def test_a_file_of_no_known_kind_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_an_unknown_chat_format_is_refused_with_the_known_names() -> None:
     tokenizer = load_tokenizer(MODEL)
-    assert isinstance(chat_format("llama2", tokenizer), Llama2ChatFormat)
+    assert isinstance(find_chat_format("llama2", tokenizer), Llama2ChatFormat)
     with pytest.raises(ConfigError, match="chat_format must be one of llama2") as caught:
-        chat_format("llama5", tokenizer)
+        find_chat_format("llama5", tokenizer)
     assert caught.value.param == "chat_format"
 
 
@@ -86,6 +86,6 @@ def test_another_tokenizer_streams_and_chats(byte_tokenizer: Tokenizer) -> None:
     detokenizer = IncrementalDetokenizer(byte_tokenizer)
     parts = [detokenizer.push([token]) for token in byte_tokenizer.encode(text, bos=True, eos=True)]
     assert "".join(parts) + detokenizer.flush() == text
-    prompt = chat_format("llama2", byte_tokenizer).encode([{"role": "user", "content": "Hi"}])
+    prompt = find_chat_format("llama2", byte_tokenizer).encode([{"role": "user", "content": "Hi"}])
     assert prompt == [256, *b"[INST] Hi [/INST]"]
     assert byte_tokenizer.token_name(0xF0) == "bytes:\\xf0"

@@ -1,0 +1,159 @@
+"""The weights in Meta's shards. Shards are mapped, never read whole, and never unpickled beyond tensors.
+
+Shards and ranks are independent: every weight is divided into equal parts along one dimension, so a rank's part is made of
+pieces of any number of shards.
+"""
+
+import ctypes
+import mmap
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from llama_core.checkpoint.source import Slice, WeightReader
+from llama_core.checkpoint.weights import Box, WeightSpec, equal_part, weight_specs
+from llama_core.errors import CheckpointError
+from llama_core.model_config import ModelConfig
+
+_CHUNK_BYTES = 2 << 20  # mapped and not yet released while a weight is copied
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DERIVED = re.compile(r"rope\.freqs$")
+
+
+class MetaWeights(WeightReader):
+    """Mapped shards whose names and shapes have been checked against the architecture. Allocates no memory for weights."""
+
+    def __init__(self, directory: Path, paths: Sequence[Path], config: ModelConfig) -> None:
+        """`paths`: the shards in order. Raises CheckpointError that names the file, and the first five weights at fault."""
+        self._paths = paths
+        self._specs = weight_specs(config)
+        self._shards = [_map_shard(path) for path in paths]
+        self._shard_dims = {name: self._check_weight(name, spec) for name, spec in self._specs.items()}
+        faults = [fault for fault in self._shard_dims.values() if isinstance(fault, str)]
+        for path, shard in zip(paths, self._shards, strict=True):
+            unexpected = [name for name in shard if name not in self._specs and not _DERIVED.search(name)]
+            faults += [f"{name} is unexpected in {path.name}" for name in unexpected]
+        if faults:
+            more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+            raise CheckpointError(f"{directory}: weights do not fit params.json: {'; '.join(faults[:5])}{more}")
+        self._check_replicas()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weights as stored."""
+        return self._shards[0]["output.weight"].dtype
+
+    def verify_checksums(self, index: int, count: int) -> None:
+        """Compare the bytes of every `count`-th shard, from `index`, with the CRC-32 that its archive states for them."""
+        for path in self._paths[index::count]:
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    damaged = archive.testzip()
+            except (OSError, zipfile.BadZipFile, EOFError) as error:
+                raise CheckpointError(f"{path}: damaged: {error}") from None
+            if damaged is not None:
+                raise CheckpointError(f"{path}: damaged: record {damaged!r} does not match its checksum")
+
+    def slices(self, name: str, box: Box) -> Iterator[Slice]:
+        """Rows of the mapped shards, whose pages are released when the next slice is requested."""
+        for path, offset, stored in self._stored(name):
+            # This shard holds [offset, offset + stored.shape) of the full weight; the rank wants `box` of it.
+            begin = [max(o, wanted) for o, wanted in zip(offset, box.start, strict=True)]
+            ends = zip(offset, stored.shape, box.start, box.shape, strict=True)
+            end = [min(o + size, wanted + count) for o, size, wanted, count in ends]
+            if any(e <= b for b, e in zip(begin, end, strict=True)):
+                continue
+            piece = stored[tuple(slice(b - o, e - o) for b, e, o in zip(begin, end, offset, strict=True))]
+            first, *others = (b - wanted for b, wanted in zip(begin, box.start, strict=True))
+            for row, end_row in _chunks(piece):
+                yield Slice(path, piece[row:end_row], (first + row, *others))
+                _release(piece[row:end_row])
+
+    def _stored(self, name: str) -> Iterator[tuple[Path, tuple[int, ...], torch.Tensor]]:
+        """(shard, where its tensor begins in the full weight, its tensor) of each shard that the weight needs."""
+        shard_dim = self._shard_dims[name]
+        assert not isinstance(shard_dim, str)
+        for index, (path, shard) in enumerate(zip(self._paths, self._shards, strict=True)):
+            tensor = shard[name]
+            yield path, tuple(index * size if dim == shard_dim else 0 for dim, size in enumerate(tensor.shape)), tensor
+            if shard_dim is None:
+                return
+
+    def _check_weight(self, name: str, spec: WeightSpec) -> int | None | str:
+        """The dimension along which the shards divide this weight, None if they do not; or what is wrong with it, as text."""
+        count = len(self._shards)
+        for path, shard in zip(self._paths, self._shards, strict=True):
+            if name not in shard:
+                return f"{name} is missing from {path.name}"
+        shapes = [tuple(shard[name].shape) for shard in self._shards]
+        shard_dims = _known_shard_dims(name, spec)
+        if count == 1 or not shard_dims:
+            candidates: list[tuple[int | None, tuple[int, ...]]] = [(None, spec.shape)]
+        else:
+            candidates = [
+                (dim, equal_part(spec.shape, dim, count)) for dim in shard_dims if spec.shape[dim] % count == 0
+            ]
+        for dim, expected in candidates:
+            if all(shape == expected for shape in shapes):
+                return dim
+        wanted = " or ".join(str(list(expected)) for _, expected in candidates) or f"a part of {list(spec.shape)}"
+        at_fault = next((i for i, shape in enumerate(shapes) if all(shape != e for _, e in candidates)), 0)
+        return f"{name} has shape {list(shapes[at_fault])} in {self._paths[at_fault].name}, expected {wanted}"
+
+    def _check_replicas(self) -> None:
+        """Raises CheckpointError if norms differ between shards: then the shards are of different checkpoints."""
+        for path, shard in zip(self._paths[1:], self._shards[1:], strict=True):
+            if not torch.equal(shard["norm.weight"], self._shards[0]["norm.weight"]):
+                raise CheckpointError(
+                    f"{path}: norm.weight differs from {self._paths[0].name}: shards of different checkpoints"
+                )
+
+
+def _known_shard_dims(name: str, spec: WeightSpec) -> tuple[int, ...]:
+    """The dimensions along which checkpoints divide the weight: Llama 2's first. Llama 3 divides the embedding by rows."""
+    if spec.rank_dim is None:
+        return ()
+    return (1, 0) if name == "tok_embeddings.weight" else (spec.rank_dim,)
+
+
+def _map_shard(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        shard = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # a damaged or hostile file can make the unpickler raise anything
+        raise CheckpointError(f"{path}: not a checkpoint that can be loaded safely: {type(error).__name__}") from None
+    if not isinstance(shard, dict):
+        raise CheckpointError(f"{path}: holds a {type(shard).__name__}, expected a dict of weights")
+    for name, weight in shard.items():
+        if not isinstance(name, str):
+            raise CheckpointError(f"{path}: a name of a weight is a {type(name).__name__}, expected a string")
+        if not isinstance(weight, torch.Tensor):
+            raise CheckpointError(f"{path}: {name} is a {type(weight).__name__}, expected a weight")
+        plain = weight.layout is torch.strided and weight.device.type == "cpu" and not weight.is_quantized
+        if not plain or weight.dtype not in _DTYPES:
+            raise CheckpointError(f"{path}: {name} is not a plain bfloat16, float16 or float32 tensor ({weight.dtype})")
+    return shard
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of rows that span about _CHUNK_BYTES of the file, gaps between rows included."""
+    row_bytes = max(1, tensor.stride(0) * tensor.itemsize)
+    rows = max(1, _CHUNK_BYTES // row_bytes)
+    for begin in range(0, tensor.shape[0], rows):
+        yield begin, min(begin + rows, tensor.shape[0])
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _release(mapped: torch.Tensor) -> None:
+    """Release the pages under a mapped tensor, which this process has copied."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = mapped.data_ptr()
+    end = begin + ((mapped.shape[0] - 1) * mapped.stride(0) + 1) * mapped.itemsize
+    # Whole pages only. A page at an edge holds other values too; the system reads it again if they are needed.
+    begin -= begin % mmap.PAGESIZE
+    _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
