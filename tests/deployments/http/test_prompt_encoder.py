@@ -9,7 +9,6 @@ import pytest
 
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
-from llama_core.text.tokenizer import Tokenizer
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine
 
 TOO_LONG = "zq" * MAX_SEQ_LEN  # more tokens than the context holds, though its characters alone do not tell
@@ -26,16 +25,17 @@ class Encoded:
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Encoded]:
-    seen, encode = Encoded(), Tokenizer.encode
+    kind = type(FakeEngine().tokenizer)
+    seen, encode = Encoded(), kind.encode
 
-    def recorded(self: Tokenizer, s: str, *, bos: bool, eos: bool) -> list[int]:
+    def recorded(self: Any, s: str, *, bos: bool, eos: bool) -> list[int]:
         if s != ANSWER:  # which the scripted engine encodes
             seen.texts.append(s)
             seen.threads.add(threading.current_thread())
         return encode(self, s, bos=bos, eos=eos)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Tokenizer, "encode", recorded)
+        patched.setattr(kind, "encode", recorded)
         yield seen
 
 
