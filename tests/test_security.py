@@ -65,28 +65,30 @@ def test_libraries_are_newer_than_what_is_known_of_them(name: str) -> None:
 
 
 def test_every_ray_that_a_shipped_file_starts_asks_for_a_token_and_keeps_its_dashboard_on_loopback() -> None:
-    started = 0
-    for path in SHIPPED:
-        for command in re.split(r"\n\s*-\s", re.sub(r"#.*", "", path.read_text())):
-            if "ray start" not in command:
-                continue
-            started += 1
-            assert "RAY_AUTH_MODE=token" in command, path.name
-            if "--head" in command:
-                assert "--dashboard-host=127.0.0.1" in command, path.name
-    assert started == 2, "the launcher's two; a file that starts another one is to be looked at"
+    deploy = ROOT / "cluster" / "deploy"
+    assert re.search(r'^export RAY_AUTH_MODE="\$\{RAY_AUTH_MODE:-token\}"$', (deploy / "cluster.env").read_text(), re.M)
+    assert re.search(r'^\. ".*/cluster\.env"$', (deploy / "start_node.sh").read_text(), re.M)
+    code = {path: re.sub(r"#.*", "", path.read_text()) for path in SHIPPED}
+    assert [path.name for path, text in code.items() if re.search(r"\bray start\b", text)] == ["start_node.sh"]
+    started = [
+        line for text in code.values() for line in re.findall(r"start_node\.sh\s+--.*", text) if "OPTIONS" not in line
+    ]
+    assert len(started) == 2, "the launcher's head and workers"
+    assert all("--dashboard-host=127.0.0.1" in line for line in started if "--head" in line)
 
 
 def test_kuberays_dashboard_which_its_operator_needs_asks_for_a_token() -> None:
-    ray_cluster = yaml.safe_load((ROOT / "cluster/deploy/rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
+    service, *_ = yaml.safe_load_all((ROOT / "cluster/deploy/rayservice.yaml").read_text())
+    ray_cluster = service["spec"]["rayClusterConfig"]
     assert ray_cluster["authOptions"] == {"mode": "token"}
     assert "dashboard-host" not in ray_cluster["headGroupSpec"]["rayStartParams"]
 
 
-def test_no_shipped_file_opens_http_but_the_one_for_pods() -> None:
+def test_files_for_several_nodes_alone_open_http_and_ask_for_keys() -> None:
     opened = [
         str(path.relative_to(ROOT))
         for path in SHIPPED
         if re.search(r"^[^#\n]*\b0\.0\.0\.0\b", path.read_text(), re.MULTILINE)
     ]
-    assert opened == ["cluster/deploy/rayservice.yaml"]
+    assert opened == ["cluster/deploy/rayservice.yaml", "cluster/deploy/serve_cluster.yaml"]
+    assert all(re.search(r"^\s+api_key_file: \S", (ROOT / path).read_text(), re.MULTILINE) for path in opened)
