@@ -8,7 +8,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 
-from cluster.driver.placement import fair_cpus_per_rank, group_bundles, replica_resources, resolve_device, shortage
+from cluster.driver.placement import REPLICA_BUNDLE, fair_cpus_per_rank, group_bundles, resolve_device, shortage
 from deployments.args import ServerArgs
 from deployments.ingress import LlamaIngress
 
@@ -37,10 +37,9 @@ def build_app(args: ServerArgs) -> Application:
     lacking = shortage(bundles, nodes, strategy) if ray.is_initialized() else None
     if lacking is not None:
         log.warning("one replica of %s %s: it waits until there is room", args.model_id, lacking)
-    own = replica_resources(device)
     deployment = serve.deployment(
         name="LlamaIngress",
-        ray_actor_options={"num_cpus": own.get("CPU", 0), "memory": own.get("memory", 0)},
+        ray_actor_options={"num_cpus": bundles[REPLICA_BUNDLE]["CPU"]},
         placement_group_bundles=bundles,
         placement_group_strategy=strategy,
         max_ongoing_requests=args.max_batch_size + args.max_queue + SPARE_ONGOING_REQUESTS,

@@ -14,7 +14,7 @@ Device = Literal["cpu", "cuda"]
 
 REPLICA_BUNDLE: Final = 0
 FIRST_RANK_BUNDLE: Final = 1
-REPLICA_MEMORY_BYTES: Final = 256 * 2**20
+REPLICA_CPUS: Final = 0.1  # with CPU ranks: rank 0's bundle gives it up, so that two ranks and a replica fit two cores
 _EPSILON: Final = 1e-4  # Ray counts resources in units of 1/10,000
 
 
@@ -32,27 +32,12 @@ def resolve_device(device: Literal["auto", "cpu", "cuda"], nodes: Sequence[Mappi
     return "cuda" if any(node.get("GPU", 0) > 0 for node in nodes) else "cpu"
 
 
-def replica_resources(device: Device) -> Bundle:
-    """What the replica's own actor asks for (Serve: `ray_actor_options`), and so its bundle.
-
-    On CPU it is memory alone: the ranks do the arithmetic, and a laptop of two cores must hold two of them and a
-    replica.
-    """
-    return {"CPU": 1} if device == "cuda" else {"memory": REPLICA_MEMORY_BYTES}
-
-
-def rank_resources(device: Device, *, cpus_per_rank: float = 1) -> Bundle:
-    if cpus_per_rank <= 0:
-        raise ValueError("cpus_per_rank must be greater than 0")
-    return {"CPU": cpus_per_rank, "GPU": 1} if device == "cuda" else {"CPU": cpus_per_rank}
-
-
 def fair_cpus_per_rank(
     device: Device, world_size: int, nodes: Sequence[Mapping[str, float]], strategy: Strategy = "PACK"
 ) -> int:
-    """The CPUs of a rank when nobody says: on the CPU all of a node, shared by the ranks that the strategy puts there.
+    """The CPUs of a rank where `cpus_per_rank` is not set: a node's CPUs, shared by the ranks that the strategy puts there.
 
-    At least one; one with CUDA, where the GPU does the arithmetic, and where the nodes are not known.
+    At least one. One with CUDA, where the GPU computes, and where the nodes are unknown.
     """
     cpus = [count for node in nodes if (count := node.get("CPU", 0))]
     if device == "cuda" or not cpus:
@@ -63,19 +48,33 @@ def fair_cpus_per_rank(
 
 
 def group_bundles(world_size: int, device: Device, *, cpus_per_rank: float = 1) -> list[Bundle]:
-    """Bundles of one replica with `world_size` ranks."""
+    """Bundles of one replica with `world_size` ranks. The first is what the replica's own actor asks for.
+
+    With CPU ranks the replica asks for a share of a CPU and for nothing else. So it lands on a node where ranks may land,
+    never on a head that has no CPUs to give, and a node type that declares only CPUs matches.
+    """
     if world_size < 1:
         raise ValueError("world_size must be at least 1")
-    return [
-        replica_resources(device),
-        *(rank_resources(device, cpus_per_rank=cpus_per_rank) for _ in range(world_size)),
-    ]
+    if cpus_per_rank <= 0:
+        raise ValueError("cpus_per_rank must be greater than 0")
+    if device == "cuda":
+        return [{"CPU": 1}, *({"CPU": cpus_per_rank, "GPU": 1} for _ in range(world_size))]
+    share = min(REPLICA_CPUS, cpus_per_rank / 2)
+    return [{"CPU": share}, {"CPU": cpus_per_rank - share}, *({"CPU": cpus_per_rank} for _ in range(world_size - 1))]
+
+
+def compute_threads(bundle: Mapping[str, float]) -> int:
+    """Threads of the rank in this bundle: its whole CPUs, counting the share that the replica has of rank 0's."""
+    return max(1, int(bundle.get("CPU", 1) + REPLICA_CPUS + _EPSILON))
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, object]:
-    """A bundle as the keyword arguments of an actor's `.options(...)` that take all of it."""
+    """A bundle as the keyword arguments of an actor's `.options(...)`: all of it, but no fraction of a CPU beside whole ones,
+    which Ray refuses.
+    """
+    cpus = bundle.get("CPU", 0)
     custom = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
-    options: dict[str, object] = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
+    options: dict[str, object] = {"num_cpus": int(cpus) if cpus > 1 else cpus, "num_gpus": bundle.get("GPU", 0)}
     if bundle.get("memory"):
         options["memory"] = bundle["memory"]
     if custom:

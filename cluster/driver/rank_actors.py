@@ -10,7 +10,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.driver.end_rank import end_rank
-from cluster.driver.placement import actor_options, rank_bundle_indices
+from cluster.driver.placement import actor_options, compute_threads, rank_bundle_indices
 from cluster.driver.ray_calls import answer_within, in_passing_thread, kill_actors, result_of, results_of_all
 from cluster.wire.rank_status import RankIdentity, RankStatus
 from cluster.wire.rank_worker import RankWorker
@@ -52,6 +52,7 @@ class RankActors:
         self._bundle_indices = bundle_indices
         self._standby = list(standby)
         self._num_standby = len(standby)
+        self._num_threads: list[int] = []  # by rank
 
     def __len__(self) -> int:
         return len(self.actors)
@@ -65,6 +66,7 @@ class RankActors:
         world_size = len(indices)
         if world_size < 1:
             raise RankFailure("the placement group has no bundle for a rank")
+        self._num_threads = [compute_threads(bundles[index]) for index in indices]
         if self._standby:
             assert len(self._standby) == world_size
             self.actors, self._standby = self._standby, []
@@ -78,7 +80,7 @@ class RankActors:
         """Raises RankFailure. Identities are kept one by one: `end` ends a known rank even if another never answers."""
 
         async def identify(rank: int) -> None:
-            self.identities[rank] = await result_of(self.actors[rank].identify.remote(epoch))
+            self.identities[rank] = await result_of(self.actors[rank].identify.remote(epoch, self._num_threads[rank]))
 
         await results_of_all([identify(rank) for rank in range(len(self.actors))], "starting")
 

@@ -72,11 +72,11 @@ class RankProcess:
         logger.info("standby process ready")
         return True
 
-    def identify(self, epoch: int, assigned: Share) -> RankIdentity:
-        """Become the rank of that epoch. `assigned` are this actor's resources; a standby process has its rank's instead."""
+    def identify(self, epoch: int, share: Share) -> RankIdentity:
+        """Become the rank of that epoch. A standby process keeps the share that it was given by `preload`."""
         self._epoch = epoch
         log_with_rank(self._rank, epoch)
-        self._share = self._share or assigned
+        self._share = self._share or share
         process = ProcessIdentity.of(os.getpid())
         return RankIdentity(self._rank, process, self._node_id, self._node_ip, self._share)
 

@@ -20,7 +20,7 @@ class RankControl(Protocol):
     """The driver's calls to a rank, in the order in which they come; `preload` comes first, to a standby process only."""
 
     def preload(self, share: Share) -> bool: ...
-    def identify(self, epoch: int, assigned: Share) -> RankIdentity: ...
+    def identify(self, epoch: int, share: Share) -> RankIdentity: ...
     def connect(self, invitation: Invitation, timeout_s: float) -> None: ...
     def offer_store(self, host: str) -> int:
         """Rank 0 only."""
@@ -47,8 +47,9 @@ class RankWorker:
     def preload(self, share: Share) -> bool:
         return self._process.preload(share)
 
-    def identify(self, epoch: int) -> RankIdentity:
-        return self._process.identify(epoch, _assigned_share())
+    def identify(self, epoch: int, num_threads: int) -> RankIdentity:
+        gpu_ids = tuple(str(index) for index in ray.get_gpu_ids())
+        return self._process.identify(epoch, Share(num_threads, gpu_ids))
 
     def connect(self, invitation: Invitation, timeout_s: float) -> None:
         self._process.connect(invitation, timeout_s)
@@ -70,10 +71,3 @@ class RankWorker:
     @ray.method(concurrency_group="control")
     def status(self) -> RankStatus:
         return self._process.status()
-
-
-def _assigned_share() -> Share:
-    """The resources of this actor's bundle."""
-    assigned: dict[str, float] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
-    gpu_ids = tuple(str(index) for index in ray.get_gpu_ids())
-    return Share(max(1, int(assigned.get("CPU", 1))), gpu_ids)

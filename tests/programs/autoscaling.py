@@ -32,7 +32,6 @@ from tests.support.programs import REPOSITORY
 from tests.support.server import free_port
 
 PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
-MEMORY = 300 * 2**20  # of a node, in bytes: a replica asks for 256 MiB, so that no node has room for two
 T = TypeVar("T")
 
 
@@ -184,7 +183,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         seen["ready_without_room"] = sorted(set(early))
 
         # Room for one.
-        cluster.add_node(num_cpus=2, memory=MEMORY)
+        cluster.add_node(num_cpus=2)
         loading: list[dict[str, Any]] = []
 
         async def is_ready() -> bool:
@@ -229,7 +228,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         seen["replicas_while_waiting"] = len(client.ranks)
 
         # Room for two.
-        cluster.add_node(num_cpus=2, memory=MEMORY)
+        cluster.add_node(num_cpus=2)
 
         async def both_work() -> bool:
             await client.props()
@@ -323,7 +322,7 @@ def run(directory: str) -> dict[str, Any]:
     # A node whose process is gone is dead after six seconds instead of Ray's thirty; one that is only busy has a minute.
     pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 10_000, "health_check_failure_threshold": 6}
     # Nor has the head room for one, which may not be lost.
-    head = {"num_cpus": 0, "memory": 2**20, "include_dashboard": False, "_system_config": pace}
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": pace}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
     with log.open("wb") as output:

@@ -109,7 +109,7 @@ class FakeRunner:
 class SilentRankOne(RankWorker):
     """A rank actor whose `identify` never returns if it is rank 1."""
 
-    def identify(self, epoch: int) -> RankIdentity:
+    def identify(self, epoch: int, num_threads: int) -> RankIdentity:
         if self.rank == 1:
             time.sleep(1000)
-        return super().identify(epoch)
+        return super().identify(epoch, num_threads)

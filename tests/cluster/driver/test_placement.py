@@ -6,9 +6,9 @@ from cluster.driver.placement import (
     Device,
     Strategy,
     actor_options,
+    compute_threads,
     fair_cpus_per_rank,
     group_bundles,
-    replica_resources,
     resolve_device,
     shortage,
 )
@@ -23,17 +23,29 @@ def test_two_cpu_ranks_and_their_replica_fit_two_cores() -> None:
     assert sum(bundle.get("CPU", 0) for bundle in bundles) == 2
 
 
+def test_a_cpu_replica_asks_for_cpus_only_so_that_it_lands_where_ranks_land() -> None:
+    bundles = group_bundles(2, "cpu")
+    assert all(set(bundle) == {"CPU"} and bundle["CPU"] > 0 for bundle in bundles)
+    assert shortage(bundles, [{"CPU": 2.0}]) is None, "a node type that declares CPUs only matches"
+    head = {"CPU": 0.0, "memory": 8 * 2**30}
+    assert shortage(bundles[:1], [head]) == "needs 0.1 CPUs, the cluster has 0 CPUs"
+
+
+@pytest.mark.parametrize(
+    ("cpus_per_rank", "threads"), [(1, [1, 1]), (4, [4, 4]), (2.5, [2, 2]), (0.5, [1, 1]), (0.1, [1, 1])]
+)
+def test_rank_0_lends_the_replica_a_share_and_keeps_its_threads(cpus_per_rank: float, threads: list[int]) -> None:
+    bundles = group_bundles(2, "cpu", cpus_per_rank=cpus_per_rank)
+    assert sum(bundle["CPU"] for bundle in bundles) == pytest.approx(2 * cpus_per_rank)
+    assert [compute_threads(bundle) for bundle in bundles[1:]] == threads
+
+
 def test_a_cuda_rank_has_a_gpu_and_a_core() -> None:
     assert group_bundles(2, "cuda") == [{"CPU": 1}, {"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}]
 
 
-def test_the_replicas_bundle_covers_the_replica() -> None:
-    for device in ("cpu", "cuda"):
-        assert group_bundles(1, device)[0] == replica_resources(device)
-
-
 def test_cores_of_a_rank_can_be_chosen() -> None:
-    assert group_bundles(1, "cpu", cpus_per_rank=4)[1] == {"CPU": 4}
+    assert group_bundles(2, "cpu", cpus_per_rank=4)[2] == {"CPU": 4}
 
 
 @pytest.mark.parametrize(
@@ -75,6 +87,10 @@ def test_auto_is_cuda_where_a_node_has_a_gpu() -> None:
     assert resolve_device("cuda", [LAPTOP]) == "cuda"
 
 
+def test_an_actor_takes_whole_cpus_of_a_bundle_or_a_fraction_of_one() -> None:
+    assert [actor_options({"CPU": cpus})["num_cpus"] for cpus in (0.1, 0.9, 1, 3.9, 4)] == [0.1, 0.9, 1, 3, 4]
+
+
 def test_actor_options_take_the_whole_bundle() -> None:
     assert actor_options({"CPU": 2, "GPU": 1, "memory": 5, "A100": 1}) == {
         "num_cpus": 2,
@@ -107,7 +123,7 @@ def test_strict_pack_needs_one_node_for_all() -> None:
 def test_a_bundle_larger_than_any_node_is_said() -> None:
     bundles = group_bundles(2, "cpu", cpus_per_rank=4)
     assert shortage(bundles, [{"CPU": 3, "memory": 2**30}] * 4) == (
-        "needs 4 CPUs on one node for a rank, the largest node has 3 CPUs"
+        "needs 3.9 CPUs on one node for a rank, the largest node has 3 CPUs"
     )
 
 
