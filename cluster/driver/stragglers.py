@@ -2,17 +2,20 @@
 is the one that does not wait.
 """
 
+import math
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from cluster.wire.rank_status import RankStatus
 
-SLOWER_RATIO: Final = 2.0  # of a straggler's compute time to the median of the others'
+SLOWER_RATIO: Final = 2.0  # of a straggler's compute time to the median of the others', as a geometric mean of windows
 MIN_EXCESS_MS: Final = 1.0  # a step, over that median
 MIN_WINDOW_STEPS: Final = 20  # windows with fewer steps tell nothing
-SUSTAINED_WINDOWS: Final = 4  # in a row; a busy neighbour disturbs a rank for one window or two
+SUSTAINED_WINDOWS: Final = 8  # that the mean covers; a busy neighbour disturbs a rank for one window or two
+_MAX_RATIO: Final = 3.0  # of one window, so that few windows of noise cannot make up a mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +53,35 @@ class StepTimes:
         return StepWindow(compute_ms, min(counts, default=0))
 
 
+class _Evidence(NamedTuple):
+    """What one window says of one rank: the logarithm of its ratio to the others, and its excess in milliseconds a step."""
+
+    log_ratio: float
+    excess_ms: float
+
+
 class StragglerDetector:
-    """Reports a rank once it has been slow in `SUSTAINED_WINDOWS` windows in a row, and again only after it has recovered."""
+    """Reports a rank that was slow over the last `SUSTAINED_WINDOWS` windows, and again only after it has recovered."""
 
     def __init__(self) -> None:
-        self._candidate: int | None = None
-        self._num_windows = 0  # in a row with this candidate
+        self._evidence: dict[int, deque[_Evidence]] = {}
+        self._reported: set[int] = set()
 
     def update(self, window: StepWindow) -> int | None:
         """The rank that this window proves to be a straggler, if it proves one."""
-        if window.num_steps < MIN_WINDOW_STEPS:
+        if window.num_steps < MIN_WINDOW_STEPS or len(window.compute_ms) < 2:
             return None
-        slow = slowest(window.compute_ms)
-        self._num_windows = self._num_windows + 1 if slow == self._candidate else 1
-        self._candidate = slow
-        return slow if slow is not None and self._num_windows == SUSTAINED_WINDOWS else None
-
-
-def slowest(compute_ms: Mapping[int, float]) -> int | None:
-    """The rank that takes far longer than the others in one window, if one does."""
-    if len(compute_ms) < 2:
-        return None
-    slow = max(compute_ms, key=lambda rank: compute_ms[rank])
-    others = statistics.median(ms for rank, ms in compute_ms.items() if rank != slow)
-    is_slow = compute_ms[slow] > SLOWER_RATIO * others and compute_ms[slow] - others > MIN_EXCESS_MS
-    return slow if is_slow else None
+        found: int | None = None
+        for rank, own_ms in window.compute_ms.items():
+            others_ms = statistics.median(ms for other, ms in window.compute_ms.items() if other != rank)
+            ratio = min(max(own_ms / others_ms, 1 / _MAX_RATIO), _MAX_RATIO) if others_ms > 0 else _MAX_RATIO
+            recent = self._evidence.setdefault(rank, deque(maxlen=SUSTAINED_WINDOWS))
+            recent.append(_Evidence(math.log(ratio), own_ms - others_ms))
+            mean_ratio = math.exp(sum(evidence.log_ratio for evidence in recent) / SUSTAINED_WINDOWS)
+            excess_ms = statistics.median(evidence.excess_ms for evidence in recent)
+            if mean_ratio < math.sqrt(SLOWER_RATIO):
+                self._reported.discard(rank)
+            elif mean_ratio >= SLOWER_RATIO and excess_ms >= MIN_EXCESS_MS and rank not in self._reported:
+                self._reported.add(rank)
+                found = rank
+        return found
