@@ -68,7 +68,7 @@ def _rank_main(rank: int, world_size: int, store: str, pipe: multiprocessing.con
     from llama_core.execution.parallel import join
 
     torch.set_num_threads(1)
-    parallel = join(rank, world_size, "cpu", dist.FileStore(store, world_size))
+    parallel = join(rank, world_size, "cpu", dist.FileStore(store, world_size))  # type: ignore[attr-defined]
     while True:
         try:
             function, args = pipe.recv()

@@ -8,7 +8,7 @@ import re
 import signal
 import statistics
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +46,26 @@ async def ready(server: Server) -> None:
     raise TimeoutError("the server does not come back:\n" + server.output()[-3000:])
 
 
+def _field(name: str, status: str) -> int:
+    """A number of /proc/PID/status: of threads, or of kilobytes."""
+    found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
+    assert found is not None, name
+    return int(found[1])
+
+
 def footprint(server: Server) -> dict[str, float]:
     """Of all processes that last from start to end (the replica, Serve, Ray). Ray's log monitor keeps the files of dead workers
     open, four for each process, and is counted by itself.
     """
-    total: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
     for pid, command in server.processes().items():
         if "RankWorker" in command:
             total["ranks"] += 1
             continue
         try:
             status = Path(f"/proc/{pid}/status").read_text()
-            total["threads"] += int(re.search(r"Threads:\s+(\d+)", status)[1])  # type: ignore[index]
-            total["anonymous MB"] += int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+            total["threads"] += _field("Threads", status)
+            total["anonymous MB"] += _field("RssAnon", status) / 1024
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(FileNotFoundError):
                     is_socket = os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")

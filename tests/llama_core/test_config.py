@@ -137,6 +137,6 @@ def test_params_are_read_from_the_directory(tmp_path: Path) -> None:
     ],
 )
 def test_an_engine_config_names_the_field_at_fault(field: str, value: Any) -> None:
-    fields = {"ckpt_dir": "x", "vocab_size": 640, "max_seq_len": 64, "max_batch_size": 4} | {field: value}
+    fields: dict[str, Any] = {"ckpt_dir": "x", "vocab_size": 640, "max_seq_len": 64, "max_batch_size": 4}
     with pytest.raises(ConfigError, match=field):
-        EngineConfig(**fields)
+        EngineConfig(**fields | {field: value})

@@ -153,7 +153,7 @@ def test_a_token_whose_embedding_is_not_finite_fails_its_own_request_only() -> N
     else:
         assert isinstance(backend, TorchBackend)
         with torch.inference_mode():
-            backend.model.tok_embeddings.weight[333] = float("nan")
+            backend.model.tok_embeddings.get_parameter("weight")[333] = float("nan")
     bad = [1] + [333] * 21
     # Beside it: a shorter row, whose table is padded, and a longer one. Slot and blocks 0 are the bad one's.
     admit = [
@@ -194,8 +194,15 @@ def test_a_prompt_of_anything_but_whole_numbers_is_refused(llama: Llama, token: 
 
 def test_numbers_of_other_libraries_are_numbers(llama: Llama) -> None:
     plain = llama.generate([PROMPT], 8, temperature=0.5, top_p=0.75, top_k=7, seed=3)
-    mine = np.array(PROMPT, dtype=np.int32)
-    theirs = llama.generate([mine], np.int64(8), np.float32(0.5), np.float64(0.75), top_k=np.int8(7), seed=np.int64(3))
+    mine: Any = np.array(PROMPT, dtype=np.int32)
+    max_gen_len: Any = np.int64(8)
+    sampling: Any = {
+        "temperature": np.float32(0.5),
+        "top_p": np.float64(0.75),
+        "top_k": np.int8(7),
+        "seed": np.int64(3),
+    }
+    theirs = llama.generate([mine], max_gen_len, **sampling)
     assert theirs == plain and all(type(token) is int for token in theirs[0][0])
 
 

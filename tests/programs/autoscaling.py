@@ -26,10 +26,10 @@ from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
+from benchmarks.harness.programs import free_port
 from cluster.wire.process_end import ProcessIdentity, is_running
 from tests.conftest import GOLDEN
 from tests.support.programs import REPOSITORY
-from tests.support.server import free_port
 
 PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
 T = TypeVar("T")
@@ -345,7 +345,7 @@ def run(directory: str) -> dict[str, Any]:
                 up.wait(20)
             up.kill()
         ray.shutdown()
-        cluster.shutdown()  # type: ignore[no-untyped-call]
+        cluster.shutdown()
 
 
 if __name__ == "__main__":

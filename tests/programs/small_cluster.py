@@ -45,6 +45,8 @@ def run() -> dict[str, Any]:
     try:
         context = ray.get_runtime_context()
         (node,) = ray.nodes()
+        global_node = ray._private.worker._global_node
+        assert global_node is not None
         address = context.gcs_address
         found = address in services.find_gcs_addresses() and services.canonicalize_bootstrap_address(address) == address
         four = ray.get(ray.remote(num_cpus=0)(lambda: 2 + 2).remote())
@@ -57,7 +59,7 @@ def run() -> dict[str, Any]:
             "address": address,
             "is_found_there": found,
             "settings": {name: os.environ.get(name) for name in small_cluster.SETTINGS},
-            "dashboard": ray._private.worker._global_node.webui_url,
+            "dashboard": global_node.webui_url,
         }
     finally:
         ray.shutdown()

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.programs import free_port
 from tests.support.checkpoints import WIDE, random_weights, split, write
-from tests.support.server import free_port
 
 LIMIT_S = 240.0
 # What is deployed at once, and on how many ranks; None: as many as there are shards, which `build_app` reads.
@@ -176,7 +176,7 @@ def run(directory: Path) -> dict[str, Any]:
         seen = {what: deploy(directory, port, cases) for what, cases in BATCHES.items()}
         return {"batches": seen, "sprung": (directory / "sprung").exists()}
     finally:
-        serve.shutdown()  # type: ignore[no-untyped-call]
+        serve.shutdown()
         ray.shutdown()
 
 

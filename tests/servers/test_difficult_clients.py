@@ -255,7 +255,7 @@ def test_no_pair_of_legal_extremes_is_too_much(server: Server) -> None:
                      [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "🙂"}] * 3}]],
     }  # fmt: skip
     # The longest answer has its own, or most of the time would be spent on it.
-    requests = [
+    requests: list[tuple[str, dict[str, Any]]] = [
         (COMPLETIONS, LONG | {"n": 1, "stream": stream, "max_tokens": context - 20}) for stream in (True, False)
     ]
     requests += [(COMPLETIONS, case) for case in pairwise(completions)]

@@ -85,7 +85,8 @@ def test_every_bad_input_has_its_error_and_costs_nothing(server: Server) -> None
     "body", [{"prompt": "hello " * 1_700_000}, {"prompt": ["x"] * 100_000}], ids=["10 MB", "100k texts"]
 )
 def test_a_huge_prompt_is_refused_fast_and_health_stays_fast(server: Server, body: dict[str, Any]) -> None:
-    request, waits, done = message(COMPLETIONS, body), [], threading.Event()
+    request, done = message(COMPLETIONS, body), threading.Event()
+    waits: list[float] = []
 
     def watch() -> None:
         while not (waits and done.is_set()):
@@ -119,7 +120,9 @@ def test_bad_requests_beside_it_change_no_bit_of_an_answer(plain: Server) -> Non
         disturbing.cancel()
         return [json.loads(answer.body)["choices"] for answer in answers]
 
-    bad = [{"prompt": "x", "logit_bias": {key: 100}} for key in ("-1", "640", str(2**31), str(2**63), "x")]
+    bad: list[dict[str, Any]] = [
+        {"prompt": "x", "logit_bias": {key: 100}} for key in ("-1", "640", str(2**31), str(2**63), "x")
+    ]
     bad += [{"prompt": [1, 2**31]}, {"prompt": [-1]}]
     assert asyncio.run(ask_eight([])) == asyncio.run(ask_eight(bad))
 

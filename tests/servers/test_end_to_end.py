@@ -45,9 +45,15 @@ def client(server: Server, **changes: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, **changes)
 
 
-def run(command: list[str], timeout_s: float = 240.0, **env: str) -> str:
+def run(command: list[str], env: dict[str, str] | None = None, timeout_s: float = 240.0) -> str:
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment(**env), capture_output=True, text=True, timeout=timeout_s, check=False
+        command,
+        cwd=REPOSITORY,
+        env=environment(**(env or {})),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
@@ -143,7 +149,7 @@ serve.delete("caller")
 def test_another_ray_app_gets_the_same_tokens_by_handle(
     plain: Server, in_process: Llama, golden: dict[str, Any]
 ) -> None:
-    out = run([sys.executable, "-c", HANDLE, address_of(plain)], **WITH_TOKEN)
+    out = run([sys.executable, "-c", HANDLE, address_of(plain)], WITH_TOKEN)
     seen = json.loads(next(line for line in out.splitlines() if line.startswith("SEEN ")).removeprefix("SEEN "))
     expected = golden["completions"][1]["text_completion"][1]
     assert seen["text"][0]["generation"] == expected["generation"] and seen["text"][0]["tokens"] == expected["tokens"]
@@ -224,7 +230,7 @@ def test_serves_controller_is_calm_once_the_server_is_ready(demo: Server) -> Non
     deadline = time.monotonic() + 20
     while "is ready at" not in demo.output() and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert f"SEEN {SERVING_S}" in run([sys.executable, "-c", INTERVAL, address_of(demo)], **WITH_TOKEN)
+    assert f"SEEN {SERVING_S}" in run([sys.executable, "-c", INTERVAL, address_of(demo)], WITH_TOKEN)
 
 
 def test_a_limit_of_time_is_kept_in_our_words_and_not_in_serves(demo: Server) -> None:
@@ -292,9 +298,10 @@ def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_rest_complete
         # Drawn, so that few of its own drafts are right: the engine would be done before half of them can be closed.
         request: dict[str, Any] = {"model": "llama-demo", "max_tokens": 480, "temperature": 1.5, "stream": True}
         ask = partial(api.completions.create, prompt="Once upon a time", extra_body={"ignore_eos": True}, **request)
-        streams = await asyncio.gather(*(ask(seed=seed) for seed in range(32)))
+        streams: list[Any] = await asyncio.gather(*(ask(seed=seed) for seed in range(32)))
         before = (await asyncio.to_thread(demo.get, "/props"))[1]
-        await asyncio.gather(*(stream.close() for stream in streams[::2]))
+        for stream in streams[::2]:
+            await stream.close()
         deadline = time.monotonic() + 5
         after = before
         while after["requests_running"] > 16 and time.monotonic() < deadline:
@@ -349,7 +356,7 @@ def test_the_programs_in_the_documents_work(demo: Server) -> None:
         here = block.replace("http://127.0.0.1:8000", demo.url)
         # Other clusters may run beside this one; "auto" would take the youngest.
         here = here.replace('ray.init("auto")', f'ray.init("{address_of(demo)}", log_to_driver=False)')
-        assert run([sys.executable, "-c", here], **WITH_TOKEN).strip()
+        assert run([sys.executable, "-c", here], WITH_TOKEN).strip()
     (curl,) = re.findall(r"^    (curl .*?\n.*?)$", readme, re.MULTILINE)
     answer = run(shlex.split(curl.replace("\\\n", " ").replace("http://127.0.0.1:8000", demo.url)))
     assert json.loads(answer)["choices"][0]["message"]["content"].strip()
@@ -364,7 +371,7 @@ def test_the_examples_run(demo: Server, example: str) -> None:
 
 def test_the_handle_example_runs(demo: Server) -> None:
     example = str(REPOSITORY / "examples" / "handle_from_ray_app.py")
-    assert run([sys.executable, example, "--address", address_of(demo)], **WITH_TOKEN).strip()
+    assert run([sys.executable, example, "--address", address_of(demo)], WITH_TOKEN).strip()
 
 
 def test_a_rank_five_times_slower_is_served_and_named(demo: Server) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cluster.driver.group_info import GroupInfo
 from cluster.wire.rank_status import RankStatus
@@ -96,7 +97,8 @@ class FakeGroup:
                 if self._failed.done():
                     raise self._failed.result()
                 computing = asyncio.ensure_future(self._compute(batch))
-                await asyncio.wait([computing, self._failed], return_when=asyncio.FIRST_COMPLETED)
+                first: set[asyncio.Future[Any]] = {computing, self._failed}
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
                 if self._failed.done():
                     computing.cancel()
                     raise self._failed.result()

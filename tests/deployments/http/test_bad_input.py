@@ -15,7 +15,7 @@ from tests.support.scripted_engine import MAX_SEQ_LEN, MODEL_ID, FakeEngine, Ser
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
 USER = {"role": "user", "content": "hi"}
-BOTH = [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": [USER]})]
+BOTH: list[tuple[str, dict[str, Any]]] = [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": [USER]})]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,8 @@ def test_a_prompt_over_the_context_names_both_numbers(served: Served) -> None:
     ids=["10 MB", "100k texts", "100k id lists", "2M ids"],
 )  # fmt: skip
 def test_a_huge_prompt_is_refused_fast_and_health_stays_fast(served: Served, body: dict[str, Any]) -> None:
-    raw, waits, done = json.dumps(body), [], threading.Event()
+    raw, done = json.dumps(body), threading.Event()
+    waits: list[float] = []
 
     def ask() -> None:
         with httpx.Client() as client:
@@ -244,7 +245,9 @@ def test_image_parts_and_tool_calls_in_messages_are_unsupported(served: Served) 
 
 
 def test_unknown_fields_nulls_and_neutral_values_are_accepted(served: Served) -> None:
-    fields = {"repetition_penalty": 1.0, "logprobs": None, "stop": None, "ignore_eos": None, "presence_penalty": 0,
-              "who_knows": {"a": [1]}, "service_tier": "auto", "metadata": {}, "tools": [], "top_k": -1}  # fmt: skip
+    fields: dict[str, Any] = {
+        "repetition_penalty": 1.0, "logprobs": None, "stop": None, "ignore_eos": None, "presence_penalty": 0,
+        "who_knows": {"a": [1]}, "service_tier": "auto", "metadata": {}, "tools": [], "top_k": -1,
+    }  # fmt: skip
     for path, body in BOTH:
         assert post(served, path, body | fields).status_code == 200

@@ -13,7 +13,7 @@ import pytest
 
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
-from deployments.http.logprobs import SLICE_ENTRIES, CompletionLogprobs, LogprobsWriter
+from deployments.http.logprobs import SLICE_ENTRIES, CompletionLogprobs
 from deployments.http.slices import run_in_slices
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, sse
 
@@ -99,7 +99,7 @@ async def test_the_log_probabilities_of_a_prompt_are_written_once_for_all_choice
 ) -> None:
     num_written = 0
 
-    def counted(writer: LogprobsWriter, *arguments: Any) -> Any:
+    def counted(writer: CompletionLogprobs, *arguments: Any) -> Any:
         nonlocal num_written
         num_written += len(arguments[0])
         return take(writer, *arguments)

@@ -61,8 +61,8 @@ def page(browser: Any, served: Served) -> Iterator[Any]:
     opened.set_default_timeout(30_000)
     faults: list[str] = []
     opened.on("pageerror", lambda error: faults.append(str(error)))
-    opened.on("console", lambda message: message.type == "error" and faults.append(message.text))
-    opened.on("request", lambda request: request.url.startswith(served.url) or faults.append(request.url))
+    opened.on("console", lambda message: faults.extend([message.text] if message.type == "error" else []))
+    opened.on("request", lambda request: faults.extend([] if request.url.startswith(served.url) else [request.url]))
     opened.goto(served.url)
     yield opened
     opened.close()
@@ -204,8 +204,8 @@ def test_the_api_reference_shows_every_route_and_its_fields(browser: Any, served
     page = browser.new_page()
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda message: message.type == "error" and faults.append(message.text))
-    page.on("request", lambda request: request.url.startswith(served.url) or faults.append(request.url))
+    page.on("console", lambda message: faults.extend([message.text] if message.type == "error" else []))
+    page.on("request", lambda request: faults.extend([] if request.url.startswith(served.url) else [request.url]))
     page.goto(served.url + "/docs")
     page.wait_for_selector("details")
     document = httpx.get(served.url + "/openapi.json").json()

@@ -9,6 +9,7 @@ import pytest
 
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
+from llama_core.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine
 
 TOO_LONG = "zq" * MAX_SEQ_LEN  # more tokens than the context holds, though its characters alone do not tell
@@ -74,6 +75,7 @@ async def test_choices_count_in_what_one_request_may_have(encoded: Encoded) -> N
 
 async def test_nothing_is_encoded_of_prompts_that_their_characters_rule_out(encoded: Encoded) -> None:
     engine = FakeEngine()
+    assert isinstance(engine.tokenizer, SentencePieceTokenizer)
     longest = MAX_SEQ_LEN * engine.tokenizer.max_piece_chars
     for prompts in (["a", "x" * longest], ["x" * (longest // 2)] * 128):
         engine.max_request_tokens = 60 * MAX_SEQ_LEN
@@ -96,7 +98,7 @@ async def test_the_characters_of_all_prompts_decide_where_they_are_encoded(
 
 async def test_a_long_dialog_is_encoded_beside_the_event_loop(encoded: Encoded) -> None:
     engine = FakeEngine()
-    engine.max_seq_len = 2**16  # type: ignore[misc]
+    engine.max_seq_len = 2**16
     engine.max_request_tokens = 2**17
     content = "Once upon a time " * 1000
     assert (await post(engine, messages=[{"role": "user", "content": content}], max_tokens=1)).status_code == 200

@@ -47,14 +47,14 @@ def test_on_another_version_of_ray_nothing_of_ray_is_replaced(monkeypatch: pytes
     from ray._private import worker
     from ray.serve._private import replica
 
-    before = (worker.print_to_stdstream, replica.add_port_to_grpc_server)
+    before = (worker.print_to_stdstream, vars(replica)["add_port_to_grpc_server"])
     monkeypatch.setattr(ray_patches, "is_supported", lambda: False)
     monkeypatch.setattr(ray, "get_actor", lambda *_, **__: pytest.fail("the controller was asked for"))
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: loopback.ADDRESS)
     controller_interval.set_interval(0.5)
     loopback.keep_replica_on_loopback()
     shutdown.hide_controller_errors()
-    assert (worker.print_to_stdstream, replica.add_port_to_grpc_server) == before
+    assert (worker.print_to_stdstream, vars(replica)["add_port_to_grpc_server"]) == before
 
 
 def test_errors_about_serves_controller_are_dropped_during_a_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:

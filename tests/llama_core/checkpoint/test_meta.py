@@ -307,7 +307,8 @@ def test_a_weight_of_an_odd_kind_is_refused_by_name(tmp_path: Path, weight: Any)
 
 def test_a_name_that_is_no_string_is_refused(tmp_path: Path) -> None:
     (shard,) = split(random_weights(WIDE), 1)
-    write(tmp_path, [shard | {7: torch.zeros(3)}])  # type: ignore[dict-item]
+    damaged: Any = shard | {7: torch.zeros(3)}
+    write(tmp_path, [damaged])
     with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth.*int"):
         load(tmp_path)
 

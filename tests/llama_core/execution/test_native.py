@@ -24,6 +24,7 @@ from llama_core.execution.native.backend import AbiMismatch, NativeBackend
 from llama_core.execution.native.exchange import shared_memory
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
+from llama_core.execution.sampling_tensors import SlotSampling
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
@@ -169,11 +170,11 @@ def test_int8_on_two_ranks_is_near_int8_on_one(ranks: Any, model: str) -> None:
 
 def logits_by_carrier(parallel: Parallel, model: str) -> Any:
     """As on ranks of different nodes: no shared memory."""
-    backend.shared_memory = lambda parallel, num_bytes: None
+    vars(backend)["shared_memory"] = lambda parallel, num_bytes: None
     try:
         return on_ranks.last_logits(parallel, model, PROMPT[:60], [30, 29, 1], max_seq_len=150)
     finally:
-        backend.shared_memory = shared_memory
+        vars(backend)["shared_memory"] = shared_memory
 
 
 def logits_by_shared_memory(parallel: Parallel, model: str) -> Any:
@@ -255,7 +256,7 @@ def test_a_mirror_that_does_not_fit_the_library_is_refused_by_name(
     structs: dict[str, tuple[str, type[ctypes.Structure]]] = {
         "Shape": ("_Shape", backend._Shape),
         "Slots": ("_Slots", backend._Slots),
-        "SlotSampling": ("SlotSampling", backend.SlotSampling),
+        "SlotSampling": ("SlotSampling", SlotSampling),
         "Row": ("_Row", backend._Row),
     }
     if damage in structs:

@@ -144,7 +144,7 @@ def test_service_at_another_priority_does_not_delay_a_newcomer() -> None:
         queue.add(seq("other", priority=0))
         take(queue)
     queue.add(seq("newcomer", priority=10))
-    served = []
+    served: list[str] = []
     while not served or served[-1] != "newcomer":
         served.append(take(queue).owner)
         queue.add(seq("always", priority=10))

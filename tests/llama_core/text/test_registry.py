@@ -20,8 +20,8 @@ MODEL = GOLDEN / "mp1" / "tokenizer.model"
 class ByteTokenizer(Tokenizer):
     """One id for each byte, as a byte-level BPE without merges; 256 and 257 are BOS and EOS, 258 ends a turn."""
 
-    n_words, bos_id, eos_id = 259, 256, 257  # type: ignore[assignment]
-    stop_ids = frozenset({257, 258})  # type: ignore[assignment]
+    n_words, bos_id, eos_id = 259, 256, 257
+    stop_ids = frozenset({257, 258})
     leading_space: LeadingSpace = "keep"
 
     def __init__(self, path: Path) -> None:
