@@ -105,10 +105,11 @@ class EngineLoop:
         """Requests that have not ended."""
         return len(self._streams)
 
-    def check_room(self, owner: str = "", num_tokens: int = 0) -> None:
-        """Raises QueueFull, with when to come back, unless a sequence of `owner`'s, of so many tokens, may wait."""
+    def check_capacity(self, owner: str = "", lengths: Seq[int] = (1,)) -> None:
+        """Raises unless a request of sequences of so many tokens each may be queued: QueueFull with a time to retry, or
+        InvalidParameter if no idle server could take it."""
         try:
-            self.scheduler.check_room(num_tokens=num_tokens, owner=owner)
+            self.scheduler.check_capacity(lengths, owner)
         except QueueFull as error:
             error.retry_after_s = self._wait_s()
             raise
@@ -123,7 +124,20 @@ class EngineLoop:
         priority: int = 0,
         cache_scope: str = "",
     ) -> TokenStream:
-        """Queue a prompt; owners who wait take turns by what they were given (`fair_queue.py`). Never waits.
+        """`submit_all` of one choice."""
+        choices = [(prompt, params)]
+        return self.submit_all(choices, stop=stop, owner=owner, priority=priority, cache_scope=cache_scope)[0]
+
+    def submit_all(
+        self,
+        choices: Seq[tuple[list[int], SamplingParams]],
+        *,
+        stop: Seq[str] = (),
+        owner: str = "",
+        priority: int = 0,
+        cache_scope: str = "",
+    ) -> list[TokenStream]:
+        """Queue every choice of a request, or none; owners that wait take turns (`fair_queue.py`). Never waits.
 
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure.
         """
@@ -131,10 +145,16 @@ class EngineLoop:
             raise self._failure
         if self._draining:
             raise NotReady("the server is shutting down and takes no new requests")
-        prompt = check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len)
-        self.check_room(owner, len(prompt))
-        max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
-        seq = Sequence(prompt, params, max_length, owner=owner, priority=priority, cache_scope=cache_scope)
+        prompts = [check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len) for prompt, _ in choices]
+        self.check_capacity(owner, [len(prompt) for prompt in prompts])
+        streams = []
+        for prompt, (_, params) in zip(prompts, choices, strict=True):
+            max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
+            seq = Sequence(prompt, params, max_length, owner=owner, priority=priority, cache_scope=cache_scope)
+            streams.append(self._add(seq, stop))
+        return streams
+
+    def _add(self, seq: Sequence, stop: Seq[str]) -> TokenStream:
         stream = TokenStream(seq, self._tokenizer, stop, self._cancel)
         self.scheduler.add(seq)
         if seq.finished:

@@ -129,21 +129,21 @@ class Engine(Protocol):
     def live(self) -> bool:
         """False when only a restart helps."""
 
-    def check_room(self, owner: str = "") -> None:
-        """Raises QueueFull if not one sequence more of `owner`'s may wait. For whoever asks before making one."""
+    def check_capacity(self, owner: str = "") -> None:
+        """Raises QueueFull if not even one sequence of `owner` may wait: to be asked before a body is parsed."""
 
-    def submit(
+    def submit_all(
         self,
-        prompt: list[int],
-        params: SamplingParams,
+        choices: Sequence[tuple[list[int], SamplingParams]],
         *,
         stop: Sequence[str] = (),
         owner: str = "",
         priority: int = 0,
-    ) -> TokenStream:
-        """Takes one sequence. Owners share what there is; the lowest priority is served first.
+    ) -> Sequence[TokenStream]:
+        """Takes every choice of a request or none: prompts and how to continue them. Owners share the capacity; the lowest
+        priority is served first.
 
-        Raises QueueFull, NotReady or ContextLengthExceeded; nothing is kept then.
+        Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """
 
     def next_seed(self) -> int:

@@ -172,9 +172,9 @@ class LlamaService:
             or self._loop.stalled_s() < self.args.step_timeout_s + 10.0
         )
 
-    def check_room(self, owner: str = "") -> None:
+    def check_capacity(self, owner: str = "") -> None:
         if self._loop is not None:
-            self._loop.check_room(owner)
+            self._loop.check_capacity(owner)
 
     def submit(
         self,
@@ -185,7 +185,18 @@ class LlamaService:
         owner: str = "",
         priority: int = 0,
     ) -> TokenStream:
-        """Queue a prompt. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
+        """`submit_all` of one choice."""
+        return self.submit_all([(prompt, params)], stop=stop, owner=owner, priority=priority)[0]
+
+    def submit_all(
+        self,
+        choices: Sequence[tuple[list[int], SamplingParams]],
+        *,
+        stop: Sequence[str] = (),
+        owner: str = "",
+        priority: int = 0,
+    ) -> Sequence[TokenStream]:
+        """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
         readiness = self.readiness()
@@ -194,7 +205,7 @@ class LlamaService:
                 f"the server is {readiness.phase}: {readiness.detail}", retry_after_s=readiness.retry_after_s
             )
         cache_scope = owner if self._separates_caches else ""
-        return self._loop.submit(prompt, params, stop=stop, owner=owner, priority=priority, cache_scope=cache_scope)
+        return self._loop.submit_all(choices, stop=stop, owner=owner, priority=priority, cache_scope=cache_scope)
 
     def next_seed(self) -> int:
         """A seed for a request that names none, derived from the server's and the request's number."""

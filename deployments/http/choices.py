@@ -5,12 +5,20 @@ A failure of one choice ends all, and `cancel` frees every choice's cache blocks
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 from deployments.engine.interface import Delta, Engine, TokenStream
 from deployments.http.plan import Plan
 from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason
+
+
+def _followers(plan: Plan) -> dict[int, range]:
+    """Choices that show the prompt's logprobs of another one, by that one: they are read once its first delta has come."""
+    if not plan.shares_prompt_logprobs:
+        return {}
+    return {first: range(first + 1, first + plan.n) for first in range(0, plan.num_choices, plan.n)}
 
 
 class Choices:
@@ -21,24 +29,21 @@ class Choices:
     """
 
     def __init__(self, engine: Engine, plan: Plan) -> None:
-        """Submits every choice, or none: raises what `Engine.submit` raised for the first that was refused."""
-        self.streams: list[TokenStream] = []
+        """Submits every choice, or none: raises what `Engine.submit_all` raises."""
+        self.streams: Sequence[TokenStream] = engine.submit_all(
+            list(plan.choices()), stop=plan.stop, owner=plan.owner, priority=plan.priority
+        )
         self.num_open = plan.num_choices
         self._loop = asyncio.get_running_loop()
         self._ready: deque[int] = deque()
         self._waiter: asyncio.Future[bool] | None = None
         self._waiting_since_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
-        try:
-            for prompt, params in plan.choices():
-                self.streams.append(
-                    engine.submit(prompt, params, stop=plan.stop, owner=plan.owner, priority=plan.priority)
-                )
-        except BaseException:
-            self.cancel()
-            raise
-        for index, stream in enumerate(self.streams):
-            stream.listen(partial(self._on_ready, index))
+        self._followers = _followers(plan)
+        following = {index for indices in self._followers.values() for index in indices}
+        for index in range(plan.num_choices):
+            if index not in following:
+                self._listen(index)
 
     def take(self) -> tuple[int, Delta] | None:
         """The next (choice, delta) that is there already. Raises what ended a choice."""
@@ -47,6 +52,8 @@ class Choices:
             delta = self.streams[index].take()
             if delta is None:
                 continue
+            for follower in self._followers.pop(index, ()):
+                self._listen(follower)
             if delta.finish_reason is not None:
                 if delta.finish_reason is FinishReason.ABORT:
                     raise RequestCancelled("the server stopped this request")
@@ -79,6 +86,9 @@ class Choices:
             self._alarm.cancel()
         for stream in self.streams:
             stream.cancel()
+
+    def _listen(self, index: int) -> None:
+        self.streams[index].listen(partial(self._on_ready, index))
 
     def _on_ready(self, index: int) -> None:
         self._ready.append(index)

@@ -147,7 +147,7 @@ class _GenerationRequest:
         check_takes_requests(endpoint.engine)
         async with endpoint.bodies.received(self._request) as raw:
             # After the body has come, or the connection could not be used again; before any of it costs time.
-            endpoint.engine.check_room(self._owner)
+            endpoint.engine.check_capacity(self._owner)
             body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder)
         return replace(plan, owner=self._owner) if self._owner else plan

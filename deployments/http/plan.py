@@ -47,11 +47,16 @@ class Plan:
     def num_choices(self) -> int:
         return len(self.prompts) * self.n
 
+    @property
+    def shares_prompt_logprobs(self) -> bool:
+        return self.n > 1 and self.params[0].prompt_logprobs
+
     def choices(self) -> Iterator[tuple[list[int], SamplingParams]]:
         for prompt, params in zip(self.prompts, self.params, strict=True):
             yield prompt, params
             for i in range(1, self.n):
-                yield prompt, replace(params, seed=mix_seed(params.seed, i))
+                # The first choice computes the prompt's logprobs for all: computed again, they would be the same.
+                yield prompt, replace(params, seed=mix_seed(params.seed, i), prompt_logprobs=False)
 
 
 async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptEncoder) -> Plan:

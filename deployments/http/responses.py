@@ -219,7 +219,8 @@ class ResponseSerializer(ABC):
         prompt = self._prompt(index)
         if is_first:
             if self._plan.echo:
-                yield from prompt.echo_logprobs(self._streams[index].prompt_logprobs)
+                first = index - index % self._plan.n  # the choice that computed the prompt's logprobs for all
+                yield from prompt.echo_logprobs(self._streams[first].prompt_logprobs)
             self._writers[index] = prompt.writer()
         writer = self._writers[index]
         assert writer is not None, "a choice begins with its first delta"

@@ -14,7 +14,7 @@ Every operation is O(log of the owners that wait), amortized.
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import count
+from itertools import count, islice
 from typing import Final
 
 from llama_core.scheduling.request import Sequence
@@ -125,6 +125,13 @@ class WaitingQueue:
             free is None or mine <= 0 or mine < TIMES_FREE_CAPACITY * free
             for mine, free in zip(waiting, (num_free, num_free_tokens), strict=True)
         )
+
+    def tokens_behind(self, num_free: int) -> int:
+        """Tokens of the requests that still wait when the first `num_free` have found a slot."""
+        if len(self) <= num_free:
+            return 0
+        first = islice(self, num_free)
+        return self.num_tokens - sum(seq.length for seq in first if seq not in self._preempted)
 
     def remove(self, seq: Sequence) -> None:
         """`seq` must wait."""

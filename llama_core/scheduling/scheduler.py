@@ -19,10 +19,11 @@ keeps the draws up to the first that differs from its draft; each was made from 
 import itertools
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from llama_core.errors import NonFiniteLogits, QueueFull, RankFailure
+from llama_core.errors import InvalidParameter, NonFiniteLogits, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockId, BlockKey, BlockPool, block_key, root_key
 from llama_core.scheduling.fair_queue import OUTPUT_COST, PROMPT_COST, WaitingQueue
 from llama_core.scheduling.prompt_lookup import MAX_DRAFTS_A_ROW, PromptLookup
@@ -121,22 +122,47 @@ class Scheduler:
 
     # Requests come and go.
 
-    def check_room(self, num_sequences: int = 1, num_tokens: int = 0, owner: str = "") -> None:
-        """Raise QueueFull unless so many more of `owner`'s, of so many tokens together, may wait. Who finds a slot free does
-        not wait; who waits alone may be of any length.
+    def check_capacity(self, lengths: Seq[int] = (1,), owner: str = "") -> None:
+        """Raise unless a request whose sequences have so many tokens each may be queued as a whole: QueueFull if the capacity
+        is taken now, InvalidParameter if no idle server could ever take it.
+
+        A sequence that finds a free slot does not wait; a sequence that waits alone may be of any length.
         """
-        waiting, free = self._waiting, len(self._free_slots)
-        if len(waiting) + num_sequences <= free:
+        waiting, num_free = self._waiting, len(self._free_slots)
+        if len(waiting) + len(lengths) <= num_free:
             return
+        self._check_fits_idle(lengths)
         most, most_tokens = self.config.max_waiting, self.config.max_waiting_tokens
-        room = None if most is None else most + free - len(waiting)
-        room_tokens = None if most_tokens is None else most_tokens - waiting.num_tokens
-        if room is not None and num_sequences > room:
-            raise QueueFull(f"{len(waiting)} sequences wait already, the limit is {most}")
-        if room_tokens is not None and waiting.num_tokens and num_tokens > room_tokens:
-            raise QueueFull(f"sequences of {waiting.num_tokens} tokens wait already, the limit is {most_tokens}")
-        if not waiting.has_capacity(owner, room, room_tokens):
-            raise QueueFull("most of those who wait are of this key or user already; what room is left is for others")
+        capacity = None if most is None else most + num_free - len(waiting)
+        if capacity is not None and len(lengths) > capacity:
+            num_waiting = max(0, len(waiting) - num_free)
+            raise QueueFull(f"{num_waiting} sequences wait already, the limit is {most}")
+        capacity_tokens = None
+        if most_tokens is not None:
+            queued_tokens = waiting.tokens_behind(num_free)
+            capacity_tokens = most_tokens - queued_tokens
+            queued_here = lengths[max(0, num_free - len(waiting)) :]
+            if (queued_tokens or len(queued_here) > 1) and sum(queued_here) > capacity_tokens:
+                raise QueueFull(f"sequences of {queued_tokens} tokens wait already, the limit is {most_tokens}")
+        if not waiting.has_capacity(owner, capacity, capacity_tokens):
+            raise QueueFull("most waiting requests are of this key or user; the remaining capacity is for others")
+
+    def _check_fits_idle(self, lengths: Seq[int]) -> None:
+        config = self.config
+        slots, most, most_tokens = config.max_batch_size, config.max_waiting, config.max_waiting_tokens
+        if most is not None and len(lengths) > slots + most:
+            raise InvalidParameter(
+                f"n: the request has {len(lengths)} choices (prompts * n); at most {slots + most} can be taken at once: "
+                f"{slots} that run (max_batch_size) and {most} that wait (max_queue)",
+                param="n",
+            )
+        num_tokens = sum(lengths[slots:])
+        if most_tokens is not None and len(lengths) > slots + 1 and num_tokens > most_tokens:
+            raise InvalidParameter(
+                f"prompt: {len(lengths) - slots} choices of {num_tokens} prompt tokens would wait behind the {slots} that run; "
+                f"at most {most_tokens} tokens can wait (max_queue_tokens)",
+                param="prompt",
+            )
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. One that may not grow and has nothing to report ends here."""

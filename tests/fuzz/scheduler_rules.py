@@ -7,7 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from random import Random
 
-from llama_core.errors import PoisonRequest, QueueFull, RankFailure
+from llama_core.errors import InvalidParameter, PoisonRequest, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
 from llama_core.scheduling.request import FinishReason, Sequence
@@ -113,9 +113,9 @@ class Bench:
         """A request of `n` samples. Nothing of it is taken where there is no room."""
         prompt = (BEGINNINGS[beginning] + own)[: MAX_LENGTH - 1]
         try:
-            self.scheduler.check_room(n, n * len(prompt), owner)
-        except QueueFull:
-            self._check_refusal(n, n * len(prompt), owner)
+            self.scheduler.check_capacity([len(prompt)] * n, owner)
+        except (QueueFull, InvalidParameter) as error:
+            self._check_refusal(n, len(prompt), owner, is_for_ever=isinstance(error, InvalidParameter))
             return []
         added = []
         for index in range(n):
@@ -246,17 +246,22 @@ class Bench:
         self.num_ended += 1
         del self.heard[seq]
 
-    def _check_refusal(self, num_sequences: int, num_tokens: int, owner: str) -> None:
-        """There is no room; or there is some, and the owner has most of what waits, and is not alone."""
+    def _check_refusal(self, n: int, length: int, owner: str, *, is_for_ever: bool) -> None:
+        """The capacity is taken; or some is free, and the owner has most of what waits, and there are other owners."""
         most, most_tokens, queue = self.world.max_waiting, self.world.max_waiting_tokens, self.scheduler._waiting
         free = self.world.slots - self.scheduler.num_running
-        assert len(queue) + num_sequences > free, "a free slot is refused"
+        assert len(queue) + n > free, "a free slot is refused"
+        never_fits = most is not None and n > most + self.world.slots
+        if most_tokens is not None and n > self.world.slots + 1:
+            never_fits = never_fits or (n - self.world.slots) * length > most_tokens
+        assert is_for_ever == never_fits, "a refusal for ever is one that an idle scheduler would give, and no other"
         mine = [one for line in queue._classes.values() for one in line.by_owner.get(owner, ())]
-        is_full = most is not None and len(queue) + num_sequences > most + free
-        if most_tokens is not None and queue.num_tokens:
-            is_full = is_full or queue.num_tokens + num_tokens > most_tokens
+        is_full = most is not None and len(queue) + n > most + free
+        if most_tokens is not None:
+            behind = [*(0 if seq in queue._preempted else seq.length for seq in queue), *[length] * n][free:]
+            is_full = is_full or (len(behind) > 1 and sum(behind) > most_tokens)
         others = {one for line in queue._classes.values() for one in line.counters} - {owner}
-        assert is_full or (owner and mine and others), "refused, and there is capacity"
+        assert never_fits or is_full or (owner and mine and others), "refused, and there is capacity"
 
     def _check_turn(self, queue: WaitingQueue, seq: Sequence) -> None:
         """Nobody is passed over: those sent back come first; then the best priority, the owner with least, its oldest."""

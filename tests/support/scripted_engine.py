@@ -155,7 +155,7 @@ class FakeEngine:
         self._num_seeds += 1
         return self._num_seeds
 
-    def check_room(self, owner: str = "") -> None:
+    def check_capacity(self, owner: str = "") -> None:
         if self.num_open >= self.max_streams:
             raise QueueFull("too many requests wait", retry_after_s=1.5)
 
@@ -170,11 +170,29 @@ class FakeEngine:
     ) -> FakeStream:
         self.owners.append((owner, priority))
         check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
-        self.check_room()
+        self.check_capacity()
         answer = self.tokenizer.encode(self.answer, bos=False, eos=False)
         stream = FakeStream(self, prompt, params, stop, answer)
         self.streams.append(stream)
         return stream
+
+    def submit_all(
+        self,
+        choices: Sequence[tuple[list[int], SamplingParams]],
+        *,
+        stop: Sequence[str] = (),
+        owner: str = "",
+        priority: int = 0,
+    ) -> list[FakeStream]:
+        streams: list[FakeStream] = []
+        try:
+            for prompt, params in choices:
+                streams.append(self.submit(prompt, params, stop=stop, owner=owner, priority=priority))
+        except LlamaError:
+            for stream in streams:
+                stream.cancel()
+            raise
+        return streams
 
     @property
     def num_open(self) -> int:

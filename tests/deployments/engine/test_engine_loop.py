@@ -331,7 +331,10 @@ async def test_a_full_queue_says_when_half_of_those_who_wait_will_have_been_serv
         SchedulerConfig(2, 16, frozenset({EOS}), max_waiting=100, max_waiting_tokens=60), BlockPool(64, 16)
     )
     loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=100)
-    for _ in range(14):  # nothing runs yet: all of them wait, for two slots
+    for _ in range(2):
+        loop.submit([1, 3], greedy(20))
+    assert scheduler.schedule() is not None and scheduler.num_running == 2
+    for _ in range(14):  # all of them wait, for two slots
         loop.submit([1, 3, 4, 5], greedy(20))
     with pytest.raises(QueueFull, match="sequences of 56 tokens wait already, the limit is 60") as refused:
         loop.submit([1, 3, 4, 5, 6], greedy(20))

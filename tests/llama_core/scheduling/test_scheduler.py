@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from llama_core.errors import QueueFull
+from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.scheduling.block_pool import BlockPool, block_key
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -160,15 +160,15 @@ def test_abort_during_prefill_frees_every_block() -> None:
 
 def test_a_full_queue_is_refused_and_a_free_slot_is_not_queueing() -> None:
     scheduler = make(slots=1, max_waiting=1)
-    scheduler.check_room(2)
-    with pytest.raises(QueueFull):
-        scheduler.check_room(3)
+    scheduler.check_capacity([2] * 2)
+    with pytest.raises(InvalidParameter, match="3 choices .* at most 2"):
+        scheduler.check_capacity([2] * 3)
     scheduler.add(sequence(2, 2))
     scheduler.schedule()
-    scheduler.check_room(1)
+    scheduler.check_capacity([2] * 1)
     scheduler.add(sequence(2, 2))
     with pytest.raises(QueueFull):
-        scheduler.check_room(1)
+        scheduler.check_capacity([2] * 1)
 
 
 def test_a_bound_of_tokens_counts_newcomers_only_and_lets_one_of_any_length_wait() -> None:
@@ -176,12 +176,12 @@ def test_a_bound_of_tokens_counts_newcomers_only_and_lets_one_of_any_length_wait
     for _ in range(2):
         scheduler.add(sequence(8, 2))
     scheduler.schedule()
-    scheduler.check_room(1, 12)
+    scheduler.check_capacity([12])
     scheduler.restart(1)
     scheduler.add(sequence(4, 2))
-    scheduler.check_room(1, 6)
+    scheduler.check_capacity([6])
     with pytest.raises(QueueFull, match="sequences of 4 tokens wait already, the limit is 10"):
-        scheduler.check_room(1, 7)
+        scheduler.check_capacity([7])
 
 
 def test_an_owner_that_has_most_of_the_queue_is_refused_before_others_are() -> None:
@@ -189,9 +189,9 @@ def test_an_owner_that_has_most_of_the_queue_is_refused_before_others_are() -> N
     for owner in ["other", *["greedy"] * 8]:
         scheduler.add(sequence(2, 2, owner=owner))
     scheduler.schedule()
-    scheduler.check_room(owner="other")
-    with pytest.raises(QueueFull, match="what room is left is for others"):
-        scheduler.check_room(owner="greedy")
+    scheduler.check_capacity(owner="other")
+    with pytest.raises(QueueFull, match="the remaining capacity is for others"):
+        scheduler.check_capacity(owner="greedy")
 
 
 def test_a_prompt_that_fills_the_window_gets_logprobs_and_no_token() -> None:
