@@ -161,7 +161,7 @@ def test_abort_during_prefill_frees_every_block() -> None:
 def test_a_full_queue_is_refused_and_a_free_slot_is_not_queueing() -> None:
     scheduler = make(slots=1, max_waiting=1)
     scheduler.check_capacity([2] * 2)
-    with pytest.raises(InvalidParameter, match="3 choices .* at most 2"):
+    with pytest.raises(InvalidParameter, match=r"3 choices .* at most 2"):
         scheduler.check_capacity([2] * 3)
     scheduler.add(sequence(2, 2))
     scheduler.schedule()
