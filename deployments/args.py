@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from deployments.api_keys import digests_of
 from llama_core.checkpoint.manifest import Manifest
@@ -31,6 +31,17 @@ def _whole_number(value: object) -> object:
         raise ValueError("must be a number, not true or false")
     if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+)\s*([kmg]i?)b?\s*", value, re.IGNORECASE)):
         return int(match[1]) * _UNITS[match[2].lower()]
+    return value
+
+
+def _names(value: object) -> object:
+    """Names separated by commas, as a variable of the environment has them, or a list."""
+    return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise ValueError("is set, but names no file: leave it out to serve without a key file")
     return value
 
 
@@ -86,9 +97,13 @@ class ServerArgs(BaseModel):
     api_key_digests: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
         (), description="SHA-256 of keys; those in LLAMA_API_KEYS if absent."
     )
-    api_key_file: str | None = Field(
+    api_key_file: Annotated[str, AfterValidator(_not_blank)] | None = Field(
         None,
         description="API keys, one a line, read again when it changes. Without any keys, all may ask.",
+    )
+    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        (),
+        description="Names that a Host header may have, beside IP addresses and localhost, where there are no API keys.",
     )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
@@ -127,10 +142,10 @@ class ServerArgs(BaseModel):
             return given
         settings: dict[str, Any] = {name: os.environ.get(f"LLAMA_{name.upper()}") for name in cls.model_fields}
         settings["api_key_digests"] = None
-        if keys := os.environ.get("LLAMA_API_KEYS"):
+        if (keys := os.environ.get("LLAMA_API_KEYS")) is not None:
             settings["api_key_digests"] = digests_of(keys)
             if not settings["api_key_digests"]:
-                raise ValueError("LLAMA_API_KEYS is set, but has no key in it")
+                raise ValueError("LLAMA_API_KEYS is set, but has no key in it: unset it to serve without keys")
         return {name: value for name, value in settings.items() if value is not None} | given
 
     @property

@@ -72,6 +72,7 @@ class LlamaIngress:
                 max_body_bytes=args.max_body_bytes,
                 request_timeout_s=args.request_timeout_s,
                 keys=self._keys,
+                allowed_hosts=[*args.allowed_hosts, _http_address()[0]],
                 sends_request_id=False,
             )
             await asyncio.wait_for(asyncio.shield(self._starting), limit)

@@ -3,7 +3,7 @@
 Knows the engine only by its interface, and nothing of Ray.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,10 @@ from starlette.types import Receive, Scope, Send
 from deployments.api_keys import ApiKeys
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
-from deployments.http.auth import ApiKeyGuard
-from deployments.http.errors import Unauthorized, json_response
+from deployments.http.auth import AccessGuard
+from deployments.http.errors import json_response
 from deployments.http.generation import CHAT, COMPLETIONS, GenerationEndpoint
+from deployments.http.hosts import AllowedHosts
 from deployments.http.limits import HttpLimits
 from deployments.http.openapi import openapi_document
 from deployments.http.prompt_encoder import PromptEncoder
@@ -26,6 +27,7 @@ from deployments.http.request_id import RequestScope
 from deployments.http.request_log import RequestRecord
 from deployments.http.routes import model_routes, operator_routes, page_routes, tokenizer_routes
 from deployments.http.routing import ApiRoute, route_path
+from llama_core.errors import LlamaError
 
 __all__ = ["HttpApp", "HttpLimits", "build_http_app"]
 
@@ -38,14 +40,15 @@ class HttpApp:
         routes: list[ApiRoute],
         *,
         keys: ApiKeys,
+        hosts: AllowedHosts,
         sends_request_id: bool,
-        on_refused: Callable[[Scope, Unauthorized], None],
+        on_refused: Callable[[Scope, LlamaError], None],
     ) -> None:
         self.routes = [*routes, ApiRoute("/openapi.json", self._openapi_json)]
         self._document: dict[str, Any] | None = None
         # A redirect would be built from the request's Host header.
         router = Router(self.routes, redirect_slashes=False)
-        self._stack = RequestScope(ApiKeyGuard(router, keys, on_refused), sends_request_id)
+        self._stack = RequestScope(AccessGuard(router, keys, hosts, on_refused), sends_request_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises for an unknown route or method, and RequestScope answers
@@ -68,10 +71,12 @@ def build_http_app(
     max_body_bytes: int | None = None,
     request_timeout_s: float | None = None,
     keys: ApiKeys | None = None,
+    allowed_hosts: Iterable[str] = (),
     sends_request_id: bool = True,
 ) -> HttpApp:
     """An ASGI application that serves `engine`, which may still be loading: then requests are answered 503.
 
+    allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none (`hosts.py`).
     sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself.
     """
     limits = limits or HttpLimits()
@@ -101,9 +106,15 @@ def build_http_app(
     ]
     paths = frozenset(route.path for route in routes)
 
-    def on_refused(scope: Scope, error: Unauthorized) -> None:
-        """Counts and logs a request without a key. All paths that are no route's are "other": anybody can make them up."""
+    def on_refused(scope: Scope, error: LlamaError) -> None:
+        """Counts and logs a refused request. All paths that are no route's are "other": anybody can make them up."""
         path = route_path(scope)
         RequestRecord(metrics, path if path in paths else "other", scope["state"]["request_id"]).failed(error)
 
-    return HttpApp(routes, keys=keys or ApiKeys(), sends_request_id=sends_request_id, on_refused=on_refused)
+    return HttpApp(
+        routes,
+        keys=keys or ApiKeys(),
+        hosts=AllowedHosts(allowed_hosts),
+        sends_request_id=sends_request_id,
+        on_refused=on_refused,
+    )

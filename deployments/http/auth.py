@@ -1,6 +1,7 @@
-"""Lets a request through if it carries a configured API key. The probes need no key.
+"""Decides which requests are answered: those with a configured API key, or, without any keys, those to an allowed host.
 
-The key is sent as `Authorization: Bearer KEY`, as the password of `Basic`, or as `x-api-key`.
+The key is sent as `Authorization: Bearer KEY`, as the password of `Basic`, or as `x-api-key`. The probes /health and /ready
+are always answered; what they say of the cause is for requests that are let through.
 """
 
 import base64
@@ -10,39 +11,59 @@ from collections.abc import Callable, Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys
-from deployments.http.errors import Unauthorized, error_response
+from deployments.http.errors import HostNotAllowed, Unauthorized, error_response
+from deployments.http.hosts import AllowedHosts
 from deployments.http.routing import route_path
+from llama_core.errors import LlamaError
 
-PROBE_PATHS = frozenset({"/health", "/ready"})  # load balancers and Kubernetes send no key
+PROBE_PATHS = frozenset({"/health", "/ready"})  # load balancers and Kubernetes send no key, and any Host
 PAGE_PATHS = frozenset(
     {"/", "/docs"}
 )  # a browser asks its user for a password here, and sends it with the page's requests
 
 
-class ApiKeyGuard:
-    """Answers 401 to a request without a valid key. Where keys are configured, `request.state.owner` names the key's owner."""
+class AccessGuard:
+    """Answers 401 to a request without a valid key, and, where no keys are configured, 403 to one for an unknown host.
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, on_refused: Callable[[Scope, Unauthorized], None]) -> None:
-        """`on_refused` is called for every request that is answered 401."""
+    Sets `request.state.is_trusted`: the request has a key or names an allowed host. `request.state.owner`: the key's owner.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, hosts: AllowedHosts, on_refused: Callable[[Scope, LlamaError], None]
+    ) -> None:
+        """`on_refused` is called for every request that is answered 401 or 403."""
         self._app = app
         self._keys = keys
+        self._hosts = hosts
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not self._keys.are_required:
+        if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        path = route_path(scope)
-        owner = self._keys.owner_of(key_of(scope["headers"]))
-        if owner is None and scope["type"] == "websocket":
+        state = scope.setdefault("state", {})
+        if self._keys.are_required:
+            owner = self._keys.owner_of(key_of(scope["headers"]))
+            is_trusted = owner is not None
+            if is_trusted:
+                state["owner"] = owner
+        else:
+            is_trusted = self._hosts.allow(scope["headers"])
+        state["is_trusted"] = is_trusted
+        if is_trusted or (scope["type"] == "http" and route_path(scope) in PROBE_PATHS):
+            return await self._app(scope, receive, send)
+        if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
-        if owner is None and path not in PROBE_PATHS:
-            challenge = 'Basic realm="API key as password"' if path in PAGE_PATHS else "Bearer"
-            error = Unauthorized("A valid API key is required.")
-            self._on_refused(scope, error)
-            return await error_response(error, {"WWW-Authenticate": challenge})(scope, receive, send)
-        if owner is not None:
-            scope.setdefault("state", {})["owner"] = owner
-        await self._app(scope, receive, send)
+        error, headers = self._refusal(scope)
+        self._on_refused(scope, error)
+        await error_response(error, headers)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> tuple[LlamaError, dict[str, str]]:
+        if self._keys.are_required:
+            is_page = route_path(scope) in PAGE_PATHS
+            challenge = 'Basic realm="API key as password"' if is_page else "Bearer"
+            return Unauthorized("A valid API key is required."), {"WWW-Authenticate": challenge}
+        text = "The Host header has a name that this server does not know: use its IP address or localhost, or add the name "
+        return HostNotAllowed(text + "to allowed_hosts."), {}
 
 
 def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

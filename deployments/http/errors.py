@@ -53,6 +53,10 @@ class Unauthorized(InvalidRequest):
     code = "invalid_api_key"
 
 
+class HostNotAllowed(InvalidRequest):
+    code = "host_not_allowed"
+
+
 class ModelNotFound(InvalidRequest):
     code = "model_not_found"
 
@@ -73,6 +77,7 @@ STATUS: dict[type[LlamaError], int] = {
     BodyTimeout: 408,
     UnsupportedMediaType: 415,
     Unauthorized: 401,
+    HostNotAllowed: 403,
     ModelNotFound: 404,
     RouteNotFound: 404,
     MethodNotAllowed: 405,
@@ -86,6 +91,7 @@ STATUS: dict[type[LlamaError], int] = {
 }
 TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",

@@ -4,6 +4,7 @@ JSON keeps to ASCII here and escapes control characters, so nothing that a clien
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import time
@@ -19,6 +20,7 @@ from llama_core.scheduling.request import FinishReason
 
 log = logging.getLogger("llama.requests")
 BATCH_S = 0.25
+OWNER_DIGITS = 12  # of a SHA-256: tells users apart, and does not name them
 MOST_IN_A_BATCH = 32  # about a millisecond
 
 
@@ -60,7 +62,7 @@ class RequestRecord:
     """Follows one request from its arrival to its only end."""
 
     def __init__(self, metrics: Metrics, path: str, request_id: str, owner: str = "") -> None:
-        """owner: who asks, as far as a key has told; else it is whom the plan names."""
+        """owner: that of the request's key, where keys are configured; otherwise the plan's `user` is logged as a digest."""
         self._metrics = metrics
         self._path = path
         self.request_id = request_id
@@ -74,7 +76,8 @@ class RequestRecord:
 
     def planned(self, plan: Plan) -> None:
         self._plan = plan
-        self._owner = plan.owner
+        if plan.owner and not self._owner:
+            self._owner = hashlib.sha256(plan.owner.encode(errors="replace")).hexdigest()[:OWNER_DIGITS]
 
     def delta(self, delta: Delta) -> None:
         """More of one choice is here; the first with a token stamps the time to first token."""

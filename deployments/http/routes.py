@@ -1,6 +1,7 @@
 """The routes beside generation: models, the tokenizer, what operators ask, and the two pages."""
 
 import time
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -100,14 +101,17 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
 
 
 def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
-    async def health(_: Request) -> Response:
+    async def health(request: Request) -> Response:
         if engine.live():
             return json_response({"status": "ok"})
-        cause = EngineError(engine.readiness().detail or "No step completes.")
+        detail = engine.readiness().detail if request.state.is_trusted else ""
+        cause = EngineError(detail or "The engine makes no progress.")
         return json_response({"status": "dead", **error_object(cause)}, 503)
 
-    async def ready(_: Request) -> Response:
+    async def ready(request: Request) -> Response:
         readiness = engine.readiness()
+        if not request.state.is_trusted:
+            readiness = replace(readiness, detail="")
         state = {"ready": readiness.ready, "phase": readiness.phase, "detail": readiness.detail}
         if readiness.ready:
             return json_response(state)

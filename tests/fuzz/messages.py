@@ -114,7 +114,8 @@ _headers = st.sampled_from(
      (b"authorization", b"Bearer " + b"k" * 5000), (b"authorization", b"\xff"), (b"accept", b"text/event-stream;q=nonsense"),
      (b"accept-encoding", b"gzip;q=0, br;q=zzz"), (b"expect", b"nothing"), (b"range", b"bytes=0-1,5-,-9"),
      (b"cookie", b"a=" + b"\x80" * 500), (b"origin", b"null"), (b"content-encoding", b"gzip"), (b"x-forwarded-for", b"::1, x"),
-     (b"transfer-encoding", b"chunked"), (b"content-length", b"+5"), (b"content-length", b"99999999999999999999")]
+     (b"transfer-encoding", b"chunked"), (b"content-length", b"+5"), (b"content-length", b"99999999999999999999"),
+     (b"host", b"evil.example"), (b"host", b"[::1"), (b"host", b"\xff")]
 )  # fmt: skip
 _JSON = (b"content-type", b"application/json")
 

@@ -103,7 +103,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 def assert_others_are_served(server: Server) -> None:
     """Health, and somebody who wants an answer."""
     for request in (
-        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         message(COMPLETIONS, {"prompt": "Hello", "max_tokens": 2}),
     ):
         began = time.monotonic()
@@ -130,7 +130,7 @@ def test_slow_senders_and_idle_connections_are_in_nobodys_way_and_are_not_kept(s
     for server in servers:
         for _ in range(50):
             heads.append(connect(server))
-            heads[-1].sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nX-Slow: ".encode())
+            heads[-1].sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ".encode())
         idle_ones += [connect(server) for _ in range(1200)]
     for _ in range(3):
         for connection in itertools.chain(heads, bodies):
@@ -171,9 +171,9 @@ def test_large_bodies_that_never_end_are_refused_when_they_are_many(demo: Server
 
 def test_heads_without_end_are_refused_by_haproxy_and_harm_nobody(servers: tuple[Server, Server]) -> None:
     requests = [
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 2**20 + b"\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(5_000)) + b"\r\n",
-        b"GET /" + b"a" * 2**20 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 2**20 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(5_000)) + b"\r\n",
+        b"GET /" + b"a" * 2**20 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     ]
     for server, (request, also_whole) in itertools.product(servers, zip(requests, (True, True, False), strict=True)):
         with connect(server) as connection:

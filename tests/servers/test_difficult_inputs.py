@@ -41,7 +41,7 @@ BAD_DIALOGS: list[tuple[list[Any], str]] = [
 
 
 def get(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
 
 def post(server: Server, body: dict[str, Any], *headers: str, path: str = COMPLETIONS) -> Answer:

@@ -39,7 +39,7 @@ def message(path: str, body: bytes | dict[str, Any], *headers: str, length: int 
     )
     head = [
         f"POST {path} HTTP/1.1",
-        "Host: x",
+        "Host: 127.0.0.1",
         *kind,
         f"Content-Length: {len(raw) if length is None else length}",
         *headers,

@@ -16,7 +16,7 @@ BODY = {"model": MODEL_ID, "prompt": "hi", "max_tokens": 200, "ignore_eos": True
 
 def http(engine: FakeEngine, limits: HttpLimits | None = None) -> httpx.AsyncClient:
     app = build_http_app(engine, Metrics(in_ray=False), limits)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
 
 
 @pytest.mark.parametrize("where", ["header", "server", "both"])

@@ -22,7 +22,7 @@ async def test_a_request_whose_logits_are_not_finite_gets_500_and_is_counted_and
     service = LlamaService(args, lambda: FakeGroupPool(lambda: group), on_step=metrics.on_step)
     await service.start()
     transport = httpx.ASGITransport(build_http_app(service, metrics))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
 
         async def ask(prompt: list[int]) -> httpx.Response:
             body: dict[str, Any] = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": stream}

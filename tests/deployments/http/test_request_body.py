@@ -19,7 +19,7 @@ from llama_core.errors import QueueFull
 from tests.support.scripted_engine import FakeEngine, Served, canary, serve
 
 CAP = 64 * 1024
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ def test_a_body_of_one_byte_at_a_time_ends_at_the_deadline(served: Served) -> No
     [
         HEAD + b"Content-Length: %d\r\n\r\n" % (CAP + 1),
         HEAD.replace(b"application/json", b"text/plain") + b"Content-Length: 50\r\n\r\n",
-        b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n",
-        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+        b"POST /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 50\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
     ],
     ids=["too large", "not json", "no route", "chunked"],
 )

@@ -337,5 +337,5 @@ def test_each_request_is_one_line_of_the_log(served: Served, caplog: pytest.LogC
 
 async def test_behind_a_server_that_sends_the_request_id_it_is_not_sent_twice() -> None:
     app = build_http_app(FakeEngine(), Metrics(in_ray=False), sends_request_id=False)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
         assert "x-request-id" not in (await client.get("/health", headers={"x-request-id": "abc"})).headers

@@ -199,7 +199,7 @@ def test_a_client_that_does_not_read_is_cut_off(served: Served) -> None:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", served.port))
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         eventually(lambda: len(served.engine.streams) == 100)
         eventually(lambda: served.engine.num_open == 0)

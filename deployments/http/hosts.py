@@ -1,0 +1,38 @@
+"""Which names of this server a request may use in its Host header, where no API keys are configured.
+
+Without the check, a web page could reach a server on loopback by DNS rebinding: the page's own name is made to resolve to
+127.0.0.1, and the browser then takes the server for the page's origin. Such an attack needs a name, so addresses are safe.
+"""
+
+import ipaddress
+from collections.abc import Iterable
+from functools import lru_cache
+
+LOCAL_NAMES = frozenset({"localhost"})
+
+
+class AllowedHosts:
+    """IP addresses, `localhost`, and the given names, each with any port."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = LOCAL_NAMES | {name.strip().lower().rstrip(".") for name in names}
+        self._allows = lru_cache(maxsize=256)(self._is_allowed)  # a client repeats its Host with every request
+
+    def allow(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether every Host header is allowed. Browsers always send one, so a request without it is allowed."""
+        return all(self._allows(value) for name, value in headers if name == b"host")
+
+    def _is_allowed(self, host: bytes) -> bool:
+        name = host.decode("latin-1").strip().lower()
+        if name.startswith("["):
+            return _is_address(name[1:].partition("]")[0])
+        name = name.partition(":")[0].rstrip(".")
+        return name in self._names or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
