@@ -1,6 +1,6 @@
-"""A sharded Llama: checkpoints, model, cache, scheduler, sampling. Works alone; knows nothing of Ray or HTTP.
+"""A sharded Llama: checkpoints, model, cache, scheduler, sampling. Works without Ray and HTTP, and knows neither.
 
-`Llama` is imported on first use, because it needs torch and the ingress, which imports this package too, does not.
+`Llama` is imported on first use, because it needs torch. The ingress imports this package too and does without torch.
 """
 
 from typing import TYPE_CHECKING, Any

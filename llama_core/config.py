@@ -1,18 +1,18 @@
-"""What an engine is given: the settings of a rank. Frozen, validated field by field, no torch."""
+"""The settings with which a rank loads and runs its part of a model. Frozen, validated field by field, no torch."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.checkpoint.manifest import Manifest
 from llama_core.errors import ConfigError
 
-# Proposed tokens of one step at most: so many more rows still cost a CPU less than a step of their own.
+# Draft tokens of one step at most: on a CPU, 8 more rows cost less than a step of their own.
 MAX_DRAFTS = 8
 
-# Tokens of one step at most, where nobody says otherwise: a burst of prompts is read in few steps.
+# Default limit for the tokens of one step: a burst of prompts takes few steps.
 DEFAULT_STEP_TOKENS = 2048
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -20,26 +20,32 @@ DType = Literal["auto", "bfloat16", "float16", "float32"]
 BackendName = Literal["auto", "native", "fused", "torch"]
 Quantization = Literal["none", "int8"]
 PrefixCacheScope = Literal["key", "all"]
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "device": get_args(Device),
+    "dtype": get_args(DType),
+    "backend": get_args(BackendName),
+    "quantization": get_args(Quantization),
+    "prefix_cache_scope": get_args(PrefixCacheScope),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All that a rank needs to load and run its share. Plain and picklable: it crosses processes and nodes.
+    """Plain and picklable: crosses processes and nodes.
 
-    vocab_size: the tokenizer's number of tokens. max_seq_len: prompt + generated tokens of one sequence at most.
+    vocab_size: number of token ids of the tokenizer. max_seq_len: prompt and generated tokens of one sequence at most.
     max_batch_size: sequences that run at once (slots). max_step_tokens: tokens of one step at most; a longer prompt is
-    prefilled in chunks of what the running decodes leave of it. block_size: tokens in one block of the cache.
-    kv_cache_bytes: cache memory of one rank; None takes what a full batch of full-length sequences needs, bounded by a
-    share of what is free. verify_checksums: compare every shard's bytes with the CRC-32 that its archive states.
-    manifest: the SHA-256 that params.json and the shards must have, before any of them is looked into.
-    wants_digest: compute the digest of the checkpoint's contents even if all ranks see the same files. verified: files
-    (`checkpoint.files.identity`) whose manifest and checksums have been verified, with their digest: no rank reads them
-    again for that. expected: the contents that the first ranks loaded; ranks with any others refuse to load.
-    speculation: let a step check tokens that repeat earlier ones. prefix_caching: compute a shared prefix once. Neither
-    changes a request's tokens. prefix_cache_scope: which requests share cached blocks where API keys are configured: those of
-    one key, or all. backend: what computes: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
-    "torch"; "auto" is native on a CPU where it can be built. quantization: "int8" keeps the weights of linear layers as
-    8-bit integers, one scale an output.
+    prefilled in chunks of what the running decodes leave. block_size: tokens in one block of the cache. kv_cache_bytes:
+    cache memory of one rank; None means what a full batch of full-length sequences needs, limited by the free memory.
+    verify_checksums: compare the bytes of every shard with the CRC-32 inside it. manifest: the SHA-256 that every file must
+    have before any file is parsed. wants_digest: compute the digest of the checkpoint even if all ranks see the same files.
+    verified: identities of files (`checkpoint.files.identity`) that ranks have verified, with their digest; ranks do not
+    read these files again to verify them. expected: the digest of the checkpoint that the first ranks loaded; ranks that
+    find another one refuse to load. speculation: let a step verify draft tokens. prefix_caching: compute a shared prefix
+    once. Neither of the two changes a request's tokens. prefix_cache_scope: which requests share cached blocks where API
+    keys are configured: those of one key, or all. backend: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
+    "torch"; "auto" is native on a CPU where the library can be built, and fused on a GPU. quantization: "int8" keeps the
+    weights of linear layers as 8-bit integers with one scale for each output.
     """
 
     ckpt_dir: str
@@ -69,7 +75,7 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be a positive integer, is {value!r}", param=name)
         if self.max_seq_len < 2:
             raise ConfigError(
-                "max_seq_len must be at least 2: a token of prompt and one that is generated", param="max_seq_len"
+                "max_seq_len must be at least 2: one prompt token and one generated token", param="max_seq_len"
             )
         if self.max_step_tokens < self.max_batch_size:
             raise ConfigError(
@@ -79,18 +85,9 @@ class EngineConfig:
             )
         if self.kv_cache_bytes is not None and self.kv_cache_bytes < 1:
             raise ConfigError("kv_cache_bytes must be positive", param="kv_cache_bytes")
-        if self.device not in get_args(Device):
-            raise ConfigError(f"device must be one of {', '.join(get_args(Device))}", param="device")
-        if self.backend not in get_args(BackendName):
-            raise ConfigError(f"backend must be one of {', '.join(get_args(BackendName))}", param="backend")
-        if self.quantization not in get_args(Quantization):
-            raise ConfigError(f"quantization must be one of {', '.join(get_args(Quantization))}", param="quantization")
-        if self.prefix_cache_scope not in get_args(PrefixCacheScope):
-            raise ConfigError(
-                f"prefix_cache_scope must be one of {', '.join(get_args(PrefixCacheScope))}", param="prefix_cache_scope"
-            )
-        if self.dtype not in get_args(DType):
-            raise ConfigError(f"dtype must be one of {', '.join(get_args(DType))}", param="dtype")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}", param=name)
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -98,10 +95,10 @@ class EngineConfig:
 
     @property
     def max_drafts(self) -> int:
-        """Tokens that the rows of one step may propose, all together."""
+        """Draft tokens of all rows of one step together at most."""
         return MAX_DRAFTS if self.speculation else 0
 
     @property
     def max_step_draws(self) -> int:
-        """Tokens that one step draws at most: one a row, and one more for each draft."""
+        """Tokens that one step samples at most: one for each row, and one more for each draft token."""
         return self.max_batch_size + self.max_drafts

@@ -1,31 +1,31 @@
 """Every error that a user of this project can meet, as one tree.
 
     LlamaError
-    ├── InvalidRequest (ValueError)       the caller's mistake; nothing was computed
+    ├── InvalidRequest (ValueError)       the caller's mistake; the engine computed nothing
     │   ├── InvalidParameter              one field out of its range or of the wrong type
-    │   ├── InvalidDialog                 roles out of order; names the message's index
-    │   │   └── SpecialTags               the chat template's own tags inside a message
-    │   └── ContextLengthExceeded         prompt, or prompt + max tokens, over the context
+    │   ├── InvalidDialog                 wrong order of roles; names the message's index
+    │   │   └── SpecialTags               a message contains the chat template's own tags
+    │   └── ContextLengthExceeded         prompt, or prompt + max_tokens, exceeds the context
     ├── ConfigError (ValueError)          params.json or an argument of the server
-    ├── CheckpointError                   a shard that is missing, damaged or of another model
+    ├── CheckpointError                   a file that is missing, damaged or of another model
     ├── TokenizerError                    a tokenizer that is missing, damaged or of another model
-    └── EngineError                       the request was fine, the engine could not serve it
-        ├── QueueFull                     too much waits already; says when to come back
-        ├── NotReady                      still loading, or draining
-        ├── RequestCancelled              the caller went away
-        ├── DeadlineExceeded              the time that the caller allowed is over
+    └── EngineError                       the request was valid, the engine could not serve it
+        ├── QueueFull                     the queue is full; says when to try again
+        ├── NotReady                      the server is loading or draining
+        ├── RequestCancelled              the client disconnected
+        ├── DeadlineExceeded              the request's time limit has passed
         ├── NonFiniteLogits               the model computed NaN or infinity for this request
         ├── PoisonRequest                 the ranks failed again and again with this request in the step
-        ├── CheckpointChanged             new ranks found other files than the first ranks loaded
+        ├── CheckpointChanged             new ranks found another checkpoint than the first ranks loaded
         └── RankFailure                   a rank died, hung or raised
 
-Messages name the field and the limit and never repeat the caller's input. All of them survive pickling, because Ray
-carries them from a replica to the caller of its handle.
+Messages name the field and the limit, and never repeat the caller's input. Every error can be pickled, because Ray sends it
+from a replica to the caller of its handle.
 """
 
 
 class LlamaError(Exception):
-    """Base of the tree. `param` names the field at fault, `code` is what OpenAI's error body calls it."""
+    """Base of the tree. `param`: the field at fault. `code`: the `code` field of OpenAI's error body."""
 
     code: str = "internal_error"
 
@@ -47,7 +47,7 @@ class InvalidParameter(InvalidRequest):
 
 
 class InvalidDialog(InvalidRequest):
-    """`index` is the message's place in the dialog, from 0; None when the dialog as a whole is at fault."""
+    """`index`: the message's position in the dialog, from 0; None if the dialog as a whole is at fault."""
 
     code = "invalid_dialog"
 
@@ -81,7 +81,7 @@ class EngineError(LlamaError):
 
 
 class QueueFull(EngineError):
-    """`retry_after_s` is when the caller should try again, in seconds."""
+    """`retry_after_s`: seconds after which the caller should try again."""
 
     code = "queue_full"
 
@@ -91,7 +91,7 @@ class QueueFull(EngineError):
 
 
 class NotReady(EngineError):
-    """`retry_after_s` is when the caller should try again, in seconds."""
+    """`retry_after_s`: seconds after which the caller should try again."""
 
     code = "not_ready"
 
@@ -117,16 +117,16 @@ class PoisonRequest(EngineError):
 
 
 class CheckpointChanged(EngineError):
-    """Ranks that would take over found a checkpoint other than the one that live requests were generated with."""
+    """Replacement ranks found another checkpoint than the one that the live requests began with."""
 
     code = "checkpoint_changed"
 
 
 class RankFailure(EngineError):
-    """`rank` is the first rank seen to fail; None when the group as a whole did not come up.
+    """`rank`: the first rank seen to fail; None if the group as a whole did not start.
 
-    `raised`: it said so itself, with an exception that the step's own content may have caused. A process that died or hangs
-    may have been ended or held up by anybody.
+    `raised`: the rank reported an exception, which the content of the step may have caused. If a rank died or hangs instead,
+    the cause may lie outside the server.
     """
 
     code = "rank_failure"
@@ -139,5 +139,5 @@ class RankFailure(EngineError):
         self.raised = raised
 
     def again(self) -> "RankFailure":
-        """The same, to be raised once more: an exception that is raised twice collects both tracebacks."""
+        """A copy to raise again: an exception that is raised twice collects both tracebacks."""
         return RankFailure(self.message, rank=self.rank, raised=self.raised, param=self.param)

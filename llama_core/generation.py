@@ -1,7 +1,7 @@
 """The reference's API, in process: `Llama.build`, `generate`, `text_completion`, `chat_completion`.
 
-The same scheduler and runner as the server's, driven by a loop instead of an event loop. Under torchrun every rank runs the
-same program: each schedules the same requests alike, and rank 0 draws the tokens for all.
+Uses the server's scheduler and runner, in a plain loop instead of an event loop. Under torchrun every rank runs the same
+program and makes the same schedule; rank 0 samples the tokens for all.
 """
 
 import logging
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Llama:
-    """A model and its tokenizer, ready to generate. Not for several threads at once."""
+    """A model and its tokenizer, ready to generate. Not thread-safe."""
 
     def __init__(
         self,
@@ -81,17 +81,16 @@ class Llama:
         quantization: Quantization = "none",
         chat_format: str = DEFAULT_CHAT_FORMAT,
     ) -> "Llama":
-        """Load a checkpoint of any number of shards on the ranks of this process group: one, or torchrun's.
+        """Load a checkpoint with any number of shards on the ranks of this process group: one rank, or torchrun's.
 
-        max_seq_len: prompt + generated tokens of one sequence. max_batch_size: sequences that run at once; more wait their
-        turn. model_parallel_size: the number of ranks if it is to be checked. seed: requests without a seed of their own
-        draw from seeds derived from it, in the order of their coming. sha256_manifest: what the files must be; SHA256SUMS
-        beside the checkpoint if absent, and if it is there. dtype "auto" is the checkpoint's own. speculation: check several
-        tokens at once where a text repeats itself. prefix_caching: compute what the prompts of one call begin with in common
-        once. Neither changes a token. backend: "auto" computes natively (C++) on a CPU where it can be built, with CUDA
-        graphs ("fused") on a GPU, else with torch. quantization: "int8" keeps the weights of linear layers in 8 bits (native
-        only).
-        Raises ConfigError, CheckpointError, TokenizerError.
+        max_seq_len: prompt and generated tokens of one sequence. max_batch_size: sequences that run at once; further ones
+        wait. model_parallel_size: the expected number of ranks, if it is to be checked. seed: requests without a seed of their
+        own get seeds derived from it, in order of arrival. sha256_manifest: file with the SHA-256 that the files must have;
+        default SHA256SUMS beside the checkpoint, if it exists. dtype: "auto" is the checkpoint's own. speculation: verify
+        draft tokens where a text repeats itself. prefix_caching: compute a prefix that the prompts of a call share once.
+        Neither changes a token. backend: "auto" is "native" (C++) on a CPU where the library can be built, "fused" (CUDA
+        graphs) on a GPU, else "torch". quantization: "int8" keeps the weights of linear layers in 8 bits ("native" only).
+        chat_format: name of the chat model's prompt format. Raises ConfigError, CheckpointError, TokenizerError.
         """
         begin = time.perf_counter()
         parallel = groups.from_torchrun(device) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else groups.alone(device)
@@ -156,11 +155,11 @@ class Llama:
         top_k: int = 0,
         seed: int | None = None,
     ) -> tuple[list[list[int]], list[list[float]] | None]:
-        """Continue each prompt by at most `max_gen_len` tokens, cut before the end-of-sequence token.
+        """Continue each prompt by at most `max_gen_len` tokens, up to the first stop token, which is left out.
 
-        With `logprobs`, also the natural log of the raw softmax at each returned token; an echoed prompt begins with 0.0.
-        `seed` makes every prompt's text depend on that prompt and the seed alone. Raises InvalidParameter,
-        ContextLengthExceeded, NonFiniteLogits.
+        With `logprobs`, also returns the natural log of the softmax of the raw logits at each returned token; an echoed
+        prompt begins with 0.0. With `seed`, the output for a prompt depends on that prompt and the seed alone. Raises
+        InvalidParameter, ContextLengthExceeded, NonFiniteLogits.
         """
         sequences = [
             self._sequence(list(prompt), max_gen_len, temperature, top_p, top_k, logprobs, echo, seed)
@@ -186,7 +185,7 @@ class Llama:
         top_k: int = 0,
         seed: int | None = None,
     ) -> list[CompletionPrediction]:
-        """Continue each text. `max_gen_len` defaults to the whole context."""
+        """Continue each text. `max_gen_len` defaults to the rest of the context."""
         if max_gen_len is None:
             max_gen_len = self.max_seq_len - 1
         prompt_tokens = [self.tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
@@ -209,8 +208,8 @@ class Llama:
         top_k: int = 0,
         seed: int | None = None,
     ) -> list[ChatPrediction]:
-        """The assistant's next message of each dialog. A dialog with the template's own tags in it is answered with the
-        reference's refusal, and nothing is generated for it. Raises InvalidDialog that names the message's index."""
+        """The assistant's next message for each dialog. A dialog that contains the template's own tags gets the reference's
+        refusal without any generation. Raises InvalidDialog that names the message's index."""
         if max_gen_len is None:
             max_gen_len = self.max_seq_len - 1
         predictions: list[ChatPrediction] = [refused_prediction(logprobs) for _ in dialogs]
@@ -219,7 +218,7 @@ class Llama:
             try:
                 encoded[i] = self.chat_format.encode(dialog)
             except SpecialTags:
-                log.warning("dialog %d holds special tags and is refused", i)
+                log.warning("dialog %d contains special tags and is refused", i)
         tokens, token_logprobs = self.generate(
             list(encoded.values()), max_gen_len, temperature, top_p, logprobs, top_k=top_k, seed=seed
         )
@@ -256,7 +255,7 @@ class Llama:
         return Sequence(prompt, params, min(self.max_seq_len, len(prompt) + max_gen_len))
 
     def _run(self, sequences: list[Sequence]) -> None:
-        # A scheduler of its own for each call: an exception in one leaves nothing behind for the next.
+        # Each call has its own scheduler, so that an exception in one call does not affect the next.
         config = self.runner.config
         scheduler = Scheduler(
             SchedulerConfig(
@@ -270,15 +269,15 @@ class Llama:
         )
         for seq in sequences:
             scheduler.add(seq)
-        # A step that computes by itself (on a GPU) has the next one queued behind it before it is waited for. One that is
-        # done already is read first: else the rows of sequences that ended in it would be computed once more.
-        under_way: Pending[StepOutput] | None = None
-        while (batch := scheduler.schedule()) is not None or under_way is not None:
+        # While a GPU computes a step, the loop queues the next step before it waits. It reads a completed step first:
+        # otherwise the next step would compute rows of sequences that have just ended.
+        in_flight: Pending[StepOutput] | None = None
+        while (batch := scheduler.schedule()) is not None or in_flight is not None:
             following = self.runner.start(batch) if batch is not None else None
-            if under_way is not None:
-                scheduler.commit(under_way.result())
-            under_way = following
-            if under_way is not None and under_way.is_done:
-                scheduler.commit(under_way.result())
-                under_way = None
+            if in_flight is not None:
+                scheduler.commit(in_flight.result())
+            in_flight = following
+            if in_flight is not None and in_flight.is_done:
+                scheduler.commit(in_flight.result())
+                in_flight = None
         assert not scheduler.has_work, "every sequence has ended"

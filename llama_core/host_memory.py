@@ -1,4 +1,4 @@
-"""How much memory this host, or this container, still has. No torch: asked before there is any."""
+"""Free memory of this host or container, and the host's identity. No torch, because ranks ask before they import it."""
 
 import contextlib
 import hashlib
@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-CGROUPS = (  # directory, limit, use, and what of the latter is file cache
+CGROUPS = (  # directory; files with the limit and the use; which entries of memory.stat are file cache
     ("/sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file")),
     (
         "/sys/fs/cgroup/memory",
@@ -18,8 +18,9 @@ CGROUPS = (  # directory, limit, use, and what of the latter is file cache
 
 
 def available_host_bytes() -> int:
-    """Memory that this process could still get: the machine's, or what its container's limit leaves (cgroup v2, v1), with the
-    cache of files, which gives way: the checkpoint has just been read into it.
+    """Memory that this process could still allocate: the machine's, or what the limit of its container leaves (cgroup v2, v1).
+
+    Counts the file cache as free, because the kernel drops it on demand: loading has just filled it with the checkpoint.
     """
     try:
         meminfo = Path("/proc/meminfo").read_text()
@@ -29,7 +30,7 @@ def available_host_bytes() -> int:
     except (OSError, StopIteration):
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     for directory, limit, used, of_files in CGROUPS:
-        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
             left = int(Path(directory, limit).read_text()) - int(Path(directory, used).read_text())
             stat = dict(line.split() for line in Path(directory, "memory.stat").read_text().splitlines())
             available = min(available, left + sum(int(stat.get(name, 0)) for name in of_files))
@@ -37,7 +38,7 @@ def available_host_bytes() -> int:
 
 
 def host_identity() -> int:
-    """The same for processes that share a host's memory, or a container's; 63 bits."""
+    """A number below 2**63 that is equal for processes which share the memory of one host or container."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     name = f"{boot.read_text() if boot.exists() else ''} {socket.gethostname()}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1

@@ -1,4 +1,4 @@
-"""The reference's result dictionaries, made from tokens. One place for the in-process API and the Ray handle."""
+"""Builds the reference's result dictionaries from tokens, for the in-process API and for the Ray handle."""
 
 from collections.abc import Sequence as Seq
 from typing import TypedDict
@@ -23,7 +23,8 @@ class ChatPrediction(TypedDict, total=False):
 def generation_result(
     sequences: Seq[Sequence], logprobs: bool, echo: bool
 ) -> tuple[list[list[int]], list[list[float]] | None]:
-    """What `generate` returns for ended sequences: tokens, and their logprobs if asked for (0.0 for an echoed first one)."""
+    """What `generate` returns for finished sequences: tokens, and their log-probabilities if requested. The first token of an
+    echoed prompt has 0.0."""
     tokens = [seq.tokens if echo else seq.output for seq in sequences]
     if not logprobs:
         return tokens, None
@@ -50,7 +51,7 @@ def chat_prediction(tokenizer: Tokenizer, tokens: Seq[int], logprobs: Seq[float]
 
 
 def refused_prediction(logprobs: bool) -> ChatPrediction:
-    """The reference's answer to a dialog that holds the template's own tags. Nothing was generated for it."""
+    """The reference's answer to a dialog that contains the template's own tags, without any generation."""
     prediction = ChatPrediction(generation=Message(role="assistant", content=SAFE_RESPONSE))
     if logprobs:
         prediction["tokens"] = []

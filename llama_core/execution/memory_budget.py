@@ -1,4 +1,4 @@
-"""How much memory a rank may still take, on its device or on its host."""
+"""Memory that a rank may still allocate, on its device or on its host."""
 
 import torch
 
@@ -6,15 +6,15 @@ from llama_core.errors import ConfigError
 from llama_core.execution.parallel import Parallel, ranks_with, smallest
 from llama_core.host_memory import available_host_bytes, host_identity
 
-CACHE_SHARE_OF_FREE = 0.5  # of the host memory that is free after load; the rest is for activations and everyone else
+CACHE_SHARE_OF_FREE = 0.5  # of the host memory that is free after load; the rest is for activations and other processes
 GPU_HEADROOM = 0.1  # of the device's memory, left free for activations and the allocator
 
 
 def check_weights_fit(num_bytes: int, parallel: Parallel) -> None:
-    """Raises ConfigError on every rank where one's weights do not fit into what its device, or its host for all that share
-    it, has free. Every rank calls this before any of them allocates.
+    """Raises ConfigError on every rank if the weights of any rank do not fit into the free memory of its device, or of its
+    host together with those of the other ranks there. Every rank calls this before any rank allocates memory.
 
-    An error that can be told, instead of a process that the kernel picks to end: maybe another's.
+    Without this check the kernel would end a process to free memory, possibly another user's.
     """
     if parallel.device.type == "cuda":
         num_sharing, free = 1, torch.cuda.mem_get_info(parallel.device)[0]
@@ -22,16 +22,16 @@ def check_weights_fit(num_bytes: int, parallel: Parallel) -> None:
         num_sharing, free = len(ranks_with(parallel, host_identity())), available_host_bytes()
     fits = num_bytes * num_sharing <= free
     if not smallest(parallel, fits):
-        who = f"{num_sharing} of {parallel.world_size} ranks here need {num_bytes:,} bytes each"
+        need = f"{num_sharing} of {parallel.world_size} ranks here need {num_bytes:,} bytes each"
         raise ConfigError(
-            f"the weights do not fit: {who}, {free:,} are free"
-            + ("" if fits else ": give more ranks, or int8 weights"),
+            f"the weights do not fit: {need}, {free:,} are free"
+            + ("" if fits else ": use more ranks, or int8 weights"),
             param="model_parallel_size",
         )
 
 
 def free_cache_bytes(parallel: Parallel) -> int:
-    """Bytes that one rank may take for its cache, when nobody said."""
+    """Bytes that one rank may use for its cache if `kv_cache_bytes` is not set."""
     if parallel.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(parallel.device)
         return int(free - total * GPU_HEADROOM)

@@ -1,7 +1,7 @@
-"""The group of ranks that share one model: who I am, where my tensors live, how a value reaches the others.
+"""The group of ranks that share one model: this rank's number, its device, and collective operations on small values.
 
-Everything else is handed a `Parallel`. A rank without peers makes a process group (with gloo: 12 threads that wake 400 times a
-second) only where the reference model asks for one.
+Other modules receive a `Parallel`. A rank without peers creates a process group only if the reference model needs one,
+because gloo starts 12 threads that wake 400 times a second.
 """
 
 import atexit
@@ -25,21 +25,21 @@ _before_leaving: list[Callable[[], None]] = []
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """One rank's view of its group. world_size ranks, each holding 1 / world_size of the model on `device`."""
+    """One rank's view of its group: `world_size` ranks, each with 1 / world_size of the model on its `device`."""
 
     rank: int
     world_size: int
     device: torch.device
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's values, on every rank, in place: `tensor` has the same shape and dtype everywhere."""
+        """Rank 0's values on every rank, in place. `tensor` has the same shape and dtype on all ranks."""
         if self.world_size > 1:
             dist.broadcast(tensor, src=0)
         return tensor
 
 
 def resolve_device(device: Device, index: int = 0) -> torch.device:
-    """ "auto" is CUDA where there is a device, else the CPU. `index` counts the devices that this process may see."""
+    """The torch device. "auto" is CUDA if there is a CUDA device, else the CPU. `index`: of the visible devices."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -48,9 +48,9 @@ def resolve_device(device: Device, index: int = 0) -> torch.device:
 
 
 def join(rank: int, world_size: int, device: Device, store: Store, timeout_s: float = 600.0) -> Parallel:
-    """Become `rank` of a group that meets at `store`: NCCL on CUDA, gloo on the CPU. A process joins one group in its life.
+    """Join the group whose ranks meet at `store`, as `rank`: with NCCL on CUDA, gloo on the CPU. Once in a process's life.
 
-    A collective that waits longer than `timeout_s` for its peers raises.
+    A collective operation that waits longer than `timeout_s` for its peers raises.
     """
     resolved = resolve_device(device)
     if resolved.type == "cuda":
@@ -66,32 +66,32 @@ def join(rank: int, world_size: int, device: Device, store: Store, timeout_s: fl
 
 
 def alone(device: Device) -> Parallel:
-    """A group of one, for use in process. Any number of them may live in a process."""
+    """A group of one rank, for use in process. A process may have any number of them."""
     if dist.is_initialized() and dist.get_world_size() != 1:
         raise ConfigError("this process belongs to a group of several ranks already", param="model_parallel_size")
     return Parallel(0, 1, resolve_device(device))
 
 
 def from_torchrun(device: Device) -> Parallel:
-    """The group that torchrun's environment variables describe. Calling it again gives the same group."""
+    """The group that torchrun's environment variables describe. Later calls return the same group."""
     resolved = resolve_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         if resolved.type == "cuda":
             torch.cuda.set_device(resolved)
         dist.init_process_group(_library(resolved))
-        # A group that outlives the interpreter now and then aborts the process, and torchrun calls the run failed.
+        # A group that outlives the interpreter sometimes aborts the process, and torchrun then reports a failed run.
         atexit.register(leave)
     return Parallel(dist.get_rank(), dist.get_world_size(), resolved)
 
 
 def before_leaving(forget: Callable[[], None]) -> None:
-    """Have `forget` called when this process leaves the group: it drops what was made of the group."""
+    """Register a function that `leave` calls first, to drop objects that belong to the group."""
     if forget not in _before_leaving:
         _before_leaving.append(forget)
 
 
 def join_alone(parallel: Parallel) -> None:
-    """Make the process group of a rank without peers, for libraries that need one. Does nothing if there is a group."""
+    """Create the process group of a rank without peers, for libraries that need one. Does nothing if a group exists."""
     if not dist.is_initialized():
         dist.init_process_group(_library(parallel.device), store=HashStore(), rank=0, world_size=1)
 
@@ -105,7 +105,7 @@ def smallest(parallel: Parallel, value: int) -> int:
 
 
 def ranks_with(parallel: Parallel, value: int) -> list[int]:
-    """The ranks that call this with the same `value` as this one, itself among them, in order."""
+    """The ranks that pass the same `value` as this rank, this rank included, in ascending order."""
     values = _gather(parallel, torch.tensor([value], dtype=torch.int64))
     return [rank for rank, other in enumerate(values) if int(other.item()) == value]
 
@@ -130,7 +130,7 @@ def _gather(parallel: Parallel, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def leave() -> None:
-    """Leave the group, if there is one. With CUDA only while every peer is alive: else end the process instead."""
+    """Leave the group, if there is one. With CUDA, call it only while every peer is alive; otherwise end the process."""
     for forget in _before_leaving:
         forget()
     if dist.is_initialized():

@@ -65,10 +65,14 @@ class OneFileWeights(WeightReader):
 
     def slices(self, name: str, box: Box) -> Iterator[Slice]:
         region = tuple(slice(begin, begin + size) for begin, size in zip(box.start, box.shape, strict=True))
-        for row, values in enumerate(self._weights[name].T[region]):
+        for row, values in enumerate(_transposed(self._weights[name])[region]):
             yield Slice(self._path, values[None] if values.ndim else values.reshape(1), (row, *[0] * values.ndim))
 
     def verify_checksums(self, index: int, count: int) -> None: ...
+
+
+def _transposed(weight: torch.Tensor) -> torch.Tensor:
+    return weight.permute(*reversed(range(weight.ndim)))
 
 
 def test_a_directory_with_shards_is_metas_format() -> None:
@@ -81,7 +85,7 @@ def test_another_format_gives_the_same_tokens(tmp_path: Path, monkeypatch: pytes
     weights = random_weights(WIDE)
     meta = write(tmp_path / "meta", split(weights, 2))
     one = tmp_path / "model.weights"
-    torch.save({name: weight.T.contiguous() for name, weight in weights.items()}, one)
+    torch.save({name: _transposed(weight).contiguous() for name, weight in weights.items()}, one)
     tokenizer = meta / "tokenizer.model"
     outputs = []
     for path in (meta, one):

@@ -1,4 +1,4 @@
-"""The reference's own outputs, and the equalities that everything else rests on: ranks, shards, chunks, batches, the cache."""
+"""The reference's outputs, and equivalences: any ranks, shards, chunks, batches and cache give the same tokens."""
 
 import random
 from dataclasses import replace
@@ -23,13 +23,13 @@ def world_size(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(params=["native", "fused", "torch"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """All must agree with the reference, and with each other."""
+    """Every backend must agree with the reference."""
     name: str = request.param
     return name
 
 
 def on(ranks: Any, world_size: int, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result that every rank agrees on (rank 0's)."""
+    """The result of rank 0; for one rank, computed in this process."""
     if world_size == 1:
         return function(alone("cpu"), *args, **kwargs)
     return ranks(world_size).call(partial(function, **kwargs), *args)[0]
@@ -37,7 +37,7 @@ def on(ranks: Any, world_size: int, function: Any, *args: Any, **kwargs: Any) ->
 
 @pytest.mark.parametrize("ckpt_dir", [MP1, MP2], ids=["1 shard", "2 shards"])
 @pytest.mark.parametrize("num_ranks", [1, 2], ids=["1 rank", "2 ranks"])
-def test_every_golden_case_token_for_token(
+def test_every_golden_case_has_the_reference_tokens(
     ranks: Any, golden: dict[str, Any], num_ranks: int, ckpt_dir: str, backend: str
 ) -> None:
     got = on(ranks, num_ranks, on_ranks.golden_outputs, ckpt_dir, backend, golden)
@@ -70,27 +70,27 @@ def test_golden_logits_within_1e_4(
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random model whose 4 key/value heads 1, 2 and 4 ranks can share, as 2 shards."""
+    """A random model in 2 shards. 1, 2 and 4 ranks can divide its 4 key/value heads."""
     directory = tmp_path_factory.mktemp("wide")
     return str(checkpoints.write(directory, checkpoints.split(checkpoints.random_weights(checkpoints.WIDE), 2)))
 
 
 def requests_of_every_kind(count: int = 12) -> list[tuple[list[int], SamplingParams]]:
-    """Greedy and seeded requests of different lengths, in which strangers differ in every parameter."""
-    draw = random.Random(7)
+    """Greedy and seeded requests that differ in length and in every sampling parameter."""
+    rng = random.Random(7)
     requests = []
     for i in range(count):
-        prompt = [1] + [draw.randrange(3, 640) for _ in range(draw.randrange(1, 70))]
+        prompt = [1] + [rng.randrange(3, 640) for _ in range(rng.randrange(1, 70))]
         sampled = {
-            "temperature": draw.choice([0.7, 1.3]),
-            "top_p": draw.choice([0.5, 0.9, 1.0]),
-            "top_k": draw.choice([0, 5]),
+            "temperature": rng.choice([0.7, 1.3]),
+            "top_p": rng.choice([0.5, 0.9, 1.0]),
+            "top_k": rng.choice([0, 5]),
         }
         greedy = {"temperature": 0.0}
         params = SamplingParams(
             **(greedy if i % 3 == 0 else sampled),  # type: ignore[arg-type]
             seed=i,
-            max_tokens=draw.randrange(5, 40),
+            max_tokens=rng.randrange(5, 40),
             logprobs=0,
             ignore_eos=True,
         )
@@ -100,7 +100,7 @@ def requests_of_every_kind(count: int = 12) -> list[tuple[list[int], SamplingPar
 
 @pytest.fixture(scope="module")
 def alone_one_by_one(wide: str) -> dict[str, Any]:
-    """The truth: each request by itself, its prompt whole, on one rank."""
+    """The expected results: each request alone on one rank, with its prompt in one chunk."""
     runs = [on_ranks.serve(alone("cpu"), wide, [request], max_step_tokens=160) for request in requests_of_every_kind()]
     return {"outputs": [run["outputs"][0] for run in runs], "logprobs": [run["logprobs"][0] for run in runs]}
 
@@ -114,12 +114,12 @@ def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def test_requests_differ_from_each_other(alone_one_by_one: dict[str, Any]) -> None:
     outputs = [tuple(output) for output in alone_one_by_one["outputs"]]
-    assert len(set(outputs)) == len(outputs), "else the equalities below would say little"
+    assert len(set(outputs)) == len(outputs), "otherwise the equivalences below would show little"
     assert sum(len(set(output)) > 3 for output in outputs) > 8
 
 
 @pytest.mark.parametrize("budget", [8, 17, 64], ids=lambda budget: f"{budget} tokens a step")
-def test_batched_with_strangers_and_prefilled_in_chunks_equals_alone(
+def test_batched_with_others_and_prefilled_in_chunks_equals_alone(
     ranks: Any, wide: str, world_size: int, budget: int, backend: str, alone_one_by_one: dict[str, Any]
 ) -> None:
     requests = requests_of_every_kind()
@@ -128,14 +128,12 @@ def test_batched_with_strangers_and_prefilled_in_chunks_equals_alone(
     if world_size == 1:
         assert_same(serve(alone("cpu"), wide, requests), alone_one_by_one)
         return
-    for got in ranks(world_size).call(
-        serve, wide, requests
-    ):  # every rank has the same tokens, not only the one that drew them
+    for got in ranks(world_size).call(serve, wide, requests):  # every rank has the tokens that rank 0 sampled
         assert_same(got, alone_one_by_one)
 
 
-def test_preempted_and_computed_again_equals_undisturbed(wide: str) -> None:
-    # Short prompts that grow long: all are admitted at once, and then the blocks run out.
+def test_preempted_and_recomputed_equals_undisturbed(wide: str) -> None:
+    # Short prompts with long outputs: the scheduler admits all at once, and then the blocks run out.
     requests = [(prompt[:5], replace(params, max_tokens=60)) for prompt, params in requests_of_every_kind(6)]
     undisturbed = on_ranks.serve(alone("cpu"), wide, requests)
     crowded = on_ranks.serve(alone("cpu"), wide, requests, num_blocks=12)
@@ -143,13 +141,13 @@ def test_preempted_and_computed_again_equals_undisturbed(wide: str) -> None:
     assert_same(crowded, undisturbed)
 
 
-def test_draws_with_drafts_are_those_of_one_token_at_a_time_whatever_was_proposed(
+def test_sampling_with_any_drafts_gives_the_tokens_of_sampling_without_drafts(
     ranks: Any, wide: str, world_size: int
 ) -> None:
-    draw = random.Random(3)
+    rng = random.Random(3)
     requests = [(prompt, replace(params, max_tokens=60)) for prompt, params in requests_of_every_kind(8)]
     truth = on(ranks, world_size, on_ranks.serve, wide, requests)
-    num_right = [[draw.randrange(-1, 6) for _ in range(8)] for _ in requests]
+    num_right = [[rng.randrange(-1, 6) for _ in range(8)] for _ in requests]
     got = on(ranks, world_size, on_ranks.continue_with_drafts, wide, requests, num_right, truth["outputs"])
     for mine, expected in zip(got["outputs"], truth["outputs"], strict=True):
         assert len(mine) > 10 and mine == expected[: len(mine)]

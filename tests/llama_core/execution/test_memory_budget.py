@@ -1,4 +1,4 @@
-"""What does not fit is refused before it is allocated."""
+"""A rank refuses weights that do not fit before it allocates memory for them."""
 
 from pathlib import Path
 
@@ -14,10 +14,12 @@ from llama_core.execution.runner import ModelRunner
 from tests.conftest import GOLDEN
 
 
-def test_weights_that_do_not_fit_are_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_do_not_fit_are_refused_with_need_and_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(ckpt_dir=str(GOLDEN / "mp2"), vocab_size=640, max_seq_len=64, max_batch_size=2, device="cpu")
     monkeypatch.setattr(memory, "available_host_bytes", lambda: 100_000)
-    with pytest.raises(ConfigError, match=r"1 of 1 ranks here need [\d,]+ bytes each, 100,000 are free: give"):
+    with pytest.raises(
+        ConfigError, match=r"1 of 1 ranks here need [\d,]+ bytes each, 100,000 are free: use more ranks"
+    ):
         ModelRunner.load(config, alone("cpu"))
 
 
@@ -33,7 +35,7 @@ def test_ranks_that_share_a_host_are_counted_together(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("version", [0, 1], ids=["cgroup v2", "v1"])
-def test_a_containers_limit_counts_and_its_cache_of_files_gives_way(
+def test_a_containers_limit_counts_and_its_file_cache_is_free_memory(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, limit, used, (inactive, active) = host_memory.CGROUPS[version]
