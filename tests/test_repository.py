@@ -20,7 +20,9 @@ from llama_core.generation import Llama
 from tests.support.scripted_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RENAMES = ROOT / "docs" / "renames.md"  # names what is no more
+PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path != RENAMES)
+DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *PAGES]
 
 
 def written(default: object) -> str:
@@ -75,6 +77,13 @@ def test_the_index_of_the_documentation_names_every_page() -> None:
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     index = re.findall(r"^\| \[(\w+\.md)\]", (ROOT / "docs" / "README.md").read_text(), re.MULTILINE)
     assert sorted(index) == sorted(pages)
+
+
+def test_the_list_of_renames_leads_to_files_that_exist() -> None:
+    files = RENAMES.read_text().split("\n## Files\n")[1]
+    moved = re.findall(r"^\| ([\w./]+\.\w+) \| ([\w./]+\.\w+) \|$", files, re.MULTILINE)
+    assert len(moved) > 100
+    assert [now for _, now in moved if not (ROOT / now).exists()] == []
 
 
 def headings(path: Path) -> set[str]:
