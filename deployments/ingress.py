@@ -1,13 +1,11 @@
-"""The Serve deployment: the reference's API for handles, HTTP for everyone else, and what Serve itself asks of a replica."""
+"""The Serve deployment: a replica's start, health and end. Its API by handle is in `handle_api`, by HTTP in `http.app`."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -21,29 +19,17 @@ from deployments.api_keys import ApiKeys
 from deployments.args import ServerArgs, resolve
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
-from deployments.engine.token_stream import TokenStream
+from deployments.handle_api import HandleApi, WithoutLoggedErrors
 from deployments.http.app import build_http_app
 from deployments.http.request_log import Batched
 from deployments.local.banner import banner
 from deployments.local.loopback import keep_replica_on_loopback
-from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull, SpecialTags
-from llama_core.results import (
-    ChatPrediction,
-    CompletionPrediction,
-    chat_prediction,
-    completion_prediction,
-    generation_result,
-    refused_prediction,
-)
-from llama_core.scheduling.request import describe_request, warn_of_unfinished
-from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.text.chat_format import Dialog
 
 log = logging.getLogger(__name__)
 
 
 @serve.ingress()
-class LlamaIngress:
+class LlamaIngress(HandleApi):
     """One replica: a service over the ranks of this replica's own placement group."""
 
     async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -110,195 +96,12 @@ class LlamaIngress:
             for handler in logging.getLogger("llama").handlers:
                 handler.flush()
 
-    # By handle: serve.get_app_handle("llama").text_completion.remote(...)
-
-    async def generate(
-        self,
-        prompt_tokens: Sequence[Sequence[int]],
-        max_gen_len: int,
-        temperature: float = 0.6,
-        top_p: float = 0.9,
-        logprobs: bool = False,
-        echo: bool = False,
-        *,
-        top_k: int = 0,
-        seed: int | None = None,
-    ) -> tuple[list[list[int]], list[list[float]] | None]:
-        """As `llama_core.Llama.generate`; prompts of other callers run beside these. `seed` is that of every prompt."""
-        params = SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            max_tokens=max_gen_len,
-            logprobs=0 if logprobs else None,
-            prompt_logprobs=logprobs and echo,
-        )
-        log.info("by handle: %s", describe_request(prompt_tokens, max_gen_len, temperature, top_p))
-        streams: list[TokenStream] = []
-        num_read = 0
-        with self._counted() as on_delta:
-            try:
-                for prompt in prompt_tokens:
-                    own = replace(params, seed=self.service.next_seed() if seed is None else seed)
-                    # More prompts than the queue holds wait here, until some of this call's own have ended.
-                    while (stream := self._try_submit(list(prompt), own, can_wait=num_read < len(streams))) is None:
-                        await _read_to_end(streams[num_read], on_delta)
-                        num_read += 1
-                    streams.append(stream)
-                for stream in streams[num_read:]:
-                    await _read_to_end(stream, on_delta)
-            finally:
-                for stream in streams:
-                    stream.cancel()
-        sequences = [stream.sequence for stream in streams]
-        warn_of_unfinished(sequences)
-        return generation_result(sequences, logprobs, echo)
-
-    async def text_completion(
-        self,
-        prompts: Sequence[str],
-        temperature: float = 0.6,
-        top_p: float = 0.9,
-        max_gen_len: int | None = None,
-        logprobs: bool = False,
-        echo: bool = False,
-        *,
-        top_k: int = 0,
-        seed: int | None = None,
-    ) -> list[CompletionPrediction]:
-        """As `llama_core.Llama.text_completion`."""
-        tokenizer = self.service.tokenizer
-        encoded = [tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
-        limit = self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len
-        tokens, values = await self.generate(encoded, limit, temperature, top_p, logprobs, echo, top_k=top_k, seed=seed)
-        return [completion_prediction(tokenizer, out, values[i] if values else None) for i, out in enumerate(tokens)]
-
-    async def chat_completion(
-        self,
-        dialogs: Sequence[Dialog],
-        temperature: float = 0.6,
-        top_p: float = 0.9,
-        max_gen_len: int | None = None,
-        logprobs: bool = False,
-        *,
-        top_k: int = 0,
-        seed: int | None = None,
-    ) -> list[ChatPrediction]:
-        """As `llama_core.Llama.chat_completion`: a dialog with special tags gets the reference's refusal."""
-        encoded: dict[int, list[int]] = {}
-        for i, dialog in enumerate(dialogs):
-            try:
-                encoded[i] = self._encode(dialog)
-            except SpecialTags:
-                log.warning("dialog %d holds special tags and is refused", i)
-        limit = self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len
-        tokens, values = await self.generate(
-            list(encoded.values()), limit, temperature, top_p, logprobs, top_k=top_k, seed=seed
-        )
-        predictions: list[ChatPrediction] = [refused_prediction(logprobs) for _ in dialogs]
-        for n, i in enumerate(encoded):
-            predictions[i] = chat_prediction(self.service.tokenizer, tokens[n], values[n] if values else None)
-        return predictions
-
-    async def stream(
-        self,
-        prompt: str | Sequence[int] | Dialog,
-        temperature: float = 0.6,
-        top_p: float = 0.9,
-        max_gen_len: int | None = None,
-        *,
-        top_k: int = 0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> AsyncIterator[dict[str, Any]]:
-        """One prompt (text, token ids or a dialog), as it comes; for `handle.options(stream=True)`.
-
-        Yields {"generation": text, "tokens": ids, "finish_reason": None}; the last has "stop" or "length".
-        """
-        params = SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            seed=self.service.next_seed() if seed is None else seed,
-            max_tokens=self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len,
-        )
-        tokens = self._tokens_of(prompt)
-        log.info("by handle, streamed: %s", describe_request([tokens], params.max_tokens, temperature, top_p))
-        with self._counted() as on_delta:
-            stream = self.service.submit(tokens, params, stop=stop)
-            try:
-                async for delta in stream:
-                    on_delta()
-                    reason = delta.finish_reason.value if delta.finish_reason is not None else None
-                    yield {"generation": delta.text, "tokens": delta.tokens, "finish_reason": reason}
-            finally:
-                stream.cancel()
-            warn_of_unfinished([stream.sequence])
-
     async def describe(self) -> dict[str, Any]:
         """What GET /props answers, and whether HTTP asks for API keys."""
         return self._describe()
 
     def _describe(self) -> dict[str, Any]:
         return {**asdict(self.service.describe()), "api_keys": self._keys.are_required}
-
-    async def drain(self) -> None:
-        """Take no new request from now on (503, `/ready` says draining), and return when the live ones have ended."""
-        await self.service.drain()
-
-    def _try_submit(self, prompt: list[int], params: SamplingParams, *, can_wait: bool) -> TokenStream | None:
-        """None if the queue is full and the caller can wait for something of its own to end."""
-        try:
-            return self.service.submit(prompt, params)
-        except QueueFull:
-            if can_wait:
-                return None
-            raise
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[Callable[[], None]]:
-        """Counts one call by handle; what it gives is to be called for each delta, the first of which stamps the time."""
-        begin, seen = time.monotonic(), False
-
-        def on_delta() -> None:
-            nonlocal seen
-            if not seen:
-                seen = True
-                self.metrics.first_token(time.monotonic() - begin)
-
-        outcome = "cancelled"
-        try:
-            yield on_delta
-            outcome = "ok"
-        except LlamaError as error:
-            outcome = error.code
-            raise
-        except Exception:
-            outcome = LlamaError.code
-            raise
-        finally:
-            self.metrics.requests_total.add(path="handle", outcome=outcome)
-
-    def _tokens_of(self, prompt: str | Sequence[int] | Dialog) -> list[int]:
-        if isinstance(prompt, str):
-            return self.service.tokenizer.encode(prompt, bos=True, eos=False)
-        if all(isinstance(part, int) for part in prompt):
-            return list(prompt)  # type: ignore[arg-type]
-        if all(isinstance(part, dict) for part in prompt):
-            return self._encode(prompt)  # type: ignore[arg-type]
-        raise InvalidParameter("prompt must be a text, a list of token ids or a dialog", param="prompt")
-
-    def _encode(self, dialog: Dialog) -> list[int]:
-        try:
-            return self.service.chat_format.encode(dialog)
-        except InvalidDialog:
-            self.metrics.count_invalid_dialog()
-            raise
-
-
-async def _read_to_end(stream: TokenStream, on_delta: Callable[[], None]) -> None:
-    async for _ in stream:
-        on_delta()
 
 
 def _pool_for(args: ServerArgs) -> Callable[[], StandbyPool]:
@@ -326,8 +129,9 @@ async def _another_replica_runs() -> bool:
 
 
 def _log_like_serve() -> None:
-    """Our log lines, from INFO up, go where Serve's own go: the replica's log file and its standard error."""
+    """Send our log lines, from INFO up, where Serve's own go: the replica's log file and its standard error."""
     serve_log = logging.getLogger("ray.serve")
+    serve_log.addFilter(WithoutLoggedErrors())
     for name in ("llama", "llama_core", "cluster", "deployments"):
         ours = logging.getLogger(name)
         ours.setLevel(logging.INFO)

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -16,20 +17,21 @@ from tqdm import tqdm
 from llama_core.checkpoint.manifest import Manifest
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
-from llama_core.errors import ConfigError, InvalidParameter, SpecialTags
+from llama_core.errors import ConfigError
 from llama_core.execution import parallel as groups
 from llama_core.execution.runner import ModelRunner
 from llama_core.results import (
     ChatPrediction,
     CompletionPrediction,
-    chat_prediction,
-    completion_prediction,
+    DialogBatch,
+    Generated,
+    completion_predictions,
+    generation_params,
     generation_result,
-    refused_prediction,
 )
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence, check_prompt, describe_request, warn_of_unfinished
-from llama_core.scheduling.sampling_params import SamplingParams, mix_seed, whole_number
+from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
 from llama_core.scheduling.step import Pending, StepOutput
 from llama_core.text.chat_format import Dialog
@@ -154,17 +156,17 @@ class Llama:
         *,
         top_k: int = 0,
         seed: int | None = None,
-    ) -> tuple[list[list[int]], list[list[float]] | None]:
+    ) -> Generated:
         """Continue each prompt by at most `max_gen_len` tokens, up to the first stop token, which is left out.
 
         With `logprobs`, also returns the natural log of the softmax of the raw logits at each returned token; an echoed
         prompt begins with 0.0. With `seed`, the output for a prompt depends on that prompt and the seed alone. Raises
         InvalidParameter, ContextLengthExceeded, NonFiniteLogits.
         """
-        sequences = [
-            self._sequence(list(prompt), max_gen_len, temperature, top_p, top_k, logprobs, echo, seed)
-            for prompt in prompt_tokens
-        ]
+        params = generation_params(
+            max_gen_len, temperature, top_p, logprobs, echo, top_k=top_k, seed=0 if seed is None else seed
+        )
+        sequences = [self._sequence(list(prompt), params, seed) for prompt in prompt_tokens]
         log.info("generate: %s", describe_request(prompt_tokens, max_gen_len, temperature, top_p))
         self._run(sequences)
         for seq in sequences:
@@ -189,13 +191,10 @@ class Llama:
         if max_gen_len is None:
             max_gen_len = self.max_seq_len - 1
         prompt_tokens = [self.tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
-        tokens, token_logprobs = self.generate(
+        generated = self.generate(
             prompt_tokens, max_gen_len, temperature, top_p, logprobs, echo, top_k=top_k, seed=seed
         )
-        return [
-            completion_prediction(self.tokenizer, out, token_logprobs[i] if token_logprobs is not None else None)
-            for i, out in enumerate(tokens)
-        ]
+        return completion_predictions(self.tokenizer, generated)
 
     def chat_completion(
         self,
@@ -212,47 +211,16 @@ class Llama:
         refusal without any generation. Raises InvalidDialog that names the message's index."""
         if max_gen_len is None:
             max_gen_len = self.max_seq_len - 1
-        predictions: list[ChatPrediction] = [refused_prediction(logprobs) for _ in dialogs]
-        encoded: dict[int, list[int]] = {}
-        for i, dialog in enumerate(dialogs):
-            try:
-                encoded[i] = self.chat_format.encode(dialog)
-            except SpecialTags:
-                log.warning("dialog %d contains special tags and is refused", i)
-        tokens, token_logprobs = self.generate(
-            list(encoded.values()), max_gen_len, temperature, top_p, logprobs, top_k=top_k, seed=seed
-        )
-        for n, i in enumerate(encoded):
-            out_logprobs = token_logprobs[n] if token_logprobs is not None else None
-            predictions[i] = chat_prediction(self.tokenizer, tokens[n], out_logprobs)
-        return predictions
+        batch = DialogBatch(dialogs, self.chat_format.encode)
+        generated = self.generate(batch.prompts, max_gen_len, temperature, top_p, logprobs, top_k=top_k, seed=seed)
+        return batch.predictions(self.tokenizer, generated)
 
-    def _sequence(
-        self,
-        prompt: list[int],
-        max_gen_len: int,
-        temperature: float,
-        top_p: float,
-        top_k: int,
-        logprobs: bool,
-        echo: bool,
-        seed: int | None,
-    ) -> Sequence:
-        max_gen_len = whole_number("max_gen_len", max_gen_len)
-        if max_gen_len < 0:
-            raise InvalidParameter("max_gen_len must be at least 0", param="max_gen_len")
+    def _sequence(self, prompt: list[int], params: SamplingParams, seed: int | None) -> Sequence:
         prompt = check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
         self._num_requests += 1
-        params = SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            seed=mix_seed(self._seed, self._num_requests) if seed is None else seed,
-            max_tokens=max_gen_len,
-            logprobs=0 if logprobs else None,
-            prompt_logprobs=logprobs and echo,
-        )
-        return Sequence(prompt, params, min(self.max_seq_len, len(prompt) + max_gen_len))
+        if seed is None:
+            params = replace(params, seed=mix_seed(self._seed, self._num_requests))
+        return Sequence(prompt, params, min(self.max_seq_len, len(prompt) + params.max_tokens))
 
     def _run(self, sequences: list[Sequence]) -> None:
         # Each call has its own scheduler, so that an exception in one call does not affect the next.

@@ -89,7 +89,6 @@ class RequestRecord:
             self._finish_reasons[delta.finish_reason] += 1
 
     def succeeded(self) -> None:
-        """A WARNING if a choice ended at its token limit, without EOS."""
         self._end("ok", logging.INFO)
 
     def failed(self, error: BaseException) -> None:
@@ -130,9 +129,8 @@ class RequestRecord:
         if self._ttft_s is not None:
             fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
         fields["total_ms"] = round(1000 * (time.monotonic() - self._started_s), 1)
-        if num_cut := self._finish_reasons[FinishReason.LENGTH]:
-            level = max(level, logging.WARNING)
-            fields["without_eos"] = num_cut
+        if num_at_limit := self._finish_reasons[FinishReason.LENGTH]:
+            fields["without_eos"] = num_at_limit
         # Serve's handlers: only what somebody should look at goes to standard error too, from where Ray carries it to a
         # terminal; and the request that happens to run when the lines are written is not this one.
         extra = {"log_to_stderr": level > logging.INFO, "skip_context_filter": True}

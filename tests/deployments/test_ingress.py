@@ -1,7 +1,8 @@
 """The handle's calls, on the deployment's own class over a group without ranks; Serve is not needed for that."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from deployments.args import ServerArgs
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
-from deployments.ingress import LlamaIngress
+from deployments.ingress import LlamaIngress, _log_like_serve
 from llama_core.errors import InvalidDialog, InvalidParameter, QueueFull
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
@@ -100,3 +101,74 @@ async def test_a_bad_value_by_handle_is_named_and_nobody_else_is_harmed(ingress:
         await anext(ingress.stream([1, 6], **{"temperature": 0.5} | {field: value}))
     assert (await other)[0] == [continuation([1, 5], 20)]
     assert ingress.service.describe().blocks_used == 0
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def replica_log() -> Iterator[list[logging.LogRecord]]:
+    """What a replica's log handlers get; every logger is afterwards as it was before."""
+    names = ("ray.serve", "llama", "llama_core", "cluster", "deployments")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(log.handlers, log.level, log.propagate, log.filters) for log in loggers]
+    kept = Kept()
+    loggers[0].handlers, loggers[0].filters = [kept], []
+    _log_like_serve()
+    yield kept.records
+    for logger, (handlers, level, propagate, filters) in zip(loggers, before, strict=True):
+        logger.handlers, logger.level, logger.propagate, logger.filters = handlers, level, propagate, filters
+
+
+async def call_as_serve_does(call: Any) -> None:
+    """Serve 2.60's replica logs every exception of a call before it raises it."""
+    try:
+        await call
+    except Exception:
+        logging.getLogger("ray.serve").exception("Request failed.")
+    for handler in logging.getLogger("llama").handlers:
+        handler.flush()
+
+
+async def test_a_callers_mistake_by_handle_is_one_line_and_no_error(
+    ingress: Any, replica_log: list[logging.LogRecord]
+) -> None:
+    mistakes = (
+        ingress.generate([[1, 10**6]], 4),
+        ingress.generate([[1, 5]], 4, temperature=-1.0),
+        ingress.chat_completion([[{"role": "assistant", "content": "first"}]]),
+        ingress.text_completion(["hi"], max_gen_len=-1),
+        anext(ingress.stream(["a", "b"])),
+    )
+    for mistake in mistakes:
+        replica_log.clear()
+        await call_as_serve_does(mistake)
+        (record,) = replica_log
+        assert record.levelno == logging.INFO and record.exc_info is None
+        assert '"outcome": "invalid_' in record.getMessage()
+
+
+async def test_an_error_of_ours_by_handle_keeps_its_traceback(
+    ingress: Any, replica_log: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ingress.service, "submit", broken)
+    await call_as_serve_does(ingress.generate([[1, 5]], 4))
+    assert any(record.levelno == logging.ERROR and record.exc_info for record in replica_log)
+
+
+async def test_a_call_that_ends_at_its_token_limit_is_one_info_line(
+    ingress: Any, replica_log: list[logging.LogRecord]
+) -> None:
+    await call_as_serve_does(ingress.generate([[1, 5], [1, 6]], 2, temperature=0))
+    (record,) = replica_log
+    assert record.levelno == logging.INFO
+    assert '"finish_reasons": {"length": 2}' in record.getMessage() and '"batch_size": 2' in record.getMessage()

@@ -326,6 +326,8 @@ def test_each_request_is_one_line_of_the_log(served: Served, caplog: pytest.LogC
     httpx.post(served.url + "/v1/completions", json={"prompt": 3}, headers={"x-request-id": "r2"})
     lines = [record.getMessage() for record in caplog.records if record.name == "llama.requests"]
     first, second = lines
+    levels = [record.levelno for record in caplog.records if record.name == "llama.requests"]
+    assert levels == [logging.INFO] * 2, "a request that ends at its token limit is normal"
     fields = json.loads(first.removeprefix("request "))
     expected = {"request_id": "r1", "outcome": "ok", "batch_size": 2, "n": 2, "max_gen_len": 3, "temperature": 0.5,
                 "top_p": 0.8, "generated": 12, "finish_reasons": {"length": 4}, "without_eos": 4}  # fmt: skip

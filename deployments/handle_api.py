@@ -1,0 +1,258 @@
+"""The API by Serve handle: the reference's methods, over the engine that HTTP uses too.
+
+serve.get_app_handle("llama").text_completion.remote(["Once upon a time"])
+"""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from deployments.engine.metrics import Metrics
+from deployments.engine.service import LlamaService
+from deployments.engine.token_stream import TokenStream
+from deployments.http.errors import status_of
+from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull
+from llama_core.results import (
+    ChatPrediction,
+    CompletionPrediction,
+    DialogBatch,
+    Generated,
+    completion_predictions,
+    generation_params,
+    generation_result,
+)
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.chat_format import Dialog
+
+log = logging.getLogger("llama.requests")
+
+
+class _Call:
+    """One call by handle: its metrics and its line in the request log."""
+
+    def __init__(self, metrics: Metrics, method: str) -> None:
+        self._metrics = metrics
+        self._fields: dict[str, object] = {"path": "handle", "method": method}
+        self._began = time.monotonic()
+        self._ttft_s: float | None = None
+        self.streams: list[TokenStream] = []
+
+    def asks(self, prompts: Sequence[Sequence[int]], max_gen_len: int, temperature: float, top_p: float) -> None:
+        longest = max((len(prompt) for prompt in prompts), default=0)
+        self._fields |= {"batch_size": len(prompts), "prompt_length": longest, "max_gen_len": max_gen_len}
+        self._fields |= {"temperature": temperature, "top_p": top_p}
+
+    def on_delta(self) -> None:
+        if self._ttft_s is None:
+            self._ttft_s = time.monotonic() - self._began
+            self._metrics.first_token(self._ttft_s)
+
+    def ended(self, outcome: str, level: int, error: LlamaError | None = None) -> None:
+        self._metrics.requests_total.add(path="handle", outcome=outcome)
+        fields = {"outcome": outcome} | self._fields
+        if error is not None:
+            fields["message"] = error.message
+        if self.streams:
+            reasons = Counter(stream.finish_reason for stream in self.streams if stream.finish_reason is not None)
+            fields["generated"] = sum(len(stream.sequence.output) for stream in self.streams)
+            fields["finish_reasons"] = {reason.value: count for reason, count in reasons.items()}
+        if self._ttft_s is not None:
+            fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
+        fields["total_ms"] = round(1000 * (time.monotonic() - self._began), 1)
+        log.log(level, "request %s", json.dumps(fields, default=repr), extra={"log_to_stderr": level > logging.INFO})
+
+
+class HandleApi:
+    """`LlamaIngress` inherits these methods; `service` and `metrics` are that replica's own."""
+
+    service: LlamaService
+    metrics: Metrics
+
+    async def generate(
+        self,
+        prompt_tokens: Sequence[Sequence[int]],
+        max_gen_len: int,
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        logprobs: bool = False,
+        echo: bool = False,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+    ) -> Generated:
+        """As `llama_core.Llama.generate`; prompts of other callers run beside these. Every prompt has the same `seed`."""
+        with self._call("generate") as call:
+            return await self._generate(
+                call, prompt_tokens, max_gen_len, temperature, top_p, logprobs, echo, top_k, seed
+            )
+
+    async def text_completion(
+        self,
+        prompts: Sequence[str],
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        max_gen_len: int | None = None,
+        logprobs: bool = False,
+        echo: bool = False,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+    ) -> list[CompletionPrediction]:
+        """As `llama_core.Llama.text_completion`."""
+        tokenizer = self.service.tokenizer
+        with self._call("text_completion") as call:
+            encoded = [tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
+            limit = self._limit(max_gen_len)
+            generated = await self._generate(call, encoded, limit, temperature, top_p, logprobs, echo, top_k, seed)
+        return completion_predictions(tokenizer, generated)
+
+    async def chat_completion(
+        self,
+        dialogs: Sequence[Dialog],
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        max_gen_len: int | None = None,
+        logprobs: bool = False,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+    ) -> list[ChatPrediction]:
+        """As `llama_core.Llama.chat_completion`: a dialog with special tags gets the reference's refusal."""
+        with self._call("chat_completion") as call:
+            batch = DialogBatch(dialogs, self._encode)
+            limit = self._limit(max_gen_len)
+            generated = await self._generate(
+                call, batch.prompts, limit, temperature, top_p, logprobs, False, top_k, seed
+            )
+        return batch.predictions(self.service.tokenizer, generated)
+
+    async def stream(
+        self,
+        prompt: str | Sequence[int] | Dialog,
+        temperature: float = 0.6,
+        top_p: float = 0.9,
+        max_gen_len: int | None = None,
+        *,
+        top_k: int = 0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> AsyncIterator[dict[str, Any]]:
+        """One prompt (text, token ids or a dialog), continued piece by piece; for `handle.options(stream=True)`.
+
+        Yields {"generation": text, "tokens": ids, "finish_reason": None}; the last has "stop" or "length".
+        """
+        with self._call("stream") as call:
+            seed = self.service.next_seed() if seed is None else seed
+            params = generation_params(self._limit(max_gen_len), temperature, top_p, top_k=top_k, seed=seed)
+            tokens = self._tokens_of(prompt)
+            call.asks([tokens], params.max_tokens, params.temperature, params.top_p)
+            stream = self.service.submit(tokens, params, stop=stop)
+            call.streams.append(stream)
+            try:
+                async for delta in stream:
+                    call.on_delta()
+                    reason = delta.finish_reason.value if delta.finish_reason is not None else None
+                    yield {"generation": delta.text, "tokens": delta.tokens, "finish_reason": reason}
+            finally:
+                stream.cancel()
+
+    async def drain(self) -> None:
+        """Take no new request from now on (503, `/ready` says draining), and return when the live ones have ended."""
+        await self.service.drain()
+
+    async def _generate(
+        self,
+        call: _Call,
+        prompts: Sequence[Sequence[int]],
+        max_gen_len: int,
+        temperature: float,
+        top_p: float,
+        logprobs: bool,
+        echo: bool,
+        top_k: int,
+        seed: int | None,
+    ) -> Generated:
+        params = generation_params(
+            max_gen_len, temperature, top_p, logprobs, echo, top_k=top_k, seed=0 if seed is None else seed
+        )
+        call.asks(prompts, params.max_tokens, params.temperature, params.top_p)
+        streams, num_read = call.streams, 0
+        try:
+            for prompt in prompts:
+                own = replace(params, seed=self.service.next_seed() if seed is None else seed)
+                # Prompts that the queue has no room for wait here, until some of this call's own have ended.
+                while (stream := self._try_submit(list(prompt), own, can_wait=num_read < len(streams))) is None:
+                    await _read_to_end(streams[num_read], call)
+                    num_read += 1
+                streams.append(stream)
+            for stream in streams[num_read:]:
+                await _read_to_end(stream, call)
+        finally:
+            for stream in streams:
+                stream.cancel()
+        return generation_result([stream.sequence for stream in streams], logprobs, echo)
+
+    def _try_submit(self, prompt: list[int], params: SamplingParams, *, can_wait: bool) -> TokenStream | None:
+        """None if the queue is full and the caller can wait for one of its own requests to end."""
+        try:
+            return self.service.submit(prompt, params)
+        except QueueFull:
+            if can_wait:
+                return None
+            raise
+
+    @contextmanager
+    def _call(self, method: str) -> Iterator[_Call]:
+        """Count and log one call, however it ends."""
+        call = _Call(self.metrics, method)
+        try:
+            yield call
+        except LlamaError as error:
+            call.ended(error.code, logging.INFO if status_of(error) < 500 else logging.ERROR, error)
+            raise
+        except Exception:
+            call.ended(LlamaError.code, logging.ERROR)
+            raise
+        except BaseException:  # cancelled, or a stream's reader left
+            call.ended("cancelled", logging.INFO)
+            raise
+        else:
+            call.ended("ok", logging.INFO)
+
+    def _limit(self, max_gen_len: int | None) -> int:
+        return self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len
+
+    def _tokens_of(self, prompt: str | Sequence[int] | Dialog) -> list[int]:
+        if isinstance(prompt, str):
+            return self.service.tokenizer.encode(prompt, bos=True, eos=False)
+        if all(isinstance(part, int) for part in prompt):
+            return list(prompt)  # type: ignore[arg-type]
+        if all(isinstance(part, dict) for part in prompt):
+            return self._encode(prompt)  # type: ignore[arg-type]
+        raise InvalidParameter("prompt must be a text, a list of token ids or a dialog", param="prompt")
+
+    def _encode(self, dialog: Dialog) -> list[int]:
+        try:
+            return self.service.chat_format.encode(dialog)
+        except InvalidDialog:
+            self.metrics.count_invalid_dialog()
+            raise
+
+
+class WithoutLoggedErrors(logging.Filter):
+    """For Serve's logger: Serve logs each exception of a call as an ERROR with a traceback. Errors of the LlamaError tree have
+    had their line in the request log, which says whether the caller or the server is at fault.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], LlamaError))
+
+
+async def _read_to_end(stream: TokenStream, call: _Call) -> None:
+    async for _ in stream:
+        call.on_delta()
