@@ -5,7 +5,6 @@ PYTHON ?= python3
 CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
-SERVERS := tests/servers tests/chaos
 
 .PHONY: help setup serve test chaos soak fuzz audit lint clean
 
@@ -27,17 +26,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The tests of ranks want the cores to themselves. Those of servers mostly wait: beside them run all others, and the short soak,
-# which takes five minutes and little of the machine.
-test: lint
-	@$(BIN)/python -m pytest tests/cluster; cluster=$$?; \
-	$(BIN)/python -m tests.chaos.soak --seconds 300 --every 30 --streams 6 --pause 1 >.soak.log 2>&1 & soak=$$!; \
-	$(BIN)/python -m pytest --ignore=tests/cluster $(SERVERS:%=--ignore=%) >.others.log 2>&1 & others=$$!; \
-	trap 'kill $$soak $$others; wait $$soak $$others; exit 1' INT TERM; \
-	$(BIN)/python -m pytest $(SERVERS); servers=$$?; \
-	wait $$others; others=$$?; cat .others.log; \
-	wait $$soak && soak=0 && echo "the soak has passed" || { soak=1; cat .soak.log; }; \
-	exit $$((cluster | servers | others | soak))
+# The tests of ranks alone, then all others side by side, with the linters and a soak of two minutes.
+test: setup
+	$(BIN)/python -m tests
 
 # 200 faults at random moments under 50 live streams: ten minutes.
 chaos: setup

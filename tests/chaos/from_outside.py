@@ -47,9 +47,10 @@ async def ready(server: Server) -> None:
 
 
 def _field(name: str, status: str) -> int:
-    """A number of /proc/PID/status: of threads, or of kilobytes."""
+    """A number of /proc/PID/status: of threads, or of kilobytes. Raises ValueError where it is missing, as of a zombie."""
     found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
-    assert found is not None, name
+    if found is None:
+        raise ValueError(name)
     return int(found[1])
 
 
@@ -74,7 +75,7 @@ def footprint(server: Server) -> dict[str, float]:
                 monitored = len(os.listdir(f"/proc/{pid}/fd"))
                 total["descriptors"] -= monitored
                 total["log monitor's descriptors"] += monitored
-        except (FileNotFoundError, TypeError):
+        except (FileNotFoundError, ProcessLookupError, ValueError):
             continue
     total["shared memory files"] = len(os.listdir("/dev/shm"))
     return dict(total)

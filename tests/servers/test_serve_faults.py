@@ -155,4 +155,7 @@ def test_a_signal_to_all_processes_at_once_ends_them_all(server: Server) -> None
     os.killpg(server.process.pid, signal.SIGTERM)
     assert server.process.wait(120) == 0
     assert not server.wait_gone()
-    assert not set(os.listdir("/dev/shm")) - SHARED_MEMORY_BEFORE, "nor of the ranks that were killed"
+    deadline = time.monotonic() + 20  # other tests that run now may have files there for a moment
+    while (left := set(os.listdir("/dev/shm")) - SHARED_MEMORY_BEFORE) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left, "shared memory of the killed ranks"

@@ -1,0 +1,214 @@
+"""`python -m tests` runs every test and the linters in lanes, as `make test` does, and says how long each lane took.
+
+The tests of ranks run alone, because they pin cores and bound times. Then three lanes run at a time: one that computes
+beside two that mostly wait for servers to start, fail and recover. A lane prints one line when it ends, and all of its
+output if it failed. The last line counts all tests. The exit status is 1 if a lane failed.
+Further arguments go to every pytest.
+"""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PYTEST = (sys.executable, "-m", "pytest")
+# The lane of a test file is that of the first path here that contains it; of all others it is "unit".
+LANE_OF_PATH = {
+    "tests/cluster/driver/test_two_nodes.py": "nodes",
+    "tests/servers/test_autoscaling.py": "nodes",
+    "tests/servers/test_small_cluster.py": "nodes",
+    "tests/servers/test_startup.py": "starts",
+    "tests/servers/test_upgrade.py": "starts",
+    "tests/servers/test_serve_faults.py": "starts",
+    "tests/servers": "servers",
+    "tests/chaos/test_chaos.py": "chaos",
+    "tests/cluster": "ranks",
+}
+ALONE = ("ranks",)
+COMPUTING = ("unit", "lint")  # one at a time; the longest first
+WAITING = ("servers", "nodes", "starts", "soak", "chaos")
+AT_ONCE = 3
+SOAK = ("--seconds", "120", "--every", "30", "--streams", "6", "--pause", "1")
+COMMANDS = {
+    "lint": (
+        (sys.executable, "-m", "ruff", "check", "."),
+        (sys.executable, "-m", "ruff", "format", "--check", "."),
+        (sys.executable, "-m", "mypy"),
+    ),
+    # Two minutes under load, with a rank killed every half minute.
+    "soak": (
+        (
+            sys.executable,
+            "-m",
+            "tests.chaos.soak",
+            *["--seconds", "120", "--every", "30", "--streams", "6", "--pause", "1"],
+        ),
+    ),
+}
+ENDING = re.compile(
+    r"^=*\s*(\d+ (?:passed|failed|error|skipped|deselected|no tests ran).* in [\d.]+s.*?)\s*=*$", re.MULTILINE
+)
+COUNT = re.compile(r"(\d+) (failed|passed|skipped|xfailed|errors?)")
+LET_END_S = 120.0  # for what a lane has started, after Ctrl-C
+
+
+@dataclass(slots=True)
+class Lane:
+    """Commands that run one after the other, and what they said."""
+
+    name: str
+    commands: Sequence[Sequence[str]]
+    output: Path
+    seconds: float = 0.0
+    status: int | None = None
+    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+
+    def run(self, stopping: threading.Event) -> None:
+        """Run the commands until one fails; the others are not started."""
+        began = time.monotonic()
+        with self.output.open("wb") as output:
+            for command in self.commands:
+                if stopping.is_set():
+                    return
+                # A session of its own: Ctrl-C reaches the commands once, from this process.
+                self.process = subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                self.status = self.process.wait()
+                if self.status:
+                    break
+        self.seconds = time.monotonic() - began
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does, so that fixtures end the servers that they started."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(LET_END_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    def ending(self) -> str:
+        """The last line of pytest that counts tests, or nothing."""
+        found = ENDING.findall(self.text)
+        return str(found[-1]) if found else ""
+
+
+def lane_of(file: str) -> str:
+    """The lane of a test file, by its path in the repository."""
+    return next((lane for path, lane in LANE_OF_PATH.items() if file == path or file.startswith(path + "/")), "unit")
+
+
+def files_by_lane() -> dict[str, list[str]]:
+    """Every test file by its lane."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        file = str(path.relative_to(ROOT))
+        found.setdefault(lane_of(file), []).append(file)
+    return found
+
+
+def commands(extra: Sequence[str]) -> Mapping[str, Sequence[Sequence[str]]]:
+    return {**COMMANDS} | {lane: ((*PYTEST, *files, *extra),) for lane, files in files_by_lane().items()}
+
+
+def run_lanes(computing: Sequence[Lane], waiting: Sequence[Lane], stopping: threading.Event, at_once: int) -> None:
+    """Run all lanes, `at_once` at a time; of those that compute one at a time."""
+    first, others, lock = deque(computing), deque(waiting), threading.Lock()
+
+    def work(queues: Sequence[deque[Lane]]) -> None:
+        while not stopping.is_set():
+            with lock:
+                queue = next((one for one in queues if one), None)
+                if queue is None:
+                    return
+                lane = queue.popleft()
+            lane.run(stopping)
+            report(lane)
+
+    workers = [threading.Thread(target=work, args=([first, others],))]
+    workers += [threading.Thread(target=work, args=([others],)) for _ in range(at_once - 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def report(lane: Lane) -> None:
+    if lane.status is None:
+        return
+    if lane.status:
+        print(f"---- {lane.name}: its output ----\n{lane.text}\n---- end of the output of {lane.name} ----")
+    verdict = "passed" if lane.status == 0 else "FAILED"
+    print(f"{lane.name:<8} {verdict} after {lane.seconds:4.0f} s  {lane.ending()}", flush=True)
+
+
+def total(lanes: Sequence[Lane], seconds: float) -> str:
+    """One line for all lanes in the form of pytest's last line."""
+    counts: dict[str, int] = {}
+    for lane in lanes:
+        for number, kind in COUNT.findall(lane.ending()):
+            counts[kind] = counts.get(kind, 0) + int(number)
+    broken = [lane.name for lane in lanes if lane.status != 0]
+    said = ", ".join(
+        f"{counts[kind]} {kind}" for kind in ("failed", "error", "errors", "passed", "skipped") if kind in counts
+    )
+    return f"{said or 'no tests ran'} in {seconds:.0f}s" + (f"; failed lanes: {', '.join(broken)}" if broken else "")
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests", description=(__doc__ or "").partition("\n")[0])
+    names = (*ALONE, *COMPUTING, *WAITING)
+    parser.add_argument(
+        "--lanes", nargs="+", choices=names, default=names, metavar="LANE", help=f"of {', '.join(names)}"
+    )
+    options, extra = parser.parse_known_args(argv)
+    began, stopping = time.monotonic(), threading.Event()
+    with tempfile.TemporaryDirectory(prefix="llama-tests-") as directory:
+        known = commands(extra)
+        lanes = {name: Lane(name, known[name], Path(directory) / name) for name in names if name in options.lanes}
+        running = threading.Thread(target=run_all, args=(lanes, stopping))
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        running.start()
+        try:
+            while running.is_alive():
+                running.join(0.5)
+        except KeyboardInterrupt:
+            stopping.set()
+            for lane in lanes.values():
+                lane.interrupt()
+            running.join()
+            sys.exit(130)
+        print(total(list(lanes.values()), time.monotonic() - began))
+        sys.exit(any(lane.status != 0 for lane in lanes.values()))
+
+
+def run_all(lanes: dict[str, Lane], stopping: threading.Event) -> None:
+    def chosen(names: Sequence[str]) -> list[Lane]:
+        return [lanes[name] for name in names if name in lanes]
+
+    run_lanes(chosen(ALONE), [], stopping, 1)
+    run_lanes(chosen(COMPUTING), chosen(WAITING), stopping, AT_ONCE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
