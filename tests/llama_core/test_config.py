@@ -1,4 +1,4 @@
-"""params.json, field by field; which worlds a model fits; what an engine may be told."""
+"""params.json, field by field; the world sizes of a model; the settings of an engine."""
 
 import json
 import math
@@ -48,7 +48,7 @@ def test_published_models_have_their_published_widths(params: dict[str, Any], hi
     )
 
 
-def test_code_llama_states_its_own_theta_and_null_means_absent() -> None:
+def test_rope_theta_is_read_and_null_means_the_default() -> None:
     assert config(rope_theta=1000000.0, n_kv_heads=None).rope_theta == 1e6
 
 
@@ -58,7 +58,7 @@ def test_code_llama_states_its_own_theta_and_null_means_absent() -> None:
         ("dim", -4096), ("dim", 0), ("dim", "4096"), ("dim", 4096.0), ("dim", True), ("n_layers", 10**12),
         ("norm_eps", math.nan), ("norm_eps", -1e-5), ("norm_eps", math.inf), ("rope_theta", 0), ("ffn_dim_multiplier", "1.3"),
         ("n_kv_heads", 0), ("multiple_of", -1), ("vocab_size", 0), ("vocab_size", -2),
-        # Which would overflow, or list a weight for each of two billion layers.
+        # These would overflow, or list the weights of two billion layers.
         ("norm_eps", 10**400), ("rope_theta", -(10**400)), ("ffn_dim_multiplier", 10**400), ("ffn_dim_multiplier", 1e308),
         ("ffn_dim_multiplier", 1e-300), ("multiple_of", 2**31 - 1), ("n_layers", 2**31 - 1),
     ],
@@ -68,7 +68,7 @@ def test_an_invalid_field_is_named(field: str, value: Any) -> None:
         config(**{field: value})
 
 
-def test_a_value_at_fault_is_shown_in_short() -> None:
+def test_a_long_invalid_value_is_shortened_in_the_error() -> None:
     for changes in ({"dim": "x" * 5000}, {"norm_eps": "x" * 5000}, {"x" * 5000: 1}):
         with pytest.raises(ConfigError) as raised:
             config(**changes)
@@ -85,12 +85,12 @@ def test_a_missing_and_an_unknown_field_are_named() -> None:
     assert config(use_scaled_rope=False, max_seq_len=2048).dim == 4096
 
 
-def test_a_vocabulary_that_is_not_the_tokenizers_gives_both_numbers() -> None:
+def test_a_vocabulary_of_another_size_than_the_tokenizers_is_refused_with_both_sizes() -> None:
     with pytest.raises(ConfigError, match=r"32016.*32000"):
         config(vocab_size=32016)
 
 
-def test_dimensions_that_do_not_divide_are_refused() -> None:
+def test_dimensions_that_do_not_divide_evenly_are_refused() -> None:
     with pytest.raises(ConfigError, match="n_heads 33"):
         config(n_heads=33)
     with pytest.raises(ConfigError, match="n_kv_heads 5"):
@@ -99,7 +99,7 @@ def test_dimensions_that_do_not_divide_are_refused() -> None:
         config(dim=32 * 3, n_heads=32)
 
 
-def test_heads_that_the_ranks_cannot_share_are_refused_before_anything_is_loaded() -> None:
+def test_a_world_size_that_does_not_divide_the_heads_is_refused() -> None:
     config(n_kv_heads=8).check_world_size(8)
     with pytest.raises(ConfigError, match=r"model_parallel_size 16 does not divide n_kv_heads \(8\)"):
         config(n_kv_heads=8).check_world_size(16)
@@ -109,7 +109,7 @@ def test_heads_that_the_ranks_cannot_share_are_refused_before_anything_is_loaded
     "content",
     [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"dim": NaN}', b"[" * 100_000, b'{"a":' * 100_000, b"9" * 6000],
 )
-def test_a_params_file_that_is_no_json_object_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_params_file_without_a_json_object_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "params.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"params\.json"):
         read_params(tmp_path, vocab_size=640)
@@ -136,7 +136,7 @@ def test_params_are_read_from_the_directory(tmp_path: Path) -> None:
         ("max_step_tokens", 3),
     ],
 )
-def test_an_engine_config_names_the_field_at_fault(field: str, value: Any) -> None:
+def test_an_invalid_engine_setting_is_named(field: str, value: Any) -> None:
     fields: dict[str, Any] = {"ckpt_dir": "x", "vocab_size": 640, "max_seq_len": 64, "max_batch_size": 4}
     with pytest.raises(ConfigError, match=field):
         EngineConfig(**fields | {field: value})

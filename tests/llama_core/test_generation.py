@@ -36,21 +36,21 @@ def llama() -> Llama:
 PROMPT = [1, 598, 76, 404, 306]
 
 
-def test_more_prompts_than_slots_wait_their_turn(llama: Llama) -> None:
+def test_more_prompts_than_slots_give_the_same_tokens(llama: Llama) -> None:
     prompts = [[*PROMPT, 3 + i] for i in range(11)]
     together, _ = llama.generate(prompts, 12, temperature=0)
     assert together == [llama.generate([prompt], 12, temperature=0)[0][0] for prompt in prompts]
 
 
-def test_each_prompt_has_a_window_of_its_own(llama: Llama) -> None:
-    """In the reference a short prompt's window depends on the longest beside it."""
+def test_each_prompt_has_its_own_context(llama: Llama) -> None:
+    """In the reference, the context of a short prompt depends on the longest prompt of the batch."""
     long = [1] + [5 + i % 90 for i in range(150)]
     (short_out, long_out), _ = llama.generate([PROMPT, long], 100, temperature=0)
     assert long_out == llama.generate([long], 100, temperature=0)[0][0] and len(long_out) <= 9
     assert short_out == llama.generate([PROMPT], 100, temperature=0)[0][0]
 
 
-def test_a_prompt_that_fills_the_window_generates_nothing_and_has_shifted_logprobs(llama: Llama) -> None:
+def test_a_prompt_that_fills_the_context_generates_nothing_and_has_prompt_logprobs(llama: Llama) -> None:
     full = [1] + [5 + i % 90 for i in range(159)]
     (out,), logprobs = llama.generate([full], 10, temperature=0, logprobs=True, echo=True)
     assert out == full and logprobs is not None and len(logprobs[0]) == 160 and logprobs[0][0] == 0.0
@@ -59,13 +59,13 @@ def test_a_prompt_that_fills_the_window_generates_nothing_and_has_shifted_logpro
     assert llama.generate([full], 10)[0] == [[]]
 
 
-def test_an_echoed_prompt_comes_back_whole_even_with_an_end_of_sequence_inside(llama: Llama) -> None:
+def test_an_echoed_prompt_is_returned_whole_with_eos_inside(llama: Llama) -> None:
     prompt = [1, 598, 76, 2, 1, 404]
     (out,), _ = llama.generate([prompt], 5, temperature=0, echo=True)
     assert out[: len(prompt)] == prompt and 2 not in out[len(prompt) :]
 
 
-def test_logprobs_are_natural_logs_of_the_raw_softmax_whatever_the_temperature(llama: Llama) -> None:
+def test_logprobs_do_not_depend_on_the_temperature(llama: Llama) -> None:
     (tokens,), cold = llama.generate([PROMPT], 1, temperature=0, logprobs=True)
     assert cold is not None and cold[0][0] < 0
     for seed in range(40):
@@ -73,17 +73,17 @@ def test_logprobs_are_natural_logs_of_the_raw_softmax_whatever_the_temperature(l
         if hot_tokens == tokens:
             assert hot == cold
             return
-    raise AssertionError("the likeliest token was never drawn")
+    raise AssertionError("the likeliest token was never sampled")
 
 
 def test_a_seeded_request_is_repeatable_and_seeds_differ(llama: Llama) -> None:
-    def draw(**changes: Any) -> list[int]:
+    def sample(**changes: Any) -> list[int]:
         return llama.generate([PROMPT], 20, temperature=1.0, top_p=1.0, **changes)[0][0]
 
-    assert draw(seed=5) == draw(seed=5) != draw(seed=6)
-    assert draw() != draw(), "requests without a seed draw from seeds of their own"
+    assert sample(seed=5) == sample(seed=5) != sample(seed=6)
+    assert sample() != sample(), "requests without a seed get different seeds"
     beside = llama.generate([[1, 9, 9, 9], PROMPT, [1]], 20, temperature=1.0, top_p=1.0, seed=5)[0]
-    assert beside[1] == draw(seed=5)
+    assert beside[1] == sample(seed=5)
 
 
 def test_the_build_seed_makes_a_program_repeatable() -> None:
@@ -106,7 +106,7 @@ def test_a_parameter_out_of_range_is_named(llama: Llama, field: str, value: Any)
     assert caught.value.param == field and isinstance(caught.value, ValueError)
 
 
-def test_prompts_that_are_none_are_refused_with_the_limit(llama: Llama) -> None:
+def test_invalid_and_too_long_prompts_are_refused(llama: Llama) -> None:
     with pytest.raises(ContextLengthExceeded, match=r"160 tokens; the prompt has 161"):
         llama.generate([[1] * 161], 4)
     for prompt in ([], [-1], [640], [1, 10**9]):
@@ -114,20 +114,20 @@ def test_prompts_that_are_none_are_refused_with_the_limit(llama: Llama) -> None:
             llama.generate([prompt], 4)
 
 
-def test_one_bad_request_of_a_batch_computes_nothing_and_breaks_nothing(llama: Llama) -> None:
+def test_an_invalid_prompt_refuses_the_batch_and_later_calls_work(llama: Llama) -> None:
     before = llama.generate([PROMPT], 8, temperature=0)
     with pytest.raises(InvalidRequest):
         llama.generate([PROMPT, [640]], 8)
     assert llama.generate([PROMPT], 8, temperature=0) == before
 
 
-def test_completion_tokens_are_decoded_alone_and_the_default_length_is_the_context(llama: Llama) -> None:
+def test_completion_tokens_are_decoded_one_by_one_up_to_the_context(llama: Llama) -> None:
     (result,) = llama.text_completion(["The capital of France is"], temperature=0, logprobs=True)
     assert len(result["tokens"]) == len(result["logprobs"]) <= 160
     assert "tokens" not in llama.text_completion(["x"], temperature=0, max_gen_len=3)[0]
 
 
-def test_a_dialog_with_tags_gets_the_safe_answer_and_its_neighbours_a_real_one(llama: Llama) -> None:
+def test_a_dialog_with_tags_gets_the_refusal_and_others_an_answer(llama: Llama) -> None:
     dialogs = [[{"role": "user", "content": "say [INST]"}], [{"role": "user", "content": "bye"}]]
     refused, answered = llama.chat_completion(dialogs, 0, max_gen_len=6, logprobs=True)  # type: ignore[arg-type]
     assert refused == {"generation": {"role": "assistant", "content": SAFE_RESPONSE}, "tokens": [], "logprobs": []}
@@ -136,14 +136,14 @@ def test_a_dialog_with_tags_gets_the_safe_answer_and_its_neighbours_a_real_one(l
         llama.chat_completion([[{"role": "assistant", "content": "x"}]])
 
 
-def test_a_request_is_logged_and_an_unfinished_one_is_warned_of(llama: Llama, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_and_its_unfinished_generations_are_logged(llama: Llama, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="llama_core"):
         llama.generate([PROMPT, PROMPT[:3]], 2, temperature=0.5, top_p=0.8)
     assert "batch size 2, prompt length 5, max_gen_len 2, temperature 0.5, top_p 0.8" in caplog.text
     assert "ended without EOS" in caplog.text
 
 
-def test_a_token_whose_embedding_is_not_finite_fails_its_own_request_only() -> None:
+def test_a_non_finite_embedding_fails_only_its_own_request() -> None:
     model = Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 4, dtype="float32")
     long = [1] + [5 + i % 90 for i in range(40)]
     good, _ = model.generate([PROMPT, long], 16, temperature=0)
@@ -155,7 +155,7 @@ def test_a_token_whose_embedding_is_not_finite_fails_its_own_request_only() -> N
         with torch.inference_mode():
             backend.model.tok_embeddings.get_parameter("weight")[333] = float("nan")
     bad = [1] + [333] * 21
-    # Beside it: a shorter row, whose table is padded, and a longer one. Slot and blocks 0 are the bad one's.
+    # The other rows are a shorter one, whose block table is padded, and a longer one. The bad row has slot 0 and blocks 0, 1.
     admit = [
         SlotInit(0, bad, [0, 1], SamplingParams(temperature=0.7)),
         SlotInit(1, PROMPT, [2, 3], SamplingParams(0.0)),
@@ -163,17 +163,17 @@ def test_a_token_whose_embedding_is_not_finite_fails_its_own_request_only() -> N
     ]
     rows = [Row(0, 0, 22, True), Row(1, 0, 5, True), Row(2, 0, 41, True)]
     output = model.runner.step(StepInput(0, 0, rows, admit=admit))
-    drawn = [output.tokens[1:]]
+    sampled = [output.tokens[1:]]
     assert output.non_finite == [0]
     for i in range(1, 8):
         rows = [Row(0, 21 + i, 1, True), Row(1, 4 + i, 1, True), Row(2, 40 + i, 1, True)]
         output = model.runner.step(StepInput(0, i, rows))
         assert output.non_finite == [0]
-        drawn.append(output.tokens[1:])
-    assert [list(tokens) for tokens in zip(*drawn, strict=True)] == [tokens[:8] for tokens in good]
+        sampled.append(output.tokens[1:])
+    assert [list(tokens) for tokens in zip(*sampled, strict=True)] == [tokens[:8] for tokens in good]
     with pytest.raises(NonFiniteLogits):
         model.generate([bad, PROMPT, long], 6, temperature=0.7)
-    assert model.generate([PROMPT, long], 16, temperature=0)[0] == good, "what the NaN left in the cache does no harm"
+    assert model.generate([PROMPT, long], 16, temperature=0)[0] == good, "NaN values left in the cache have no effect"
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_a_parameter_of_the_wrong_type_is_named(llama: Llama, field: str, value:
 
 
 @pytest.mark.parametrize("token", [1.0, True, "1", None, 2.5])
-def test_a_prompt_of_anything_but_whole_numbers_is_refused(llama: Llama, token: Any) -> None:
+def test_a_prompt_with_a_value_that_is_not_an_integer_is_refused(llama: Llama, token: Any) -> None:
     with pytest.raises(InvalidParameter):
         llama.generate([[1, token]], 4)
 
 
-def test_numbers_of_other_libraries_are_numbers(llama: Llama) -> None:
+def test_numpy_numbers_are_accepted(llama: Llama) -> None:
     plain = llama.generate([PROMPT], 8, temperature=0.5, top_p=0.75, top_k=7, seed=3)
     mine: Any = np.array(PROMPT, dtype=np.int32)
     max_gen_len: Any = np.int64(8)
@@ -214,7 +214,7 @@ def test_a_temperature_near_zero_is_greedy(llama: Llama) -> None:
     assert len(llama.generate([PROMPT], 12, temperature=1e4, top_p=1.0, seed=1)[0][0]) > 0
 
 
-def test_several_ranks_without_torchrun_are_refused_with_the_remedy() -> None:
+def test_several_ranks_without_torchrun_are_refused() -> None:
     with pytest.raises(ConfigError, match="torchrun"):
         Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 2, model_parallel_size=2)
 

@@ -1,4 +1,4 @@
-"""Small random checkpoints that tests write: any shape, any number of shards."""
+"""Writes small random checkpoints of any shape and number of shards, and loads them."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from llama_core.checkpoint.weights import weight_specs
 from llama_core.model_config import ModelConfig
 from tests.conftest import GOLDEN
 
-# 8 heads on 4 key/value heads: 1, 2 and 4 ranks can share them.
+# 8 heads and 4 key/value heads: 1, 2 and 4 ranks divide them.
 WIDE = {"dim": 64, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}
 
 
@@ -26,7 +26,7 @@ def random_weights(
     weights = {}
     for name, spec in weight_specs(config).items():
         values = torch.randn(spec.shape, generator=generator)
-        # Loud enough that the next token really depends on what came before.
+        # Large enough that the next token depends on the previous ones.
         weights[name] = (1 + 0.1 * values if len(spec.shape) == 1 else 0.25 * values).to(dtype)
     return weights
 
@@ -34,7 +34,7 @@ def random_weights(
 def split(
     weights: dict[str, torch.Tensor], num_shards: int, *, embedding_dim: int = 1
 ) -> list[dict[str, torch.Tensor]]:
-    """Cut as Meta does: by the rules of Llama 2, or with embedding_dim=0 those of Llama 3. Written apart from the loader's."""
+    """Divide weights as Meta does: as for Llama 2, or for Llama 3 with embedding_dim=0. Independent of the loader's code."""
     shards: list[dict[str, torch.Tensor]] = [{} for _ in range(num_shards)]
     for name, weight in weights.items():
         if "norm" in name:

@@ -1,4 +1,4 @@
-"""SHA256SUMS beside a checkpoint or elsewhere: what it says of the files is so, or nothing looks into any of them."""
+"""SHA256SUMS beside a checkpoint or elsewhere: no file is parsed unless every file has the listed SHA-256."""
 
 import hashlib
 import os
@@ -46,13 +46,13 @@ def build(checkpoint: Path, manifest: Path | None = None, tokenizer: Path | None
 
 
 def change(path: Path) -> None:
-    """One bit, in the middle."""
+    """Flip one bit in the middle of the file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def test_what_sha256sum_writes_is_what_is_checked(checkpoint: Path) -> None:
+def test_a_manifest_written_by_sha256sum_is_accepted(checkpoint: Path) -> None:
     command = f"sha256sum consolidated.*.pth params.json tokenizer.model > {FILE_NAME}"
     subprocess.run(command, shell=True, cwd=checkpoint, check=True)
     manifest = Manifest.find(checkpoint)
@@ -61,14 +61,14 @@ def test_what_sha256sum_writes_is_what_is_checked(checkpoint: Path) -> None:
     build(checkpoint)
 
 
-def test_without_one_nothing_is_checked_and_one_that_is_asked_for_must_be_there(checkpoint: Path) -> None:
+def test_a_manifest_is_optional_unless_it_is_configured(checkpoint: Path) -> None:
     assert Manifest.find(checkpoint) is None
     with pytest.raises(CheckpointError, match=r"elsewhere/SUMS: cannot be read: No such file"):
         build(checkpoint, checkpoint / "elsewhere" / "SUMS")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_changed_file_is_named_before_anything_looks_into_any(
+def test_a_changed_file_is_named_before_any_shard_is_opened(
     checkpoint: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opened(*args: Any, **options: Any) -> None:
@@ -89,22 +89,22 @@ def test_a_file_without_an_entry_is_named(checkpoint: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_is_not_there_is_named(checkpoint: Path, name: str) -> None:
+def test_a_missing_file_is_named(checkpoint: Path, name: str) -> None:
     (checkpoint / FILE_NAME).write_text(sums(checkpoint))
     (checkpoint / name).unlink()
     with pytest.raises((CheckpointError, ConfigError), match=name):
         build(checkpoint)
 
 
-def test_a_last_shard_that_is_gone_is_missed_by_its_entry(checkpoint: Path) -> None:
+def test_a_missing_last_shard_with_an_entry_is_named(checkpoint: Path) -> None:
     (checkpoint / FILE_NAME).write_text(sums(checkpoint))
     (checkpoint / SHARDS[1]).unlink()
     with pytest.raises(CheckpointError, match=rf"{SHARDS[1]}: .*{FILE_NAME} names it, but there is no such file"):
         build(checkpoint)
 
 
-def test_a_manifest_elsewhere_names_files_from_the_checkpoints_directory(checkpoint: Path, tmp_path: Path) -> None:
-    """Where whoever writes the checkpoint cannot write it too. As in Meta's own releases, the tokenizer lies one level up."""
+def test_names_in_a_manifest_elsewhere_are_relative_to_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    """The manifest lies outside the checkpoint's directory, and the tokenizer one level up, as in Meta's releases."""
     shutil.move(checkpoint / "tokenizer.model", tmp_path / "tokenizer.model")
     manifest = tmp_path / "etc" / "llama.sha256"
     manifest.parent.mkdir()
@@ -115,7 +115,7 @@ def test_a_manifest_elsewhere_names_files_from_the_checkpoints_directory(checkpo
         build(checkpoint, manifest, tmp_path / "tokenizer.model")
 
 
-def test_every_form_that_sha256sum_reads_is_read(tmp_path: Path) -> None:
+def test_every_line_format_of_sha256sum_is_read(tmp_path: Path) -> None:
     a, b, c = ("1" * 64, "2" * 64, "AB" * 32)
     (tmp_path / FILE_NAME).write_text(
         f"{a} *binary\n\\{b}  back\\\\slash\\nand line\n\n# a remark\n{c}  /elsewhere/x\n{a}  binary"
@@ -139,24 +139,24 @@ def test_every_form_that_sha256sum_reads_is_read(tmp_path: Path) -> None:
     ],
     ids=["short", "nameless", "contradiction", "binary", "huge"],
 )
-def test_a_manifest_that_is_none_is_refused(checkpoint: Path, content: bytes, fault: str) -> None:
+def test_an_invalid_manifest_is_refused(checkpoint: Path, content: bytes, fault: str) -> None:
     (checkpoint / FILE_NAME).write_bytes(content)
     with pytest.raises(CheckpointError, match=f"{FILE_NAME}: {fault}"):
         build(checkpoint)
 
 
-def test_resharding_checks_it_too(checkpoint: Path, tmp_path: Path) -> None:
+def test_reshard_verifies_the_manifest(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / FILE_NAME).write_text(sums(checkpoint))
     change(checkpoint / SHARDS[1])
     with pytest.raises(CheckpointError, match=rf"{SHARDS[1]}: its SHA-256 is"):
         reshard(checkpoint, tmp_path / "target", 1)
 
 
-# On several ranks.
+# Several ranks
 
 
-def checked_by(parallel: Parallel, ckpt_dir: str, checked: frozenset[int] = frozenset()) -> tuple[list[str], int]:
-    """Names of the files that this rank reads to check them while it loads, and what stands for all of them."""
+def verified_by(parallel: Parallel, ckpt_dir: str, known: frozenset[int] = frozenset()) -> tuple[list[str], int]:
+    """(names of the files that this rank reads to verify them during the load, the identity of all files)."""
     seen: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         verify, verify_checksums = Manifest.verify, MetaWeights.verify_checksums
@@ -173,7 +173,7 @@ def checked_by(parallel: Parallel, ckpt_dir: str, checked: frozenset[int] = froz
         patch.setattr(MetaWeights, "verify_checksums", noted_checksums)
         manifest = Manifest.find(ckpt_dir)
         config = EngineConfig(
-            ckpt_dir, 640, 32, 2, device="cpu", backend="torch", manifest=manifest, verified=dict.fromkeys(checked)
+            ckpt_dir, 640, 32, 2, device="cpu", backend="torch", manifest=manifest, verified=dict.fromkeys(known)
         )
         return seen, ModelRunner.load(config, parallel).report.files_id
 
@@ -187,33 +187,33 @@ ALL = [
 ]
 
 
-def test_ranks_of_one_host_share_the_reading(checkpoint: Path, ranks: Any) -> None:
+def test_ranks_of_one_host_read_each_file_once(checkpoint: Path, ranks: Any) -> None:
     (checkpoint / FILE_NAME).write_text(sums(checkpoint))
-    (first, first_id), (second, second_id) = ranks(2).call(checked_by, str(checkpoint))
+    (first, first_id), (second, second_id) = ranks(2).call(verified_by, str(checkpoint))
     assert first and second and first_id == second_id
     assert sorted(first + second) == ALL
 
 
-def test_what_was_checked_on_a_host_is_not_read_again_unless_it_has_changed(checkpoint: Path) -> None:
+def test_verified_files_are_read_again_only_after_a_change(checkpoint: Path) -> None:
     (checkpoint / FILE_NAME).write_text(sums(checkpoint))
-    seen, files_id = checked_by(alone("cpu"), str(checkpoint))
+    seen, files_id = verified_by(alone("cpu"), str(checkpoint))
     assert sorted(seen) == ALL
-    assert checked_by(alone("cpu"), str(checkpoint), frozenset({files_id})) == ([], files_id)
+    assert verified_by(alone("cpu"), str(checkpoint), frozenset({files_id})) == ([], files_id)
     status = (checkpoint / SHARDS[1]).stat()
     change(checkpoint / SHARDS[1])
     os.utime(checkpoint / SHARDS[1], ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(CheckpointError, match=rf"{SHARDS[1]}: its SHA-256 is"):
-        checked_by(alone("cpu"), str(checkpoint), frozenset({files_id}))
+        verified_by(alone("cpu"), str(checkpoint), frozenset({files_id}))
 
 
-def test_a_nodes_own_copy_is_not_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_copy_of_the_files_has_another_identity(checkpoint: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     own, others = identity(MetaCheckpoint(checkpoint).files), identity(MetaCheckpoint(copy).files)
     assert own == identity(MetaCheckpoint(checkpoint).files) != others
     assert 0 <= own < 2**63
 
 
-def test_a_rank_believes_the_manifest_that_was_read_at_the_start_and_no_later_one(checkpoint: Path) -> None:
+def test_a_rank_uses_the_manifest_that_was_read_at_the_start(checkpoint: Path) -> None:
     (checkpoint / FILE_NAME).write_text(sums(checkpoint))
     config = EngineConfig(str(checkpoint), 640, 32, 2, device="cpu", manifest=Manifest.find(checkpoint))
     change(checkpoint / SHARDS[0])
@@ -222,7 +222,7 @@ def test_a_rank_believes_the_manifest_that_was_read_at_the_start_and_no_later_on
         ModelRunner.load(config, alone("cpu"))
 
 
-def test_files_that_change_while_they_are_loaded_are_noticed(checkpoint: Path) -> None:
+def test_a_manifest_detects_files_that_change_during_the_load(checkpoint: Path) -> None:
     (checkpoint / FILE_NAME).write_text(sums(checkpoint))
     manifest = Manifest.find(checkpoint)
     checks = FileChecks(

@@ -1,4 +1,4 @@
-"""Any shards on any ranks, and every way in which a checkpoint can be wrong."""
+"""Any number of shards loads on any number of ranks, and every kind of invalid checkpoint is refused."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_a_reshared_checkpoint_holds_the_same_weights(tmp_path: Path) -> None:
         reshard(source, tmp_path / "other", 8)
 
 
-def test_the_reshard_command_says_what_it_wrote_and_what_was_wrong(tmp_path: Path) -> None:
+def test_the_reshard_command_prints_the_files_or_the_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "llama_core.reshard", str(GOLDEN / "mp1"), str(tmp_path / "out"), "--shards", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.split() == [
@@ -91,7 +91,7 @@ def test_the_reshard_command_says_what_it_wrote_and_what_was_wrong(tmp_path: Pat
     assert again.returncode == 1 and "holds shards already" in again.stderr and "Traceback" not in again.stderr
 
 
-# Rows 28 to 33 of the list of faults.
+# Faults 28 to 33 of docs/faults.md
 
 
 def test_no_shard_and_no_directory_are_named(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_missing_last_shard_shows_in_the_shapes(tmp_path: Path) -> None:
+def test_a_missing_last_shard_is_detected_by_shapes(tmp_path: Path) -> None:
     write(tmp_path, split(random_weights(WIDE), 4))
     (tmp_path / "consolidated.03.pth").unlink()
     with pytest.raises(CheckpointError, match=r"shape|part of"):
@@ -130,7 +130,7 @@ def test_swapped_shards_are_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_shards_of_two_checkpoints_are_told_apart(tmp_path: Path) -> None:
+def test_shards_of_two_checkpoints_are_refused(tmp_path: Path) -> None:
     write(tmp_path, [split(random_weights(WIDE, seed=1), 2)[0], split(random_weights(WIDE, seed=2), 2)[1]])
     with pytest.raises(CheckpointError, match="different checkpoints"):
         load(tmp_path)
@@ -146,7 +146,7 @@ def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
         load(tmp_path)
 
 
-def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_detected_or_changes_no_weight(tmp_path: Path) -> None:
     weights = random_weights(WIDE)
     write(tmp_path, split(weights, 1))
     path = tmp_path / "consolidated.00.pth"
@@ -187,7 +187,7 @@ def test_a_malicious_pickle_is_refused_and_never_runs(
     assert not (tmp_path / "sprung").exists()
 
 
-def test_missing_unexpected_and_misshapen_weights_are_named_the_first_five_of_them(tmp_path: Path) -> None:
+def test_the_first_five_missing_unexpected_or_misshapen_weights_are_named(tmp_path: Path) -> None:
     (shard,) = split(random_weights(WIDE), 1)
     del shard["layers.0.attention.wq.weight"], shard["layers.1.ffn_norm.weight"]
     shard["layers.9.attention.wq.weight"] = torch.zeros(3)
@@ -210,7 +210,7 @@ def test_missing_unexpected_and_misshapen_weights_are_named_the_first_five_of_th
 @pytest.mark.parametrize(
     "fault", ["no shard", "missing", "last missing", "duplicated", "swapped", "mixed", "truncated"]
 )
-def test_shards_that_are_not_a_checkpoint_are_refused_before_memory_is_allocated(
+def test_invalid_shards_are_refused_before_memory_is_allocated(
     tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def allocated(*args: Any, **options: Any) -> None:
@@ -233,7 +233,7 @@ def test_shards_that_are_not_a_checkpoint_are_refused_before_memory_is_allocated
         ModelRunner.load(engine_config(tmp_path), alone("cpu"))
 
 
-def test_weights_of_another_width_are_misshapen_before_memory_is_allocated(tmp_path: Path) -> None:
+def test_weights_of_another_width_are_refused_before_memory_is_allocated(tmp_path: Path) -> None:
     write(tmp_path, split(random_weights(WIDE), 2))
     config = ModelConfig.from_params(WIDE | {"dim": 128}, vocab_size=640)
     with pytest.raises(CheckpointError, match=r"tok_embeddings.weight has shape \[640, 32\].*expected \[640, 64\] or"):
@@ -241,7 +241,7 @@ def test_weights_of_another_width_are_misshapen_before_memory_is_allocated(tmp_p
 
 
 @pytest.mark.parametrize("content", [[1, 2], torch.zeros(3), {"norm.weight": "text"}], ids=["list", "tensor", "text"])
-def test_a_shard_that_holds_something_else_is_named(tmp_path: Path, content: Any) -> None:
+def test_a_shard_without_a_dict_of_weights_is_named(tmp_path: Path, content: Any) -> None:
     write(tmp_path, split(random_weights(WIDE), 1))
     torch.save(content, tmp_path / "consolidated.00.pth")
     with pytest.raises(CheckpointError, match=r"consolidated\.00\.pth"):
@@ -262,9 +262,9 @@ def engine_config(directory: Path, **changes: Any) -> EngineConfig:
     return EngineConfig(str(directory), 640, **fields | changes)
 
 
-def test_a_model_that_overflows_fails_its_start_up_probe(tmp_path: Path) -> None:
+def test_a_model_that_overflows_fails_the_warm_up(tmp_path: Path) -> None:
     weights = random_weights(WIDE)
-    weights["layers.0.attention_norm.weight"][:] = 3e38  # finite, but what it multiplies is not for long
+    weights["layers.0.attention_norm.weight"][:] = 3e38  # finite, but products with it overflow
     write(tmp_path, split(weights, 1))
     runner = ModelRunner.load(engine_config(tmp_path), alone("cpu"))
     runner.allocate_cache(runner.max_num_blocks())
@@ -272,7 +272,7 @@ def test_a_model_that_overflows_fails_its_start_up_probe(tmp_path: Path) -> None
         runner.warm_up()
 
 
-def test_a_tokenizer_of_another_size_gives_both_numbers(tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_size_is_refused_with_both_sizes(tmp_path: Path) -> None:
     write(tmp_path, split(random_weights(WIDE), 1))
     config = engine_config(tmp_path)
     with pytest.raises(CheckpointError, match=r"\[640, 64\].*\[700, 64\]"):
@@ -282,7 +282,7 @@ def test_a_tokenizer_of_another_size_gives_both_numbers(tmp_path: Path) -> None:
         read_params(tmp_path, vocab_size=700)
 
 
-def test_a_cache_too_small_for_one_sequence_says_need_and_have(tmp_path: Path) -> None:
+def test_a_cache_too_small_for_one_sequence_is_refused_with_need_and_budget(tmp_path: Path) -> None:
     write(tmp_path, split(random_weights(WIDE), 1))
     runner = ModelRunner.load(engine_config(tmp_path, kv_cache_bytes=1000), alone("cpu"))
     with pytest.raises(ConfigError, match=r"needs \d+ bytes on this rank, but there are 1000"):
@@ -297,7 +297,7 @@ def test_a_cache_too_small_for_one_sequence_says_need_and_have(tmp_path: Path) -
     ],
     ids=["sparse", "meta", "complex", "int8", "bool", "float8", "number"],
 )  # fmt: skip
-def test_a_weight_of_an_odd_kind_is_refused_by_name(tmp_path: Path, weight: Any) -> None:
+def test_a_tensor_of_an_unsupported_kind_is_refused_by_name(tmp_path: Path, weight: Any) -> None:
     (shard,) = split(random_weights(WIDE), 1)
     shard["norm.weight"] = weight
     write(tmp_path, [shard])
@@ -305,7 +305,7 @@ def test_a_weight_of_an_odd_kind_is_refused_by_name(tmp_path: Path, weight: Any)
         load(tmp_path)
 
 
-def test_a_name_that_is_no_string_is_refused(tmp_path: Path) -> None:
+def test_a_weight_name_that_is_not_a_string_is_refused(tmp_path: Path) -> None:
     (shard,) = split(random_weights(WIDE), 1)
     damaged: Any = shard | {7: torch.zeros(3)}
     write(tmp_path, [damaged])
@@ -322,20 +322,20 @@ def test_a_value_that_float16_cannot_hold_is_named(tmp_path: Path) -> None:
         load(tmp_path, dtype=torch.float16)
 
 
-def test_the_dtype_is_that_of_the_matrices_not_of_the_norms(tmp_path: Path) -> None:
+def test_the_checkpoint_dtype_is_that_of_the_matrices(tmp_path: Path) -> None:
     weights = random_weights(WIDE, dtype=torch.bfloat16)
     write(tmp_path, split({n: w.float() if "norm" in n else w for n, w in weights.items()}, 1))
     assert open_weights(tmp_path, CONFIG).dtype is torch.bfloat16
 
 
-def test_every_start_up_error_is_one_of_ours(tmp_path: Path) -> None:
-    """Whatever single file of a checkpoint is replaced by rubbish, the error says which."""
+def test_a_corrupted_file_is_named_by_a_llama_error(tmp_path: Path) -> None:
+    """For each file of a checkpoint, replaced by random bytes or zeros."""
     whole = write(tmp_path / "whole", split(random_weights(WIDE), 2))
     for name in ("consolidated.00.pth", "consolidated.01.pth", "params.json"):
-        for rubbish in (b"", b"\x00" * 1000, b"PK\x03\x04" + os.urandom(500)):
+        for junk in (b"", b"\x00" * 1000, b"PK\x03\x04" + os.urandom(500)):
             broken = tmp_path / "broken"
             shutil.copytree(whole, broken, dirs_exist_ok=True)
-            (broken / name).write_bytes(rubbish)
+            (broken / name).write_bytes(junk)
             with pytest.raises(LlamaError, match=name):
                 ModelRunner.load(engine_config(broken), alone("cpu"))
 
@@ -350,7 +350,7 @@ checkpoint = open_checkpoint(sys.argv[1])
 config = checkpoint.model_config(640)
 rank, world_size = int(sys.argv[2]), int(sys.argv[3])
 reader = checkpoint.open_weights(config)
-open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts again from what is resident now
+open("/proc/self/clear_refs", "w").write("5")  # resets VmHWM to the memory that is resident now
 def peak(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
 before = peak("VmRSS")
@@ -361,14 +361,14 @@ print((peak("VmHWM") - before) / sum(w.nbytes for w in weights.values()))
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc to measure the peak")
 @pytest.mark.parametrize(("num_shards", "world_size"), [(1, 1), (1, 2), (2, 1)])
-def test_peak_memory_of_a_rank_is_its_share(tmp_path: Path, num_shards: int, world_size: int) -> None:
+def test_peak_memory_of_a_rank_is_its_share_of_the_weights(tmp_path: Path, num_shards: int, world_size: int) -> None:
     params = WIDE | {"dim": 1024, "n_layers": 10, "multiple_of": 256}
     zeros = {
         name: torch.zeros(spec.shape, dtype=torch.bfloat16)
         for name, spec in weight_specs(ModelConfig.from_params(params, vocab_size=640)).items()
     }
     for name, weight in zeros.items():
-        weight.view(-1)[0] = 1 + len(name)  # shards must not look like copies of each other
+        weight.view(-1)[0] = 1 + len(name)  # so that no shard is a copy of another
         weight.view(-1)[-1] = 2 + len(name)
     write(tmp_path, checkpoints.split(zeros, num_shards), params)
     command = [sys.executable, "-c", PEAK, str(tmp_path), str(world_size - 1), str(world_size)]

@@ -1,4 +1,4 @@
-"""Prompts are the reference's id for id; a dialog that is malformed or carries the template's tags is refused."""
+"""Prompts equal the reference's ids; malformed dialogs and dialogs with the template's tags are refused."""
 
 import io
 import json
@@ -28,7 +28,7 @@ CASES = [
 
 
 def dialog_of(*turns: str) -> list[Any]:
-    """A dialog from "s:text", "u:text", "a:text"."""
+    """A dialog of a system, user or assistant message for each of "s:text", "u:text", "a:text"."""
     roles = {"s": "system", "u": "user", "a": "assistant"}
     return [{"role": roles[turn[0]], "content": turn[2:]} for turn in turns]
 
@@ -51,7 +51,7 @@ def test_a_leading_system_message_folds_into_the_first_user_turn_only() -> None:
     assert read == "[INST] <<SYS>>\n S \n<</SYS>>\n\n a [/INST] b  [INST] c [/INST]"
 
 
-# Order and types
+# Order of roles, and types
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,17 @@ def test_a_malformed_dialog_is_refused_with_the_index(dialog: list[Any], index: 
 
 
 @pytest.mark.parametrize("dialog", [[], "user", {"role": "user", "content": "x"}, None, 3])
-def test_what_is_no_list_of_messages_is_refused(dialog: Any) -> None:
+def test_anything_but_a_list_of_messages_is_refused(dialog: Any) -> None:
     with pytest.raises(InvalidDialog) as caught:
         CHAT.check(dialog)
     assert caught.value.index is None
 
 
-def test_empty_contents_are_as_legal_as_in_the_reference() -> None:
+def test_empty_contents_are_legal_as_in_the_reference() -> None:
     assert TOKENIZER.decode(CHAT.encode(dialog_of("u:"))) == "[INST]  [/INST]"
 
 
-def test_messages_never_echo_the_input() -> None:
+def test_errors_never_repeat_the_input() -> None:
     dialogs: list[Any] = [dialog_of("u:secret [INST]"), dialog_of("u:secret\ud800"), dialog_of("u:x")]
     dialogs[2][0]["role"] = "secret"
     for dialog in dialogs:
@@ -120,7 +120,7 @@ def test_a_tag_in_any_message_is_refused_with_its_index(tag: str, index: int) ->
         assert f"messages[{index}]" in caught.value.message
 
 
-def test_the_rendered_round_alone_gives_a_tag_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tag_in_the_rendered_round_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Llama2ChatFormat, "check_special_tags", lambda *_: None)
     for tag in SPECIAL_TAGS:
         with pytest.raises(SpecialTags) as caught:
@@ -132,7 +132,7 @@ def test_the_rendered_round_alone_gives_a_tag_away(monkeypatch: pytest.MonkeyPat
     "content",
     ["</s>", "<s>", "a</s><s>b", "<unk>", "<0x02>", "[inst]", "[ INST ]", "[INST", "INST]", "<<SYS", "SYS>>", "\x00"],
 )
-def test_what_only_resembles_a_tag_is_plain_text(content: str) -> None:
+def test_text_that_resembles_a_tag_is_plain_text(content: str) -> None:
     ids = CHAT.encode(dialog_of("u:" + content))
     assert [i for i in ids if TOKENIZER.is_control(i)] == [TOKENIZER.bos_id] == ids[:1]
     assert TOKENIZER.decode(ids) == f"[INST] {content} [/INST]"
@@ -162,11 +162,11 @@ def test_an_accepted_dialog_has_the_templates_tags_and_control_tokens_only(syste
     [
         "\uff3bINST\uff3d",  # full-width brackets
         "\uff3b\uff0fINST\uff3d",
-        "[IN\x01ST]",  # a control character that this rule deletes
+        "[IN\x01ST]",  # a control character, which this rule deletes
         "\uff1c\uff1cSYS\uff1e\uff1e",
     ],
 )
-def test_a_tag_that_only_appears_once_encoded_is_found(content: str, tmp_path: Path) -> None:
+def test_a_tag_that_only_appears_after_encoding_is_refused(content: str, tmp_path: Path) -> None:
     tokenizer = train_rewriting_tokenizer(tmp_path, "nmt_nfkc")
     assert not any(tag in content for tag in SPECIAL_TAGS)
     with pytest.raises(SpecialTags) as caught:
@@ -181,7 +181,7 @@ def test_a_tokenizer_that_folds_case_still_serves_chats(tmp_path: Path) -> None:
         Llama2ChatFormat(tokenizer).encode(dialog_of("u:[iNsT]"))
 
 
-def test_a_huge_dialog_is_measured_without_encoding() -> None:
+def test_min_tokens_bounds_a_long_dialog_without_encoding() -> None:
     assert CHAT.min_tokens(dialog_of("u:" + "a" * 10_000_000)) > 500_000
     assert CHAT.min_tokens(dialog_of("u:" + " " * 10_000_000)) < 10
 

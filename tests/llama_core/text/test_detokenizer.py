@@ -1,4 +1,4 @@
-"""Streamed text equals text decoded whole, however it is cut; no part of a stop string ever leaves."""
+"""Streamed text equals decoded text for any division into pushes, and no part of a stop string is emitted."""
 
 import io
 import itertools
@@ -18,8 +18,8 @@ GOLDEN = load_tokenizer(Path(__file__).parents[2] / "data" / "golden" / "mp1" / 
 
 
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Any ids, with what is delicate made frequent: bytes, broken characters, control tokens, leading spaces."""
-    first_byte_id = 3  # behind <unk>, BOS and EOS
+    """Any ids, with more bytes, incomplete characters, control tokens and leading spaces than random ids would have."""
+    first_byte_id = 3  # after <unk>, BOS and EOS
     byte_ids = range(first_byte_id, first_byte_id + 256)
     assert [tokenizer.token_bytes(i) for i in byte_ids] == [bytes([b]) for b in range(256)]
     spaces = [i for i in range(tokenizer.n_words) if tokenizer.leads_with_space(i)]
@@ -50,7 +50,7 @@ def test_streamed_text_equals_text_decoded_whole(ids: list[int], cuts: list[int]
 
 
 @given(ids_of(GOLDEN))
-def test_what_was_emitted_is_never_taken_back(ids: list[int]) -> None:
+def test_emitted_text_is_a_prefix_of_the_final_text(ids: list[int]) -> None:
     detokenizer, emitted = IncrementalDetokenizer(GOLDEN), ""
     whole = GOLDEN.decode(ids)
     for token_id in ids:
@@ -90,20 +90,20 @@ def test_every_rule_for_leading_spaces_equals_sentencepiece(
 
 
 @given(st.text())
-def test_half_a_character_never_leaves(text: str) -> None:
+def test_an_incomplete_character_is_held_back(text: str) -> None:
     detokenizer = IncrementalDetokenizer(GOLDEN)
     emitted = [detokenizer.push([i]) for i in GOLDEN.encode(text, bos=True, eos=True)]
     assert detokenizer.flush() == ""
     assert "".join(emitted) == text.replace("\u2581", " ")
 
 
-def test_an_emoji_leaves_with_its_last_byte() -> None:
+def test_an_emoji_is_emitted_with_its_last_byte() -> None:
     ids = GOLDEN.encode("\U0001f600", bos=False, eos=False)
     detokenizer = IncrementalDetokenizer(GOLDEN)
     assert [detokenizer.push([i]) for i in ids] == ["", "", "", "", "\U0001f600"]
 
 
-def test_a_byte_that_cannot_be_completed_leaves_at_once() -> None:
+def test_an_invalid_byte_is_replaced_at_once() -> None:
     lead, impossible = (3 + byte for byte in (0xE0, 0x80))
     detokenizer = IncrementalDetokenizer(GOLDEN)
     assert detokenizer.push([lead]) == ""
@@ -111,7 +111,7 @@ def test_a_byte_that_cannot_be_completed_leaves_at_once() -> None:
 
 
 @given(ids_of(GOLDEN), ids_of(GOLDEN))
-def test_a_prefix_continues_where_its_own_stream_stood(prefix: list[int], ids: list[int]) -> None:
+def test_a_detokenizer_with_a_prefix_continues_its_text(prefix: list[int], ids: list[int]) -> None:
     whole = IncrementalDetokenizer(GOLDEN)
     already_read = whole.push(prefix)
     resumed = IncrementalDetokenizer(GOLDEN, prefix=prefix)
@@ -132,7 +132,7 @@ def test_an_id_out_of_range_is_refused_and_changes_nothing(bad: int) -> None:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """By definition: the text before the stop string that is complete first, the longest of those that end together."""
+    """By definition: the text before the stop string that is complete first (the longest of those that end there), and it."""
     for end in range(len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -146,7 +146,7 @@ small_stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=
 
 
 @given(small_text, small_stops, st.lists(st.integers(0, 99), max_size=8))
-def test_stopping_does_not_depend_on_the_cuts(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_stopping_does_not_depend_on_the_division_into_pushes(text: str, stops: list[str], cuts: list[int]) -> None:
     checker, emitted, stopped = StopChecker(stops), "", False
     for part in cut(list(map(ord, text)), cuts):
         check = checker.push("".join(map(chr, part)))
@@ -157,7 +157,7 @@ def test_stopping_does_not_depend_on_the_cuts(text: str, stops: list[str], cuts:
 
 
 @given(small_text, small_stops)
-def test_only_the_beginning_of_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
+def test_only_a_prefix_of_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     checker, emitted = StopChecker(stops), ""
     before_stop, _ = first_stop(text, stops)
     for end, char in enumerate(text, start=1):
@@ -173,7 +173,7 @@ def test_only_the_beginning_of_a_stop_string_is_held_back(text: str, stops: list
         assert not any(stop.startswith(tail) for tail in longer for stop in stops)
 
 
-def test_a_stop_string_over_many_pushes_is_swallowed_whole() -> None:
+def test_a_stop_string_over_many_pushes_is_removed() -> None:
     checker = StopChecker(["\n\nUser:"])
     pieces = ["Hello", ".", "\n", "\n", "Us", "er", ": more"]
     checks = [checker.push(piece) for piece in pieces]
@@ -184,7 +184,7 @@ def test_a_stop_string_over_many_pushes_is_swallowed_whole() -> None:
     assert checker.flush() == ""
 
 
-def test_text_held_back_in_vain_comes_out_in_order() -> None:
+def test_text_held_back_without_a_stop_is_emitted_in_order() -> None:
     checker = StopChecker(["abc"])
     assert [checker.push(piece).emit for piece in ("xa", "b", "a", "bd", "ab")] == ["x", "", "ab", "abd", ""]
     assert checker.flush() == "ab"
@@ -194,7 +194,7 @@ def test_text_held_back_in_vain_comes_out_in_order() -> None:
 @pytest.mark.parametrize(
     ("stop", "text", "before"), [("aab", "aaaab", "aa"), ("abab", "abaabab", "aba"), ("aabaaa", "aabaabaaa", "aab")]
 )
-def test_a_stop_string_that_overlaps_its_own_false_start_is_found(stop: str, text: str, before: str) -> None:
+def test_a_stop_string_that_overlaps_a_partial_match_is_found(stop: str, text: str, before: str) -> None:
     checker = StopChecker([stop])
     assert "".join(checker.push(char).emit for char in text) == before
     assert checker.matched == stop
@@ -207,7 +207,7 @@ def test_the_stop_string_that_is_complete_first_wins() -> None:
         assert checker.matched == "bc"
 
 
-def test_no_stop_strings_pass_everything_at_once() -> None:
+def test_without_stop_strings_all_text_passes_at_once() -> None:
     assert StopChecker([]).push("text") == ("text", False)
 
 
@@ -217,7 +217,7 @@ def test_empty_or_ill_typed_stop_strings_are_refused(stops: list[str]) -> None:
         StopChecker(stops)
 
 
-def test_a_megabyte_of_near_misses_takes_time_in_proportion() -> None:
-    checker = StopChecker(["a" * 5000 + "b"])  # a search that starts over at each character would never end
+def test_near_misses_of_a_stop_string_take_linear_time() -> None:
+    checker = StopChecker(["a" * 5000 + "b"])  # a search that restarts at each character would take hours
     emitted = sum(len(checker.push("a" * 1000).emit) for _ in range(1000))
     assert emitted + len(checker.flush()) == 1_000_000

@@ -1,4 +1,4 @@
-"""The tokenizer is the reference's, never crashes on a damaged file, and lets no text become a control token."""
+"""The tokenizer equals the reference's, refuses damaged files, and never turns text into a control token."""
 
 import io
 import json
@@ -81,13 +81,13 @@ def test_lone_surrogates_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 640, 2**31, 2**70, 1.5, "a", None])
-def test_what_is_not_an_id_is_refused(bad: int) -> None:
+def test_a_value_that_is_not_a_token_id_is_refused(bad: int) -> None:
     for call in (TOKENIZER.token_text, TOKENIZER.token_bytes, TOKENIZER.is_control, lambda i: TOKENIZER.decode([5, i])):
         with pytest.raises(InvalidParameter, match="from 0 to 639"):
             call(bad)
 
 
-def test_token_bytes_are_what_each_token_adds() -> None:
+def test_token_bytes_are_the_bytes_that_each_token_adds() -> None:
     text = "The caf\u00e9 \U0001f600 on\nfire"
     ids = TOKENIZER.encode(text, bos=True, eos=True)
     assert b"".join(map(TOKENIZER.token_bytes, ids)).decode() == " " + text
@@ -139,7 +139,7 @@ def test_a_missing_file_a_directory_and_a_huge_file_are_refused_by_name(tmp_path
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     data, path = MODEL.read_bytes(), tmp_path / "cut.model"
-    # Near the end lie the cuts between two sections, which SentencePiece itself would load.
+    # SentencePiece itself would load files cut between two sections, which lie near the end.
     for num_bytes in (*range(0, len(data), 37), *range(len(data) - 120, len(data))):
         path.write_bytes(data[:num_bytes])
         assert_refused(path)
@@ -172,7 +172,9 @@ def test_flipped_bits_are_refused_or_harmless(tmp_path: Path) -> None:
         ({"eos_id": -1}, "no EOS"),
     ],
 )
-def test_a_model_that_is_not_llamas_kind_is_refused(options: dict[str, object], problem: str, tmp_path: Path) -> None:
+def test_a_sentencepiece_model_of_another_kind_is_refused(
+    options: dict[str, object], problem: str, tmp_path: Path
+) -> None:
     assert problem in assert_refused(train(tmp_path, **options))
 
 
@@ -182,7 +184,7 @@ from pathlib import Path
 from llama_core.errors import TokenizerError
 from llama_core.text.sentencepiece_tokenizer import SentencePieceTokenizer
 data, path, rng = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), random.Random(5)
-end = len(data) - 200  # behind the pieces and the trainer's settings: the normalizer's compiled rules
+end = len(data) - 200  # after the pieces and the trainer's settings come the normalizer's compiled rules
 num_refused = 0
 for trial in range(150):
     damaged = bytearray(data)
@@ -198,8 +200,9 @@ print(num_refused)
 """
 
 
-def test_damaged_normalization_rules_end_no_process(tmp_path: Path) -> None:
-    """They are a compiled table that SentencePiece walks: in another process, since an error may be a segmentation fault."""
+def test_damaged_normalization_rules_crash_no_process(tmp_path: Path) -> None:
+    """SentencePiece reads the rules from a compiled table. In another process, because a bad table may cause a segmentation
+    fault."""
     model = train(tmp_path, normalization_rule_name="nmt_nfkc")
     command = [sys.executable, "-c", RULES_FUZZ, str(model), str(tmp_path / "damaged.model")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
@@ -207,27 +210,27 @@ def test_damaged_normalization_rules_end_no_process(tmp_path: Path) -> None:
     assert 0 < int(done.stdout) <= 150
 
 
-def test_text_that_looks_like_any_control_symbol_stays_text(tmp_path: Path) -> None:
+def test_text_that_looks_like_a_control_symbol_stays_text(tmp_path: Path) -> None:
     tokenizer = SentencePieceTokenizer(train(tmp_path, control_symbols=["~", "[INST]"]))
     assert [i for i in range(6) if tokenizer.is_control(i)] == [1, 2, 3, 4]
     assert tokenizer.decode(tokenizer.encode("a ~ b [INST]", bos=False, eos=False)) == "a ~ b [INST]"
 
 
-def test_a_control_token_that_came_of_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_encodes_to_a_control_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = SentencePieceTokenizer(MODEL)
     monkeypatch.setattr(tokenizer, "_control_ids", frozenset(REFERENCE.encode("hi")))
     with pytest.raises(SpecialTags):
         tokenizer.encode("hi", bos=False, eos=False)
 
 
-def test_min_tokens_is_no_bound_where_text_is_rewritten(tmp_path: Path) -> None:
+def test_min_tokens_is_0_for_a_tokenizer_that_rewrites_text(tmp_path: Path) -> None:
     tokenizer = SentencePieceTokenizer(train(tmp_path, remove_extra_whitespaces=True))
     assert tokenizer.encode(" " * 10_000, bos=False, eos=False) == []
     assert tokenizer.min_tokens(10_000) == 0
 
 
 def train(folder: Path, **options: Any) -> Path:
-    """A small model with Llama's options but for those given."""
+    """A small model with Llama's options, except for `options`."""
     model = io.BytesIO()
     settings: dict[str, Any] = {
         "model_type": "bpe",
