@@ -1,8 +1,9 @@
 """The Ray actors of one group's ranks: created in their bundles, called together, ended for certain."""
 
 import asyncio
+import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import ray
@@ -18,7 +19,6 @@ from llama_core.errors import RankFailure
 
 logger = logging.getLogger(__name__)
 
-LOOPBACK: Final = "127.0.0.1"
 STATUS_TIMEOUT_S: Final = 0.5  # a rank that does not answer a status call within this time is the one that hangs
 OPTIONS: Final[dict[str, Any]] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"control": 1}}
 RankActor: Any = ray.remote(**OPTIONS)(RankWorker)
@@ -115,12 +115,11 @@ class RankActors:
         if all(identity.node_id == driver_node for identity in identities):
             return None
         own: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return LOOPBACK if all(identity.node_ip == own for identity in identities) else own
+        return _shared_host(own, identities)
 
     def store_host(self) -> str:
         """Where rank 0 listens for the other ranks: loopback unless one of them is on another host."""
-        first = self.identities[0].node_ip
-        return LOOPBACK if all(identity.node_ip == first for identity in self.identities.values()) else first
+        return _shared_host(self.identities[0].node_ip, self.identities.values())
 
     async def describe_progress(self) -> str:
         """How far each rank is, for the message of a start that took too long."""
@@ -153,3 +152,10 @@ class RankActors:
         for identity, is_gone in zip(known, gone, strict=True):
             if not is_gone:
                 logger.error("epoch=%d the process of %s could not be ended", epoch, self.name(identity.rank))
+
+
+def _shared_host(own_ip: str, identities: Iterable[RankIdentity]) -> str:
+    """Where a process at `own_ip` listens for these ranks: loopback, of the same address family, if they are on its host."""
+    if any(identity.node_ip != own_ip for identity in identities):
+        return own_ip
+    return "::1" if ipaddress.ip_address(own_ip).version == 6 else "127.0.0.1"

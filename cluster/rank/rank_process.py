@@ -86,7 +86,8 @@ class RankProcess:
 
     def offer_store(self, host: str) -> int:
         """Listen at `host` for the rendezvous, on a port that the kernel picks and that stays bound. Returns the port."""
-        self._listen_socket = socket.create_server((host, 0), backlog=self._world_size + 16)
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        self._listen_socket = socket.create_server((host, 0), family=family, backlog=self._world_size + 16)
         port: int = self._listen_socket.getsockname()[1]
         return port
 

@@ -1,0 +1,69 @@
+"""Ranks whose nodes have IPv6 addresses only: rendezvous, interface and connection to the driver."""
+
+import asyncio
+import socket
+import sys
+from datetime import timedelta
+
+import pytest
+
+from cluster.driver.rank_actors import RankActors
+from cluster.rank.network_interface import interface_of
+from cluster.rank.rank_process import RankProcess
+from cluster.wire.process_end import ProcessIdentity
+from cluster.wire.rank_status import RankIdentity, Share
+from cluster.wire.transport import RankListener, connect
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_rank_0_offers_the_rendezvous_store_at_an_address_of_either_family(host: str) -> None:
+    import torch.distributed as dist
+
+    rank = RankProcess(0, 2, "node", host)
+    port = rank.offer_store(host)
+    assert rank._listen_socket is not None
+    timeout = timedelta(seconds=20)
+    master = dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, 2, True, timeout, wait_for_workers=False, master_listen_fd=rank._listen_socket.detach()
+    )
+    client = dist.TCPStore(host, port, 2, False, timeout)  # type: ignore[attr-defined]
+    client.set("key", "value")
+    assert master.get("key") == b"value"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_interface_of_an_ipv6_address_is_found() -> None:
+    assert interface_of("::1") == "lo"
+    assert interface_of("0:0:0:0:0:0:0:1") == "lo"
+    assert interface_of("2001:db8::1") is None
+
+
+async def test_the_driver_listens_at_an_ipv6_address_with_tls() -> None:
+    listener = RankListener(7, 1, "::1")
+    frames = await asyncio.to_thread(connect, await listener.open(), 0, 5)
+    (connection,) = await asyncio.wait_for(listener.connections(), 5)
+    connection.write(b"\0\0\0\1x")
+    assert await asyncio.to_thread(frames.receive) == b"x"
+    frames.close()
+    listener.close()
+
+
+@pytest.mark.parametrize(("node_ip", "loopback"), [("192.0.2.7", "127.0.0.1"), ("2001:db8::7", "::1")])
+def test_ranks_of_one_host_meet_at_the_loopback_address_of_its_family(node_ip: str, loopback: str) -> None:
+    ranks = RankActors(None, None, ())  # type: ignore[arg-type]
+    for rank in range(2):
+        ranks.identities[rank] = RankIdentity(rank, ProcessIdentity(1, 1), "node", node_ip, Share(1))
+    assert ranks.store_host() == loopback
+    ranks.identities[1] = RankIdentity(1, ProcessIdentity(1, 1), "other", "2001:db8::8", Share(1))
+    assert ranks.store_host() == node_ip
