@@ -1,8 +1,8 @@
-"""Who may ask: keys from the environment and from a file that is read again when it changes.
+"""The API keys of a server: from the environment, and from a file that is read again when it changes.
 
-LLAMA_API_KEYS, where the application is built, has keys separated by commas, the file one a line; empty lines and those that
-begin with # are passed over. Of a key only its SHA-256 is kept and passed on. Digests are compared in constant time, all of
-them, so that the time of an answer says nothing of how near a guess came.
+LLAMA_API_KEYS, read where the application is built, holds keys separated by commas. The key file holds one key a line; empty
+lines and lines that begin with # are skipped. Only the SHA-256 of a key is kept and passed on. A key is compared with every
+digest in constant time, so the time of an answer does not tell how close a guess was.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from llama_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0  # whether the file has changed
+CHECK_INTERVAL_S = 1.0  # of whether the key file has changed
 
 
 class ApiKeys:
-    """`owner_of` a key. Without any key configured, everybody may ask."""
+    """The configured keys. Without any, `are_required` is False and every request is let through."""
 
     def __init__(self, digests: Iterable[str] = (), file: Path | None = None) -> None:
-        """`digests`: as `digests_of` gives them. Raises ConfigError if the file cannot be read or has no key in it."""
+        """`digests`: the result of `digests_of`. Raises ConfigError if the file cannot be read or has no key in it."""
         self._fixed = frozenset(bytes.fromhex(digest) for digest in digests)
         self._file = file
         self._from_file: frozenset[bytes] = frozenset()
         self._stamp: tuple[int, int, int] | None = None
-        self._looked_s = -LOOK_EVERY_S
+        self._checked_s = -CHECK_INTERVAL_S
         if file is not None:
             try:
                 self._read(file)
@@ -42,7 +42,7 @@ class ApiKeys:
         return bool(self._fixed or self._file)
 
     def owner_of(self, key: bytes) -> str | None:
-        """A short name for who has this key, which does not tell it; None if nobody has."""
+        """A short name of this key's owner, from which the key cannot be told; None if the key is not configured."""
         self._refresh()
         digest, known = _digest(key), False
         for other in self._fixed | self._from_file:
@@ -50,16 +50,16 @@ class ApiKeys:
         return digest.hex()[:12] if known else None
 
     def _refresh(self) -> None:
-        """A file that cannot be read, or has no key, changes nothing: whoever writes it may not be done yet."""
-        if self._file is None or time.monotonic() - self._looked_s < LOOK_EVERY_S:
+        """Reads the file if it has changed. If it has no key or cannot be read, the keys stay: it may be half written."""
+        if self._file is None or time.monotonic() - self._checked_s < CHECK_INTERVAL_S:
             return
         try:
             self._read(self._file)
         except OSError as error:
-            log.warning("the file of API keys cannot be read, the keys stay as they were: %s", error.strerror)
+            log.warning("the API key file cannot be read (%s); the previous keys stay valid", error.strerror)
 
     def _read(self, file: Path) -> None:
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
         status = file.stat()
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp == self._stamp:
@@ -68,15 +68,15 @@ class ApiKeys:
         keys = frozenset(_digest(line) for line in lines if line and not line.startswith(b"#"))
         is_first, self._stamp = self._stamp is None, stamp
         if not keys:
-            log.warning("the file of API keys has no key in it, the keys stay as they were")
+            log.warning("the API key file has no key in it; the previous keys stay valid")
             return
         if not is_first:
-            log.info("the file of API keys has changed: %d keys", len(keys))
+            log.info("the API key file has changed: %d keys", len(keys))
         self._from_file = keys
 
 
 def digests_of(keys: str) -> tuple[str, ...]:
-    """In hexadecimal, of keys separated by commas."""
+    """The SHA-256 of each of the comma-separated keys, in hexadecimal."""
     return tuple(_digest(key.strip().encode()).hex() for key in keys.split(",") if key.strip())
 
 

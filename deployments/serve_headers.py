@@ -1,8 +1,9 @@
-"""What Serve may see of a request's headers. Runs in Serve's proxies and replicas, before Serve itself: `up.py` sees to it.
+"""Rewrites the request headers that Serve itself would act on. Runs in Serve's proxies and replicas, before Serve.
 
-Serve 2.60 reads some headers of clients by itself, and answers by itself, in another shape than ours: one that is not UTF-8
-with 500, and `x-request-timeout-seconds` with 408 or, in mid-stream, by cutting the answer off, each time before our own limit
-can say so. A request's id, which it repeats, it takes as it comes.
+Serve 2.60 reads some request headers and answers in a shape of its own: a header that is not UTF-8 with a 500, and
+`x-request-timeout-seconds` with a 408 or, in the middle of a stream, by cutting the answer off before our own deadline.
+Serve also repeats a request's id without checking it. The setting RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names
+`middlewares`.
 """
 
 from starlette.middleware import Middleware
@@ -11,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.http.request_id import clean_request_id
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
-MOVED_TIMEOUT_HEADER = "x-llama-timeout-seconds"  # the same, out of Serve's sight
+MOVED_TIMEOUT_HEADER = "x-llama-timeout-seconds"  # the same value under a name that Serve ignores
 
 _TIMEOUT, _MOVED = TIMEOUT_HEADER.encode(), MOVED_TIMEOUT_HEADER.encode()
 _REQUEST_ID = b"x-request-id"
@@ -24,7 +25,7 @@ def middlewares() -> list[Middleware]:
 
 
 class SafeForServe:
-    """Hands on each request with headers that Serve can read, and its limit of time under a name that Serve does not know."""
+    """Passes each request on with headers that Serve can decode, and with its time limit under a name that Serve ignores."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

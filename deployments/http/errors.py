@@ -44,7 +44,7 @@ class UnsupportedMediaType(InvalidRequest):
 
 
 class Unsupported(InvalidRequest):
-    """A known field whose value would change the answer, and that this server cannot honour."""
+    """A known field with a value that would change the answer, and that this server does not support."""
 
     code = "unsupported"
 
@@ -70,7 +70,7 @@ class MethodNotAllowed(InvalidRequest):
 
 
 STATUS: dict[type[LlamaError], int] = {
-    # The nearest class in an error's ancestry counts.
+    # The most specific class of an error decides.
     LlamaError: 500,
     InvalidRequest: 400,
     BodyTooLarge: 413,
@@ -96,8 +96,8 @@ TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
     504: "timeout_error",
-}  # others: the caller's fault
-RANK_FAILURE_RETRY_S = 5.0  # about the time in which a small group of ranks is back
+}  # any other status: invalid_request_error
+RANK_FAILURE_RETRY_S = 5.0  # about the recovery time of a small group of ranks
 INTERNAL = LlamaError("The server failed to answer this request; its log says why under the request's id.")
 
 
@@ -106,7 +106,7 @@ def status_of(error: LlamaError) -> int:
 
 
 def as_llama_error(error: BaseException) -> LlamaError:
-    """The error itself if it is one of ours, else one that says nothing of what happened inside."""
+    """The error itself if it is a LlamaError, else INTERNAL, which reveals nothing about the cause."""
     return error if isinstance(error, LlamaError) else INTERNAL
 
 
@@ -129,7 +129,7 @@ def error_object(error: LlamaError) -> dict[str, dict[str, str | None]]:
 
 
 def retry_after_s(error: LlamaError) -> int | None:
-    """Whole seconds, at least 1; None where trying again will not help."""
+    """Whole seconds, at least 1; None if a retry will not help."""
     if isinstance(error, QueueFull | NotReady):
         return max(1, math.ceil(error.retry_after_s))
     return math.ceil(RANK_FAILURE_RETRY_S) if isinstance(error, RankFailure | CheckpointChanged) else None
@@ -143,5 +143,5 @@ def error_response(error: LlamaError, headers: dict[str, str] | None = None) -> 
     retry = retry_after_s(error)
     extra = {} if retry is None else {"Retry-After": str(retry)}
     if isinstance(error, PoisonRequest | DeadlineExceeded):
-        extra["x-should-retry"] = "false"  # or OpenAI's clients would ask again by themselves, as they do after any 5xx
+        extra["x-should-retry"] = "false"  # OpenAI's clients retry any other 5xx by themselves
     return json_response(error_object(error), status_of(error), {**(headers or {}), **extra})

@@ -1,6 +1,6 @@
-"""One line of JSON a request over HTTP, and its figures.
+"""The request log: one line of JSON for each HTTP request, and its metrics.
 
-JSON keeps to ASCII here and escapes control characters, so nothing that a client sends can begin a line of its own.
+The JSON is ASCII with control characters escaped, so nothing that a client sends can start a log line of its own.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ MOST_IN_A_BATCH = 32  # about a millisecond
 
 
 class Batched(logging.Handler):
-    """Gives records to other handlers a moment later, many at a time, which costs a third: a line at a time, between two
-    tokens, finds nothing of what it needs in the processor's caches. An error is given on at once, after all before it.
+    """Passes records to other handlers in batches, at most BATCH_S later. A batch costs a third of single lines, which would
+    run between two tokens with cold processor caches. An error is passed on at once, after the records before it.
     """
 
     def __init__(self, targets: Sequence[logging.Handler]) -> None:
@@ -39,7 +39,7 @@ class Batched(logging.Handler):
         self._records.append(record)
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # nobody would come back for it
+        except RuntimeError:  # without a loop, no timer would flush the batch
             self.flush()
             return
         if record.levelno >= logging.ERROR or len(self._records) >= MOST_IN_A_BATCH:
@@ -59,7 +59,7 @@ class Batched(logging.Handler):
 
 
 class RequestRecord:
-    """Follows one request from its arrival to its only end."""
+    """Follows one request from its arrival to its only outcome."""
 
     def __init__(self, metrics: Metrics, path: str, request_id: str, owner: str = "") -> None:
         """owner: that of the request's key, where keys are configured; otherwise the plan's `user` is logged as a digest."""
@@ -80,7 +80,7 @@ class RequestRecord:
             self._owner = hashlib.sha256(plan.owner.encode(errors="replace")).hexdigest()[:OWNER_DIGITS]
 
     def delta(self, delta: Delta) -> None:
-        """More of one choice is here; the first with a token stamps the time to first token."""
+        """Counts a delta of one choice. The first delta with a token sets the time to first token."""
         if self._ttft_s is None and delta.tokens:
             self._ttft_s = time.monotonic() - self._started_s
             self._metrics.first_token(self._ttft_s)
@@ -92,7 +92,7 @@ class RequestRecord:
         self._end("ok", logging.INFO)
 
     def failed(self, error: BaseException) -> None:
-        """By the error's code; a task that was cancelled: the client left."""
+        """The outcome is the error's code; "cancelled" for a task that was cancelled, because its client disconnected."""
         if isinstance(error, InvalidDialog):
             self._metrics.count_invalid_dialog()
         if isinstance(error, RequestCancelled) or not isinstance(error, Exception):
@@ -103,7 +103,7 @@ class RequestRecord:
             self._end(LlamaError.code, logging.ERROR)
 
     def closed(self) -> None:
-        """The request is over; if nothing has said how, its client left."""
+        """The request is over. Without any other outcome, its client has disconnected."""
         self._end("cancelled", logging.INFO)
 
     def _end(self, outcome: str, level: int) -> None:
@@ -131,7 +131,7 @@ class RequestRecord:
         fields["total_ms"] = round(1000 * (time.monotonic() - self._started_s), 1)
         if num_at_limit := self._finish_reasons[FinishReason.LENGTH]:
             fields["without_eos"] = num_at_limit
-        # Serve's handlers: only what somebody should look at goes to standard error too, from where Ray carries it to a
-        # terminal; and the request that happens to run when the lines are written is not this one.
+        # For Serve's log handlers: only warnings and errors go to standard error, which Ray shows on a terminal; and the
+        # context of the request that runs when the batch is written is not this request's.
         extra = {"log_to_stderr": level > logging.INFO, "skip_context_filter": True}
         log.log(level, "request %s", json.dumps(fields), extra=extra)

@@ -1,8 +1,8 @@
 """The bodies that clients send: every field typed strictly and every number bounded.
 
-Decides what is well formed and which of OpenAI's and vLLM's fields this server cannot honour. Unknown fields are
-ignored and null means absent, because clients send both. Knows nothing of the model: context, vocabulary and dialog
-order are checked in `plan.py`.
+Decides what is well formed and which of OpenAI's and vLLM's fields this server does not support. Unknown fields are
+ignored and null means absent, because clients send both. Knows nothing of the model: `plan.py` checks the context, the
+vocabulary and the order of a dialog.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ IdPrompts = list[list[int]]
 def _prompts(value: object) -> TextPrompts | IdPrompts:
     """A string, a list of strings, a list of ids or a list of id lists, as a list of prompts of one kind.
 
-    By hand, because a union of four list types reports an error for each item of each: 400,000 for one bad body.
+    A validator of our own: pydantic reports an error for each item of each type of a union, 400,000 for one bad body.
     """
     kinds = "must be a string, a list of strings, a list of token ids or a list of lists of token ids"
     if isinstance(value, str):
@@ -39,7 +39,7 @@ def _prompts(value: object) -> TextPrompts | IdPrompts:
         raise InvalidParameter(kinds)
     if not value:
         raise InvalidParameter("must not be an empty list")
-    if set(map(type, value)) == {int}:  # by far the quickest way to look at thousands of ids; a bool is none
+    if set(map(type, value)) == {int}:  # the fastest check of thousands of ids; a bool is not an int here
         return [value]
     if len(value) > MAX_CHOICES:
         raise InvalidParameter(f"must have at most {MAX_CHOICES} prompts")
@@ -64,7 +64,7 @@ def _stops(value: object) -> list[str]:
 
 
 def _content(value: object) -> str:
-    """A string, or a list of text parts, which are joined by newlines as other servers do."""
+    """A string, or a list of text parts, joined by newlines as other servers do."""
     kinds = "must be a string or a list of text parts"
     if isinstance(value, str):
         return value
@@ -83,7 +83,7 @@ def _content(value: object) -> str:
 
 
 def _logit_bias(value: object) -> dict[int, float]:
-    """Token id -> bias. Only the shape: whether the ids exist is the tokenizer's to say."""
+    """Token id -> bias. Checks the shape only; `plan.py` checks the ids against the vocabulary."""
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIASES:
@@ -133,7 +133,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(BodyWithUnknownFields):
-    """What completions and chat completions share."""
+    """The fields that completions and chat completions share."""
 
     model: str | None = Field(None, description="May be absent: one model is served.")
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="New tokens at most.")
@@ -145,10 +145,12 @@ class GenerationBody(BodyWithUnknownFields):
     stop: Stop = Field(default_factory=list, description=f"Up to {MAX_STOPS} strings; never part of the answer.")
     stream: Flag = None
     stream_options: StreamOptions | None = None
-    ignore_eos: Flag = Field(None, description="Go on to max_tokens.")
-    user: str | None = Field(None, description="Users share what there is; where keys are asked for, keys do instead.")
+    ignore_eos: Flag = Field(None, description="Generate up to max_tokens.")
+    user: str | None = Field(
+        None, description="Users share the server fairly; where API keys are configured, keys do instead."
+    )
     priority: int | None = Field(None, ge=0, le=MAX_PRIORITY, description="0, the default, is served first.")
-    # Ranges are checked first; then anything but the neutral value is refused as unsupported.
+    # Ranges are checked first; then every value but the neutral one is refused as unsupported.
     presence_penalty: float | None = _number(-2, 2, "Only 0.")
     frequency_penalty: float | None = _number(-2, 2, "Only 0.")
     repetition_penalty: float | None = Field(None, gt=0, le=10, allow_inf_nan=False, description="Only 1.")
@@ -213,7 +215,7 @@ class ChatBody(GenerationBody):
 
 
 class TokenizeBody(Body):
-    """Either a text, or the messages of a chat as its template writes them."""
+    """Either a text, or the messages of a chat, which are tokenized by the chat template."""
 
     model: str | None = None
     prompt: str | None = Field(None, max_length=2**20)
@@ -233,7 +235,7 @@ class DetokenizeBody(Body):
 
 
 def _is(*neutral: object) -> Callable[[object], bool]:
-    """Whether a value is one of these, and of its type: JSON's false is not 0."""
+    """Tests whether a value equals one of these and is of its type: JSON's false is not 0."""
     return lambda value: any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral)
 
 
@@ -242,7 +244,7 @@ _none_at_all = _is()
 _text_format = _is({"type": "text"})
 
 NEUTRAL: dict[str, Callable[[object], bool]] = {
-    # field -> whether a value that is not null asks for nothing. What asks for something is refused, never ignored.
+    # field -> test for values that do not change the answer. Every other value is refused, never ignored.
     "presence_penalty": _is(0), "frequency_penalty": _is(0), "repetition_penalty": _is(1), "length_penalty": _is(1),
     "min_p": _is(0), "min_tokens": _is(0), "typical_p": _is(1), "logit_bias": _empty, "bad_words": _empty,
     "allowed_token_ids": _empty, "stop_token_ids": _empty, "suffix": _is(""), "use_beam_search": _is(False),

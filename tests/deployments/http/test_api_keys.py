@@ -97,7 +97,7 @@ async def test_probes_need_none_and_without_keys_nobody_does() -> None:
 
 
 def test_the_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_keys, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(api_keys, "CHECK_INTERVAL_S", 0.0)
     file = tmp_path / "keys"
     file.write_bytes("# of the team\n\n  first \nsecond\nschlüssel\n".encode() + b"\xff\xfe\n")
     keys = ApiKeys(digests_of("fixed"), file)
