@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks.harness.common import Spread, emit, percentile, print_table
 from benchmarks.harness.options import question_parser
 from llama_core.config import MAX_DRAFTS
-from llama_core.scheduling.block_pool import BlockPool, block_key
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.prefix_cache import prefix_hash
 from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -126,7 +127,7 @@ def block_costs(num_blocks: int = 4096) -> dict[str, float]:
     def make_keys() -> list[bytes]:
         keys = [b""]
         for of_block in tokens:
-            keys.append(block_key(keys[-1], of_block))
+            keys.append(prefix_hash(keys[-1], of_block))
         return keys[1:]
 
     keys = make_keys()
@@ -135,11 +136,11 @@ def block_costs(num_blocks: int = 4096) -> dict[str, float]:
         blocks = pool.try_allocate(num_blocks)
         assert blocks is not None
         for block, key in zip(blocks, keys, strict=True):
-            pool.name(block, key)
+            pool.prefixes.register(block, key)
         pool.release(blocks)
 
     def find_and_share() -> None:
-        found = pool.find(keys)
+        found = pool.prefixes.lookup(keys)
         assert len(found) == num_blocks and pool.try_allocate(0, shared=found) is not None
         pool.release(found)
 

@@ -272,7 +272,7 @@ class EngineLoop:
             try:
                 output = runner.submit(batch)
             except RankFailure:
-                self.scheduler.forget_unsent()  # nobody in it is to blame
+                self.scheduler.drop_unsent()  # nobody in it is to blame
                 raise
             flights.append(_Flight(batch, output, time.monotonic()))
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaError
-from llama_core.scheduling.prompt_lookup import PromptLookup
 from llama_core.scheduling.sampling_params import SamplingParams, whole_number
+from llama_core.scheduling.speculation import Drafting
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +82,9 @@ class Sequence:
     scheduled: int = 0
     inflight: int = 0
     num_drafts: int = 0
-    lookup: PromptLookup | None = None  # made when drafts could pay
-    block_keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were asked for
-    num_named: int = 0  # of `blocks`, those that the pool has by their keys
+    drafting: Drafting | None = None  # made when drafts could pay
+    block_hashes: list[bytes] = field(default_factory=list)  # prefix hashes of its full blocks, as far as computed
+    num_registered: int = 0  # of `blocks`, those registered in the prefix cache
     num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, when asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...

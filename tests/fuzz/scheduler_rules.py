@@ -84,7 +84,7 @@ class Bench:
         self.heard: dict[Sequence, Heard] = {}  # live or just ended
         self.num_ended = 0
         self._numbers = 0
-        queue = self.scheduler._waiting
+        queue = self.scheduler.admission.waiting
         first = queue.first
 
         def checked_first() -> Sequence:
@@ -124,7 +124,7 @@ class Bench:
             )
             max_length = min(len(prompt) + max_new, MAX_LENGTH)
             seq = Sequence(prompt, params, max_length, owner=owner, priority=priority)
-            seq.lookup = Oracle(self.world.model, params.seed) if oracle else None
+            seq.drafting = Oracle(self.world.model, params.seed) if oracle else None
             self._numbers += 1
             heard = Heard(seq, expected_output(seq, self.world.model), self._numbers, [])
             self.heard[seq] = heard
@@ -192,7 +192,7 @@ class Bench:
         """
         if unsent and self.schedule():
             self.flights.pop()
-            self.scheduler.forget_unsent()
+            self.scheduler.drop_unsent()
         self.flights.clear()
         self.ranks = FakeRanks(BLOCK_SIZE, self.world.model)
         before = list(self.scheduler.live())
@@ -248,7 +248,11 @@ class Bench:
 
     def _check_refusal(self, n: int, length: int, owner: str, *, is_for_ever: bool) -> None:
         """The capacity is taken; or some is free, and the owner has most of what waits, and there are other owners."""
-        most, most_tokens, queue = self.world.max_waiting, self.world.max_waiting_tokens, self.scheduler._waiting
+        most, most_tokens, queue = (
+            self.world.max_waiting,
+            self.world.max_waiting_tokens,
+            self.scheduler.admission.waiting,
+        )
         free = self.world.slots - self.scheduler.num_running
         assert len(queue) + n > free, "a free slot is refused"
         never_fits = most is not None and n > most + self.world.slots
@@ -289,7 +293,7 @@ class Bench:
         counts = [holders[block] for block in range(pool.num_blocks)]
         assert counts == pool._num_holders, "a block's holders are miscounted"
         assert set(pool._free) == {block for block in range(pool.num_blocks) if not holders[block]}, "a block leaked"
-        slots = [*scheduler._free_slots, *(seq.slot for seq in scheduler._running if seq.slot is not None)]
+        slots = [*scheduler.admission.free_slots, *(seq.slot for seq in scheduler._running if seq.slot is not None)]
         assert sorted(slots) == list(range(self.world.slots)), "a slot leaked or has two owners"
         for seq in live:
             assert not seq.finished and len(set(seq.blocks)) == len(seq.blocks)
@@ -298,14 +302,14 @@ class Bench:
             written = seq.blocks[seq.scheduled // BLOCK_SIZE :]
             assert all(holders[block] == 1 for block in written), "a block is written while it is shared"
         self._check_keys(pool)
-        self._check_queue(scheduler._waiting, live)
+        self._check_queue(scheduler.admission.waiting, live)
         quarantine = scheduler.quarantine
         assert quarantine._quarantined <= set(quarantine._records) <= set(live), "the quarantine keeps an ended request"
         assert sum(map(quarantine.is_quarantined, scheduler._running)) <= 1, "two quarantined requests run together"
 
     def _check_keys(self, pool: BlockPool) -> None:
-        named = {key: block for block, key in enumerate(pool._key_of) if key is not None}
-        assert named == pool._block_of, "keys and blocks disagree"
+        named = {key: block for block, key in enumerate(pool.prefixes._hash_of) if key is not None}
+        assert named == pool.prefixes._block_of, "keys and blocks disagree"
 
     def _check_queue(self, queue: WaitingQueue, live: list[Sequence]) -> None:
         counted: dict[Sequence, int] = {}

@@ -14,6 +14,7 @@ from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.speculation import Speculation
 from tests.fuzz import scheduler
 from tests.fuzz.scheduler_rules import BEGINNINGS, BLOCK_SIZE, MAX_LENGTH, OWNERS, Bench, World
 from tests.support.fake_ranks import arbitrary, repetitive
@@ -135,12 +136,12 @@ def _miscount(queue: WaitingQueue, seq: Sequence) -> None:
 def _lose(self: Scheduler, epoch: int, failure: RankFailure | None = None) -> Sequence | None:
     harmful = _restart(self, epoch, failure)
     if self.num_waiting > 1:
-        self._waiting.remove(self._waiting.first())
+        self.admission.waiting.remove(self.admission.waiting.first())
     return harmful
 
 
-def _forget_drafts(self: Scheduler, *given: Any) -> int:
-    return min(_compare(self, *given) + 1, len(given[2]) - 1)
+def _forget_drafts(self: Speculation, *given: Any) -> int:
+    return min(_verify(self, *given) + 1, len(given[3]) - 1)
 
 
 def _newest_first(queue: WaitingQueue) -> Sequence:
@@ -148,7 +149,7 @@ def _newest_first(queue: WaitingQueue) -> Sequence:
 
 
 _release, _allocate = BlockPool.release, BlockPool.try_allocate
-_restart, _compare = Scheduler.restart, Scheduler._compare
+_restart, _verify = Scheduler.restart, Speculation.verify
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ _restart, _compare = Scheduler.restart, Scheduler._compare
         (WaitingQueue, "add_first", _miscount),
         (WaitingQueue, "first", _newest_first),
         (Scheduler, "restart", _lose),
-        (Scheduler, "_compare", _forget_drafts),
+        (Speculation, "verify", _forget_drafts),
     ],
     ids=["a leak", "two owners", "a miscount", "one is passed over", "a request is lost", "a wrong draft"],
 )

@@ -9,8 +9,8 @@ or a failed assertion.
 
 from collections.abc import Callable
 
-from llama_core.scheduling.prompt_lookup import PromptLookup
 from llama_core.scheduling.request import Sequence, TokenLogprob
+from llama_core.scheduling.speculation import Drafting
 from llama_core.scheduling.step import PromptLogprobs, StepInput, StepOutput
 
 EOS = 2
@@ -51,18 +51,18 @@ def expected_output(seq: Sequence, model: Model = arbitrary) -> list[int]:
     return continuation(seq.prompt, limit, lambda tokens: model(tokens, seed), ignore_eos=ignore_eos)
 
 
-class Oracle(PromptLookup):
+class Oracle(Drafting):
     """Proposes drafts in every step: some of the tokens that will be sampled, then wrong ones."""
 
     def __init__(self, model: Model, seed: int) -> None:
-        super().__init__()
+        super().__init__(self)
         self._model = model
         self._seed = seed
 
     def num_worthwhile(self, limit: int, *, alone: bool) -> int:
         return max(0, limit)
 
-    def guess(self, tokens: list[int], count: int) -> list[int]:
+    def propose(self, tokens: list[int], count: int) -> list[int]:
         truth = list(tokens)
         while len(truth) < len(tokens) + count:
             truth.append(self._model(truth, self._seed))

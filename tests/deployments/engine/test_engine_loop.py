@@ -466,4 +466,4 @@ async def test_new_ranks_first_compute_a_canary_in_the_name_of_the_quarantined_r
         "the quarantined request waits for the canary"
     )
     scheduler.commit(StepOutput(2, step.step, [5]))
-    assert scheduler._waiting._classes[0].counters.keys() == {"a"}
+    assert scheduler.admission.waiting._classes[0].counters.keys() == {"a"}

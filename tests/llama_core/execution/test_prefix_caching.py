@@ -8,7 +8,8 @@ import pytest
 from llama_core import Llama
 from llama_core.execution.native.build import Unavailable
 from llama_core.execution.parallel import alone
-from llama_core.scheduling.block_pool import BlockPool, block_key
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.prefix_cache import prefix_hash
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -140,7 +141,7 @@ def test_preemption_costs_little_as_long_as_its_blocks_are_not_reused() -> None:
     for _ in range(5):
         scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
     young = scheduler._running[-1]
-    scheduler._requeue_youngest()
+    scheduler._preempt_youngest()
     scheduled = ranks.num_computed
     batch = scheduler.schedule()
     assert batch is not None and batch.rows[-1].start == 32 and young.scheduled == young.length
@@ -179,8 +180,8 @@ def test_a_token_that_is_still_on_its_way_is_in_no_key(length: int) -> None:
         scheduler.commit(ranks.step(batch))  # type: ignore[arg-type]
     keys = [b""]
     for begin in range(0, length - 15, 16):
-        keys.append(block_key(keys[-1], PREFIX[begin : begin + 16]))
-    assert set(scheduler.pool._block_of) == set(keys[1:])
+        keys.append(prefix_hash(keys[-1], PREFIX[begin : begin + 16]))
+    assert set(scheduler.pool.prefixes._block_of) == set(keys[1:])
 
 
 def test_an_aborted_prompt_is_found_as_far_as_its_steps_were_made() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from llama_core.scheduling.block_pool import BlockPool, block_key
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.prefix_cache import prefix_hash
 
 
 def named(pool: BlockPool, num_blocks: int, text: str) -> tuple[list[int], list[bytes]]:
@@ -11,14 +12,14 @@ def named(pool: BlockPool, num_blocks: int, text: str) -> tuple[list[int], list[
     assert blocks is not None
     keys = [f"{text}{i}".encode() for i in range(num_blocks)]
     for block, key in zip(blocks, keys, strict=True):
-        pool.name(block, key)
+        pool.prefixes.register(block, key)
     return blocks, keys
 
 
 def test_a_key_stands_for_the_tokens_and_all_before_them() -> None:
-    first, other = block_key(b"", [1, 2]), block_key(b"", [2, 1])
-    assert len({first, other, block_key(first, [1, 2]), block_key(other, [1, 2]), block_key(b"", [1])}) == 5
-    assert block_key(first, [7, 8]) == block_key(block_key(b"", [1, 2]), [7, 8])
+    first, other = prefix_hash(b"", [1, 2]), prefix_hash(b"", [2, 1])
+    assert len({first, other, prefix_hash(first, [1, 2]), prefix_hash(other, [1, 2]), prefix_hash(b"", [1])}) == 5
+    assert prefix_hash(first, [7, 8]) == prefix_hash(prefix_hash(b"", [1, 2]), [7, 8])
 
 
 def test_what_nobody_can_find_is_reused_first_and_then_what_was_given_back_longest_ago() -> None:
@@ -30,11 +31,11 @@ def test_what_nobody_can_find_is_reused_first_and_then_what_was_given_back_longe
     pool.release(new)
     pool.release([plain])
     assert pool.try_allocate(2) == [plain, 5]
-    assert pool.find(old_keys) == old and pool.find(new_keys) == new
+    assert pool.prefixes.lookup(old_keys) == old and pool.prefixes.lookup(new_keys) == new
     assert pool.try_allocate(1) == [old[1]], "the end of a sequence before its beginning, without which it is of no use"
-    assert pool.find(old_keys) == old[:1]
+    assert pool.prefixes.lookup(old_keys) == old[:1]
     assert pool.try_allocate(2) == [old[0], new[1]]
-    assert pool.find(old_keys) == [] and pool.find(new_keys) == new[:1]
+    assert pool.prefixes.lookup(old_keys) == [] and pool.prefixes.lookup(new_keys) == new[:1]
 
 
 def test_a_block_is_free_when_its_last_holder_has_given_it_back() -> None:
@@ -45,7 +46,7 @@ def test_a_block_is_free_when_its_last_holder_has_given_it_back() -> None:
     pool.release(blocks)
     assert pool.num_used == 3
     pool.release(blocks)
-    assert pool.num_used == 1 and pool.find(keys) == blocks
+    assert pool.num_used == 1 and pool.prefixes.lookup(keys) == blocks
     with pytest.raises(AssertionError, match="too often"):
         pool.release(blocks)
 
@@ -71,10 +72,10 @@ def test_a_text_that_two_computed_is_found_once() -> None:
     pool = BlockPool(4, 4)
     (first,), (key,) = named(pool, 1, "same")
     (second,) = pool.try_allocate(1) or []
-    pool.name(second, key)
-    assert pool.find([key]) == [first]
+    pool.prefixes.register(second, key)
+    assert pool.prefixes.lookup([key]) == [first]
     pool.release([second])
-    assert pool.find([key]) == [first], "the one that lost its name to the other takes nothing with it"
+    assert pool.prefixes.lookup([key]) == [first], "the one that lost its name to the other takes nothing with it"
 
 
 def test_what_is_forgotten_is_not_found_whoever_holds_it() -> None:
@@ -82,8 +83,12 @@ def test_what_is_forgotten_is_not_found_whoever_holds_it() -> None:
     held, held_keys = named(pool, 2, "held")
     free, free_keys = named(pool, 2, "free")
     pool.release(free)
-    pool.forget(held[:1])
-    assert pool.find(held_keys) == [] and pool.find(held_keys[1:]) == held[1:] and pool.find(free_keys) == free
-    pool.forget()
-    assert pool.find(held_keys[1:]) == [] and pool.find(free_keys) == []
+    pool.prefixes.evict(held[:1])
+    assert (
+        pool.prefixes.lookup(held_keys) == []
+        and pool.prefixes.lookup(held_keys[1:]) == held[1:]
+        and pool.prefixes.lookup(free_keys) == free
+    )
+    pool.prefixes.clear()
+    assert pool.prefixes.lookup(held_keys[1:]) == [] and pool.prefixes.lookup(free_keys) == []
     assert pool.num_used == 2

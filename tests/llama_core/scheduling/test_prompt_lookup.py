@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_core.scheduling.prompt_lookup import MAX_DRAFTS_A_ROW, NGRAMS, PromptLookup
+from llama_core.scheduling.prompt_lookup import NGRAMS, PromptLookup
+from llama_core.scheduling.speculation import MAX_DRAFTS_PER_ROW, new_drafting
 
 tokens_of_few_kinds = st.lists(st.integers(0, 4), max_size=60)
 
@@ -25,7 +26,7 @@ def by_search(tokens: list[int], count: int) -> list[int]:
 
 @given(tokens_of_few_kinds, st.integers(1, 9))
 def test_a_guess_is_how_the_latest_occurrence_of_the_ending_went_on(tokens: list[int], count: int) -> None:
-    assert PromptLookup().guess(tokens, count) == by_search(tokens, count)
+    assert PromptLookup().propose(tokens, count) == by_search(tokens, count)
 
 
 @given(tokens_of_few_kinds, st.lists(st.integers(1, 9), max_size=20))
@@ -33,51 +34,57 @@ def test_an_index_that_grew_with_the_text_guesses_as_one_made_at_once(tokens: li
     lookup, seen = PromptLookup(), list[int]()
     for piece in pieces:
         seen += tokens[len(seen) : len(seen) + piece]
-        assert lookup.guess(seen, 5) == PromptLookup().guess(seen, 5)
+        assert lookup.propose(seen, 5) == PromptLookup().propose(seen, 5)
 
 
 def test_three_tokens_tell_more_than_two() -> None:
-    assert PromptLookup().guess([1, 2, 3, 40, 9, 2, 3, 50, 1, 2, 3], 1) == [40]
-    assert PromptLookup().guess([1, 2, 3, 40, 9, 2, 3, 50, 7, 2, 3], 1) == [50]
+    assert PromptLookup().propose([1, 2, 3, 40, 9, 2, 3, 50, 1, 2, 3], 1) == [40]
+    assert PromptLookup().propose([1, 2, 3, 40, 9, 2, 3, 50, 7, 2, 3], 1) == [50]
 
 
 def test_a_loop_is_guessed_to_go_on() -> None:
-    assert PromptLookup().guess([5, 6, 7, 5, 6, 7, 5], 8) == [6, 7, 5, 6, 7, 5, 6, 7]
-    assert PromptLookup().guess([9, 9, 9], 4) == [9, 9, 9, 9]
+    assert PromptLookup().propose([5, 6, 7, 5, 6, 7, 5], 8) == [6, 7, 5, 6, 7, 5, 6, 7]
+    assert PromptLookup().propose([9, 9, 9], 4) == [9, 9, 9, 9]
 
 
-def test_a_text_that_never_repeats_is_not_guessed() -> None:
+def test_no_draft_is_proposed_for_a_text_that_never_repeats() -> None:
     lookup = PromptLookup()
-    assert all(lookup.guess(list(range(n)), 3) == [] for n in range(30))
+    assert all(lookup.propose(list(range(n)), 3) == [] for n in range(30))
 
 
-@pytest.mark.parametrize(("alone", "num_right"), [(True, 2), (False, 6)])
-def test_a_few_right_guesses_make_drafts_worthwhile_and_wrong_ones_end_it(alone: bool, num_right: int) -> None:
-    lookup = PromptLookup()
+@pytest.mark.parametrize(("alone", "num_accepted"), [(True, 2), (False, 6)])
+def test_a_few_accepted_drafts_make_drafting_worthwhile_and_rejected_ones_end_it(
+    alone: bool, num_accepted: int
+) -> None:
+    drafting = new_drafting()
     for _ in range(3):
-        assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW, alone=alone) == 0, "of a text that begins nothing is known"
-        lookup.observe(num_right, 0)
-        assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW, alone=alone) > 1
-        lookup.observe(20, 0)
-        assert lookup.num_worthwhile(MAX_DRAFTS_A_ROW, alone=alone) == MAX_DRAFTS_A_ROW
-        lookup.observe(0, 11)
+        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, alone=alone) == 0, (
+            "nothing is known of a sequence that begins"
+        )
+        drafting.observe(num_accepted, 0)
+        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, alone=alone) > 1
+        drafting.observe(20, 0)
+        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, alone=alone) == MAX_DRAFTS_PER_ROW
+        drafting.observe(0, 11)
 
 
-def test_drafts_end_where_their_chance_does() -> None:
+def test_no_draft_beyond_the_point_where_acceptance_is_unlikely() -> None:
     draw = random.Random(1)
-    lookup = PromptLookup()
+    drafting = new_drafting()
     for _ in range(200):
-        lookup.observe(draw.randrange(4), draw.randrange(2))
-        counts = [lookup.num_worthwhile(limit, alone=True) for limit in range(9)]
+        drafting.observe(draw.randrange(4), draw.randrange(2))
+        counts = [drafting.num_worthwhile(limit, alone=True) for limit in range(9)]
         assert all(count <= limit for limit, count in enumerate(counts))
         best = max(counts)
-        assert best == 0 or lookup.chance**best > 0.1
+        assert best == 0 or drafting.acceptance**best > 0.1
         assert all(count in (0, min(best, limit)) for limit, count in enumerate(counts))
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 1))), st.integers(0, 7))
-def test_beside_others_it_takes_more_to_be_worthwhile(seen: list[tuple[int, int]], limit: int) -> None:
-    lookup = PromptLookup()
-    for num_right, num_wrong in seen:
-        lookup.observe(num_right, num_wrong)
-    assert lookup.num_worthwhile(limit, alone=False) in (0, lookup.num_worthwhile(limit, alone=True))
+def test_beside_other_sequences_drafting_must_gain_more_to_be_worthwhile(
+    seen: list[tuple[int, int]], limit: int
+) -> None:
+    drafting = new_drafting()
+    for num_accepted, num_rejected in seen:
+        drafting.observe(num_accepted, num_rejected)
+    assert drafting.num_worthwhile(limit, alone=False) in (0, drafting.num_worthwhile(limit, alone=True))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from llama_core.errors import InvalidParameter, QueueFull
-from llama_core.scheduling.block_pool import BlockPool, block_key
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.prefix_cache import prefix_hash
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import (
@@ -138,8 +139,8 @@ def test_preemption_takes_the_youngest_and_costs_no_token() -> None:
     scheduler.add(old)
     scheduler.add(young)
     victims: list[Sequence] = []
-    requeue = scheduler._requeue_youngest
-    scheduler._requeue_youngest = lambda: victims.append(scheduler._running[-1]) or requeue()  # type: ignore[method-assign,func-returns-value]
+    requeue = scheduler._preempt_youngest
+    scheduler._preempt_youngest = lambda: victims.append(scheduler._running[-1]) or requeue()  # type: ignore[method-assign,func-returns-value]
     run_to_end(scheduler, ranks)
     assert len(victims) == scheduler.num_preemptions > 0
     assert set(victims) == {young}
@@ -265,7 +266,7 @@ class Machine(RuleBasedStateMachine):
         params = SamplingParams(ignore_eos=ignore, prompt_logprobs=lp, logprobs=0, seed=seed)
         prompt = beginning + own
         seq = Sequence(prompt, params, min(len(prompt) + max_new, 28))
-        seq.lookup = Oracle(self.model, seed) if oracle else None
+        seq.drafting = Oracle(self.model, seed) if oracle else None
         self.scheduler.add(seq)
         self.all.append(seq)
         return seq
@@ -331,8 +332,8 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         pool, size = self.scheduler.pool, self.block_size
-        named = {block: key for block, key in enumerate(pool._key_of) if key is not None}
-        assert {key: block for block, key in named.items()} == pool._block_of
+        named = {block: key for block, key in enumerate(pool.prefixes._hash_of) if key is not None}
+        assert {key: block for block, key in named.items()} == pool.prefixes._block_of
         for block, key in named.items():
             tokens = self.ranks.cache[block * size + size - 1]
             assert len(tokens) % size == 0
@@ -340,7 +341,7 @@ class Machine(RuleBasedStateMachine):
                 assert self.ranks.cache[block * size + i] == tokens[: len(tokens) - size + i + 1]
             expected = b""
             for begin in range(0, len(tokens), size):
-                expected = block_key(expected, tokens[begin : begin + size])
+                expected = prefix_hash(expected, tokens[begin : begin + size])
             assert key == expected
 
     @invariant()

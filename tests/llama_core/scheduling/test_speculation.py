@@ -13,10 +13,11 @@ from llama_core.config import MAX_DRAFTS
 from llama_core.execution.native.build import Unavailable
 from llama_core.execution.parallel import alone
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.prompt_lookup import MAX_DRAFTS_A_ROW, PromptLookup
+from llama_core.scheduling.prompt_lookup import PromptLookup
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.speculation import MAX_DRAFTS_PER_ROW, Drafting
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
 from tests.support import on_ranks
@@ -43,7 +44,7 @@ def run(scheduler: Scheduler, ranks: FakeRanks, sequences: list[Sequence], depth
     while scheduler.has_work:
         if len(flights) < depth and (batch := scheduler.schedule()) is not None:
             assert sum(row.num_drafts for row in batch.rows) <= scheduler.config.max_drafts
-            assert all(row.num_drafts <= MAX_DRAFTS_A_ROW for row in batch.rows)
+            assert all(row.num_drafts <= MAX_DRAFTS_PER_ROW for row in batch.rows)
             assert batch.num_tokens <= scheduler.config.max_step_tokens
             flights.append(ranks.step(batch))
         else:
@@ -87,7 +88,7 @@ def test_tokens_and_logprobs_are_the_same_with_and_without_speculation(
         for prompt, max_new, seed, ignore_eos, drafter in requests:
             seq = sequence(prompt, max_new, seed=seed, ignore_eos=ignore_eos, logprobs=0)
             if drafter == "any pattern of right and wrong":
-                seq.lookup = Oracle(model, seed)
+                seq.drafting = Oracle(model, seed)
             sequences.append(seq)
         run(make(max_drafts, slots, num_blocks, budget), FakeRanks(BLOCK_SIZE, model), sequences, depth)
         return sequences
@@ -146,7 +147,7 @@ def test_a_text_that_stops_repeating_stops_being_guessed_and_may_begin_again() -
 def test_who_waits_for_its_output_holds_up_nobody() -> None:
     scheduler, ranks = make(), FakeRanks(BLOCK_SIZE, looping)
     drafting, other = sequence([3, 4, 5], 60), sequence([7, 8], 60)
-    drafting.lookup = Oracle(looping, 0)
+    drafting.drafting = Oracle(looping, 0)
     scheduler.add(drafting)
     scheduler.add(other)
     scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
@@ -164,7 +165,7 @@ def test_who_waits_for_its_output_holds_up_nobody() -> None:
 def test_who_waits_for_its_output_waits_also_when_so_many_come_that_none_drafts_any_more() -> None:
     scheduler, ranks = make(slots=8), FakeRanks(BLOCK_SIZE, looping)
     drafting = sequence([3, 4, 5], 60)
-    drafting.lookup = Oracle(looping, 0)
+    drafting.drafting = Oracle(looping, 0)
     scheduler.add(drafting)
     scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
     first = scheduler.schedule()
@@ -187,7 +188,7 @@ def test_the_more_run_the_fewer_drafts_each_has_and_beyond_four_none(num_rows: i
     scheduler, ranks = make(slots=32, num_blocks=2000), FakeRanks(BLOCK_SIZE, looping)
     sequences = [sequence([3 + i % 5, 4, 5], 50) for i in range(num_rows)]
     for seq in sequences:
-        seq.lookup = Oracle(looping, 0)
+        seq.drafting = Oracle(looping, 0)
         scheduler.add(seq)
     largest = 0
     for _ in range(6):
@@ -197,14 +198,14 @@ def test_the_more_run_the_fewer_drafts_each_has_and_beyond_four_none(num_rows: i
         scheduler.commit(ranks.step(batch))
     assert largest == most
     if not most:
-        assert all(seq.lookup is not None and not seq.lookup._num_indexed for seq in sequences), "and costs nothing"
+        assert scheduler.num_drafts == 0
 
 
 def begun(model: Model, max_new: int = 40, **params: object) -> tuple[Scheduler, FakeRanks, Sequence]:
     """A sequence that decodes, and whose next row has drafts that an oracle made; every second one is right."""
     scheduler, ranks = make(), FakeRanks(BLOCK_SIZE, model)
     seq = sequence([3, 4, 5], max_new, **params)
-    seq.lookup = AllRight(model, seq.params.seed)
+    seq.drafting = AllRight(model, seq.params.seed)
     scheduler.add(seq)
     scheduler.commit(ranks.step(scheduler.schedule()))  # type: ignore[arg-type]
     return scheduler, ranks, seq
@@ -213,7 +214,7 @@ def begun(model: Model, max_new: int = 40, **params: object) -> tuple[Scheduler,
 class AllRight(Oracle):
     """Proposes what will come."""
 
-    def guess(self, tokens: list[int], count: int) -> list[int]:
+    def propose(self, tokens: list[int], count: int) -> list[int]:
         truth = list(tokens)
         while len(truth) < len(tokens) + count:
             truth.append(self._model(truth, self._seed))
@@ -267,7 +268,7 @@ def test_what_happens_to_a_sequence_while_its_drafts_are_checked(how: str) -> No
         assert seq.output == [6]
         return
     if how == "preempt":
-        scheduler._requeue_youngest()
+        scheduler._preempt_youngest()
         assert scheduler.schedule() is None, "its tokens are still on their way"
         scheduler.commit(ranks.step(batch))
         assert len(seq.output) == 9 and seq.scheduled == 0
@@ -283,7 +284,7 @@ def test_blocks_for_drafts_are_nobody_elses() -> None:
     scheduler, ranks = make(num_blocks=6, slots=2), FakeRanks(BLOCK_SIZE, looping)
     first, second = sequence([3, 4, 5], 8), sequence([7, 8], 8)
     for seq in (first, second):
-        seq.lookup = Oracle(looping, 0)
+        seq.drafting = Oracle(looping, 0)
     run(scheduler, ranks, [first, second], 2)
     assert scheduler.num_preemptions == 0, "both fit, as long as no draft takes what the other needs"
     assert first.output == expected_output(first, looping) and second.output == expected_output(second, looping)
@@ -303,7 +304,7 @@ def test_the_model_gives_the_same_tokens_with_and_without_greedy_and_sampled(
     prompts = [[1, *(draw.randrange(3, 600) for _ in range(length))] for length in (4, 40, 17)]
     texts: list[list[int]] = []
 
-    def guess(lookup: PromptLookup, tokens: list[int], count: int) -> list[int]:
+    def propose(lookup: PromptLookup, tokens: list[int], count: int) -> list[int]:
         """What will come, up to a place that is anyone's guess."""
         (text,) = (text for text in texts if text[: len(tokens)] == tokens)
         num_right = draw.randrange(count + 2)
@@ -311,8 +312,8 @@ def test_the_model_gives_the_same_tokens_with_and_without_greedy_and_sampled(
             token if i < num_right else token ^ 1 for i, token in enumerate(text[len(tokens) : len(tokens) + count])
         ]
 
-    monkeypatch.setattr(PromptLookup, "guess", guess)
-    monkeypatch.setattr(PromptLookup, "num_worthwhile", lambda lookup, limit, alone: max(0, limit))
+    monkeypatch.setattr(PromptLookup, "propose", propose)
+    monkeypatch.setattr(Drafting, "num_worthwhile", lambda lookup, limit, alone: max(0, limit))
     steps = counted_steps(drafting, monkeypatch)
     for temperature in (0.0, 0.8):
         options = {"max_gen_len": 90, "temperature": temperature, "logprobs": True, "echo": True, "seed": 4}

@@ -1,0 +1,141 @@
+"""Decides which waiting sequences get a slot and cache blocks, and how many may wait.
+
+The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks; it is never overtaken.
+Its prefix is looked up in the cache at this moment, not before. Knows nothing of steps and their budget.
+"""
+
+from collections.abc import Sequence as Seq
+
+from llama_core.errors import InvalidParameter, QueueFull
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.fair_queue import PROMPT_COST, WaitingQueue
+from llama_core.scheduling.prefix_cache import PrefixCache
+from llama_core.scheduling.quarantine import Quarantine
+from llama_core.scheduling.request import FinishReason, Sequence
+
+
+class Admission:
+    """The waiting queue, the free slots, and who holds the blocks of `pool`."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        quarantine: Quarantine,
+        *,
+        num_slots: int,
+        max_waiting: int | None,
+        max_waiting_tokens: int | None,
+        prefix_caching: bool,
+    ) -> None:
+        self.waiting = WaitingQueue()
+        self.num_prefix_hits = 0  # tokens found in the cache instead of computed
+        self.free_slots = list(range(num_slots - 1, -1, -1))
+        self._quarantine = quarantine
+        self._num_slots = num_slots
+        self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens
+        self._prefix_caching = prefix_caching
+        self._head_lacks_blocks = False  # since the queue's first was refused, no block has been released
+        self.use_pool(pool)
+
+    def use_pool(self, pool: BlockPool) -> None:
+        """From now on sequences get blocks of `pool`; none may hold a block of the former pool."""
+        self.pool = pool
+        self.prefixes = PrefixCache(pool.prefixes, pool.block_size, is_enabled=self._prefix_caching)
+        self._head_lacks_blocks = False
+
+    def check_capacity(self, lengths: Seq[int], owner: str) -> None:
+        """Raise unless a request whose sequences have so many tokens each may be queued as a whole: QueueFull if the capacity
+        is taken now, InvalidParameter if no idle server could ever take it.
+
+        A sequence that finds a free slot does not wait; a sequence that waits alone may be of any length.
+        """
+        num_waiting, num_free = len(self.waiting), len(self.free_slots)
+        if num_waiting + len(lengths) <= num_free:
+            return
+        self._check_fits_idle(lengths)
+        capacity = None if self._max_waiting is None else self._max_waiting + num_free - num_waiting
+        if capacity is not None and len(lengths) > capacity:
+            num_queued = max(0, num_waiting - num_free)
+            raise QueueFull(f"{num_queued} sequences wait already, the limit is {self._max_waiting}")
+        capacity_tokens = None
+        if self._max_waiting_tokens is not None:
+            queued_tokens = self.waiting.tokens_behind(num_free)
+            capacity_tokens = self._max_waiting_tokens - queued_tokens
+            queued_here = lengths[max(0, num_free - num_waiting) :]
+            if (queued_tokens or len(queued_here) > 1) and sum(queued_here) > capacity_tokens:
+                raise QueueFull(
+                    f"sequences of {queued_tokens} tokens wait already, the limit is {self._max_waiting_tokens}"
+                )
+        if not self.waiting.has_capacity(owner, capacity, capacity_tokens):
+            raise QueueFull("most waiting requests are of this key or user; the remaining capacity is for others")
+
+    def queue(self, seq: Sequence) -> None:
+        self.waiting.add(seq)
+        self._head_lacks_blocks = False  # another sequence may be first now
+
+    def queue_first(self, seq: Sequence) -> None:
+        """Before all others."""
+        self.waiting.add_first(seq)
+        self._head_lacks_blocks = False
+
+    def leave_queue(self, seq: Sequence) -> None:
+        self.waiting.remove(seq)
+        self._head_lacks_blocks = False
+
+    def admit_next(self, running: Seq[Sequence]) -> Sequence | None:
+        """The next sequence, with a slot and blocks for all its known tokens; None if it cannot be admitted now."""
+        if not self.waiting or not self.free_slots or self._head_lacks_blocks:
+            return None
+        seq = self.waiting.first()
+        if seq.inflight:  # preempted in mid-step: the sampled token has not been read back
+            return None
+        if not self._quarantine.admits(seq, running):
+            return None
+        cached = self.prefixes.lookup(seq)
+        needed = self.pool.blocks_for(seq.length) - len(cached)
+        # One block in reserve for each running sequence, or the newcomer would be the first to be preempted again.
+        blocks = self.pool.try_allocate(needed, shared=cached, reserve=len(running))
+        if blocks is None:
+            self._head_lacks_blocks = True
+            return None
+        self.waiting.remove(seq)
+        seq.slot = self.free_slots.pop()
+        seq.blocks = cached + blocks
+        seq.num_registered = len(cached)
+        seq.scheduled = len(cached) * self.pool.block_size
+        self.num_prefix_hits += seq.scheduled
+        if seq.num_cached is None:  # else the sequence ran before, and its prompt was counted then
+            self.waiting.count_served(seq, PROMPT_COST * (seq.length - seq.scheduled))
+            seq.num_cached = seq.scheduled
+        return seq
+
+    def vacate(self, seq: Sequence) -> None:
+        """Take back the slot and the blocks of a sequence that has ended or is preempted."""
+        assert seq.slot is not None
+        if seq.finish_reason is FinishReason.ERROR:
+            self.pool.prefixes.evict(seq.blocks)  # computed values are not to be trusted
+        else:
+            self.prefixes.register(seq)
+        self.pool.release(seq.blocks)
+        self.free_slots.append(seq.slot)
+        seq.blocks = []
+        seq.num_registered = 0
+        seq.slot = None
+        self._head_lacks_blocks = False
+
+    def _check_fits_idle(self, lengths: Seq[int]) -> None:
+        slots, most, most_tokens = self._num_slots, self._max_waiting, self._max_waiting_tokens
+        if most is not None and len(lengths) > slots + most:
+            raise InvalidParameter(
+                f"n: the request has {len(lengths)} choices (prompts * n); at most {slots + most} can be taken at once: "
+                f"{slots} that run (max_batch_size) and {most} that wait (max_queue)",
+                param="n",
+            )
+        num_tokens = sum(lengths[slots:])
+        if most_tokens is not None and len(lengths) > slots + 1 and num_tokens > most_tokens:
+            raise InvalidParameter(
+                f"prompt: {len(lengths) - slots} choices of {num_tokens} prompt tokens would wait behind the {slots} that run; "
+                f"at most {most_tokens} tokens can wait (max_queue_tokens)",
+                param="prompt",
+            )

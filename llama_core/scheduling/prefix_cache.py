@@ -1,0 +1,98 @@
+"""Finds the cache blocks that hold the keys and values of a prefix, by a hash of the prefix's tokens.
+
+A full block is registered under a hash of its tokens and of all tokens before it in the sequence. A block can be looked up from
+then on, whether a sequence holds it or it is free, until it is evicted: reused for other tokens.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from hashlib import blake2b
+
+from llama_core.scheduling.request import Sequence
+
+BlockId = int
+PrefixHash = bytes
+
+
+def prefix_hash(parent: PrefixHash, tokens: Seq[int]) -> PrefixHash:
+    """The hash of a block of `tokens` behind the block whose hash is `parent`; `root_hash` for a sequence's first block.
+
+    256 bits of BLAKE2b: no two prefixes with the same hash can be made, so a block that is found holds the prefix meant.
+    """
+    return blake2b(parent + array("i", tokens).tobytes(), digest_size=32).digest()
+
+
+def root_hash(cache_scope: str) -> PrefixHash:
+    """The parent of a sequence's first block: a hash of the scope, so that no prefix of one scope is found from another."""
+    return blake2b(cache_scope.encode("utf-8", "surrogatepass"), digest_size=32).digest() if cache_scope else b""
+
+
+class PrefixIndex:
+    """Which block is registered under which hash: at most one block a hash and one hash a block. Knows nothing of sequences."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._block_of: dict[PrefixHash, BlockId] = {}
+        self._hash_of: list[PrefixHash | None] = [None] * num_blocks
+
+    def __contains__(self, block: BlockId) -> bool:
+        return self._hash_of[block] is not None
+
+    def lookup(self, hashes: Iterable[PrefixHash]) -> list[BlockId]:
+        """The blocks of the longest registered prefix of `hashes`. Allocates nothing: hand them to `try_allocate`."""
+        blocks: list[BlockId] = []
+        for prefix in hashes:
+            if (block := self._block_of.get(prefix)) is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def register(self, block: BlockId, prefix: PrefixHash) -> None:
+        """`block` is full and held; it is found by `prefix` from now on, unless another block already is."""
+        assert self._hash_of[block] is None
+        if self._block_of.setdefault(prefix, block) == block:
+            self._hash_of[block] = prefix
+
+    def evict(self, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            if (prefix := self._hash_of[block]) is not None:
+                del self._block_of[prefix]
+                self._hash_of[block] = None
+
+    def clear(self) -> None:
+        self._block_of.clear()
+        self._hash_of = [None] * len(self._hash_of)
+
+
+class PrefixCache:
+    """Looks up and registers the blocks of sequences. Does neither where `is_enabled` is False."""
+
+    def __init__(self, index: PrefixIndex, block_size: int, *, is_enabled: bool) -> None:
+        self._index = index
+        self._block_size = block_size
+        self._is_enabled = is_enabled
+
+    def lookup(self, seq: Sequence) -> list[BlockId]:
+        """Blocks that hold the sequence's prefix. At least one token is left over: sampling needs a computed position."""
+        # Logprobs of a prompt come from computing it.
+        if not self._is_enabled or seq.wants_prompt_logprobs:
+            return []
+        return self._index.lookup(self._hashes(seq, 0, (seq.length - 1) // self._block_size))
+
+    def register(self, seq: Sequence) -> None:
+        """Register the sequence's full blocks: all their tokens are known and computed by a step that has been made. Drafts are
+        neither."""
+        num_full = min(seq.scheduled, seq.length) // self._block_size
+        if self._is_enabled and num_full > seq.num_registered:
+            for i, prefix in enumerate(self._hashes(seq, seq.num_registered, num_full), seq.num_registered):
+                self._index.register(seq.blocks[i], prefix)
+            seq.num_registered = num_full
+
+    def _hashes(self, seq: Sequence, begin: int, end: int) -> Iterator[PrefixHash]:
+        """Hashes of the sequence's blocks begin .. end, computed on demand and kept in the sequence."""
+        hashes, size = seq.block_hashes, self._block_size
+        for i in range(begin, end):
+            if i == len(hashes):
+                parent = hashes[-1] if hashes else root_hash(seq.cache_scope)
+                hashes.append(prefix_hash(parent, seq.tokens[i * size : (i + 1) * size]))
+            yield hashes[i]
