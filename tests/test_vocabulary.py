@@ -1,0 +1,120 @@
+"""Retired words stay retired: code and documents use the field's terms. The list is tests/data/retired_words.txt."""
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LIST = ROOT / "tests" / "data" / "retired_words.txt"
+CODE = (".py", ".cpp", ".hpp")
+TEXT = (*CODE, ".sh", ".toml", ".yaml", ".md", ".html", ".js", ".css", ".env", "Makefile", "Dockerfile")
+# The list itself and its page, the stories of the demo model, and the benchmarks' results.
+NOT_READ = ("tests/data", "tests/test_vocabulary.py", "docs/renames.md", "scripts/demo", "demo", "benchmarks/results")
+NOT_OURS = ("build", "dist", "node_modules")
+# Still in use today. Empty when the last of them is renamed.
+PENDING = frozenset(
+    {
+        "Carrier",
+        "Drawn",
+        "StepExecutor",
+        "StepLayout",
+        "_Flight",
+        "beginnings",
+        "blame",
+        "blamed",
+        "flights",
+        "forget_unsent",
+        "given up",
+        "logits_of_draws",
+        "num_draws",
+        "objection",
+        "seat",
+        "sent back",
+        "stand-in",
+        "suspect",
+        "under way",
+        "unlucky",
+    }
+)
+
+
+@cache
+def files() -> dict[str, str]:
+    """The text of every file that people write, by its path in the repository."""
+    found = {}
+    for path in sorted(ROOT.rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        name = "/".join(parts)
+        is_ours = not any(part.startswith(".") or part in NOT_OURS or part.endswith(".egg-info") for part in parts)
+        is_read = not any(name == other or name.startswith(other + "/") for other in NOT_READ)
+        if is_ours and is_read and path.name.endswith(TEXT) and path.is_file():
+            found[name] = path.read_text()
+    return found
+
+
+def retired(text: str) -> tuple[frozenset[str], list[str]]:
+    """The identifiers and the words of the list."""
+    names, words = [], []
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        old, arrow, new = line.partition(" -> ")
+        assert arrow and new, line
+        if old.startswith("words "):
+            words.append(old.removeprefix("words "))
+        else:
+            assert old.isidentifier(), f"{old} is no identifier; sentences have a line that begins with words"
+            names.append(old)
+    return frozenset(names), words
+
+
+def identifiers(text: str, where: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each identifier of a file's code, without comments and strings."""
+    if where.endswith(".py"):
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.NAME:
+                yield token.start[0], token.string
+    elif where.endswith(CODE):
+        for number, line in enumerate(text.splitlines(), 1):
+            yield from ((number, name) for name in re.findall(r"\w+", line.partition("//")[0]))
+
+
+def uses(text: str, where: str, names: frozenset[str], words: list[str]) -> list[str]:
+    """Each use of a retired word as `file:line: word`. Words are found inside identifiers too: `num_seats`, `SeatOf`."""
+    found = [(number, name) for number, name in identifiers(text, where) if name in names]
+    if words:
+        word = re.compile(rf"\b({'|'.join(map(re.escape, words))})\b", re.IGNORECASE)
+        for number, line in enumerate(text.splitlines(), 1):
+            separate = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", " ", line)
+            found += ((number, one.lower()) for one in word.findall(separate))
+    return [f"{where}:{number}: {one}" for number, one in sorted(found) if one not in PENDING]
+
+
+def test_retired_words_are_found_in_identifiers_and_sentences() -> None:
+    names, words = retired("# a comment\nOld -> New\nwords seat -> bundle index\n")
+    text = "Old = 1\nOlder = 2  # Old\nrank_seat = 'the Seat'\nclass SeatOf:\n    seating = 0\n"
+    assert uses(text, "a.py", names, words) == ["a.py:1: Old", "a.py:3: seat", "a.py:3: seat", "a.py:4: seat"]
+    assert uses("int Old; // Old\n", "a.hpp", names, words) == ["a.hpp:1: Old"]
+    assert uses("`Old` and a seat\n", "a.md", names, words) == ["a.md:1: seat"]
+
+
+def test_pending_words_are_on_the_list_and_in_use() -> None:
+    names, words = retired(LIST.read_text())
+    assert names | set(words) >= PENDING
+    unused = [
+        word
+        for word in PENDING
+        if not any(re.search(rf"\b{word}\b", text.replace("_", " ") + text, re.IGNORECASE) for text in files().values())
+    ]
+    assert unused == [], "nothing uses these: remove them from PENDING"
+
+
+@pytest.mark.parametrize("where", sorted(files()))
+def test_no_file_uses_a_retired_word(where: str) -> None:
+    found = uses(files()[where], where, *retired(LIST.read_text()))
+    assert found == [], "\n".join(found)
