@@ -14,8 +14,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "memory.hpp"
-#include "simd.hpp"
+#include "linear.hpp"
 
 namespace llama {
 
