@@ -448,14 +448,21 @@ async def test_an_attempt_that_hangs_is_not_the_last_and_the_reason_shows(monkey
         assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
 
 
-async def test_a_node_that_joins_without_the_files_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [CheckpointError("consolidated.01.pth: no such file"), CheckpointChanged("consolidated.01.pth: other contents")],
+    ids=["without the files", "with other files"],
+)
+async def test_a_node_that_joins_with_an_unusable_checkpoint_ends_no_stream(
+    error: LlamaError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)
     async with with_two_ranks() as served:
 
         def broken() -> FakeGroup:
             group = Group(steady)
             if len(served.groups.bundles_opened) == 3:
-                group.start_error = CheckpointError("consolidated.01.pth: no such file")
+                group.start_error = error
             return group
 
         served.groups.make = broken

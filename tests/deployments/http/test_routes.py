@@ -14,7 +14,7 @@ from deployments.engine.interface import Readiness
 from deployments.engine.metrics import Metrics
 from deployments.http.app import HttpLimits, build_http_app
 from deployments.http.prompt_encoder import TextLimits
-from llama_core.errors import NonFiniteLogits, RankFailure
+from llama_core.errors import CheckpointChanged, NonFiniteLogits, RankFailure
 from llama_core.scheduling.sampling_params import mix_seed
 from tests.support.scripted_engine import (
     MAX_SEQ_LEN,
@@ -184,6 +184,7 @@ def test_a_refused_choice_takes_its_accepted_neighbours_with_it(client: openai.O
     [
         (NonFiniteLogits("the model computed NaN for this request"), 500, "non_finite_logits"),
         (RankFailure("rank 1 died", rank=1), 503, "rank_failure"),
+        (CheckpointChanged("consolidated.00.pth: rank 1 found other contents"), 503, "checkpoint_changed"),
         (ZeroDivisionError("secret"), 500, "internal_error"),
     ],
 )
