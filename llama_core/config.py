@@ -99,6 +99,6 @@ class EngineConfig:
         return MAX_DRAFTS if self.speculation else 0
 
     @property
-    def max_step_draws(self) -> int:
+    def max_step_samples(self) -> int:
         """Tokens that one step samples at most: one for each row, and one more for each draft token."""
         return self.max_batch_size + self.max_drafts

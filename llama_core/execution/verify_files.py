@@ -37,7 +37,7 @@ class FileChecks:
     `verify_contents` before any weight is loaded, `verify_unchanged` after the last weight.
 
     Every rank of the group makes one and calls each method. `files_id` and, in the end, `digest` are what to put into
-    `EngineConfig.verified` later; `digest` is None where nobody needs it.
+    `EngineConfig.verified` later; `digest` is None if it was not needed.
     """
 
     def __init__(self, config: EngineConfig, source: CheckpointSource, parallel: Parallel) -> None:

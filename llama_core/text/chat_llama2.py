@@ -26,7 +26,7 @@ class _Round(NamedTuple):
     last_index: int  # of its last message in the dialog
     text: str
     has_system: bool
-    is_open: bool  # the assistant's answer is still to come
+    is_open: bool  # it has no answer yet
 
 
 class Llama2ChatFormat(ChatFormat):

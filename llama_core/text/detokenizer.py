@@ -16,13 +16,13 @@ REPLACEMENT = "\ufffd"  # one for each byte that is not part of a valid UTF-8 ch
 class IncrementalDetokenizer:
     """Everything that `push` returned, plus `flush` at the end, is `tokenizer.decode` of all ids, character for character.
 
-    Bytes are held back while they may be the beginning of a character: at most 3 bytes. `prefix` are ids whose text the
+    Bytes are held back while they may be the start of a character: at most 3 bytes. `prefix` are ids whose text the
     reader already has: the text continues after them, so its leading space is kept.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, prefix: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._held = b""  # the beginning of a valid UTF-8 character
+        self._held = b""  # the start of a valid UTF-8 character
         self._drops_space = tokenizer.leading_space != "keep"  # until the text begins
         self.push(prefix)
 
@@ -77,7 +77,7 @@ class StopCheck(NamedTuple):
 class StopChecker:
     """Passes text through up to the first stop string, and removes that string.
 
-    Holds back the end of the text while it may be the beginning of a stop string. The stop string that is complete first
+    Holds back the end of the text while it may be a prefix of a stop string. The stop string that is complete first
     wins; of several that end together, the longest. So the result does not depend on how the text is divided into pushes.
     """
 
@@ -87,7 +87,7 @@ class StopChecker:
             raise InvalidParameter("stop must be a list of strings of at least 1 character", param="stop")
         self.matched: str | None = None  # the stop string that ended the text
         self._patterns = [_Pattern(stop) for stop in sorted(set(stops), key=len, reverse=True)]
-        self._held = ""  # always the beginning of a stop string
+        self._held = ""  # always a prefix of a stop string
 
     def push(self, text: str) -> StopCheck:
         """Takes more text. After a stop, every push is ignored and returns ("", True)."""

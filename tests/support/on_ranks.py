@@ -1,4 +1,4 @@
-"""Functions that tests run on every rank of a group. In a module of their own, so that the ranks can import them."""
+"""Functions that tests run on every rank of a group, in a module that the rank processes can import."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ _built: dict[tuple[Any, ...], Llama] = {}
 
 
 def build(parallel: Parallel, ckpt_dir: str, dtype: str = "float32", **overrides: Any) -> Llama:
-    """A Llama over `parallel`, kept for the next test that wants the same."""
+    """A Llama over `parallel`, cached for later tests with the same arguments."""
     key = (parallel, ckpt_dir, dtype, *sorted(overrides.items()))
     if key not in _built:
         tokenizer = load_tokenizer(Path(ckpt_dir) / "tokenizer.model")
@@ -47,10 +47,10 @@ def golden_outputs(parallel: Parallel, ckpt_dir: str, backend: str, golden: dict
 def last_logits(
     parallel: Parallel, ckpt_dir: str, tokens: list[int], chunks: list[int], dtype: str = "float32", **overrides: Any
 ) -> Any:
-    """float32 [vocab] at the last of `tokens`, computed in rows of these lengths."""
+    """Logits (float32 [vocab]) at the last of `tokens`, computed in chunks of these lengths."""
     runner = build(parallel, ckpt_dir, dtype, **overrides).runner
     block_size = runner.config.block_size
-    # Blocks out of order: a cache that ignored its table would be found out.
+    # Blocks in reverse order, so that a cache which ignores its block table gives other logits.
     blocks = list(range(-(-len(tokens) // block_size)))[::-1]
     admit, start = [SlotInit(3, tokens, blocks, SamplingParams(temperature=0.0, logprobs=0))], 0
     assert sum(chunks) == len(tokens)
@@ -68,8 +68,8 @@ def continue_with_drafts(
     num_right: list[list[int]],
     truth: list[list[int]],
 ) -> dict[str, Any]:
-    """Continue request i, whose continuation is truth[i], in slot i. Turn n of it proposes num_right[i][n] right tokens and
-    two wrong ones; a negative number proposes nothing. What each slot's accepted draws are, with their logprobs."""
+    """Continue request i, whose continuation is truth[i], in slot i. Its step n has num_right[i][n] right draft tokens and two
+    wrong ones, or no draft tokens if the number is negative. Returns the accepted tokens of each slot and their logprobs."""
     runner = build(parallel, ckpt_dir, max_batch_size=64, max_step_tokens=600).runner
     num_blocks = runner.config.blocks_per_sequence
     admit, rows = [], []

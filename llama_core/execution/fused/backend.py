@@ -67,7 +67,7 @@ class FusedBackend:
         self._on_gpu = parallel.device.type == "cuda"
         self._cache: KVCache | None = None
         self._states = torch.empty(0)
-        draws = config.max_step_draws
+        draws = config.max_step_samples
         self._buckets = bucket_sizes(draws)
         self._spare_slot = config.max_batch_size
         self._graphs: dict[tuple[int, bool], _Graph] = {}
@@ -95,7 +95,7 @@ class FusedBackend:
     def working_bytes(self) -> int:
         """The largest step: its activations, a prompt's keys and values gathered, and sampling."""
         config, model, ranks = self._config, self.model.config, self._parallel.world_size
-        itemsize, rows, splits = self.model.dtype.itemsize, config.max_step_draws, -(-config.max_seq_len // SPLIT)
+        itemsize, rows, splits = self.model.dtype.itemsize, config.max_step_samples, -(-config.max_seq_len // SPLIT)
         heads = self.model.n_heads + 2 * self.model.n_kv_heads
         activations = config.max_step_tokens * (
             4 * model.dim + 2 * heads * model.head_dim + 3 * model.hidden_dim // ranks

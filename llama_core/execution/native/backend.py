@@ -197,7 +197,7 @@ class NativeBackend:
             bfloat16=dtype == torch.bfloat16,
             int8_weights=config.quantization == "int8",
             max_tokens=config.max_step_tokens,
-            max_draws=config.max_step_draws,
+            max_draws=config.max_step_samples,
             max_seq_len=config.max_seq_len,
             block_size=config.block_size,
             blocks_per_sequence=config.blocks_per_sequence,
@@ -215,11 +215,11 @@ class NativeBackend:
             self._connect(parallel)
         for name, weight in weights:
             self._pack(name, weight)
-        self._drawn = torch.empty(config.max_step_draws, dtype=torch.int64)
-        buffer = (ctypes.c_float * (config.max_step_draws * model.vocab_size)).from_address(
+        self._drawn = torch.empty(config.max_step_samples, dtype=torch.int64)
+        buffer = (ctypes.c_float * (config.max_step_samples * model.vocab_size)).from_address(
             self._native.llama_logits(self._engine)
         )
-        self._logits = torch.frombuffer(buffer, dtype=torch.float32).view(config.max_step_draws, model.vocab_size)
+        self._logits = torch.frombuffer(buffer, dtype=torch.float32).view(config.max_step_samples, model.vocab_size)
 
     def __del__(self) -> None:
         if getattr(self, "_engine", None):

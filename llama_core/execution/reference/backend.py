@@ -46,7 +46,7 @@ class TorchBackend:
         keys = config.max_batch_size * config.max_seq_len
         gathered = 3 * keys * n_kv_heads * head_dim * dtype.itemsize
         scores = 2 * keys * model.n_heads // self._parallel.world_size * 4
-        return gathered + scores + config.max_step_draws * config.vocab_size * (dtype.itemsize + 8)
+        return gathered + scores + config.max_step_samples * config.vocab_size * (dtype.itemsize + 8)
 
     @property
     def seconds_waited(self) -> None:
