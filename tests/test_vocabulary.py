@@ -92,7 +92,7 @@ def uses(text: str, where: str, names: frozenset[str], words: list[str]) -> list
         for number, line in enumerate(text.splitlines(), 1):
             separate = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", " ", line)
             found += ((number, one.lower()) for one in word.findall(separate))
-    return [f"{where}:{number}: {one}" for number, one in sorted(found) if one not in PENDING]
+    return [f"{where}:{number}: {one}" for number, one in sorted(found)]
 
 
 def test_retired_words_are_found_in_identifiers_and_sentences() -> None:
@@ -116,5 +116,6 @@ def test_pending_words_are_on_the_list_and_in_use() -> None:
 
 @pytest.mark.parametrize("where", sorted(files()))
 def test_no_file_uses_a_retired_word(where: str) -> None:
-    found = uses(files()[where], where, *retired(LIST.read_text()))
+    names, words = retired(LIST.read_text())
+    found = uses(files()[where], where, names - PENDING, [word for word in words if word not in PENDING])
     assert found == [], "\n".join(found)
