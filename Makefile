@@ -5,6 +5,7 @@ PYTHON ?= python3
 CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
+CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp benchmarks/harness/*.cpp)
 
 .PHONY: help setup serve test chaos soak fuzz audit lint clean
 
@@ -25,6 +26,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 # The tests of ranks alone, then all others side by side, with the linters and a soak of two minutes.
 test: setup

@@ -39,11 +39,13 @@ COMPUTING = ("unit", "lint")  # one at a time; the longest first
 WAITING = ("servers", "nodes", "starts", "soak", "chaos")
 AT_ONCE = 3
 SOAK = ("--seconds", "120", "--every", "30", "--streams", "6", "--pause", "1")
+CXX_FILES = [str(path) for folder in ("llama_core", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[ch]pp"))]
 COMMANDS = {
     "lint": (
         (sys.executable, "-m", "ruff", "check", "."),
         (sys.executable, "-m", "ruff", "format", "--check", "."),
         (sys.executable, "-m", "mypy"),
+        (str(Path(sys.executable).with_name("clang-format")), "--dry-run", "--Werror", *CXX_FILES),
     ),
     # Two minutes under load, with a rank killed every half minute.
     "soak": (

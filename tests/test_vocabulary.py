@@ -28,7 +28,6 @@ PENDING = frozenset(
         "blame",
         "blamed",
         "flights",
-        "forget_unsent",
         "given up",
         "logits_of_draws",
         "num_draws",

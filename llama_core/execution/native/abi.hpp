@@ -20,16 +20,17 @@ constexpr const char* type_name() {
 
 // A struct's fields are a macro LLAMA_<NAME>(field), which calls field(type, name) for each.
 #define LLAMA_DECLARE_FIELD(type, name) type name;
-#define LLAMA_DESCRIBE_FIELD(type, name) text += std::string(" ") + #name + ":" + type_name<type>() + "@" + std::to_string(offsetof(Struct, name));
-#define LLAMA_DEFINE_STRUCT(Name, FIELDS)                                \
-    struct Name {                                                        \
-        FIELDS(LLAMA_DECLARE_FIELD)                                      \
-    };                                                                   \
-    inline std::string describe_##Name() {                               \
-        using Struct = Name;                                             \
-        std::string text = #Name " " + std::to_string(sizeof(Struct));   \
-        FIELDS(LLAMA_DESCRIBE_FIELD)                                     \
-        return text;                                                     \
+#define LLAMA_DESCRIBE_FIELD(type, name) \
+    text += std::string(" ") + #name + ":" + type_name<type>() + "@" + std::to_string(offsetof(Struct, name));
+#define LLAMA_DEFINE_STRUCT(Name, FIELDS)                              \
+    struct Name {                                                      \
+        FIELDS(LLAMA_DECLARE_FIELD)                                    \
+    };                                                                 \
+    inline std::string describe_##Name() {                             \
+        using Struct = Name;                                           \
+        std::string text = #Name " " + std::to_string(sizeof(Struct)); \
+        FIELDS(LLAMA_DESCRIBE_FIELD)                                   \
+        return text;                                                   \
     }
 
 // An enum with a text for each value is a macro that calls entry(enumerator, text) for each.

@@ -35,12 +35,13 @@ class Cache {
         memory_ = Memory(layer_ * layers * sizeof(T));
     }
 
-
     T* keys(int layer, int head, const int64_t* table, int position) const {
         return memory_.as<T>() + layer * layer_ + table[position / block_size_] * block_ + head * head_ +
                position % block_size_ / kCell * 2 * cell_;
     }
-    T* values(int layer, int head, const int64_t* table, int position) const { return keys(layer, head, table, position) + cell_; }
+    T* values(int layer, int head, const int64_t* table, int position) const {
+        return keys(layer, head, table, position) + cell_;
+    }
 
     void write(int layer, int head, const int64_t* table, int position, const T* key, const T* value) const {
         constexpr int step = Dot<T>::kStep;
@@ -83,8 +84,7 @@ template <class T, int N, int C>
 inline void multiply_keys(const Query<T>* queries, const T* const* cells, int head_dim, float (*products)[kChunk]) {
     constexpr int step = Dot<T>::kStep;
     Vec acc[N][C] = {};
-    for (int d = 0; d < head_dim; d += step)
-        UNROLL for (int n = 0; n < N; n++) {
+    for (int d = 0; d < head_dim; d += step) UNROLL for (int n = 0; n < N; n++) {
             auto q = Dot<T>::broadcast(queries[n].q + d);
             UNROLL for (int c = 0; c < C; c++) acc[n][c] = Dot<T>::add(acc[n][c], cells[c] + d * kCell, q);
         }

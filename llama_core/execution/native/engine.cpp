@@ -18,12 +18,14 @@ namespace llama {
 
 // Shapes of this rank. `heads`, `kv_heads`, `hidden`, `vocab` are this rank's part, `dim` and `full_vocab` are whole.
 // `max_tokens` and `max_draws` are those of one step.
+// clang-format off
 #define LLAMA_SHAPE(field)                                                                                                    \
     field(int32_t, dim) field(int32_t, layers) field(int32_t, heads) field(int32_t, kv_heads) field(int32_t, head_dim)        \
     field(int32_t, hidden) field(int32_t, vocab) field(int32_t, full_vocab) field(int32_t, rank) field(int32_t, ranks)        \
     field(int32_t, bfloat16) field(int32_t, int8_weights) field(int32_t, max_tokens) field(int32_t, max_draws)                \
     field(int32_t, max_seq_len) field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads)        \
     field(float, norm_eps)
+// clang-format on
 LLAMA_DEFINE_STRUCT(Shape, LLAMA_SHAPE)
 
 // The arrays of llama_core/execution/slots.py's SlotTable, indexed by slot, which Python fills and steps read. tokens:
@@ -36,14 +38,17 @@ LLAMA_DEFINE_STRUCT(Slots, LLAMA_SLOTS)
 LLAMA_DEFINE_STRUCT(Row, LLAMA_ROW)
 
 // A checkpoint's weights by their names in it.
+// clang-format off
 #define LLAMA_WEIGHTS(entry)                                                                                                  \
     entry(kEmbedding, "tok_embeddings") entry(kQuery, "attention.wq") entry(kKey, "attention.wk")                             \
     entry(kValue, "attention.wv") entry(kOut, "attention.wo") entry(kGate, "feed_forward.w1")                                 \
     entry(kDown, "feed_forward.w2") entry(kUp, "feed_forward.w3") entry(kAttentionNorm, "attention_norm")                     \
     entry(kFfnNorm, "ffn_norm") entry(kFinalNorm, "norm") entry(kHead, "output")
+// clang-format on
 enum Weight { LLAMA_WEIGHTS(LLAMA_ENUMERATOR) };
 
 // The phases of a step, by the names under which their seconds are reported.
+// clang-format off
 #define LLAMA_OPS(entry)                                                                                                      \
     entry(kEmbed, "embed") entry(kShareEmbedding, "share embedding") entry(kJoinEmbedding, "join embedding")                  \
     entry(kNormAttention, "norm before attention") entry(kProjectQkv, "project q, k, v")                                      \
@@ -53,6 +58,7 @@ enum Weight { LLAMA_WEIGHTS(LLAMA_ENUMERATOR) };
     entry(kProjectDown, "project down") entry(kShareDown, "share down") entry(kAddDown, "add down")                           \
     entry(kNormFinal, "norm at the end") entry(kLogits, "logits") entry(kShareLogits, "share logits")                         \
     entry(kJoinLogits, "join logits") entry(kDraw, "draw") entry(kShareDrawn, "share drawn")
+// clang-format on
 enum Op { LLAMA_OPS(LLAMA_ENUMERATOR) kPack, kNumOps };
 
 // One line for each struct and table, as backend.py's _description writes them.
@@ -123,9 +129,9 @@ class Transformer : public Engine {
             quantized_last_ = Quantized(s.max_draws, s.dim);
         }
         logits = Memory(size_t(s.max_draws) * s.full_vocab * 4);
-        working_bytes = states_.bytes() + normed_.bytes() + qkv_.bytes() + queries_.bytes() + attended_.bytes() + hidden_.bytes() +
-                        last_.bytes() + quantized_.bytes() + quantized_attended_.bytes() + quantized_hidden_.bytes() +
-                        quantized_last_.bytes() + logits.bytes();
+        working_bytes = states_.bytes() + normed_.bytes() + qkv_.bytes() + queries_.bytes() + attended_.bytes() +
+                        hidden_.bytes() + last_.bytes() + quantized_.bytes() + quantized_attended_.bytes() +
+                        quantized_hidden_.bytes() + quantized_last_.bytes() + logits.bytes();
         make_rotary(rotary);
         if (in_panels(t)) {
             const size_t sums = size_t(kPanelGroups) * kPanelRows * kGroup * 4 * (s.int8_weights ? 2 : 1);
@@ -137,7 +143,9 @@ class Transformer : public Engine {
         program_.reserve(16 * (s.layers + 2));
     }
 
-    void make_cache(int blocks) override { cache_ = Cache<T>(shape.layers, blocks, shape.block_size, shape.kv_heads, head_dim_); }
+    void make_cache(int blocks) override {
+        cache_ = Cache<T>(shape.layers, blocks, shape.block_size, shape.kv_heads, head_dim_);
+    }
 
     // `source`: this rank's part of the weight as the checkpoint has it, [outputs][inputs].
     void pack_weight(int weight, int layer, const void* source, bool source_is_bfloat16) override {
@@ -202,15 +210,20 @@ class Transformer : public Engine {
         switch (phase.op) {
             case kEmbed: return over_tokens(task, [&](int t) { embed(t); });
             case kJoinEmbedding: return over_tokens(task, [&](int t) { join_embedding(t); });
-            case kNormAttention: return over_tokens(task, [&](int t) { norm(states_[t], t, layers_[phase.layer].attention_norm); });
-            case kProjectQkv: return project(layers_[phase.layer].qkv, normed_, quantized_, num_tokens(), task, thread, StoreTo{qkv_});
+            case kNormAttention:
+                return over_tokens(task, [&](int t) { norm(states_[t], t, layers_[phase.layer].attention_norm); });
+            case kProjectQkv:
+                return project(layers_[phase.layer].qkv, normed_, quantized_, num_tokens(), task, thread, StoreTo{qkv_});
             case kRotate: return rotate(phase.layer, task);
             case kAttend: return attend(phase.layer, task);
-            case kQuantizeAttended: return over_tokens(task, [&](int t) { quantized_attended_.quantize(attended_[t], t, round16(width_)); });
+            case kQuantizeAttended:
+                return over_tokens(task, [&](int t) { quantized_attended_.quantize(attended_[t], t, round16(width_)); });
             case kProjectOut: return project_to_states(layers_[phase.layer].out, attended_, quantized_attended_, task, thread);
             case kNormFfn: return over_tokens(task, [&](int t) { norm(states_[t], t, layers_[phase.layer].ffn_norm); });
-            case kGateUp: return project(layers_[phase.layer].gate_up, normed_, quantized_, num_tokens(), task, thread, Gate{this});
-            case kQuantizeHidden: return over_tokens(task, [&](int t) { quantized_hidden_.quantize(hidden_[t], t, round16(shape.hidden)); });
+            case kGateUp:
+                return project(layers_[phase.layer].gate_up, normed_, quantized_, num_tokens(), task, thread, Gate{this});
+            case kQuantizeHidden:
+                return over_tokens(task, [&](int t) { quantized_hidden_.quantize(hidden_[t], t, round16(shape.hidden)); });
             case kProjectDown: return project_to_states(layers_[phase.layer].down, hidden_, quantized_hidden_, task, thread);
             case kAddOut:
             case kAddDown: return over_tokens(task, [&](int t) { add_partials(t); });
@@ -318,7 +331,8 @@ class Transformer : public Engine {
             for (int i = 0; i < row.length; i++) tokens_.push_back({row.slot, row.start + i, false});
             const int end = row.start + row.length - 1;
             tokens_.back().ends_new_cell = end / kCell * kCell >= row.start;
-            for (int i = row.length - row.draws; i < row.length; i++) draws_.push_back({first + i, row.slot, row.start + i + 1});
+            for (int i = row.length - row.draws; i < row.length; i++)
+                draws_.push_back({first + i, row.slot, row.start + i + 1});
             // The longest first: its attention takes longest.
             for (int to = row.length; to > 0; to -= kSpan) {
                 const int from = std::max(0, to - kSpan);
@@ -406,8 +420,8 @@ class Transformer : public Engine {
 
     void join_embedding(int t) {
         for (int rank = 0; rank < shape.ranks; rank++)
-            std::memcpy(static_cast<void*>(states_[t] + rank * part_dim()), reinterpret_cast<const T*>(exchange->of(rank)) + t * part_dim(),
-                        part_dim() * sizeof(T));
+            std::memcpy(static_cast<void*>(states_[t] + rank * part_dim()),
+                        reinterpret_cast<const T*>(exchange->of(rank)) + t * part_dim(), part_dim() * sizeof(T));
     }
 
     // RMSNorm: x / sqrt(mean(x^2) + eps) * weight.
@@ -471,7 +485,8 @@ class Transformer : public Engine {
         const size_t share = round_up(slice * input_bytes / blocks, 64), block_bytes = w.sums_bytes();
         alignas(64) float out[kMaxRows * kGroup];
         auto sums = [&](int g, int row) {
-            return panels_[thread].template as<char>() + ((g - first) * (kPanelRows / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
+            return panels_[thread].template as<char>() +
+                   ((g - first) * (kPanelRows / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
         };
         auto use_all = [&](int row, int count, int g, const float* results) {
             for (int r = 0; r < count; r++) use(row + r, g, results + r * kGroup);
@@ -479,7 +494,8 @@ class Transformer : public Engine {
         for (size_t from = 0; from < w.padded(); from += slice)
             for (int g = first; g < last; g++) {
                 // The weights after these come from memory while these are used.
-                const char* ahead = g + 1 < last ? w.group(g + 1) + from * input_bytes : w.group(first) + (from + slice) * input_bytes;
+                const char* ahead =
+                    g + 1 < last ? w.group(g + 1) + from * input_bytes : w.group(first) + (from + slice) * input_bytes;
                 for (int row = begin; row < end; row += kMaxRows, ahead += share) {
                     const int count = std::min(kMaxRows, end - row);
                     for (size_t line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, 2);
@@ -516,7 +532,8 @@ class Transformer : public Engine {
     struct Partial {
         Transformer* self;
         void operator()(int row, int g, const float* out) const {
-            std::memcpy(reinterpret_cast<float*>(self->exchange->mine()) + row * self->partial_stride() + g * kGroup, out, kGroup * 4);
+            std::memcpy(reinterpret_cast<float*>(self->exchange->mine()) + row * self->partial_stride() + g * kGroup, out,
+                        kGroup * 4);
         }
     };
     // SwiGLU: silu(gate) * up.
@@ -558,7 +575,8 @@ class Transformer : public Engine {
     void join_logits(int row) {
         for (int rank = 0; rank < shape.ranks; rank++)
             std::memcpy(logits.as<float>() + size_t(row) * shape.full_vocab + rank * shape.vocab,
-                        reinterpret_cast<const float*>(exchange->of(rank)) + size_t(row) * shape.vocab, shape.vocab * sizeof(float));
+                        reinterpret_cast<const float*>(exchange->of(rank)) + size_t(row) * shape.vocab,
+                        shape.vocab * sizeof(float));
     }
 
     // Rotary embedding of adjacent pairs, keys and values into the cache.
@@ -660,7 +678,7 @@ class Transformer : public Engine {
     Cache<T> cache_;
     Activations<T> states_, normed_, qkv_, queries_, attended_, hidden_, last_;
     Quantized quantized_, quantized_attended_, quantized_hidden_, quantized_last_;
-    std::vector<Memory> panels_;  // of each thread: sums of a panel
+    std::vector<Memory> panels_;     // of each thread: sums of a panel
     std::vector<Sampler> samplers_;  // one a thread
 
     // The step under way.

@@ -32,7 +32,8 @@ class Exchange {
 class SharedMemoryExchange : public Exchange {
   public:
     // `memory`: size_for(ranks, bytes), zeroed before anyone came, mapped by all ranks.
-    SharedMemoryExchange(char* memory, int rank, int ranks, size_t bytes) : memory_(memory), rank_(rank), ranks_(ranks), bytes_(align(bytes)) {}
+    SharedMemoryExchange(char* memory, int rank, int ranks, size_t bytes)
+        : memory_(memory), rank_(rank), ranks_(ranks), bytes_(align(bytes)) {}
 
     static size_t size_for(int ranks, size_t bytes) { return ranks * (kLine + 2 * align(bytes)); }
 
@@ -59,7 +60,9 @@ class SharedMemoryExchange : public Exchange {
     static size_t align(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
     std::atomic<uint32_t>& arrived(int rank) { return *reinterpret_cast<std::atomic<uint32_t>*>(memory_ + rank * kLine); }
     // When a rank came to this swap, by the clock that all processes of a host share. Two places, as for what it brought.
-    std::atomic<double>& came(int rank) { return *reinterpret_cast<std::atomic<double>*>(memory_ + rank * kLine + 8 + number_ % 2 * 8); }
+    std::atomic<double>& came(int rank) {
+        return *reinterpret_cast<std::atomic<double>*>(memory_ + rank * kLine + 8 + number_ % 2 * 8);
+    }
     std::atomic<uint32_t>& waiters(int rank) { return *reinterpret_cast<std::atomic<uint32_t>*>(memory_ + rank * kLine + 64); }
     char* place(int rank, uint32_t number) { return memory_ + ranks_ * kLine + (size_t(rank) * 2 + number % 2) * bytes_; }
 

@@ -17,9 +17,9 @@
 
 namespace llama {
 
-constexpr int kTiles = 2;             // of a group
-constexpr int kGroup = kTiles * 16;   // outputs of a group
-constexpr size_t kTileBytes = 1024;   // bfloat16 and int8: what one tile register holds
+constexpr int kTiles = 2;            // of a group
+constexpr int kGroup = kTiles * 16;  // outputs of a group
+constexpr size_t kTileBytes = 1024;  // bfloat16 and int8: what one tile register holds
 
 enum class Format { kFloat32, kBFloat16, kInt8 };
 
@@ -41,7 +41,7 @@ class Linear {
     int groups() const { return groups_; }
     size_t bytes() const { return memory_.bytes() + extra_.bytes(); }
     char* group(int g) const { return memory_.as<char>() + g * group_bytes_; }
-    float* scales() const { return extra_.as<float>(); }                             // int8: float [outputs]
+    float* scales() const { return extra_.as<float>(); }                               // int8: float [outputs]
     int32_t* sums() const { return extra_.as<int32_t>() + size_t(groups_) * kGroup; }  // int8: of each output's weights
 
     // Packs one row of W, `source` [inputs], as output `output`.

@@ -28,8 +28,7 @@ template <int N, bool Ask>
 void float32(const float* x, size_t stride, const char* weights, size_t inputs, float* out) {
     Vec acc[N][kTiles] = {};
     for (size_t k = 0; k < inputs; k++, weights += kGroup * 4) {
-        if (Ask)
-            UNROLL for (int t = 0; t < kTiles; t++) prefetch(weights + t * 64);
+        if (Ask) UNROLL for (int t = 0; t < kTiles; t++) prefetch(weights + t * 64);
         Vec column[kTiles];
         UNROLL for (int t = 0; t < kTiles; t++) column[t] = load_as<Vec>(weights + t * 64);
         UNROLL for (int r = 0; r < N; r++) {

@@ -40,7 +40,8 @@ class Sampler {
         const float highest = greatest(logits, vocab);
         if (!std::isfinite(highest)) return -1;
         // Divided by so little that it leaves float's range, nothing but the greatest is left either.
-        if (how.temperature < kGreedyBelow || !std::isfinite(highest / how.temperature)) return std::find(logits, logits + vocab, highest) - logits;
+        if (how.temperature < kGreedyBelow || !std::isfinite(highest / how.temperature))
+            return std::find(logits, logits + vocab, highest) - logits;
         spread(logits, vocab, how.temperature, highest);
         return pick(vocab, how, position);
     }
@@ -155,7 +156,8 @@ class Sampler {
         members_.clear();
         for (int i = 0; i < vocab; i++)
             if (bucket_[i] == b) members_.push_back(i);
-        std::sort(members_.begin(), members_.end(), [this](int x, int y) { return probs_[x] != probs_[y] ? probs_[x] > probs_[y] : x < y; });
+        std::sort(members_.begin(), members_.end(),
+                  [this](int x, int y) { return probs_[x] != probs_[y] ? probs_[x] > probs_[y] : x < y; });
         return members_;
     }
 

@@ -103,15 +103,21 @@ inline float widen(float x) { return x; }
 template <class T>
 inline T narrow_to(float x);
 template <>
-inline float narrow_to<float>(float x) { return x; }
+inline float narrow_to<float>(float x) {
+    return x;
+}
 template <>
-inline bf16 narrow_to<bf16>(float x) { return narrow(x); }
+inline bf16 narrow_to<bf16>(float x) {
+    return narrow(x);
+}
 
 // The value that a float has after a trip through T: the reference keeps every intermediate result in the model's type.
 template <class T>
 inline Vec round_to(Vec v);
 template <>
-inline Vec round_to<float>(Vec v) { return v; }
+inline Vec round_to<float>(Vec v) {
+    return v;
+}
 template <>
 inline Vec round_to<bf16>(Vec v) {
 #if defined(__AVX512BF16__)

@@ -139,7 +139,8 @@ class Team {
         for (;;) {
             // The next step of a busy server is a few hundred microseconds away: not worth a sleep and a wake-up.
             double until = seconds_now() + 2e-4;
-            for (int turn = 0; calls_.load() == seen && seconds_now() < until; turn++) turn % 64 ? relax() : cores_[thread].yield();
+            for (int turn = 0; calls_.load() == seen && seconds_now() < until; turn++)
+                turn % 64 ? relax() : cores_[thread].yield();
             while (calls_.load() == seen) {
                 sleeping_.fetch_add(1);
                 if (calls_.load() == seen) futex_wait(&calls_, seen);
