@@ -133,7 +133,9 @@ class LlamaService:
 
     @property
     def max_request_tokens(self) -> int:
-        return self.config.max_batch_size * self.config.max_seq_len + self.args.max_queue_tokens
+        # A prompt that waits alone may be longer than max_queue_tokens.
+        waiting = max(self.args.max_queue_tokens, self.config.max_seq_len)
+        return self.config.max_batch_size * self.config.max_seq_len + waiting
 
     @property
     def info(self) -> GroupInfo | None:

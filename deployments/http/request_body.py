@@ -5,9 +5,7 @@ what a body may hold is bounded before it is parsed, and large bodies are parsed
 """
 
 import asyncio
-import contextlib
 import re
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -61,27 +59,21 @@ class BodyReader:
         self._parsing = asyncio.Semaphore(1)  # a second thread would only wait for the interpreter's lock
         self.num_pending_bytes = 0
 
-    @contextlib.asynccontextmanager
-    async def received(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body, which counts as pending inside the block.
+    def received(self, request: Request) -> "ReceivedBody":
+        """`async with bodies.received(request) as raw:` the whole body, which counts as pending inside the block.
 
         Raises an InvalidRequest when the body is not JSON by its type, too large, too slow or cut short; QueueFull when so
         many bytes are pending that there is no room for more.
         """
+        return ReceivedBody(self, request)
+
+    async def receive(self, request: Request, body: bytearray) -> None:
+        """Appends the body to `body`, and counts it as pending."""
         limits = self._limits
         _check_content_type(request.headers.get("content-type", ""))
         declared = _declared_length(request)
         if declared is not None and declared > limits.max_bytes:
             raise _too_large(limits)
-        body = bytearray()
-        try:
-            await self._receive(request, body, declared)
-            yield bytes(body)
-        finally:
-            self.num_pending_bytes -= len(body)
-
-    async def _receive(self, request: Request, body: bytearray, declared: int | None) -> None:
-        limits = self._limits
         try:
             async with asyncio.timeout(limits.timeout_s):
                 async for chunk in request.stream():
@@ -107,6 +99,25 @@ class BodyReader:
             return validate(kind, parse_json(raw))
         async with self._parsing:
             return await asyncio.to_thread(lambda: validate(kind, parse_json(raw)))
+
+
+class ReceivedBody:
+    """The block of `BodyReader.received`: a class, because a generator would cost every request more."""
+
+    def __init__(self, reader: BodyReader, request: Request) -> None:
+        self._reader, self._request = reader, request
+        self._body = bytearray()
+
+    async def __aenter__(self) -> bytes:
+        try:
+            await self._reader.receive(self._request, self._body)
+        except BaseException:
+            self._reader.num_pending_bytes -= len(self._body)
+            raise
+        return bytes(self._body)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._reader.num_pending_bytes -= len(self._body)
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
