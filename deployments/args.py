@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -169,25 +170,19 @@ class ServerArgs(BaseModel):
         return Manifest.find(self.checkpoint, resolve(self.sha256_manifest) if self.sha256_manifest else None)
 
     def engine_config(self, vocab_size: int, manifest: Manifest | None = None) -> EngineConfig:
-        """Raises ConfigError that names the field."""
+        """The engine's configuration: every argument that has the name of one of its fields. Raises ConfigError that names the
+        field."""
+        names = {field.name for field in fields(EngineConfig)} & set(type(self).model_fields)
+        same: dict[str, Any] = {name: getattr(self, name) for name in names}
         return EngineConfig(
-            ckpt_dir=str(self.checkpoint),
-            vocab_size=vocab_size,
-            max_seq_len=self.max_seq_len,
-            max_batch_size=self.max_batch_size,
-            max_step_tokens=self.max_step_tokens or max(DEFAULT_STEP_TOKENS, self.max_batch_size),
-            block_size=self.block_size,
-            device=self.device,
-            dtype=self.dtype,
-            kv_cache_bytes=self.kv_cache_bytes,
-            verify_checksums=self.verify_checksums,
-            manifest=manifest,
-            wants_digest=True,
-            speculation=self.speculation,
-            prefix_caching=self.prefix_caching,
-            prefix_cache_scope=self.prefix_cache_scope,
-            backend=self.backend,
-            quantization=self.quantization,
+            **same
+            | {
+                "ckpt_dir": str(self.checkpoint),
+                "vocab_size": vocab_size,
+                "max_step_tokens": self.max_step_tokens or max(DEFAULT_STEP_TOKENS, self.max_batch_size),
+                "manifest": manifest,
+                "wants_digest": True,
+            }
         )
 
 

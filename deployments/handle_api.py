@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.engine.metrics import Metrics
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
-from deployments.engine.token_stream import TokenStream
 from deployments.http.errors import status_of
 from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull
 from llama_core.results import (
@@ -40,7 +40,7 @@ class _Call:
         self._fields: dict[str, object] = {"path": "handle", "method": method}
         self._began = time.monotonic()
         self._ttft_s: float | None = None
-        self.streams: list[TokenStream] = []
+        self.streams: list[SequenceStream] = []
 
     def asks(self, prompts: Sequence[Sequence[int]], max_gen_len: int, temperature: float, top_p: float) -> None:
         longest = max((len(prompt) for prompt in prompts), default=0)
@@ -197,7 +197,7 @@ class HandleApi:
                 stream.cancel()
         return generation_result([stream.sequence for stream in streams], logprobs, echo)
 
-    def _try_submit(self, prompt: list[int], params: SamplingParams, *, can_wait: bool) -> TokenStream | None:
+    def _try_submit(self, prompt: list[int], params: SamplingParams, *, can_wait: bool) -> SequenceStream | None:
         """None if the queue is full and the caller can wait for one of its own requests to end."""
         try:
             return self.service.submit(prompt, params)
@@ -253,6 +253,6 @@ class WithoutLoggedErrors(logging.Filter):
         return not (record.exc_info and isinstance(record.exc_info[1], LlamaError))
 
 
-async def _read_to_end(stream: TokenStream, call: _Call) -> None:
+async def _read_to_end(stream: SequenceStream, call: _Call) -> None:
     async for _ in stream:
         call.on_delta()

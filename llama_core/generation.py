@@ -226,14 +226,7 @@ class Llama:
         # Each call has its own scheduler, so that an exception in one call does not affect the next.
         config = self.runner.config
         scheduler = Scheduler(
-            SchedulerConfig(
-                max_batch_size=config.max_batch_size,
-                max_step_tokens=config.max_step_tokens,
-                stop_ids=self._stop_ids,
-                max_drafts=config.max_drafts,
-                prefix_caching=config.prefix_caching,
-            ),
-            BlockPool(self._num_blocks, config.block_size),
+            SchedulerConfig.of(config, self._stop_ids), BlockPool(self._num_blocks, config.block_size)
         )
         for seq in sequences:
             scheduler.add(seq)

@@ -37,13 +37,7 @@ async def local_engine(llama: Llama) -> AsyncIterator[EngineLoop]:
     """An engine loop that runs."""
     config = llama.runner.config
     scheduler = Scheduler(
-        SchedulerConfig(
-            max_batch_size=config.max_batch_size,
-            max_step_tokens=config.max_step_tokens,
-            stop_ids=llama.tokenizer.stop_ids,
-            max_drafts=config.max_drafts,
-            prefix_caching=config.prefix_caching,
-        ),
+        SchedulerConfig.of(config, llama.tokenizer.stop_ids),
         BlockPool(llama._num_blocks, config.block_size),
     )
     loop = EngineLoop(scheduler, llama.tokenizer, max_seq_len=config.max_seq_len)

@@ -34,7 +34,7 @@ _LOOK_EVERY_S: Final = 1.0
 _LATE_S: Final = 1.0  # a timer that comes so late says that this process stood still itself
 
 
-class _Flight:
+class _UnansweredStep:
     """A step that was sent, that runs `num_tokens`, draws `num_draws`, and that `num_missing` ranks have not answered."""
 
     __slots__ = ("num_draws", "num_missing", "num_tokens", "result", "step")
@@ -69,7 +69,7 @@ class FanOut:
         self._on_failure = on_failure
         self._on_overdue = on_overdue
         self._loop = asyncio.get_running_loop()
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[_UnansweredStep] = deque()
         self._num_completed = 0  # steps that every rank has answered
         self._num_answered = [0] * len(connections)
         self._oldest_since = 0.0  # when the oldest flight became the oldest, in the loop's time
@@ -97,7 +97,7 @@ class FanOut:
         result: asyncio.Future[StepOutput] = self._loop.create_future()
         if not self._flights:
             self._oldest_since = self._loop.time()
-        self._flights.append(_Flight(batch, len(self._connections), result))
+        self._flights.append(_UnansweredStep(batch, len(self._connections), result))
         for connection in self._connections:
             connection.write(data)
         if self._watch is None:

@@ -1,7 +1,7 @@
-"""One asyncio task per replica that asks the scheduler, awaits the runner and feeds the streams.
+"""One asyncio task per replica that asks the scheduler for steps, awaits the runner and feeds the streams.
 
-It owns every token until the client has it. Up to `pipeline_depth` steps are under way at once, so that the ranks find the
-next one waiting when they are done. Knows nothing of HTTP, and of the ranks only that they take steps.
+The loop owns every token until the client has it. Up to `pipeline_depth` steps are in flight at once, so that the ranks find
+the next step waiting when they complete one. Knows nothing of HTTP, and of the ranks only that they take steps.
 """
 
 import asyncio
@@ -12,28 +12,29 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
-from deployments.engine.token_stream import TokenStream
+from deployments.engine.sequence_stream import SequenceStream
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason, Sequence, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Progress, Scheduler
+from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# How long a step that reads prompts may take: a newcomer waits for it, and so do those who run.
+# How long a step with prompts may take: new requests wait for it, and so do the running ones.
 LONGEST_STEP_S = 3.0
-SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 120.0  # what a client that finds the queue full is told
-PACE_WINDOWS_S, ENOUGH_ENDS = (5.0, 30.0, LONGEST_RETRY_S), 4
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 120.0  # the range of Retry-After when the queue is full
+# The throughput of requests is measured in the shortest of these windows that has enough ends of requests.
+THROUGHPUT_WINDOWS_S, MIN_ENDS = (5.0, 30.0, LONGEST_RETRY_S), 4
 
 
 class StepStats(NamedTuple):
-    """One finished step, for whoever counts: times in milliseconds, `round_trip_ms` from send to answer.
+    """One completed step, for metrics. Times are in milliseconds; `round_trip_ms` runs from sending the step to its output.
 
-    num_sampled: tokens that it brought the requests. num_prefix_hits: prompt tokens found in the cache instead of computed,
-    num_drafts and num_drafts_accepted: proposed tokens checked and right, all since the last step's report.
+    num_sampled: tokens that the step gave to requests. num_prefix_hits: prompt tokens found in the prefix cache.
+    num_drafts, num_drafts_accepted: draft tokens verified and accepted. All since the last step's report.
     """
 
     num_rows: int
@@ -50,16 +51,16 @@ class StepStats(NamedTuple):
 
 
 class Runner(Protocol):
-    """What computes steps: it takes one at once, without a task's delay, and answers them in their order.
+    """Computes steps: takes a step at once, without the delay of a task, and answers steps in their order.
 
-    `cluster.driver.rank_group.RankGroup` is one. `submit` may raise what its future would.
+    Implemented by `cluster.driver.rank_group.RankGroup`. `submit` may raise what its future would.
     """
 
     def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]: ...
 
 
-class _Flight(NamedTuple):
-    """A step that was sent, and its answer to come."""
+class _SentStep(NamedTuple):
+    """A step in step."""
 
     batch: StepInput
     output: asyncio.Future[StepOutput]
@@ -67,7 +68,7 @@ class _Flight(NamedTuple):
 
 
 class EngineLoop:
-    """Serves streams from one scheduler, over the runner that `run` is given by whoever started it."""
+    """Serves streams from one scheduler, over the runner that `run` is given."""
 
     def __init__(
         self,
@@ -81,23 +82,23 @@ class EngineLoop:
         self.scheduler = scheduler
         self.max_seq_len = max_seq_len
         self.last_progress_s = time.monotonic()
-        self.num_steps = 0  # that were answered, canary steps aside
+        self.num_steps = 0  # completed, without canary steps
         self._tokenizer = tokenizer
         self._depth = pipeline_depth
         self._on_step = on_step
-        self._streams: dict[Sequence, TokenStream] = {}
-        self._ends: deque[float] = deque(maxlen=64)  # of the latest requests, in time.monotonic()
+        self._streams: dict[Sequence, SequenceStream] = {}
+        self._ends: deque[float] = deque(maxlen=64)  # when the latest requests ended, in time.monotonic()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._failure: EngineError | None = None
         self._draining = False
-        self._counts = (0, 0, 0)  # the scheduler's, as far as they have been reported
+        self._counts = (0, 0, 0)  # the scheduler's totals at the last report
         scheduler.limit_prompt_tokens(TOKENS_ALONE)  # until the first steps show how fast the ranks are
 
     @property
     def failure(self) -> EngineError | None:
-        """Why no request can be served any more; None while they can."""
+        """Why no request can be served any more; None while requests can be served."""
         return self._failure
 
     @property
@@ -123,7 +124,7 @@ class EngineLoop:
         owner: str = "",
         priority: int = 0,
         cache_scope: str = "",
-    ) -> TokenStream:
+    ) -> SequenceStream:
         """`submit_all` of one choice."""
         choices = [(prompt, params)]
         return self.submit_all(choices, stop=stop, owner=owner, priority=priority, cache_scope=cache_scope)[0]
@@ -136,7 +137,7 @@ class EngineLoop:
         owner: str = "",
         priority: int = 0,
         cache_scope: str = "",
-    ) -> list[TokenStream]:
+    ) -> list[SequenceStream]:
         """Queue every choice of a request, or none; owners that wait take turns (`fair_queue.py`). Never waits.
 
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure.
@@ -154,59 +155,57 @@ class EngineLoop:
             streams.append(self._add(seq, stop))
         return streams
 
-    def _add(self, seq: Sequence, stop: Seq[str]) -> TokenStream:
-        stream = TokenStream(seq, self._tokenizer, stop, self._cancel)
+    def _add(self, seq: Sequence, stop: Seq[str]) -> SequenceStream:
+        stream = SequenceStream(seq, self._tokenizer, stop, self._cancel)
         self.scheduler.add(seq)
         if seq.finished:
             stream.push([])
             return stream
         if not self._streams:
-            self.last_progress_s = time.monotonic()  # until then nothing was to be done
+            self.last_progress_s = time.monotonic()  # the time without work is no stall
         self._streams[seq] = stream
         self._idle.clear()
         self._wake.set()
         return stream
 
     async def run(self, runner: Runner) -> None:
-        """Step until cancelled, or until the runner raises, which this passes on; the streams are left as they are.
+        """Run steps until cancelled or until the runner raises; the streams stay as they are.
 
-        What follows is for the caller to decide: `fail` ends them; or `restart`, and `run` with the runner of other ranks, go
-        on with every stream where it was.
+        After an error of the runner's the caller either ends the streams with `fail`, or continues every stream with `restart`,
+        then `run` with the runner of other ranks.
         """
-        flights: deque[_Flight] = deque()
+        in_flight: deque[_SentStep] = deque()
         self.last_progress_s = time.monotonic()
         try:
             while True:
-                self._send(runner, flights)
-                if not flights:
-                    assert not self.scheduler.has_work, (
-                        "work waits, and nothing is under way that could make room for it"
-                    )
+                self._send(runner, in_flight)
+                if not in_flight:
+                    assert not self.scheduler.has_work, "work waits, and no step is in flight that could free blocks"
                     self._idle.set()
                     self._wake.clear()
                     await self._wake.wait()
                     self.last_progress_s = time.monotonic()
                     continue
-                output = await flights[0].output
-                answered = flights.popleft()
+                output = await in_flight[0].output
+                answered = in_flight.popleft()
                 self.num_steps += not self._is_canary(answered.batch)
-                progress = self.scheduler.commit(output)
+                gained = self.scheduler.commit(output)
                 self.last_progress_s = time.monotonic()
-                # The ranks first: they have their next step before the readers get what the last one brought. What a stop
-                # string ends is seen a step later for it, which wastes a row. It is delivered also if they have failed.
+                # The ranks get their next step before the readers get the last one's tokens. So a stop string is noticed a step
+                # late, which wastes a row. The tokens are delivered even if sending fails.
                 try:
-                    self._send(runner, flights)
+                    self._send(runner, in_flight)
                 finally:
-                    self._deliver(progress)
-                self._pace(answered.batch, output)
-                self._report(answered, output, progress)
+                    self._deliver(gained)
+                self._limit_prompt_tokens(answered.batch, output)
+                self._report(answered, output, gained)
         finally:
-            for flight in flights:
-                flight.output.cancel()
-            await asyncio.gather(*(flight.output for flight in flights), return_exceptions=True)
+            for step in in_flight:
+                step.output.cancel()
+            await asyncio.gather(*(step.output for step in in_flight), return_exceptions=True)
 
     def resumed(self, num_blocks: int) -> None:
-        """New ranks serve, with this many cache blocks. The time that they took to start is no stall."""
+        """New ranks serve, with room for this many cache blocks. The time of their start is no stall."""
         old = self.scheduler.pool
         if num_blocks != old.num_blocks:
             log.info("the new ranks have room for %d cache blocks instead of %d", num_blocks, old.num_blocks)
@@ -214,10 +213,10 @@ class EngineLoop:
         self.last_progress_s = time.monotonic()
 
     def restart(self, epoch: int, failure: RankFailure | None) -> bool:
-        """Ready the live requests for new ranks: `run` may then go on with their runner. The requests lose nothing, except one
-        that the failure proves harmful, which ends with PoisonRequest. Returns whether one did.
+        """Prepare the live requests for new ranks: `run` may then continue with their runner. No request loses a token. One
+        that the failure proves harmful ends with PoisonRequest; returns whether one did.
 
-        failure: of the old ranks; None where they were replaced without one.
+        failure: of the old ranks; None where they were replaced without a failure.
         """
         harmful = self.scheduler.restart(epoch, failure)
         if harmful is None:
@@ -242,7 +241,7 @@ class EngineLoop:
         self._idle.set()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait until the live ones have ended. False if some had not within `timeout_s`."""
+        """Refuse new requests and wait until the live ones have ended. False if some have not within `timeout_s`."""
         self._draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
@@ -255,29 +254,29 @@ class EngineLoop:
         return time.monotonic() - self.last_progress_s if self._streams else 0.0
 
     def _wait_s(self) -> float:
-        """How long, at the pace of the latest ends, until half of those who wait have been served: there is room then."""
+        """Seconds until half of the waiting requests have ended, at the throughput of late: the queue has room then."""
         now = time.monotonic()
         latest: list[float] = []
-        # In the shortest window that says something: a burst is not as slow as the hours before it.
-        for window_s in PACE_WINDOWS_S:
-            if len(latest := [end for end in self._ends if now - end <= window_s]) >= ENOUGH_ENDS:
+        # The shortest window with enough ends counts: a burst is faster than the quiet hours before it.
+        for window_s in THROUGHPUT_WINDOWS_S:
+            if len(latest := [end for end in self._ends if now - end <= window_s]) >= MIN_ENDS:
                 break
         if len(latest) < 2:
             return SHORTEST_RETRY_S
-        pace = len(latest) / max(now - latest[0], 1e-3)
-        return min(max(SHORTEST_RETRY_S, self.scheduler.num_waiting / 2 / pace), LONGEST_RETRY_S)
+        ends_per_s = len(latest) / max(now - latest[0], 1e-3)
+        return min(max(SHORTEST_RETRY_S, self.scheduler.num_waiting / 2 / ends_per_s), LONGEST_RETRY_S)
 
-    def _send(self, runner: Runner, flights: deque[_Flight]) -> None:
-        while len(flights) < self._depth and (batch := self.scheduler.schedule()) is not None:
+    def _send(self, runner: Runner, in_flight: deque[_SentStep]) -> None:
+        while len(in_flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
             try:
                 output = runner.submit(batch)
             except RankFailure:
-                self.scheduler.drop_unsent()  # nobody in it is to blame
+                self.scheduler.drop_unsent()  # so that no request in it counts as harmful
                 raise
-            flights.append(_Flight(batch, output, time.monotonic()))
+            in_flight.append(_SentStep(batch, output, time.monotonic()))
 
-    def _drop(self, seq: Sequence) -> TokenStream | None:
-        """It has ended, also while no ranks run."""
+    def _drop(self, seq: Sequence) -> SequenceStream | None:
+        """Forget the stream of a sequence that has ended."""
         stream = self._streams.pop(seq, None)
         if not self._streams:
             self._idle.set()
@@ -287,36 +286,33 @@ class EngineLoop:
         if self._drop(seq) is not None:
             self.scheduler.finish(seq, FinishReason.ABORT)
 
-    def _deliver(self, progress: list[Progress]) -> None:
-        for update in progress:
-            seq = update.sequence
+    def _deliver(self, gained: dict[Sequence, list[int]]) -> None:
+        for seq, tokens in gained.items():
             stream = self._streams.get(seq)
             if stream is None:
                 continue
             try:
-                if stream.push(update.tokens):
-                    self.scheduler.finish(seq, FinishReason.STOP)
-                    # Also where it had ended: by the last token allowed, or by what came behind the stop string.
-                    seq.finish_reason, seq.error = FinishReason.STOP, None
+                if stream.push(tokens):
+                    self.scheduler.stop(seq)
                 if seq.error is not None:
                     stream.fail(seq.error)
-            except Exception:  # one request's trouble must not be its neighbours'
-                log.exception("a request failed while its text was made")
+            except Exception:  # an error of one request must not fail the others
+                log.exception("a request failed while its tokens were decoded to text")
                 self.scheduler.finish(seq, FinishReason.ERROR)
-                stream.fail(EngineError("the text of this request could not be made"))
+                stream.fail(EngineError("the tokens of this request could not be decoded to text"))
             if seq.finished:
                 self._ends.append(self.last_progress_s)
                 self._drop(seq)
 
-    def _pace(self, batch: StepInput, output: StepOutput) -> None:
-        """Learn from a step that read prompts how many of their tokens fit the time that one may take."""
-        num_read = sum(row.length for row in batch.rows if row.length > 1 + row.num_drafts)
-        if num_read >= TOKENS_A_PROMPT and output.elapsed_ms > 0:
+    def _limit_prompt_tokens(self, batch: StepInput, output: StepOutput) -> None:
+        """Learn from a step with prompts how many prompt tokens fit into the longest time that a step may take."""
+        num_prompt_tokens = sum(row.length for row in batch.rows if row.length > 1 + row.num_drafts)
+        if num_prompt_tokens >= TOKENS_A_PROMPT and output.elapsed_ms > 0:
             fitting = int(batch.num_tokens / output.elapsed_ms * 1e3 * LONGEST_STEP_S)
             self.scheduler.limit_prompt_tokens(max(TOKENS_A_PROMPT, fitting))
 
-    def _report(self, flight: _Flight, output: StepOutput, progress: list[Progress]) -> None:
-        scheduler, batch = self.scheduler, flight.batch
+    def _report(self, step: _SentStep, output: StepOutput, gained: dict[Sequence, list[int]]) -> None:
+        scheduler, batch = self.scheduler, step.batch
         canary = scheduler.quarantine.canary
         counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
         prefix_hits, drafts, accepted = (now - then for now, then in zip(counts, self._counts, strict=True))
@@ -325,10 +321,10 @@ class EngineLoop:
             StepStats(
                 num_rows=len(batch.rows),
                 num_tokens=batch.num_tokens,
-                num_sampled=sum(len(update.tokens) for update in progress if update.sequence is not canary),
+                num_sampled=sum(len(tokens) for seq, tokens in gained.items() if seq is not canary),
                 elapsed_ms=output.elapsed_ms,
-                round_trip_ms=(self.last_progress_s - flight.sent_s) * 1e3,
-                num_non_finite=sum(isinstance(update.sequence.error, NonFiniteLogits) for update in progress),
+                round_trip_ms=(self.last_progress_s - step.sent_s) * 1e3,
+                num_non_finite=sum(isinstance(seq.error, NonFiniteLogits) for seq in gained),
                 device_memory_bytes=output.device_memory_bytes,
                 decode_only=all(row.length == 1 + row.num_drafts for row in batch.rows),
                 num_prefix_hits=prefix_hits,

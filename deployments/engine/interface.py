@@ -1,6 +1,6 @@
-"""What the HTTP layer needs of whatever generates: one seam, so that it can be tested without Ray or a model.
+"""The seam between the HTTP layer and the engine, so that HTTP can be tested without Ray or a model.
 
-Knows nothing of HTTP, Ray or tensors. `engine_loop.py` implements it; the tests have a fake.
+Knows nothing of HTTP, Ray or tensors. `service.py` implements `Engine`; the tests have a fake.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from llama_core.text.tokenizer import Tokenizer
 
 
 class Delta(NamedTuple):
-    """What a stream has to say at once: the tokens since the last one, and the text that they made certain.
+    """The tokens of a stream since the last delta, and their text.
 
     text: the generated tokens decoded on their own, as the reference does, so without a leading space of the very first
-    token; may be empty while half a character or a possible stop string is held back. logprobs: one for each of
+    token. It may be empty while half a character or a possible stop string is held back. logprobs: one for each of
     `tokens` if asked for. finish_reason: set in the last delta only.
     """
 
@@ -78,7 +78,7 @@ class Readiness:
 
     @property
     def takes_requests(self) -> bool:
-        """While ranks are brought back, requests wait for them."""
+        """While ranks recover, requests wait for them."""
         return self.ready or self.phase == "recovering"
 
 

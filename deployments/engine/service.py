@@ -1,4 +1,4 @@
-"""One replica's engine from start to end: ranks, scheduler and engine loop brought up, kept up, and taken down.
+"""One replica's engine from start to end: starts ranks, scheduler and engine loop, keeps them running, and stops them.
 
 Implements `deployments.engine.interface.Engine` for the HTTP layer. Knows nothing of HTTP and nothing of Serve.
 """
@@ -13,8 +13,8 @@ from cluster.driver.group_info import GroupInfo, RankReport
 from deployments.args import ServerArgs
 from deployments.engine.engine_loop import EngineLoop, StepStats
 from deployments.engine.interface import EngineState, RankState, Readiness
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.supervisor import GroupPool, Supervisor
-from deployments.engine.token_stream import TokenStream
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class LlamaService:
-    """`check` what can be known without ranks, `start`, serve, `stop`. `open_pool` is called once, by then."""
+    """The constructor checks what the files can tell without ranks. Then `start`, serve, `stop`; `start` calls `open_pool`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class LlamaService:
         on_failure: Callable[[LlamaError], None] = lambda error: None,
         on_compute_ms: Callable[[Mapping[int, float]], None] = lambda compute_ms: None,
     ) -> None:
-        """Raises TokenizerError, ConfigError or CheckpointError: whatever the files themselves can tell."""
+        """on_step, on_failure, on_compute_ms: for metrics. Raises TokenizerError, ConfigError or CheckpointError."""
         self.args = args
         source = open_checkpoint(args.checkpoint)
         if (manifest := args.manifest()) is not None:
@@ -63,31 +63,28 @@ class LlamaService:
         self._num_seeds = 0
         self._separates_caches = args.has_api_keys and self.config.prefix_cache_scope == "key"
 
-    # What a replica goes through.
+    # The life of a replica.
 
     async def start(self) -> None:
-        """Bring the ranks up and begin to serve. Raises what kept them from it."""
+        """Start the ranks and begin to serve. Raises the error that prevented it."""
         try:
             self._supervisor = Supervisor(
                 self.args, self.config, self._model, self._open_pool(), self._on_failure, self._on_compute_ms
             )
             self._begin(self._supervisor, await self._supervisor.start())
         except Exception as error:
-            log.exception("the start has failed")
+            log.exception("the start failed")
             self._failure = error if isinstance(error, LlamaError) else EngineError(f"{type(error).__name__}: {error}")
             self._on_failure(self._failure)
             raise
 
     def _begin(self, supervisor: Supervisor, info: GroupInfo) -> None:
         scheduler = Scheduler(
-            SchedulerConfig(
-                max_batch_size=self.config.max_batch_size,
-                max_step_tokens=self.config.max_step_tokens,
-                stop_ids=self._stop_ids,
+            SchedulerConfig.of(
+                self.config,
+                self._stop_ids,
                 max_waiting=self.args.max_queue,
                 max_waiting_tokens=self.args.max_queue_tokens,
-                max_drafts=self.config.max_drafts,
-                prefix_caching=self.config.prefix_caching,
             ),
             BlockPool(info.num_blocks, self.config.block_size),
         )
@@ -105,13 +102,13 @@ class LlamaService:
         )
 
     async def drain(self) -> None:
-        """Take no new request, and wait for the live ones as long as `drain_timeout_s` allows."""
+        """Take no new request, and wait up to `drain_timeout_s` for the live ones to end."""
         self._draining = True
         if self._loop is not None and not await self._loop.drain(self.args.drain_timeout_s):
-            log.warning("live requests did not end within %.0f s and are cut off", self.args.drain_timeout_s)
+            log.warning("live requests have not ended within %.0f s and are aborted", self.args.drain_timeout_s)
 
     async def stop(self) -> None:
-        """End whatever is left. No process of the group remains when this returns."""
+        """End what is left. No process of the group remains when this returns."""
         self._draining = True
         if self._serving is not None:
             self._serving.cancel()
@@ -121,7 +118,7 @@ class LlamaService:
         if self._supervisor is not None:
             await self._supervisor.stop()
 
-    # What the HTTP layer and the handle ask.
+    # For the HTTP layer and the handle.
 
     @property
     def model_id(self) -> str:
@@ -139,7 +136,7 @@ class LlamaService:
 
     @property
     def info(self) -> GroupInfo | None:
-        """The ranks that serve, or did before they failed; None until the first have started."""
+        """The ranks that serve, or did before they failed; None until the first ranks have started."""
         return self._supervisor.info if self._supervisor is not None else None
 
     @property
@@ -167,7 +164,7 @@ class LlamaService:
         """False once only a new replica can help: the ranks cannot be brought back, or work waits and no step completes."""
         if self._failure is not None:
             return False
-        # The group's own step deadline comes first; this catches whatever it does not see. Recovery has limits of its own.
+        # The group's own step deadline is shorter; this one catches what that does not see. Recovery has its own limits.
         return (
             self._loop is None
             or (self._supervisor is not None and self._supervisor.recovering is not None)
@@ -186,7 +183,7 @@ class LlamaService:
         stop: Sequence[str] = (),
         owner: str = "",
         priority: int = 0,
-    ) -> TokenStream:
+    ) -> SequenceStream:
         """`submit_all` of one choice."""
         return self.submit_all([(prompt, params)], stop=stop, owner=owner, priority=priority)[0]
 
@@ -197,7 +194,7 @@ class LlamaService:
         stop: Sequence[str] = (),
         owner: str = "",
         priority: int = 0,
-    ) -> Sequence[TokenStream]:
+    ) -> Sequence[SequenceStream]:
         """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
@@ -210,7 +207,7 @@ class LlamaService:
         return self._loop.submit_all(choices, stop=stop, owner=owner, priority=priority, cache_scope=cache_scope)
 
     def next_seed(self) -> int:
-        """A seed for a request that names none, derived from the server's and the request's number."""
+        """A seed for a request without one, derived from the server's seed and the number of such requests."""
         self._num_seeds += 1
         return mix_seed(self.args.seed, self._num_seeds)
 
@@ -255,10 +252,10 @@ class LlamaService:
             self._give_up(EngineError(f"the engine loop failed: {type(error).__name__}"))
 
     def _give_up(self, error: LlamaError) -> None:
-        """Every live request gets one error, and Serve replaces the replica."""
+        """End every live request with `error`; Serve then replaces the replica."""
         log.error("the engine has failed: %s", error.message)
         self._failure = error
-        if not isinstance(error, RankFailure):  # those were counted when they came
+        if not isinstance(error, RankFailure):  # the supervisor has counted those
             self._on_failure(error)
         if self._loop is not None:
             self._loop.fail(error if isinstance(error, EngineError) else EngineError(error.message))

@@ -19,9 +19,10 @@ alone.
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Final
 
+from llama_core.config import EngineConfig
 from llama_core.errors import NonFiniteLogits, RankFailure
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
@@ -54,12 +55,19 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         assert 0 < self.max_batch_size <= self.max_step_tokens, "each running sequence has a row in a step"
 
-
-class Progress(NamedTuple):
-    """What a step added to a sequence: its sampled tokens, none if it ended without one (end-of-sequence, an error)."""
-
-    sequence: Sequence
-    tokens: list[int]
+    @classmethod
+    def of(
+        cls,
+        config: EngineConfig,
+        stop_ids: frozenset[int],
+        *,
+        max_waiting: int | None = None,
+        max_waiting_tokens: int | None = None,
+    ) -> "SchedulerConfig":
+        """Every attribute of `config` that has the name of a field, and the limits of the queue."""
+        own = {"stop_ids": stop_ids, "max_waiting": max_waiting, "max_waiting_tokens": max_waiting_tokens}
+        same = {f.name: getattr(config, f.name) for f in fields(cls) if f.name not in own}
+        return cls(**same, **own)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -200,6 +208,12 @@ class Scheduler:
         assert not self._running and not self._in_flight
         self.admission.use_pool(pool)
 
+    def stop(self, seq: Sequence) -> None:
+        """End a sequence at a stop string, also one that the same step has ended otherwise: by its last allowed token, or by
+        what was sampled behind the stop string."""
+        self.finish(seq, FinishReason.STOP)
+        seq.finish_reason, seq.error = FinishReason.STOP, None
+
     def limit_prompt_tokens(self, num_tokens: int) -> None:
         """Put at most this many tokens of prompts into one step."""
         self.max_prompt_tokens = num_tokens
@@ -228,12 +242,13 @@ class Scheduler:
         self._in_flight.append(step)
         return step.batch
 
-    def commit(self, output: StepOutput) -> list[Progress]:
-        """Take back the oldest step in flight: append its tokens, end what has ended."""
+    def commit(self, output: StepOutput) -> dict[Sequence, list[int]]:
+        """Take back the oldest step in flight: append its tokens, end what has ended. Returns, for each sequence that gained
+        tokens or ended, the tokens that it gained: none if it ended without one (a stop token, an error)."""
         step = self._in_flight.popleft()
         batch = step.batch
         assert (output.epoch, output.step) == (self.epoch, batch.step), "outputs come in the order of the steps"
-        progress: list[Progress] = []
+        gained: dict[Sequence, list[int]] = {}
         for index, start, values in output.prompt_logprobs:
             seq = step.sequences[index]
             assert start <= len(seq.prompt_logprobs), "a position was left out"
@@ -241,7 +256,7 @@ class Scheduler:
             seq.prompt_logprobs += values[max(0, len(seq.prompt_logprobs) - start) :]
             if not seq.finished and seq.prompt_len == seq.max_length and not seq.wants_prompt_logprobs:
                 self.finish(seq, FinishReason.LENGTH)
-                progress.append(Progress(seq, []))
+                gained[seq] = []
         learns = self.speculation.max_drafts_per_row(len(self._running)) > 0
         drafts = iter(batch.drafts)
         begin = 0  # of the row's samples
@@ -255,10 +270,10 @@ class Scheduler:
                 if learns or proposed:
                     drafting = seq.drafting = seq.drafting or new_drafting()
                     num_accepted = self.speculation.verify(drafting, seq.tokens, proposed, output.tokens[begin:end])
-                progress.append(Progress(seq, self._append(seq, output, begin, num_accepted)))
+                gained[seq] = self._append(seq, output, begin, num_accepted)
             begin = end
         assert begin == len(output.tokens)
-        return progress
+        return gained
 
     def _append(self, seq: Sequence, output: StepOutput, begin: int, num_accepted: int) -> list[int]:
         """Append a row's samples, of which the first is output.tokens[begin]: those whose drafts were accepted and the one

@@ -164,10 +164,10 @@ class Bench:
         _, output = self.flights.popleft()
         if spoilt is not None and output.tokens:
             output = replace(output, non_finite=[spoilt % len(output.tokens)])
-        progress = self.scheduler.commit(output)
+        gained = self.scheduler.commit(output)
         if sends_first:
             self.schedule()
-        for seq, tokens in progress:
+        for seq, tokens in gained.items():
             if seq is self.scheduler.quarantine.canary:
                 continue
             heard = self.heard[seq]

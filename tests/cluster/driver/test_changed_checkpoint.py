@@ -11,8 +11,8 @@ from ray.util.placement_group import PlacementGroup
 from cluster.driver import standby
 from cluster.driver.standby import StandbyPool
 from deployments.args import ServerArgs
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
-from deployments.engine.token_stream import TokenStream
 from llama_core.errors import EngineError
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.cluster.conftest import LIMITS
@@ -47,6 +47,6 @@ async def test_live_streams_end_with_checkpoint_changed_when_ranks_recover_onto_
         await service.stop()
 
 
-async def _read(stream: TokenStream) -> None:
+async def _read(stream: SequenceStream) -> None:
     async for _ in stream:
         pass

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from deployments.engine.engine_loop import SHORTEST_RETRY_S, EngineLoop, StepStats
-from deployments.engine.token_stream import TokenStream
+from deployments.engine.sequence_stream import SequenceStream
 from llama_core.config import MAX_DRAFTS
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
 from llama_core.scheduling.block_pool import BlockPool
@@ -54,7 +54,7 @@ async def running(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def read(stream: TokenStream) -> tuple[str, list[int], FinishReason | None]:
+async def read(stream: SequenceStream) -> tuple[str, list[int], FinishReason | None]:
     text, tokens, reason = "", [], None
     async for delta in stream:
         assert reason is None, "nothing comes after the end"
@@ -400,7 +400,9 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(tokens_
     assert scheduler.max_prompt_tokens == TOKENS_ALONE, "decodes say nothing of prompts"
     await read(loop.submit([1] * 400, greedy(1)))
     assert scheduler.max_prompt_tokens == longest
-    loop._pace(StepInput(0, 0, [Row(slot, 9, 1, True) for slot in range(300)]), StepOutput(0, 0, [], elapsed_ms=1e6))
+    loop._limit_prompt_tokens(
+        StepInput(0, 0, [Row(slot, 9, 1, True) for slot in range(300)]), StepOutput(0, 0, [], elapsed_ms=1e6)
+    )
     assert scheduler.max_prompt_tokens == longest, "nor do many"
     task.cancel()
 

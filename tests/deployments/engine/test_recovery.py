@@ -12,8 +12,8 @@ from cluster.driver.group_info import GroupInfo
 from deployments.args import ServerArgs
 from deployments.engine import supervisor
 from deployments.engine.recovery_plan import SAME_BUNDLE_ATTEMPTS
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
-from deployments.engine.token_stream import TokenStream
 from llama_core.errors import (
     CheckpointChanged,
     CheckpointError,
@@ -78,7 +78,7 @@ class Served:
     async def __aexit__(self, *_: object) -> None:
         await self.service.stop()
 
-    def ask(self, prompt: list[int], max_tokens: int = 30) -> TokenStream:
+    def ask(self, prompt: list[int], max_tokens: int = 30) -> SequenceStream:
         return self.service.submit(prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens))
 
 
@@ -91,7 +91,7 @@ def steady(tokens: list[int]) -> int:
     return 3 + hash(tuple(tokens)) % 500
 
 
-async def read(stream: TokenStream) -> list[int]:
+async def read(stream: SequenceStream) -> list[int]:
     return [token async for delta in stream for token in delta.tokens]
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from pydantic import ValidationError
 
 from deployments.args import PROJECT_ROOT, ServerArgs, resolve
 from deployments.engine.service import LlamaService
+from llama_core.config import DEFAULT_STEP_TOKENS, EngineConfig
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, TokenizerError
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.scheduler import SchedulerConfig
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import continuation
@@ -212,3 +215,20 @@ async def test_cached_blocks_are_shared_within_one_api_key_unless_the_operator_s
     assert await cached_tokens(engine, "key a", 42) == await cached_tokens(engine, "key b", 43) == 32
     assert await cached_tokens(engine, "", 44) == (32 if is_shared else 0), "a handle's request without a key"
     await engine.stop()
+
+
+def test_every_field_of_the_engines_configuration_is_an_argument_or_made_by_the_replica() -> None:
+    made = {"vocab_size", "manifest", "wants_digest", "verified", "expected"}
+    assert {field.name for field in fields(EngineConfig)} - set(ServerArgs.model_fields) == made
+
+
+def test_arguments_reach_the_field_of_the_same_name() -> None:
+    values = {"max_seq_len": 60, "max_batch_size": 3, "max_step_tokens": 33, "block_size": 8, "device": "cpu",
+              "dtype": "float32", "kv_cache_bytes": 2**20, "verify_checksums": False, "speculation": False,
+              "prefix_caching": False, "prefix_cache_scope": "all", "backend": "torch", "quantization": "int8"}  # fmt: skip
+    config = args(**values).engine_config(100)
+    assert {name: getattr(config, name) for name in values} == values
+    assert config.ckpt_dir == str(GOLDEN / "mp2") and config.vocab_size == 100 and config.wants_digest
+    scheduling = SchedulerConfig.of(config, frozenset({2}), max_waiting=5, max_waiting_tokens=50)
+    assert scheduling == SchedulerConfig(3, 33, frozenset({2}), 5, 0, False, 50)
+    assert args().engine_config(100).max_step_tokens == DEFAULT_STEP_TOKENS

@@ -155,7 +155,7 @@ def test_abort_during_prefill_frees_every_block() -> None:
     assert batch is not None and scheduler.pool.num_used == 3
     scheduler.finish(seq, FinishReason.ABORT)
     assert scheduler.pool.num_used == 0 and scheduler.num_running == 0
-    assert scheduler.commit(ranks.step(batch)) == []
+    assert scheduler.commit(ranks.step(batch)) == {}
     assert scheduler.schedule() is None and not scheduler.has_work
 
 
@@ -298,10 +298,10 @@ class Machine(RuleBasedStateMachine):
     def commit_what_completes_a_stop_string(self, sends_first: bool) -> None:
         """The first of the tokens that a sequence has gained ends it; the others are taken back, perhaps a step later."""
         if self.flights:
-            progress = self.scheduler.commit(self.flights.popleft())
+            gained = self.scheduler.commit(self.flights.popleft())
             if sends_first:
                 self.schedule()
-            for seq, tokens in progress:
+            for seq, tokens in gained.items():
                 if tokens:
                     seq.cut(len(tokens) - 1)
                     self.scheduler.finish(seq, FinishReason.STOP)

@@ -228,8 +228,8 @@ def test_an_end_of_sequence_among_the_accepted_draws_ends_the_text_there() -> No
     scheduler, ranks, seq = begun(model)
     batch = scheduler.schedule()
     assert batch is not None and batch.drafts[0].tokens == [7, 8, 9], "what is proposed ends before it"
-    (progress,) = scheduler.commit(ranks.step(batch))
-    assert progress.tokens == [7, 8, 9] and seq.finish_reason is FinishReason.STOP
+    (tokens,) = scheduler.commit(ranks.step(batch)).values()
+    assert tokens == [7, 8, 9] and seq.finish_reason is FinishReason.STOP
     assert seq.output == expected_output(seq, model) == [6, 7, 8, 9]
 
 
@@ -239,8 +239,8 @@ def test_drafts_leave_room_for_the_draw_behind_them() -> None:
     assert batch is not None and batch.rows[0].num_drafts == 4, (
         "one of six is there, four are proposed, one follows them"
     )
-    (progress,) = scheduler.commit(ranks.step(batch))
-    assert len(progress.tokens) == 5 and seq.finish_reason is FinishReason.LENGTH
+    (tokens,) = scheduler.commit(ranks.step(batch)).values()
+    assert len(tokens) == 5 and seq.finish_reason is FinishReason.LENGTH
 
 
 def test_only_draws_that_count_can_fail_a_request() -> None:
@@ -249,12 +249,12 @@ def test_only_draws_that_count_can_fail_a_request() -> None:
     assert batch is not None
     batch.drafts[0].tokens[2] = 99  # the draws behind it are made from a wrong text
     output = replace(ranks.step(batch), non_finite=[4, 6])
-    (progress,) = scheduler.commit(output)
-    assert progress.tokens == [7, 8, 9] and seq.error is None and not seq.finished
+    (tokens,) = scheduler.commit(output).values()
+    assert tokens == [7, 8, 9] and seq.error is None and not seq.finished
     batch = scheduler.schedule()
     assert batch is not None
-    (progress,) = scheduler.commit(replace(ranks.step(batch), non_finite=[1]))
-    assert progress.tokens == [10] and seq.finish_reason is FinishReason.ERROR
+    (tokens,) = scheduler.commit(replace(ranks.step(batch), non_finite=[1])).values()
+    assert tokens == [10] and seq.finish_reason is FinishReason.ERROR
 
 
 @pytest.mark.parametrize("how", ["abort", "preempt", "restart"])
@@ -264,7 +264,7 @@ def test_what_happens_to_a_sequence_while_its_drafts_are_checked(how: str) -> No
     assert batch is not None and batch.drafts
     if how == "abort":
         scheduler.finish(seq, FinishReason.ABORT)
-        assert scheduler.pool.num_used == 0 and scheduler.commit(ranks.step(batch)) == []
+        assert scheduler.pool.num_used == 0 and scheduler.commit(ranks.step(batch)) == {}
         assert seq.output == [6]
         return
     if how == "preempt":

@@ -1,6 +1,6 @@
-"""What one sequence generates, on its way from the engine loop to its one reader: text, tokens, the end or the error.
+"""The stream of one sequence from the engine loop to its one reader: text, tokens, the end or the error.
 
-Knows nothing of steps or of HTTP; only that a reader may be slow, and then gets more at a time.
+Knows nothing of steps or of HTTP. A slow reader gets more tokens at a time.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.tokenizer import Tokenizer
 
 
-class TokenStream:
-    """Read it either by `take`, when `listen`'s call says that there is something, or as an async iterator of `Delta`.
+class SequenceStream:
+    """Implements `deployments.engine.interface.TokenStream`; also an async iterator of `Delta`.
 
-    The first token can be read as soon as it is there; what comes while the reader is busy reaches it as one delta.
+    The first token can be read at once. Tokens that arrive while the reader is busy reach it as one delta.
     """
 
     def __init__(
@@ -29,9 +29,9 @@ class TokenStream:
         self._has_stops = bool(stop)
         self._on_cancel = on_cancel
         self._wake: Callable[[], None] | None = None
-        self._has_news = False  # the reader has been told, and has not taken it yet
+        self._has_news = False  # the reader has been woken and has not taken it yet
         self._text: list[str] = []
-        self._num_taken = seq.prompt_len  # tokens of the sequence that the reader has, its prompt included
+        self._num_taken = seq.prompt_len  # tokens of the sequence that the reader has, with its prompt
         self._stopped = False
         self._error: LlamaError | None = None
         self._done = False  # the reader has had the last delta
@@ -50,14 +50,14 @@ class TokenStream:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the cache."""
+        """Tokens of the prompt that were found in the prefix cache."""
         return self.sequence.num_cached or 0
 
-    # The engine's side.
+    # For the engine loop.
 
     def push(self, tokens: list[int]) -> bool:
-        """Take the tokens that the sequence has gained, none when it ended without. True if its text has reached a stop string;
-        of tokens that came with the one that completed it, those behind it are then taken back."""
+        """Take the tokens that the sequence has gained; none when it ended without one. Returns True if its text has reached a
+        stop string. Tokens of the same step behind the one that completed the stop string are then taken back."""
         for num_pushed, token in enumerate(tokens, 1):
             if text := self._detokenizer.push_one(token):
                 self._extend(text)
@@ -72,15 +72,15 @@ class TokenStream:
         return self._stopped
 
     def fail(self, error: LlamaError) -> None:
-        """The reader gets `error` after what it has not read yet."""
+        """Give the reader `error` after what it has not read yet."""
         if self._error is None:
             self._error = error
         self._tell()
 
-    # The reader's.
+    # For the reader.
 
     def cancel(self) -> None:
-        """Leave the engine at once; the sequence's cache blocks are free when this returns. Harmless once it has ended."""
+        """End the sequence at once; its cache blocks are free when this returns. Does nothing once it has ended."""
         self.end(RequestCancelled("the request was cancelled"))
 
     def end(self, error: LlamaError) -> None:
@@ -89,13 +89,13 @@ class TokenStream:
         self.fail(error)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """`wake` is called when there is something to take: once, until it has been taken, and now if there is already."""
+        """Call `wake` when there is something to take: once until it has been taken, and now if there is something already."""
         self._wake = wake
         if self._has_news:
             wake()
 
     def take(self) -> Delta | None:
-        """Everything since the last time; None when there is nothing. Raises the LlamaError that ended it, if one did."""
+        """Everything since the last call; None when there is nothing. Raises the LlamaError that ended the stream."""
         if not self._has_news or self._done:
             return None
         self._has_news = False
@@ -107,7 +107,7 @@ class TokenStream:
                 self._done = True
                 raise self._error
             finish_reason = None
-            self._tell()  # the error is for the next time
+            self._tell()  # the error is for the next call
         self._done = finish_reason is not None
         self._num_taken = end
         text = self._text[0] if len(self._text) == 1 else "".join(self._text)
