@@ -101,7 +101,7 @@ def test_documents_link_to_headings_that_exist() -> None:
         assert wrong == [], document.name
 
 
-def test_the_readme_fits_a_visitors_first_look() -> None:
+def test_the_readme_is_short() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(readme.splitlines()) <= 110
     first_screen = "\n".join(readme.splitlines()[:25])
@@ -178,7 +178,7 @@ def test_serve_config_is_one_that_serve_and_the_server_accept() -> None:
     assert args.tokenizer.is_file()
 
 
-def test_the_licence_is_the_one_that_the_package_states() -> None:
+def test_the_licence_file_matches_the_packages_metadata() -> None:
     licence = (ROOT / "LICENSE").read_text()
     assert "Apache License" in licence
     assert "The llama-on-ray authors" in licence

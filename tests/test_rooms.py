@@ -206,7 +206,7 @@ def circles(graph: Mapping[str, frozenset[str] | tuple[str, ...]]) -> list[list[
     return found
 
 
-def test_circles_are_found_in_a_graph_that_has_one() -> None:
+def test_tarjans_algorithm_finds_a_circle() -> None:
     assert circles({"a": ("b",), "b": ("c", "d"), "c": ("a",), "d": ()}) == [["a", "b", "c"]]
 
 

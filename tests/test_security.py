@@ -35,7 +35,7 @@ def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_of_ours_unpickles_or_evaluates(path: Path) -> None:
+def test_no_file_of_the_packages_unpickles_or_evaluates(path: Path) -> None:
     imported = {
         name
         for node in ast.walk(ast.parse(path.read_text()))
@@ -55,7 +55,7 @@ def test_no_file_of_ours_unpickles_or_evaluates(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FLOORS)
-def test_libraries_are_newer_than_what_is_known_of_them(name: str) -> None:
+def test_libraries_are_newer_than_their_published_vulnerabilities(name: str) -> None:
     floor = FLOORS[name]
     stated = re.search(rf'"{name}(?:\[\w+\])?>=([\d.]+)', (ROOT / "pyproject.toml").read_text())
     pinned = re.search(rf"^{name}==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -77,7 +77,7 @@ def test_every_ray_that_a_shipped_file_starts_asks_for_a_token_and_keeps_its_das
     assert all("--dashboard-host=127.0.0.1" in line for line in started if "--head" in line)
 
 
-def test_kuberays_dashboard_which_its_operator_needs_asks_for_a_token() -> None:
+def test_kuberays_dashboard_asks_for_a_token() -> None:
     service, *_ = yaml.safe_load_all((ROOT / "cluster/deploy/rayservice.yaml").read_text())
     ray_cluster = service["spec"]["rayClusterConfig"]
     assert ray_cluster["authOptions"] == {"mode": "token"}

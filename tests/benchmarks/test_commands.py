@@ -140,7 +140,9 @@ def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(figures["a request, us"]["replica"]["median"] > 0 for figures in streams.values())
 
 
-def test_gpu_where_there_is_only_a_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_runs_on_a_cpu_where_it_is_asked_to(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("benchmarks.harness.bandwidth.beyond_caches", lambda: 2**22)
     sizes = ["--shape", "tiny", "--vocab-size", "300", "--requests", "4", "--shortest", "4", "--longest", "8"]
     batch_1 = ["--prompt", "8", "--output", "6", "--repeats", "1"]
@@ -149,7 +151,9 @@ def test_gpu_where_there_is_only_a_cpu(capsys: pytest.CaptureFixture[str], monke
     assert result["offline"]["output_tok_s"]["median"] > 0
 
 
-def test_gpu_says_why_it_measures_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_a_device_ends_with_the_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
         main(["gpu"])

@@ -22,13 +22,13 @@ from benchmarks.harness.common import (
 from benchmarks.harness.workload import mixed_batch, repetitive_prompt, shared_prefix_batch, uniform_batch
 
 
-def test_a_percentile_lies_between_the_ranks_beside_it() -> None:
+def test_a_percentile_is_interpolated_between_neighbouring_ranks() -> None:
     assert [percentile([4, 1, 3, 2], percent) for percent in (0, 50, 100)] == [1, 2.5, 4]
     assert percentile([7], 99) == 7
     assert percentile(list(range(101)), 99) == 99
 
 
-def test_a_spread_has_median_quartiles_and_extremes_whatever_the_order() -> None:
+def test_a_spread_does_not_depend_on_the_order_of_its_values() -> None:
     spread = Spread.of([9, 1, 5, 3, 7])
     assert (spread.median, spread.low, spread.high, spread.least, spread.most, spread.count) == (5, 3, 7, 1, 9, 5)
     assert spread.relative == pytest.approx(0.4)
@@ -36,7 +36,7 @@ def test_a_spread_has_median_quartiles_and_extremes_whatever_the_order() -> None
     assert str(Spread.of([0.5])) == "0.5"
 
 
-def test_numbers_in_tables_have_three_digits_that_count() -> None:
+def test_numbers_in_tables_have_three_significant_digits() -> None:
     assert [number(value) for value in (None, "x", 12345, 12345.6, 123.456, 12.3456, 0.00123456)] == [
         *("-", "x", "12,345", "12,346", "123", "12.3", "0.00123")
     ]
@@ -50,7 +50,7 @@ def test_a_table_is_as_wide_as_its_widest_cell(capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_the_last_line_is_the_result_and_says_what_it_ran_on(
+def test_the_last_line_is_the_result_with_the_machine_that_it_ran_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     print("a table")
@@ -66,7 +66,7 @@ def test_the_last_line_is_the_result_and_says_what_it_ran_on(
         last_json("nothing\n[1]\n")
 
 
-def test_a_result_says_how_to_repeat_it_and_not_where_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_has_the_command_that_repeats_it_without_local_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = str(REPOSITORY / "benchmarks" / "peers" / "vllm_driver.py")
     monkeypatch.setattr(sys, "argv", [inside, "--ckpt", "/home/me/models/llama-110m/meta", "a b"])
     assert command_line() == "python -m benchmarks.peers.vllm_driver --ckpt .../llama-110m/meta 'a b'"
@@ -76,11 +76,11 @@ def test_a_result_says_how_to_repeat_it_and_not_where_it_ran(monkeypatch: pytest
     assert public("/usr/lib/a/libx.so:/opt/b/c/liby.so") == ".../a/libx.so:.../c/liby.so"
 
 
-def test_busy_cores_are_not_more_than_there_are() -> None:
+def test_busy_cores_are_between_zero_and_the_number_of_cores() -> None:
     assert 0 <= busy_cores(0.05) <= 1024
 
 
-def test_loads_are_the_same_each_time_and_as_long_as_they_say() -> None:
+def test_loads_are_reproducible_and_have_the_stated_lengths() -> None:
     batch = mixed_batch(32, vocab_size=500)
     assert batch == mixed_batch(32, vocab_size=500)
     assert sum(len(request.prompt) for request in batch) == 4160

@@ -13,7 +13,7 @@ def growth(curve: Callable[[float], float], noise: float = 0.01) -> Growth:
     return Growth.of([(x, curve(x)) for x in ROWS], noise, tolerance=1.2)
 
 
-def test_a_line_is_found_from_its_points() -> None:
+def test_a_line_is_fitted_to_its_points() -> None:
     line = Line.through([(0, 1), (1, 3), (2, 5)])
     assert (line.at_zero, line.slope) == pytest.approx((1, 2))
 
@@ -33,5 +33,5 @@ def test_straight_lines_knees_and_flattening_curves_are_not_worse_than_linear(cu
 
 
 @pytest.mark.parametrize("curve", [lambda x: x * x, lambda x: 1 + 0.1 * x + 0.05 * x * x, lambda x: x**3])
-def test_squares_and_cubes_are(curve: Callable[[float], float]) -> None:
+def test_squares_and_cubes_are_worse_than_linear(curve: Callable[[float], float]) -> None:
     assert growth(curve).worse_than_linear

@@ -32,7 +32,7 @@ def read(pieces: Sequence[tuple[float, bytes]]) -> Answer:
     return read_answer(0.0, 9.0, pieces)
 
 
-def test_a_token_has_the_time_of_the_bytes_that_made_its_event_whole() -> None:
+def test_a_tokens_time_is_when_its_event_was_complete() -> None:
     first, second = chunk(token("a")), chunk(token("b"))
     answer = read(
         [
@@ -46,12 +46,12 @@ def test_a_token_has_the_time_of_the_bytes_that_made_its_event_whole() -> None:
     assert answer == Answer(0.0, 9.0, [2.0, 3.0, 4.0], 3)
 
 
-def test_a_token_that_is_part_of_a_character_counts_and_a_bare_ending_does_not() -> None:
+def test_a_token_without_text_counts_and_a_final_event_without_a_token_does_not() -> None:
     body = chunk(token("")) + chunk(token("é")) + chunk(token("", "stop")) + chunk(b"data: [DONE]\n\n")
     assert read([(1.0, HEAD + body)]).token_times == [1.0, 1.0]
 
 
-def test_a_body_without_chunks_is_read_too() -> None:
+def test_a_body_without_chunked_encoding_is_read() -> None:
     head = HEAD.replace(b"transfer-encoding: chunked\r\n", b"")
     answer = read([(1.0, head + token("a")), (2.0, token("b") + b"data: [DONE]\n\n")])
     assert answer.token_times == [1.0, 2.0]
@@ -67,11 +67,11 @@ def test_a_body_without_chunks_is_read_too() -> None:
         (b"", "HTTP"),
     ],
 )
-def test_what_did_not_end_well_is_an_error(raw: bytes, error: str) -> None:
+def test_an_incomplete_or_failed_stream_is_an_error(raw: bytes, error: str) -> None:
     assert error in (read([(1.0, raw)]).error or "")
 
 
-def test_figures_are_of_what_succeeded_and_say_what_did_not() -> None:
+def test_figures_are_of_successful_requests_and_count_the_failed() -> None:
     good = Answer(10.0, 12.0, [10.5, 11.0, 12.0], 3)
     figures = Load([good, Answer(10.0, 10.1, error="no")], seconds=2.0, client_cpu_s=0.5).figures()
     assert (figures["requests"], figures["failed"], figures["errors"]) == (1, 1, ["no"])
@@ -106,7 +106,7 @@ class CountingSession:
         pass
 
 
-async def test_a_closed_loop_asks_everything_once_and_never_more_at_a_time_than_it_has_clients() -> None:
+async def test_a_closed_loop_sends_each_request_once_with_one_in_flight_per_client() -> None:
     requests = uniform_batch(11, 4, 1, 100)
     sessions = [CountingSession() for _ in range(3)]
     load = await drive(sessions, requests)
@@ -117,7 +117,7 @@ async def test_a_closed_loop_asks_everything_once_and_never_more_at_a_time_than_
 
 
 @pytest.mark.parametrize("new_connections", [False, True])
-async def test_a_real_server_streams_every_token_over_connections_that_stay_or_do_not(new_connections: bool) -> None:
+async def test_every_token_arrives_over_kept_and_over_new_connections(new_connections: bool) -> None:
     with serve(FakeEngine("One two three four five.")) as served:
         sessions = [HttpSession(served.url, MODEL_ID, new_connections=new_connections) for _ in range(2)]
         load = await drive(sessions, uniform_batch(6, 8, 20, 200))
@@ -143,7 +143,7 @@ async def test_refusals_failures_and_a_server_that_is_not_there_are_counted() ->
     assert (load.answers[0].error or "").startswith("HTTP 000")
 
 
-async def test_the_end_is_known_in_any_pieces_and_a_head_that_looks_like_it_is_not_the_end() -> None:
+async def test_the_end_of_a_body_is_found_however_its_bytes_are_split() -> None:
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nkeep-alive: timeout=5, max=100\r\n\r\n"
     body = chunk(token("a")) + chunk(b"data: [DONE]\n\n")
 
@@ -169,7 +169,7 @@ async def test_the_end_is_known_in_any_pieces_and_a_head_that_looks_like_it_is_n
     assert [(one.error, len(one.token_times)) for one in load.answers] == [(None, 1), (None, 1)]
 
 
-async def test_a_connection_that_the_server_closes_between_two_answers_is_opened_again() -> None:
+async def test_a_connection_that_the_server_closed_between_requests_is_reopened() -> None:
     event = b'data: {"choices": [{"index": 0, "text": "a"}], "usage": {"completion_tokens": 1}}\n\ndata: [DONE]\n\n'
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
 

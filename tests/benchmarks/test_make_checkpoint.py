@@ -23,13 +23,13 @@ def generated(directory: Path) -> list[list[int]]:
     return llama.generate([[1, 5, 9, 30]], 8, temperature=0.0)[0]
 
 
-def test_one_shard_and_two_are_the_same_model_and_a_seed_gives_the_same_again(tmp_path: Path) -> None:
+def test_one_shard_and_two_hold_the_same_weights_for_the_same_seed(tmp_path: Path) -> None:
     one = generated(made(tmp_path / "one") / "meta")
     assert one == generated(made(tmp_path / "two", "--shards", "2") / "meta")
     assert one != generated(made(tmp_path / "other", "--seed", "1") / "meta")
 
 
-def test_the_other_format_has_the_same_weights_with_queries_and_keys_in_its_order(tmp_path: Path) -> None:
+def test_the_hugging_face_format_has_the_same_weights_with_reordered_queries_and_keys(tmp_path: Path) -> None:
     directory = made(tmp_path, "--format", "meta", "hf")
     meta = torch.load(directory / "meta" / "consolidated.00.pth", weights_only=True)
     raw = (directory / "hf" / "model.safetensors").read_bytes()

@@ -36,7 +36,7 @@ def turn(number: int, figure: float, before: float = 50.0, after: float = 50.0) 
     return Turn(number, {"decode_tok_s": figure}, (before, after), 0.0)
 
 
-def test_contenders_take_turns_in_reverse_order_every_other_round() -> None:
+def test_the_order_of_contenders_is_reversed_every_other_round() -> None:
     log: list[str] = []
     contenders = [Fake("a", [1.0, 2.0, 3.0], log), Fake("b", [2.0, 2.0, 2.0], log)]
     probes = iter(range(100))
@@ -53,7 +53,7 @@ def test_contenders_take_turns_in_reverse_order_every_other_round() -> None:
     assert ratios(records["a"], records["b"], "decode_tok_s") == [0.5, 1.0, 1.5]
 
 
-def test_a_turn_that_fails_costs_its_round_alone() -> None:
+def test_a_failed_turn_is_left_out_of_its_round_only() -> None:
     contenders = [Fake("a", [1.0, 1.0], []), Fake("b", [ValueError("it broke"), 4.0], [])]
     records = take_turns(contenders, DECODE, 2, None, lambda: 0.0)
     found = summary(records, DECODE)
@@ -62,7 +62,7 @@ def test_a_turn_that_fails_costs_its_round_alone() -> None:
     assert found["ratios"]["b"]["decode_tok_s"]["ratio"].count == 1
 
 
-def test_rounds_in_which_the_bandwidth_moved_are_told_from_steady_ones() -> None:
+def test_rounds_with_a_changed_bandwidth_are_not_steady() -> None:
     ours = Record([turn(0, 10), turn(1, 10), turn(2, 10)])
     theirs = Record([turn(0, 5), turn(1, 8, before=85, after=86), turn(2, 4, before=52, after=48)])
     assert ratios(ours, theirs, "decode_tok_s") == [2.0, 1.25, 2.5]
@@ -94,14 +94,14 @@ def test_a_figure_is_found_at_the_top_or_in_the_only_case() -> None:
         ("[contenders.a\n", "line 1"),
     ],
 )
-def test_a_file_with_a_mistake_is_refused_by_its_place(tmp_path: Path, text: str, error: str) -> None:
+def test_an_error_in_a_contenders_file_is_named_with_its_place(tmp_path: Path, text: str, error: str) -> None:
     path = tmp_path / "peers.toml"
     path.write_text(text)
     with pytest.raises(BadFile, match=error):
         read_recipes([path])
 
 
-def test_placeholders_are_filled_and_one_that_nothing_says_is_named(tmp_path: Path) -> None:
+def test_placeholders_are_filled_and_an_unknown_one_is_named(tmp_path: Path) -> None:
     path = tmp_path / "peers.toml"
     path.write_text(
         '[models.m]\nhf = "/ckpt/{model}"\ngguf = {bfloat16 = "b.gguf", int8 = "q8.gguf"}\n'
@@ -136,14 +136,14 @@ def test_the_example_file_and_ours_describe_every_contender_of_the_page() -> Non
             assert one.name == load
 
 
-def test_nobody_of_that_name_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_contender_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--question", "decode", "--contenders", "ours", "somebody", "--no-probe"])
     assert ended.value.code == 2
     assert "no file describes somebody" in capsys.readouterr().err
 
 
-def test_a_command_and_a_server_are_compared_in_one_run_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_command_and_a_server_are_compared_in_one_run_and_no_process_is_left(tmp_path: Path) -> None:
     said = {"output_tok_s": 100, **dict.fromkeys(sorted(QUESTIONS["online"].lower_is_better), 2.0)}
     constant = tmp_path / "constant.py"
     constant.write_text(f"print({json.dumps(said)!r})\n")

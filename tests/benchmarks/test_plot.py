@@ -35,21 +35,21 @@ PAIRED = {
 }
 
 
-def test_parts_are_drawn_by_kind_and_none_is_lost() -> None:
+def test_every_part_of_a_step_is_plotted_by_its_kind() -> None:
     kinds = by_kind(STEP["cases"][0]["parts"], "ms")  # type: ignore[index]
     assert kinds["feed-forward"] == 2.0
     assert kinds[OTHER] == 0.01
     assert sum(kinds.values()) == pytest.approx(3.51)
 
 
-def test_where_less_is_better_the_ratio_is_turned_round() -> None:
+def test_a_ratio_is_inverted_where_less_is_better() -> None:
     (rate, *_), (time, ratio, least, most) = ratios_of([PAIRED])
     assert "output" in rate
     assert "ttft_p50" in time
     assert (ratio, least, most) == (2.0, 1.25, 2.5)
 
 
-def test_the_same_results_give_the_same_file(tmp_path: Path) -> None:
+def test_the_same_results_give_the_same_plot(tmp_path: Path) -> None:
     draw([STEP, PAIRED], tmp_path / "one.svg")
     draw([STEP, PAIRED], tmp_path / "two.svg")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

@@ -18,7 +18,7 @@ time.sleep(60)
 """
 
 
-def test_every_process_that_comes_of_a_program_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_descendant_of_a_program_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.harness.programs.PATIENCE_S", 0.5)
     program = Program([sys.executable, "-c", STUBBORN], tmp_path / "output")
     deadline = time.monotonic() + 30
@@ -30,7 +30,7 @@ def test_every_process_that_comes_of_a_program_ends_with_it(tmp_path: Path, monk
     assert program.said().strip() == "started"
 
 
-def test_a_program_that_ends_instead_of_answering_says_its_last_words() -> None:
+def test_a_program_that_ends_before_it_answers_is_reported_with_its_output() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with (
         running([sys.executable, "-c", "print('no room'); raise SystemExit(7)"]) as program,
@@ -39,7 +39,7 @@ def test_a_program_that_ends_instead_of_answering_says_its_last_words() -> None:
         program.wait_until_answers(url)
 
 
-def test_a_program_that_never_answers_is_not_waited_for_for_ever() -> None:
+def test_a_program_that_never_answers_fails_at_the_timeout() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with (
         running([sys.executable, "-c", "import time; time.sleep(60)"]) as program,
@@ -48,7 +48,7 @@ def test_a_program_that_never_answers_is_not_waited_for_for_ever() -> None:
         program.wait_until_answers(url, timeout_s=0.3)
 
 
-def test_our_servers_configuration_keeps_what_is_not_named(tmp_path: Path) -> None:
+def test_our_servers_configuration_keeps_the_arguments_that_are_not_overridden(tmp_path: Path) -> None:
     text = write_config(tmp_path / "config.yaml", 12345, {"dtype": "float32"}).read_text()
     assert "port: 12345" in text
     assert "dtype: float32" in text

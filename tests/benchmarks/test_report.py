@@ -35,7 +35,7 @@ RESULTS = [
 RESULTS[1]["cases"]["bfloat16"]["share_of_matmul"] = SPREAD
 
 
-def test_every_place_of_the_page_has_a_table_and_every_table_a_place() -> None:
+def test_the_page_has_one_marker_for_each_table() -> None:
     page = PAGE.read_text()
     opened, closed = (re.findall(rf"<!-- {slash}(\w+) -->", page) for slash in ("", "/"))
     assert opened == closed
@@ -43,12 +43,12 @@ def test_every_place_of_the_page_has_a_table_and_every_table_a_place() -> None:
     assert len(opened) == len(set(opened))
 
 
-def test_the_committed_page_is_what_the_committed_results_make() -> None:
+def test_the_committed_page_matches_the_committed_results() -> None:
     page = PAGE.read_text()
     assert fill(page, read_results(PAGE.parents[1] / "benchmarks" / "results")) == page
 
 
-def test_a_table_is_made_of_results_and_the_words_around_it_stay() -> None:
+def test_filling_a_page_replaces_tables_and_keeps_the_text() -> None:
     page = "Before.\n<!-- paired -->\nold\n<!-- /paired -->\nBetween.\n<!-- prefix -->\nold\n<!-- /prefix -->\nAfter.\n"
     filled = fill(page, RESULTS)
     assert [line for line in filled.splitlines() if line.endswith(".")] == ["Before.", "Between.", NOTHING, "After."]
@@ -57,12 +57,12 @@ def test_a_table_is_made_of_results_and_the_words_around_it_stay() -> None:
     assert fill(filled, RESULTS) == filled
 
 
-def test_a_place_of_no_tables_name_is_a_mistake() -> None:
+def test_an_unknown_table_marker_is_an_error() -> None:
     with pytest.raises(KeyError, match="nothing_of_the_kind"):
         fill("<!-- nothing_of_the_kind -->\n<!-- /nothing_of_the_kind -->", [])
 
 
-def test_the_machine_is_said_once_however_many_results_there_are(tmp_path: Path) -> None:
+def test_the_same_machine_is_described_once_for_all_results(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(RESULTS))
     (tmp_path / "b.json").write_text(json.dumps({"benchmark": "another page's", "machine": "in words"}))
     page = tmp_path / "page.md"

@@ -19,7 +19,7 @@ def stamped(seconds: int, text: str) -> str:
     return f"(RankWorker pid=7) {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},250 INFO {text}"
 
 
-def test_a_phase_is_reached_when_its_line_is_logged_and_one_of_all_ranks_with_the_last_of_them() -> None:
+def test_a_phase_ends_with_the_last_log_line_of_its_ranks() -> None:
     lines = [
         stamped(1003, "Started a local Ray instance."),
         stamped(1005, "cluster.rank.cpu_pinning cores=0"),
@@ -42,7 +42,7 @@ def test_only_a_completion_with_a_token_is_a_good_answer() -> None:
     assert not is_good({"error": {"code": "not_ready"}})
 
 
-def test_the_plan_that_a_rank_logs_is_understood(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_memory_plan_is_read_from_a_ranks_log_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "llama_core"):
         llama = Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 2, device="cpu")
         llama.generate([[1, 5]], 1)
@@ -50,7 +50,7 @@ def test_the_plan_that_a_rank_logs_is_understood(caplog: pytest.LogCaptureFixtur
     assert plan.keys() == {"weights", "cache", "working"} and min(plan.values()) > 0
 
 
-def test_a_process_is_counted_with_what_descends_from_it() -> None:
+def test_a_process_is_counted_with_its_descendants() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
         deadline = time.monotonic() + 20

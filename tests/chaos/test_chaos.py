@@ -11,7 +11,7 @@ from tests.support.programs import REPOSITORY, environment
 
 
 @pytest.mark.parametrize("spares", [True, False], ids=["with spares", "without"])
-def test_faults_cost_live_streams_not_a_token(spares: bool, tmp_path: Path) -> None:
+def test_faults_lose_no_token_of_live_streams(spares: bool, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     flags = ["--faults", "10" if spares else "6", "--streams", "20", "--pause", "1.5", "--step-timeout", "6"]
     flags += ["--spares" if spares else "--no-spares", "--no-timed", "--json", str(report)]

@@ -30,7 +30,7 @@ def reported(after: dict[str, float] = STEADY, *, lost: int = 0, differing: int 
 
 
 @pytest.mark.parametrize("name", STEADY)
-def test_growth_and_lost_answers_fail_a_soak(name: str) -> None:
+def test_a_soak_fails_on_growth_and_on_lost_answers(name: str) -> None:
     assert is_passed(reported())
     assert not is_passed(reported(STEADY | {name: STEADY[name] * 2 + 100}))
     assert is_passed(reported(lost=2)) and not is_passed(reported(lost=3)), "of 2,000"
@@ -47,18 +47,18 @@ def test_a_trend_compares_the_first_quarter_with_the_last() -> None:
     assert trend([1, 1, 2, 9, 3, 3, 5, 5]) == {"first": 1, "last": 5, "most": 9}
 
 
-def test_nothing_less_than_before_is_a_leak() -> None:
+def test_a_smaller_footprint_is_no_leak() -> None:
     assert leaks(STEADY, {name: value / 2 for name, value in STEADY.items()}, 4) == []
 
 
-def test_what_is_seen_too_late_fails_the_chaos() -> None:
+def test_a_fault_that_is_detected_too_late_fails_the_chaos_run() -> None:
     in_time = {"death": {"p99": 0.9}, "error": None, "hang": {"p99": 3.9}}
     assert is_seen_in_time(in_time, 3.0)
     assert not is_seen_in_time(in_time | {"death": {"p99": 1.1}}, 3.0)
     assert not is_seen_in_time(in_time | {"hang": {"p99": 4.1}}, 3.0)
 
 
-def test_a_pause_is_told_from_its_beginning_and_from_the_last_fault_that_prolonged_it() -> None:
+def test_a_pause_is_measured_from_its_first_and_from_its_last_fault() -> None:
     began = datetime(2026, 1, 1).timestamp()
     output = "2026-01-01 00:00:01,000 recovering\n2026-01-01 00:00:08,000 recovered after 7.0 s\n"
     faults = [

@@ -13,13 +13,13 @@ from tests.fuzz import file_worker, files
 from tests.fuzz.damage import put_demo
 
 
-def test_two_hundred_damaged_files_are_refused_by_name_or_load() -> None:
+def test_two_hundred_damaged_files_are_refused_by_name_or_load_correctly() -> None:
     outcome = files.run(200, seed=Random().randrange(10**6))
     assert outcome.findings == []
     assert outcome.counts["checkpoint: CheckpointError"] > 20 and outcome.counts["tokenizer: TokenizerError"] > 20
 
 
-def test_what_a_pickle_does_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_that_runs_code_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_worker, "_is_loading", True)
     monkeypatch.setattr(file_worker, "_deeds", deeds := list[str]())
     file_worker._audit("os.system", ("true",))

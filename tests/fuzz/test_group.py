@@ -100,7 +100,7 @@ TestRules = Machine.TestCase
 TestRules.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_ten_thousand_operations_at_random_break_no_rule() -> None:
+def test_ten_thousand_random_operations_break_no_rule() -> None:
     outcome = group.run(10_000, seed=Random().randrange(10**6))
     assert outcome.findings == []
     assert outcome.cases >= 10_000 and outcome.counts["rank: driver left"] and outcome.counts["bytes: refused"]
@@ -136,7 +136,7 @@ _on_payload, _fail = FanOut._on_payload, FanOut.fail
     ],
     ids=["any epoch", "no sign counts", "a step is forgotten", "a late verdict", "errors escape", "no answer"],
 )
-def test_a_group_with_a_fault_is_found_out(
+def test_a_group_with_an_injected_bug_breaks_a_rule(
     monkeypatch: pytest.MonkeyPatch, where: Any, name: str, fault: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(where, name, fault)

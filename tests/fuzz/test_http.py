@@ -16,7 +16,7 @@ from tests.fuzz.messages import CHAT, COMPLETIONS, MARK, Message, cheap
 ASKED = Message("test", "POST", COMPLETIONS, b"{}")
 
 
-async def test_two_thousand_requests_that_nobody_should_send_are_answered_as_they_should() -> None:
+async def test_two_thousand_generated_requests_get_valid_answers() -> None:
     outcome = await fuzz_in_process(2000, seed=Random().randrange(10**6))
     assert outcome.findings == []
     assert outcome.cases >= 1900 and outcome.counts["200"] and outcome.counts["400"] and not outcome.counts["500"]
@@ -44,7 +44,7 @@ def _error(**changes: Any) -> dict[str, Any]:
         (200, {"choices": [{}]}, None),
     ],
 )
-def test_an_answer_is_judged_by_its_status_its_shape_and_what_it_repeats(
+def test_an_answer_is_checked_for_status_shape_and_repeated_input(
     status: int, body: dict[str, Any], fault: str | None
 ) -> None:
     found = judge(ASKED, httpx.Response(status, json=body))
@@ -57,13 +57,13 @@ def test_a_stream_must_have_an_end() -> None:
     assert judge(ASKED, httpx.Response(200, text="data: {}\n\ndata: [DONE]\n\n", headers=headers)) is None
 
 
-async def test_an_exception_inside_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_exception_in_the_server_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_body, "_explain", lambda details: http_errors.INTERNAL)
     outcome = await fuzz_in_process(300, seed=1)
     assert any("status 500" in finding for finding in outcome.findings)
 
 
-async def test_an_error_that_repeats_its_input_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_that_repeats_its_input_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaError, "message", property(lambda error: f"{error.args[0]} {MARK}"))
     outcome = await fuzz_in_process(300, seed=1)
     assert any(MARK in finding for finding in outcome.findings)
@@ -79,5 +79,5 @@ async def test_an_error_that_repeats_its_input_is_found(monkeypatch: pytest.Monk
         ("/tokenize", {"prompt": "x"}, {"prompt": "x"}),
     ],
 )
-def test_what_is_valid_asks_for_little(path: str, body: dict[str, Any], sent: dict[str, Any]) -> None:
+def test_valid_generated_requests_ask_for_few_tokens(path: str, body: dict[str, Any], sent: dict[str, Any]) -> None:
     assert json.loads(cheap(path, json.dumps(body).encode())) == sent

@@ -110,7 +110,7 @@ TestRules = Machine.TestCase
 TestRules.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 
 
-def test_ten_thousand_operations_at_random_break_no_rule() -> None:
+def test_ten_thousand_random_operations_break_no_rule() -> None:
     outcome = scheduler.run(10_000, seed=Random().randrange(10**6))
     assert outcome.findings == []
     assert outcome.cases == 10_000 and outcome.extra["preemptions"] and outcome.extra["prefix_hit_tokens"]
@@ -164,7 +164,7 @@ _restart, _verify = Scheduler.restart, Speculation.verify
     ],
     ids=["a leak", "two owners", "a miscount", "one is passed over", "a request is lost", "a wrong draft"],
 )
-def test_a_scheduler_with_a_fault_is_found_out(
+def test_a_scheduler_with_an_injected_bug_breaks_a_rule(
     monkeypatch: pytest.MonkeyPatch, kind: type, name: str, fault: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(kind, name, fault)

@@ -40,7 +40,7 @@ def test_versions_without_an_advisory_are_a_success(tmp_path: Path) -> None:
     assert "NOTHING IS KNOWN" not in done.stderr
 
 
-def test_an_advisory_is_named_with_the_version_that_mends_it(tmp_path: Path) -> None:
+def test_an_advisory_is_named_with_the_version_that_fixes_it(tmp_path: Path) -> None:
     done = audit(tmp_path, {"pypi": [SOUND, FAULTY], "osv": None})
     assert done.returncode == 1
     assert "torch 2.13.0: PYSEC-1, CVE-2; fixed in 2.14.0" in done.stdout
@@ -55,13 +55,13 @@ def test_an_advisory_is_named_with_the_version_that_mends_it(tmp_path: Path) -> 
     ],
     ids=["no service", "a mirror without advisories", "one is missing"],
 )
-def test_what_could_not_be_looked_up_is_no_success(tmp_path: Path, pypi: Any, osv: Any, unknown: str) -> None:
+def test_a_failed_lookup_is_no_success(tmp_path: Path, pypi: Any, osv: Any, unknown: str) -> None:
     done = audit(tmp_path, {"pypi": pypi, "osv": osv})
     assert done.returncode == 2
     assert unknown in done.stderr
 
 
-def test_the_service_that_knows_more_is_believed(tmp_path: Path) -> None:
+def test_an_advisory_of_either_service_counts(tmp_path: Path) -> None:
     done = audit(tmp_path, {"pypi": [SKIPPED | {"name": "ray"}, SKIPPED], "osv": [SOUND, FAULTY]})
     assert done.returncode == 1 and "2 of 2 versions" in done.stdout
     assert "pypi answers, but has no advisories on any of these versions" in done.stderr

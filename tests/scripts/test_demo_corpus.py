@@ -126,5 +126,5 @@ def test_the_tokenizer_has_the_ids_and_options_of_llama_2() -> None:
     assert tokenizer.encode("\n", out_type=str)[-1] == "<0x0A>"
 
 
-def test_the_heldout_text_is_there_and_short() -> None:
+def test_the_heldout_text_exists_and_is_short() -> None:
     assert 20_000 <= (DEMO / "heldout.txt").stat().st_size <= 60_000

@@ -119,7 +119,7 @@ def first_line(connection: socket.socket) -> bytes:
         return b""
 
 
-def test_slow_senders_and_idle_connections_are_in_nobodys_way_and_are_not_kept(servers: tuple[Server, Server]) -> None:
+def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: tuple[Server, Server]) -> None:
     """More slow bodies than requests may run and wait, half-sent heads, and connections on which nothing is said."""
     before = [num_descriptors(server) for server in servers]
     heads, bodies, idle_ones = [], [], []
@@ -149,7 +149,7 @@ def test_slow_senders_and_idle_connections_are_in_nobodys_way_and_are_not_kept(s
         eventually(lambda server=server, most=descriptors + 20: num_descriptors(server) <= most)  # type: ignore[misc]
 
 
-def test_large_bodies_that_never_end_are_refused_when_they_are_many(demo: Server) -> None:
+def test_many_large_unfinished_bodies_are_refused(demo: Server) -> None:
     limits = BodyLimits()
     before = resident_bytes(demo)
     connections = [connect(demo) for _ in range(2 * limits.most_pending)]
@@ -169,7 +169,7 @@ def test_large_bodies_that_never_end_are_refused_when_they_are_many(demo: Server
             connection.close()
 
 
-def test_heads_without_end_are_refused_by_haproxy_and_harm_nobody(servers: tuple[Server, Server]) -> None:
+def test_unfinished_headers_are_refused_by_haproxy_and_delay_no_one(servers: tuple[Server, Server]) -> None:
     requests = [
         b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 2**20 + b"\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(5_000)) + b"\r\n",
@@ -185,7 +185,7 @@ def test_heads_without_end_are_refused_by_haproxy_and_harm_nobody(servers: tuple
         assert_others_are_served(server)
 
 
-def test_a_thousand_streams_at_once_are_whole_or_refused_with_a_time_to_come_back(server: Server) -> None:
+def test_a_thousand_simultaneous_streams_are_complete_or_refused_with_retry_after(server: Server) -> None:
     async def all_at_once() -> list[Answer]:
         bodies = [
             {"prompt": [1, 5 + i % 200], "max_tokens": 4, "stream": True, "ignore_eos": True} for i in range(1000)
@@ -204,7 +204,7 @@ def test_a_thousand_streams_at_once_are_whole_or_refused_with_a_time_to_come_bac
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_clients_that_leave_while_they_wait_in_line_are_forgotten_and_those_who_run_go_on(
+def test_clients_that_disconnect_while_queued_are_removed_and_running_streams_continue(
     server: Server, stream: bool
 ) -> None:
     context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
@@ -225,7 +225,7 @@ def test_clients_that_leave_while_they_wait_in_line_are_forgotten_and_those_who_
     eventually(lambda: idle(server), QUICK_S)
 
 
-def test_clients_that_leave_at_any_moment_leave_nothing_behind(server: Server) -> None:
+def test_clients_that_disconnect_at_any_moment_leave_no_sequence(server: Server) -> None:
     """While they send, while their prompt is read, before and after the first token."""
     context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
     for i in range(60):
@@ -237,7 +237,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(server: Server) -
     eventually(lambda: idle(server), QUICK_S)
 
 
-def test_no_pair_of_legal_extremes_is_too_much(server: Server) -> None:
+def test_every_pair_of_extreme_legal_parameters_is_answered(server: Server) -> None:
     """Every two values of every two parameters meet in some request, which is answered 200."""
     context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
     shared: dict[str, list[Any]] = {
@@ -303,7 +303,7 @@ def _pair(a: int, i: int, b: int, j: int) -> tuple[int, int, int, int]:
     return (a, i, b, j) if a < b else (b, j, a, i)
 
 
-def test_a_client_that_does_not_read_its_stream_is_cut_off_and_what_it_took_is_free(
+def test_a_client_that_does_not_read_is_disconnected_and_its_blocks_are_freed(
     servers: tuple[Server, Server], stalled: list[socket.socket]
 ) -> None:
     """Through HAProxy. Behind Serve's own proxy, which takes everything at once, it costs the memory of its answer until it

@@ -48,7 +48,7 @@ def post(server: Server, body: dict[str, Any], *headers: str, path: str = COMPLE
     return asyncio.run(ask(server, message(path, body, *headers)))
 
 
-def test_every_bad_input_has_its_error_and_costs_nothing(server: Server) -> None:
+def test_every_bad_input_gets_its_error_and_leaves_no_sequence(server: Server) -> None:
     cap = 16 * 2**20
     chunks = b"".join(b"100000\r\n" + b" " * 2**20 + b"\r\n" for _ in range(17))
     chunked = message(CHAT, b"", "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
@@ -105,7 +105,7 @@ def test_a_huge_prompt_is_refused_fast_and_health_stays_fast(server: Server, bod
     assert took < 20 and max(waits) < MOST_HEALTH_S
 
 
-def test_bad_requests_beside_it_change_no_bit_of_an_answer(plain: Server) -> None:
+def test_an_answer_does_not_change_beside_bad_requests(plain: Server) -> None:
     async def ask_eight(neighbours: list[dict[str, Any]]) -> list[Any]:
         async def disturb() -> None:
             while True:
@@ -128,7 +128,7 @@ def test_bad_requests_beside_it_change_no_bit_of_an_answer(plain: Server) -> Non
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_a_deadline_ends_a_request_in_our_words(server: Server, stream: bool) -> None:
+def test_a_deadline_ends_a_request_with_our_error(server: Server, stream: bool) -> None:
     """Serve reads the same header, and would answer in plain text, or cut the stream off."""
     body = {"prompt": "Once", "n": 128, "max_tokens": 450, "ignore_eos": True, "temperature": 1.5, "stream": stream}
     answer = post(server, body, "X-Request-Timeout-Seconds: 2")
@@ -139,7 +139,7 @@ def test_a_deadline_ends_a_request_in_our_words(server: Server, stream: bool) ->
     assert server.get("/props")[1]["blocks_used"] == 0
 
 
-def test_a_stop_string_across_tokens_shows_in_no_stream(server: Server) -> None:
+def test_a_stop_string_across_tokens_is_not_streamed(server: Server) -> None:
     body = {"prompt": "Tell me a story", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     whole: str = json.loads(post(server, body).body)["choices"][0]["text"]
     middle = len(whole) // 2

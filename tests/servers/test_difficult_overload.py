@@ -9,7 +9,7 @@ from benchmarks.questions import overload as bench_overload
 from tests.support.server import Server
 
 
-def test_under_overload_every_answer_is_whole_or_refused_and_the_server_is_idle_afterwards(
+def test_under_overload_every_answer_is_complete_or_refused_and_the_server_is_idle_afterwards(
     demo: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = ["--clients", "4", "40", "--peak-seconds", "3", "--seconds", "3", "--factor", "3"]

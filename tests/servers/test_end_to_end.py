@@ -92,7 +92,7 @@ def test_http_gives_the_tokens_of_the_reference(plain: Server, golden: dict[str,
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "seeded"])
-def test_streamed_and_whole_answers_are_those_of_the_model_in_process(
+def test_streamed_and_whole_answers_equal_the_model_in_process(
     plain: Server, in_process: Llama, temperature: float
 ) -> None:
     prompt = [1, 264, 495, 619, 608, 616]
@@ -173,7 +173,7 @@ def address_of(server: Server) -> str:
     raise AssertionError("the server's cluster was not found")
 
 
-def test_the_operators_figures_are_there_under_their_names(plain: Server) -> None:
+def test_ray_metrics_have_the_documented_names(plain: Server) -> None:
     client(plain).completions.create(model="golden", prompt="hi", max_tokens=5, temperature=0)
     text = httpx.get(f"{plain.url}/metrics", timeout=5).text
     for name in (
@@ -187,7 +187,7 @@ def test_the_operators_figures_are_there_under_their_names(plain: Server) -> Non
 # The demo model by `make serve`'s command.
 
 
-def test_the_banner_says_what_it_serves_and_its_lines_work_when_pasted(demo: Server) -> None:
+def test_the_commands_of_the_banner_work_when_pasted(demo: Server) -> None:
     deadline = time.monotonic() + 10
     while "is ready at" not in demo.output() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -226,14 +226,14 @@ def test_nothing_listens_beyond_loopback(demo: Server) -> None:
     assert {at: command for at, command in listening.items() if not at.startswith(loopback)} == {}
 
 
-def test_serves_controller_is_calm_once_the_server_is_ready(demo: Server) -> None:
+def test_serves_control_loop_slows_down_once_the_server_is_ready(demo: Server) -> None:
     deadline = time.monotonic() + 20
     while "is ready at" not in demo.output() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert f"SEEN {SERVING_S}" in run([sys.executable, "-c", INTERVAL, address_of(demo)], WITH_TOKEN)
 
 
-def test_a_limit_of_time_is_kept_in_our_words_and_not_in_serves(demo: Server) -> None:
+def test_a_request_timeout_is_answered_with_our_error_not_serves(demo: Server) -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True, "temperature": 1.5}
     url, header = f"{demo.url}/v1/completions", "x-request-timeout-seconds"
     answer = httpx.post(url, json=body, headers={header: "0.05"})
@@ -246,7 +246,7 @@ def test_a_limit_of_time_is_kept_in_our_words_and_not_in_serves(demo: Server) ->
 
 
 @pytest.mark.parametrize("name", [b"x-request-timeout-seconds", b"x-request-id", b"x-request-disconnect-disabled"])
-def test_a_header_that_is_not_utf8_is_no_servers_error(demo: Server, name: bytes) -> None:
+def test_a_header_that_is_not_utf8_is_no_server_error(demo: Server, name: bytes) -> None:
     answer = httpx.post(
         f"{demo.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=[(name, b"caf\xe9")]
     )
@@ -256,7 +256,7 @@ def test_a_header_that_is_not_utf8_is_no_servers_error(demo: Server, name: bytes
         assert answer.status_code == 200, answer.text
 
 
-def test_thirty_two_streams_at_once_are_whole_right_and_distinct(demo: Server) -> None:
+def test_thirty_two_simultaneous_streams_are_complete_and_correct(demo: Server) -> None:
     prompts = [
         f"Tell me a story about a {animal}." for animal in ("fox", "cat", "dog", "frog", "crow", "pig", "bear", "duck")
     ]
@@ -292,7 +292,7 @@ def test_thirty_two_streams_at_once_are_whole_right_and_distinct(demo: Server) -
     assert sum(a == b for a, b in zip(streamed, whole, strict=True)) >= 16
 
 
-def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_rest_complete(demo: Server) -> None:
+def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_others_complete(demo: Server) -> None:
     async def half() -> list[str]:
         api = openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=120)
         # Drawn, so that few of its own drafts are right: the engine would be done before half of them can be closed.
@@ -323,7 +323,7 @@ def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_rest_complete
 
 @pytest.mark.parametrize("server", ["demo", "plain"], ids=["through HAProxy", "through Serve's proxy"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_client_that_leaves_stops_costing_anything(server: str, stream: bool, request: pytest.FixtureRequest) -> None:
+def test_a_disconnected_client_frees_its_sequence(server: str, stream: bool, request: pytest.FixtureRequest) -> None:
     running: Server = request.getfixturevalue(server)
     limit = running.get("/v1/models")[1]["data"][0]["max_model_len"] - 20
     body = {"prompt": "Once upon a time", "max_tokens": limit, "ignore_eos": True, "temperature": 1.5, "stream": stream}
@@ -374,7 +374,7 @@ def test_the_handle_example_runs(demo: Server) -> None:
     assert run([sys.executable, example, "--address", address_of(demo)], WITH_TOKEN).strip()
 
 
-def test_a_rank_five_times_slower_is_served_and_named(demo: Server) -> None:
+def test_a_rank_that_is_five_times_slower_is_named_and_serving_continues(demo: Server) -> None:
     slow = demo.get("/props")[1]["ranks"][1]["pid"]
     body = {
         "model": "llama-demo",
@@ -407,7 +407,7 @@ def test_a_rank_five_times_slower_is_served_and_named(demo: Server) -> None:
 
 
 @pytest.mark.parametrize("server", ["plain", "demo"], ids=["through Serve's proxy", "through HAProxy"])
-def test_a_killed_rank_costs_live_streams_a_pause_and_not_a_token(server: str, request: pytest.FixtureRequest) -> None:
+def test_live_streams_lose_no_token_when_a_rank_is_killed(server: str, request: pytest.FixtureRequest) -> None:
     running: Server = request.getfixturevalue(server)
     ranks = running.get("/props")[1]["ranks"]
     model = running.get("/v1/models")[1]["data"][0]
@@ -447,7 +447,7 @@ def _pids(running: Server, name: str) -> set[int]:
     return {pid for pid, command in running.processes().items() if name in command}
 
 
-def test_the_first_ctrl_c_lets_live_streams_end_and_refuses_new_requests_meanwhile(demo: Server) -> None:
+def test_the_first_ctrl_c_completes_live_streams_and_refuses_new_requests(demo: Server) -> None:
     assert demo.get("/ready")[0] == 200
 
     async def drained() -> tuple[str, dict[str, Any], tuple[int, dict[str, Any]], tuple[int, dict[str, Any]]]:
@@ -502,7 +502,7 @@ def test_sigterm_of_serve_run_leaves_no_process(plain: Server) -> None:
     assert plain.get("/health")[0] == 0
 
 
-def test_a_second_ctrl_c_ends_everything_at_once_and_a_second_server_on_the_port_is_refused() -> None:
+def test_a_second_ctrl_c_ends_all_processes_at_once_and_a_second_server_on_the_port_is_refused() -> None:
     with served() as running:
         running.wait_ready()
         second = subprocess.run(
@@ -530,7 +530,7 @@ def test_a_second_ctrl_c_ends_everything_at_once_and_a_second_server_on_the_port
         assert running.wait_gone() == {}
 
 
-def test_a_misspelt_argument_stops_the_start_with_its_name() -> None:
+def test_a_misspelt_argument_stops_the_start_and_is_named() -> None:
     with served(args={"max_batchsize": 4}) as running:
         assert running.process.wait(180) == 1
         said = next(line for line in running.output().splitlines() if "The server cannot start" in line)

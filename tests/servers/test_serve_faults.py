@@ -79,7 +79,7 @@ def contents(heard: list[Heard]) -> list[tuple[object, ...]]:
     return [each.content for each in heard]
 
 
-async def test_the_death_of_serves_controller_costs_nobody_anything(server: Server) -> None:
+async def test_no_request_fails_when_serves_controller_is_killed(server: Server) -> None:
     undisturbed = await streams(server)
     assert all(heard.done and heard.error is None for heard in undisturbed)
     killed: set[int] = set()
@@ -95,7 +95,7 @@ async def test_the_death_of_serves_controller_costs_nobody_anything(server: Serv
     assert server.get("/ready")[0] == 200
 
 
-async def test_a_dead_replica_cuts_its_streams_where_clients_see_it_and_another_serves(server: Server) -> None:
+async def test_a_killed_replica_breaks_its_streams_visibly_and_is_replaced(server: Server) -> None:
     ranks = {rank["pid"] for rank in server.get("/props")[1]["ranks"]} | processes(server, "ray::RankWorker")
     killed_at = 0.0
 
@@ -116,7 +116,7 @@ async def test_a_dead_replica_cuts_its_streams_where_clients_see_it_and_another_
     assert len(replica) == 1
 
 
-async def test_a_dead_haproxy_is_replaced_and_nothing_behind_it_is_touched(server: Server) -> None:
+async def test_a_killed_haproxy_is_replaced_and_the_ranks_keep_running(server: Server) -> None:
     before = server.get("/props")[1]
     kill(server, "bin/haproxy")
     assert server.get("/ready")[0] == 0
@@ -124,7 +124,7 @@ async def test_a_dead_haproxy_is_replaced_and_nothing_behind_it_is_touched(serve
     assert server.get("/props")[1]["ranks"] == before["ranks"]
 
 
-async def test_every_replica_lets_its_live_streams_end() -> None:
+async def test_every_replica_completes_its_live_streams_at_a_shutdown() -> None:
     args = {"model_parallel_size": 1, "cpus_per_rank": 1, "spare_ranks": False, "max_seq_len": 4096}
     with served(args=args, num_replicas=2) as server:
         running: dict[int, int] = {}  # by the pid of a replica's rank
@@ -150,7 +150,7 @@ async def test_every_replica_lets_its_live_streams_end() -> None:
         assert server.process.wait(180) == 0
 
 
-def test_a_signal_to_all_processes_at_once_ends_them_all(server: Server) -> None:
+def test_a_signal_to_the_process_group_ends_every_process(server: Server) -> None:
     """As systemd ends a service, and `kill` a job: Ray's own processes get it too, so there is nothing left to drain with."""
     os.killpg(server.process.pid, signal.SIGTERM)
     assert server.process.wait(120) == 0

@@ -36,7 +36,7 @@ def seen() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", NAMED)
-def test_deploying_fails_soon_with_the_file_named_in_the_applications_status(seen: dict[str, Any], case: str) -> None:
+def test_a_failed_deployment_names_the_file_in_the_applications_status(seen: dict[str, Any], case: str) -> None:
     batch = seen["batches"][BATCH_OF[case]]
     assert case in batch["cases"], f"still {batch['states'][case]}"
     failed = batch["cases"][case]
@@ -46,14 +46,14 @@ def test_deploying_fails_soon_with_the_file_named_in_the_applications_status(see
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_a_start_that_fails_is_never_ready_stays_failed_and_leaves_no_rank(seen: dict[str, Any], batch: str) -> None:
+def test_a_failed_start_is_never_ready_and_leaves_no_rank(seen: dict[str, Any], batch: str) -> None:
     followed = seen["batches"][batch]
     assert 200 not in followed["ready"] and 503 in followed["ready"]
     assert set(followed["states"].values()) == {"DEPLOY_FAILED"}
     assert followed["ranks_left"] == []
 
 
-def test_what_the_files_tell_by_themselves_stops_a_start_before_any_rank_exists(seen: dict[str, Any]) -> None:
+def test_a_fault_visible_in_the_files_stops_a_start_before_any_rank_exists(seen: dict[str, Any]) -> None:
     most_ranks = {batch: followed["most_ranks"] for batch, followed in seen["batches"].items()}
     assert most_ranks.pop("before any rank exists") == 0
     assert all(most_ranks.values()), "the other faults are found by ranks"
@@ -76,7 +76,7 @@ def ray_directory() -> Iterator[str]:
     [(20, "does not match its checksum"), (0, "not a checkpoint that can be loaded safely")],
     ids=["a flipped bit, while requests wait", "a malicious pickle, while requests are answered 503"],
 )
-def test_the_server_says_which_file_is_damaged_and_ends_with_an_error_and_no_process(
+def test_a_damaged_file_is_named_and_ends_the_server_with_an_error_and_no_process(
     tmp_path: Path, ray_directory: str, answer_after_s: int, fault: str
 ) -> None:
     checkpoint = write(tmp_path / "damaged", split(random_weights(WIDE), 2))
@@ -113,7 +113,7 @@ def test_the_server_says_which_file_is_damaged_and_ends_with_an_error_and_no_pro
         assert server.processes() == {}
 
 
-def test_a_server_that_waits_for_room_ends_at_once_when_told_to(ray_directory: str) -> None:
+def test_a_server_that_waits_for_resources_ends_at_once_on_sigterm(ray_directory: str) -> None:
     """Serve alone waits 30 s and more for a replica that was never placed."""
     with served(args={"cpus_per_rank": 1000}, env={"RAY_TMPDIR": ray_directory}) as server:
         deadline = time.monotonic() + 180
@@ -131,7 +131,7 @@ def test_a_server_that_waits_for_room_ends_at_once_when_told_to(ray_directory: s
         assert server.wait_gone() == {}
 
 
-def test_with_keys_the_server_says_that_it_is_ready_and_asks_for_one() -> None:
+def test_with_keys_the_server_reports_ready_and_asks_for_a_key() -> None:
     with served(env={"LLAMA_API_KEYS": "kq7-one,kq7-two"}) as server:
         server.wait_ready()
         assert server.get("/props")[0] == server.get("/v1/models")[0] == 401

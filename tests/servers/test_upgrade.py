@@ -36,7 +36,7 @@ async def deploy(server: Server, **changes: object) -> int:
     return await asyncio.wait_for(process.wait(), 400)
 
 
-async def test_no_request_fails_while_an_update_fails_nor_while_one_succeeds() -> None:
+async def test_no_request_fails_during_a_failed_or_a_successful_update() -> None:
     with served(args=ARGS) as server:
         server.wait_ready()
         stopping, errors, num_answers = asyncio.Event(), [], 0
