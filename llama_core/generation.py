@@ -106,6 +106,7 @@ class Llama:
         if manifest is not None:
             manifest.verify([Path(tokenizer_path)])
         tokenizer = load_tokenizer(tokenizer_path)
+        find_chat_format(chat_format, tokenizer)  # refuses an unknown name before the load
         config = EngineConfig(
             ckpt_dir=str(ckpt_dir),
             vocab_size=tokenizer.n_words,
@@ -122,19 +123,7 @@ class Llama:
             backend=backend,
             quantization=quantization,
         )
-        with tqdm(
-            desc=f"rank {parallel.rank} weights",
-            unit="B",
-            unit_scale=True,
-            leave=False,
-            disable=not sys.stderr.isatty(),
-        ) as bar:
-
-            def show(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
-            runner = ModelRunner.load(config, parallel, show)
+        runner = _load_with_progress_bar(config, parallel)
         num_blocks = groups.smallest(parallel, runner.max_num_blocks())
         runner.allocate_cache(num_blocks)
         runner.warm_up()
@@ -242,3 +231,20 @@ class Llama:
                 scheduler.commit(in_flight.result())
                 in_flight = None
         assert not scheduler.has_work, "every sequence has ended"
+
+
+def _load_with_progress_bar(config: EngineConfig, parallel: groups.Parallel) -> ModelRunner:
+    """Load this rank's weights; show a progress bar if stderr is a terminal."""
+    with tqdm(
+        desc=f"rank {parallel.rank} weights",
+        unit="B",
+        unit_scale=True,
+        leave=False,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return ModelRunner.load(config, parallel, show)

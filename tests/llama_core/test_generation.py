@@ -219,6 +219,11 @@ def test_several_ranks_without_torchrun_are_refused() -> None:
         Llama.build(GOLDEN / "mp1", GOLDEN / "mp1" / "tokenizer.model", 64, 2, model_parallel_size=2)
 
 
+def test_an_unknown_chat_format_is_refused_before_the_load() -> None:
+    with pytest.raises(ConfigError, match="chat_format must be one of llama2"):
+        Llama.build("nowhere", GOLDEN / "mp1" / "tokenizer.model", 64, 2, chat_format="llama5")
+
+
 TORCHRUN = """
 import json, os, sys
 from llama_core import Llama
