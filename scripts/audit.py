@@ -1,9 +1,9 @@
-"""Ask whether a version in constraints.txt has a published vulnerability: python3 scripts/audit.py, or make audit.
+"""Look up published vulnerabilities of the versions in constraints.txt: python3 scripts/audit.py, or make audit.
 
-pip-audit runs in an environment of its own. It says "No known vulnerabilities found" and ends with 0 also where it could look
-nothing up, as behind a mirror that has packages and no advisories. Here that ends with 2, and says that nothing is known.
+pip-audit runs in an environment of its own. It prints "No known vulnerabilities found" and exits with 0 even if no lookup
+succeeded, as behind a mirror without advisories. This script then exits with 2 and says that nothing is known.
 
-Ends with 0 when every version was looked up and none has an advisory, 1 when one has, 2 when some could not be looked up.
+Exit status: 0 if every version was looked up and none has an advisory, 1 if one has, 2 if a lookup failed.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def installed_in(environment: Path) -> str | None:
-    """pip-audit's path in `environment`, which is made if need be; None where it cannot be installed."""
+    """pip-audit's path in `environment`, which is created if it is missing; None if pip-audit cannot be installed."""
     python = environment / "bin" / "python"
     if not python.exists():
         venv.create(environment, with_pip=True)
@@ -51,7 +51,7 @@ def installed_in(environment: Path) -> str | None:
 
 
 def look_up(command: str, service: str, constraints: Path, directory: Path) -> dict[str, Any] | None:
-    """pip-audit's report; None where it has none, because the service does not answer."""
+    """pip-audit's report; None if the advisory service does not answer."""
     directory.mkdir(parents=True, exist_ok=True)
     report = directory / f"report-{service}.json"
     report.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Programs that a benchmark starts and ends: a command with all that comes of it, and our server as a user starts it.
+"""Starts and ends programs for benchmarks: any command, and our server as a user starts it.
 
-Knows nothing of what is measured. Nothing that was started here is left when `end` returns.
+`Program.end` leaves no process that the program started.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ from typing import Any
 
 from benchmarks.harness.common import REPOSITORY
 
-PATIENCE_S = 10.0  # for what outlives the program that started it
-_MARK = "LLAMA_BENCH_MARK"
+PATIENCE_S = 10.0  # for processes that outlive the program that started them
+_TAG = "LLAMA_BENCH_TAG"
 
 
 class ProgramFailed(Exception):
-    """A program ended, or did not get ready in time; the message ends with what it said last."""
+    """A program ended, or was not ready in time. The message ends with the end of its output."""
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now.
+    """A port of the loopback interface on which no process listens now.
 
-    Not one of those that the kernel gives to whoever asks for any: Ray's processes do, before the server has bound this.
+    It lies outside the kernel's range of ephemeral ports, which Ray's processes take before the server binds its port.
     """
     while True:
         port = random.randrange(10_000, 20_000)
@@ -42,19 +42,19 @@ def free_port() -> int:
 
 
 class Program:
-    """A command under way, and every process that comes of it: they carry a mark in their environment."""
+    """A running command and all its descendants, which carry a tag in their environment."""
 
     def __init__(
         self, command: list[str], log: Path, env: dict[str, str] | None = None, cwd: Path = REPOSITORY
     ) -> None:
         """`env` is added to this process's environment. Output goes to the file `log`."""
         self.log = log
-        self._mark = uuid.uuid4().hex
+        self._tag = uuid.uuid4().hex
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
                 cwd=cwd,
-                env=os.environ | (env or {}) | {_MARK: self._mark},
+                env=os.environ | (env or {}) | {_TAG: self._tag},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -66,10 +66,10 @@ class Program:
         return self.log.read_text(errors="replace")[-most:]
 
     def processes(self) -> list[int]:
-        """Process ids of all that was started from this program and still runs, itself included."""
-        wanted, found = f"{_MARK}={self._mark}".encode(), []
+        """Ids of the running processes that carry the tag, the program itself included."""
+        wanted, found = f"{_TAG}={self._tag}".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
+            with contextlib.suppress(OSError):  # the process has just ended, or belongs to another user
                 if wanted in (entry / "environ").read_bytes().split(b"\0") and not _is_zombie(entry):
                     found.append(int(entry.name))
         return sorted(found)
@@ -87,7 +87,7 @@ class Program:
         raise ProgramFailed(f"{url} did not answer within {timeout_s:.0f} s:\n{self.said()}")
 
     def end(self, patience_s: float = 60.0) -> None:
-        """SIGTERM, then time to end by itself, then SIGKILL to whatever is left."""
+        """Send SIGTERM, wait up to `patience_s`, then end every process that is left, at last by SIGKILL."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -102,13 +102,13 @@ class Program:
 
 
 def end_programs_on_sigterm() -> None:
-    """SIGTERM leaves every context, as Ctrl-C does, so that what was started here ends too. For a command's main."""
+    """Let SIGTERM leave every context as Ctrl-C does, so that started programs end too. For a command's main."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 @contextlib.contextmanager
 def running(command: list[str], env: dict[str, str] | None = None) -> Iterator[Program]:
-    """A program that has been started; it has ended when the context is left."""
+    """Start a program; it has ended when the context is left."""
     with TemporaryDirectory(prefix="llama-bench-") as directory:
         program = Program(command, Path(directory) / "output", env)
         try:
@@ -119,9 +119,9 @@ def running(command: list[str], env: dict[str, str] | None = None) -> Iterator[P
 
 @contextlib.contextmanager
 def our_server(args: dict[str, Any], env: dict[str, str] | None = None) -> Iterator[tuple[Program, str]]:
-    """Our server as `make serve` starts it, on a free port with `args` over those of serve_config.yaml, and its URL.
+    """Start our server as `make serve` does, on a free port, with `args` over serve_config.yaml's. Yields it and its URL.
 
-    Started, not ready: `program.wait_until_answers(url + "/ready")`. It has a Ray cluster of its own.
+    It may not be ready yet: `program.wait_until_answers(url + "/ready")`. It has a Ray cluster of its own.
     """
     port = free_port()
     with TemporaryDirectory(prefix="llama-bench-") as directory:
@@ -132,8 +132,8 @@ def our_server(args: dict[str, Any], env: dict[str, str] | None = None) -> Itera
 
 
 def write_config(path: Path, port: int, args: dict[str, Any]) -> Path:
-    """serve_config.yaml with another port, and with `args` over its arguments."""
-    import yaml  # not in every environment that imports this file
+    """Write serve_config.yaml with another port and with `args` over its arguments."""
+    import yaml  # missing in the environments of some peers
 
     config = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
     config["http_options"] |= {"host": "127.0.0.1", "port": port}

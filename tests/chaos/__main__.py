@@ -1,4 +1,4 @@
-"""Kills, stops, breaks, starves, slows and cuts off ranks under live streams, and says what became of every stream.
+"""Injects faults into ranks under live streams (kill, stop, exception, memory, slowness, partition) and checks every stream.
 
 python -m tests.chaos --faults 200 --streams 50 --json report.json
 """
@@ -32,7 +32,7 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}).*?(recovering|recov
 
 @dataclass
 class Fault:
-    """One that happened; times as of time.time()."""
+    """A fault that happened; times are those of time.time()."""
 
     kind: Kind
     rank: int
@@ -64,7 +64,7 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
             await ready(server)
             after, settled_by = footprint(server), time.monotonic() + options.settle
             while leaks(before, after, num_ranks(options)) and time.monotonic() < settled_by:
-                await asyncio.sleep(1.0)  # spares that start, workers that Ray keeps for a while
+                await asyncio.sleep(1.0)  # starting standby processes, and workers that Ray keeps for a while
                 after = footprint(server)
             if options.log:
                 options.log.write_text(server.output())
@@ -77,15 +77,15 @@ async def strike(server: Server, directory: Path, draw: random.Random, options: 
         await asyncio.sleep(draw.uniform(0.0, options.pause))
         kind: Kind = draw.choice(options.kinds)
         rank, phase = draw.randrange(options.ranks), draw.choice(PHASES)
-        if kind == "partition" and phase in ("load", "rendezvous"):  # what waits there has start_timeout_s
+        if kind == "partition" and phase in ("load", "rendezvous"):  # a rank that hangs there has start_timeout_s
             phase = "decode"
         if kind in ("raise", "memory"):
-            # An exception again and again in the same prefill, with nothing between, is what a poisonous request looks like.
+            # Repeated exceptions in one prefill, without progress between them, look like a request that crashes its ranks.
             await ready(server)
             await asyncio.sleep(1.0)
         pending = order(directory, rank, kind, phase)
         if phase in ("load", "rendezvous"):
-            # The next group's ranks meet it. This group is ended for that, unless it is ending already.
+            # The next group's ranks suffer it, so this group is ended, unless it is ending already.
             await ready(server)
             faults.append(Fault("kill", kill_a_rank(server, draw), "any", time.time()))
         elif draw.random() < 0.2:
@@ -93,7 +93,7 @@ async def strike(server: Server, directory: Path, draw: random.Random, options: 
             faults.append(Fault("kill", -1, "any", time.time()))
         when = await happened(pending)
         faults.append(Fault(kind, rank, phase, when))
-        if draw.random() < 0.5:  # else the next one meets a server that has not recovered yet
+        if draw.random() < 0.5:  # else the next fault strikes before the server has recovered
             await ready(server)
     await ready(server)
     return faults
@@ -136,7 +136,7 @@ def report(
         for times in streams.times:
             index = bisect_right(times, at)
             if 0 < index < len(times) and times[index] < following_s:
-                # Half of the faults strike what has not recovered from others yet.
+                # Half of the faults strike before the server has recovered from the one before.
                 pauses.append(times[index] - at)
                 pauses_since_last.append(times[index] - max([at, *ends[: bisect_right(ends, times[index])][-1:]]))
     return {
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def is_seen_in_time(detection_s: dict[str, dict[str, float] | None], step_timeout_s: float) -> bool:
-    """Within a second of a death, and of the deadline of a step of a rank that hangs (99 of 100)."""
+    """Whether 99 of 100 faults were detected in time: a death within 1 s, a hang within 1 s of the step deadline."""
     limits_s = {"death": 1.0, "hang": step_timeout_s + 1.0}
     return all((seen := detection_s[sign]) is None or seen["p99"] <= limit_s for sign, limit_s in limits_s.items())
 

@@ -1,4 +1,4 @@
-"""What chaos does to a server from outside, and what it sees of it there: its processes, their memory, threads, descriptors."""
+"""Kills ranks from outside the server, and reads the footprint of its processes: memory, threads, descriptors."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ READY_TIMEOUT_S = 120.0
 
 
 def kill_a_rank(server: Server, draw: random.Random) -> int:
-    """One that serves, from outside, whatever it does. Which."""
+    """Kill a serving rank, whatever it does. Returns its number."""
     ranks: list[dict[str, Any]] = []
     while not ranks:
         ranks = server.get("/props")[1].get("ranks", [])
@@ -28,7 +28,7 @@ def kill_a_rank(server: Server, draw: random.Random) -> int:
 
 
 def kill_any(server: Server, draw: random.Random) -> None:
-    """A process that is a rank, becomes one, or is a spare."""
+    """Kill a process that is a rank, becomes one, or is on standby."""
     while True:
         found = [pid for pid, command in server.processes().items() if command.startswith("ray::RankWorker")]
         with contextlib.suppress(ProcessLookupError, IndexError):
@@ -55,8 +55,8 @@ def _field(name: str, status: str) -> int:
 
 
 def footprint(server: Server) -> dict[str, float]:
-    """Of all processes that last from start to end (the replica, Serve, Ray). Ray's log monitor keeps the files of dead workers
-    open, four for each process, and is counted by itself.
+    """Totals of all processes that last from start to end (the replica, Serve, Ray). Ray's log monitor keeps four
+    files open for each dead worker, so its descriptors are counted apart.
     """
     total: defaultdict[str, float] = defaultdict(float)
     for pid, command in server.processes().items():
@@ -82,7 +82,7 @@ def footprint(server: Server) -> dict[str, float]:
 
 
 def leaks(before: dict[str, float], after: dict[str, float], num_ranks: int) -> list[str]:
-    """What there is too much of in the end; `num_ranks` with spares."""
+    """Each resource that has grown too much by the end. `num_ranks` includes standby ranks."""
     most = {
         "ranks": num_ranks,
         "threads": before["threads"] + 10,

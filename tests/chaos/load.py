@@ -1,4 +1,4 @@
-"""Live streams of every kind, each compared with what the undisturbed server answered."""
+"""Live streams of every kind. Each answer is compared with the answer of the undisturbed server."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ class Ask:
 
 @dataclass
 class Heard:
-    """What came: per choice the text, the tokens' logprobs and the end, and when something came."""
+    """An answer as it arrived: per choice the text, the logprobs and the finish reason; and the time of each event."""
 
     texts: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Heard:
 
 
 def asks(count: int, model: str, max_tokens: int, seed: int = 0) -> list[Ask]:
-    """The kinds in turn, with different prompts."""
+    """Requests of all kinds in turn, with different prompts."""
     draw = random.Random(seed)
     result = []
     for i in range(count):
@@ -71,7 +71,7 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0) -> list[Ask]:
 
 
 async def hear(client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None) -> Heard:
-    """Never raises: what went wrong is in `error`. `heard` is filled as it comes, for those who want to see that."""
+    """Send a request and read its stream. Never raises: a failure is in `error`. `heard` is filled while events arrive."""
     heard = heard or Heard()
     try:
         if not ask.body["stream"]:
@@ -119,10 +119,10 @@ def _take(heard: Heard, event: dict[str, Any]) -> None:
 
 
 class Streams:
-    """So many clients that ask one after the other, until told to stop; what differs from `expected` is kept."""
+    """Clients that each send one request after the other until `stop`. Answers that differ from `expected` are kept."""
 
     def __init__(self, url: str, requests: list[Ask], num_clients: int, pause_s: float = 0.0) -> None:
-        """pause_s: of a client between two requests."""
+        """pause_s: time that a client waits between two requests."""
         limits = httpx.Limits(max_connections=num_clients + 8, max_keepalive_connections=num_clients)
         self._client = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(120.0), limits=limits, trust_env=False)
         self._requests = requests
@@ -134,10 +134,10 @@ class Streams:
         self.num_answers = 0
         self.lost: list[str] = []
         self.differing: list[str] = []
-        self.times: deque[list[float]] = deque(maxlen=20_000)  # of each stream that was answered, the latest
+        self.times: deque[list[float]] = deque(maxlen=20_000)  # of the latest answered stream of each client
 
     async def learn(self) -> None:
-        """Ask each once, undisturbed."""
+        """Record the answer to each request before any fault."""
         self.expected = await asyncio.gather(*(hear(self._client, ask) for ask in self._requests))
         for ask, heard in zip(self._requests, self.expected, strict=True):
             assert heard.error is None and heard.done, f"{ask.kind}: {heard.error}"
@@ -146,7 +146,7 @@ class Streams:
         self._tasks = [asyncio.create_task(self._ask_on(i)) for i in range(self._num_clients)]
 
     async def stop(self) -> None:
-        """Wait for the answers under way."""
+        """Wait for the live answers."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
         await self._client.aclose()

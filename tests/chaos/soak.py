@@ -1,4 +1,4 @@
-"""Hours under load with a rank killed every minute: of a thousand requests one may fail at most, none differs, nothing grows.
+"""Hours under load with a rank killed every minute: at most 0.1 % of requests fail, no answer differs, no resource grows.
 
 python -m tests.chaos.soak --seconds 7200 --every 60 --json report.json
 """
@@ -21,7 +21,7 @@ from tests.chaos.load import Streams, asks
 from tests.support.server import Server, served
 
 STILL_COMING_S = 0.2
-SETTLE_S = 25.0  # spares are made 5 s after ranks serve, and where both were lost, looked after half a minute later
+SETTLE_S = 25.0  # standby ranks start 5 s after ranks serve; lost ones are replaced within half a minute
 
 
 async def main_async(options: argparse.Namespace) -> dict[str, Any]:
@@ -43,8 +43,8 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
 async def disturb(
     server: Server, options: argparse.Namespace
 ) -> tuple[list[float], list[float], list[dict[str, float]]]:
-    """Kill on time until the time is over. Each kill's time.time(), the seconds from there to readiness, and a footprint before
-    each.
+    """Kill a rank every `options.every` seconds. Returns the time.time() of each kill, the seconds from each to readiness, and
+    the footprint before each.
     """
     draw, began = random.Random(options.seed), time.monotonic()
     kills: list[float] = []
@@ -69,7 +69,7 @@ async def disturb(
 
 
 async def props(server: Server) -> dict[str, Any]:
-    """What GET /props says, empty while nothing does. In a thread: the clients share this loop."""
+    """The answer to GET /props, empty while the server does not answer. In a thread, because the clients share this loop."""
     return (await asyncio.to_thread(server.get, "/props"))[1]
 
 
@@ -83,7 +83,7 @@ def report(
 ) -> dict[str, Any]:
     seen = samples[1:] or samples or [after]
     footprints = {name: trend([sample.get(name, 0.0) for sample in seen]) for name in after}
-    # Threads of pools, and memory that is kept, come with the first kills and stay: that is no growth yet.
+    # The first recoveries start thread pools and keep memory; that is no growth yet.
     before = {name: of_it["first"] for name, of_it in footprints.items()}
     return {
         "command": "python -m tests.chaos.soak " + " ".join(sys.argv[1:]),
@@ -106,8 +106,8 @@ def report(
 
 
 def pause_after(at: float, times: Sequence[float]) -> float:
-    """Seconds until a stream that was live when a rank was killed, `at` that time, got the first token of other ranks; 0 for
-    others. `times` are its tokens'; some may still come of the old ranks, so it is the one that was waited for longest.
+    """Seconds from a kill at time `at` to the stream's first token of the new ranks; 0 for a stream that was not live then.
+    `times` are those of its tokens. Tokens of the old ranks may still arrive, so the longest gap soon after the kill counts.
     """
     index = bisect_right(times, at)
     if not 0 < index < len(times):
@@ -117,7 +117,7 @@ def pause_after(at: float, times: Sequence[float]) -> float:
 
 
 def trend(values: list[float]) -> dict[str, float]:
-    """Medians of the first and the last quarter, and the most."""
+    """Medians of the first and the last quarter of the values, and the maximum."""
     quarter = max(1, len(values) // 4)
     first, last = statistics.median(values[:quarter] or [0.0]), statistics.median(values[-quarter:] or [0.0])
     return {"first": round(first, 1), "last": round(last, 1), "most": round(max(values, default=0.0), 1)}
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--log", type=Path, help="the server's output goes there")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # `served` ends what it started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that `served` ends the server
     result = asyncio.run(main_async(options))
     text = json.dumps(result, indent=2)
     print(text)

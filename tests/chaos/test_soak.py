@@ -1,4 +1,4 @@
-"""What the soak calls a success, and what growth. `make test` runs its short form beside the other tests."""
+"""The criteria of the soak and of the chaos run: success, growth, detection times, pauses."""
 
 import argparse
 from datetime import datetime
@@ -39,8 +39,8 @@ def test_a_soak_fails_on_growth_and_on_lost_answers(name: str) -> None:
 
 def test_the_pause_of_a_stream_is_from_the_kill_to_its_next_token() -> None:
     assert reported()["first_new_token_s"]["median"] == 3.0
-    assert pause_after(0.5, [1.0, 2.0]) == pause_after(3.0, [1.0, 2.0]) == 0.0, "not begun, or over"
-    assert pause_after(2.0, [1.0, 2.0, 2.01, 2.02, 4.0, 9.0]) == 2.0, "two were still on their way"
+    assert pause_after(0.5, [1.0, 2.0]) == pause_after(3.0, [1.0, 2.0]) == 0.0, "the stream had not begun, or was over"
+    assert pause_after(2.0, [1.0, 2.0, 2.01, 2.02, 4.0, 9.0]) == 2.0, "two tokens of the old ranks were in flight"
 
 
 def test_a_trend_compares_the_first_quarter_with_the_last() -> None:

@@ -1,4 +1,4 @@
-"""Makes up input for the server, the scheduler, a group of ranks and the files, and says what should not have happened.
+"""Generates inputs for the server, the scheduler, a rank group and the files, and reports every violated rule.
 
 python -m tests.fuzz --parts http scheduler group files --json report.json
 """
@@ -15,7 +15,7 @@ from tests.fuzz import files, group, http, scheduler
 from tests.fuzz.outcome import Outcome
 
 PARTS: dict[str, tuple[Callable[[int, int], Outcome], int]] = {
-    # part -> what runs it, and how many cases are worth the while
+    # part -> (the function that runs it, default number of cases)
     "http": (http.run, 100_000),
     "scheduler": (scheduler.run, 1_000_000),
     "group": (group.run, 300_000),
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--json", type=Path, help="where the report goes; parts that did not run stay as they are there"
     )
     options = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)  # the parts provoke what is logged
+    logging.disable(logging.CRITICAL)  # the inputs provoke log lines
     ran: dict[str, dict[str, Any]] = {}
     for part in options.parts:
         run, cases = PARTS[part]

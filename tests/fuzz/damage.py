@@ -13,17 +13,17 @@ from typing import Any
 from tests.fuzz.file_worker import DEMO
 
 SHARDS = ("consolidated.00.pth", "consolidated.01.pth")
-_TAIL_BYTES = 12_000  # the archive's directory lies there
+_TAIL_BYTES = 12_000  # where the archive's directory lies
 
 
 def put_demo(directory: Path) -> None:
-    """The undamaged files; what is damaged replaces one of them."""
+    """Copy the undamaged files; a damaged file then replaces one of them."""
     for name in (*SHARDS, "params.json", "tokenizer.model"):
         shutil.copyfile(DEMO / name, directory / name)
 
 
 def damaged(content: bytes, draw: Random, begin: int = 0, end: int | None = None) -> bytes:
-    """Bits flipped, bytes lost, doubled or made up, between `begin` and `end`."""
+    """`content` with bits flipped, or bytes removed, repeated or random, between `begin` and `end`."""
     data, end = bytearray(content), len(content) if end is None else end
     for _ in range(draw.choice((1, 1, 2, 5))):
         at = draw.randrange(begin, max(begin + 1, min(end, len(data))))
@@ -42,7 +42,7 @@ def damaged(content: bytes, draw: Random, begin: int = 0, end: int | None = None
 
 
 class Archive:
-    """A shard, taken apart once: where its pickle lies, and what it is to write it anew."""
+    """A parsed shard: where its pickle lies, and the parts needed to write it again."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class Archive:
         self.pickle_at = self.content.index(self.pickle)
 
     def with_pickle(self, data: bytes) -> bytes:
-        """The same weights, with checksums that fit, behind another pickle."""
+        """The shard with another pickle before the same weights, and checksums that match."""
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
             for filename, content in self.records:
@@ -62,7 +62,7 @@ class Archive:
 
 
 def damage_checkpoint(archive: Archive, draw: Random) -> tuple[bytes, bool]:
-    """A shard's content, and whether its checksums were made to fit."""
+    """A damaged shard's content, and whether its checksums were recomputed."""
     how = draw.random()
     size, pickle_end = len(archive.content), archive.pickle_at + len(archive.pickle)
     if how < 0.25:
@@ -82,7 +82,7 @@ def damage_checkpoint(archive: Archive, draw: Random) -> tuple[bytes, bool]:
 
 
 class _Calls:
-    """A pickle of it calls something where it is loaded."""
+    """An object whose pickle calls a function where it is loaded."""
 
     def __init__(self, function: object, arguments: tuple[object, ...]) -> None:
         self._what = (function, arguments)
@@ -92,7 +92,7 @@ class _Calls:
 
 
 def hostile_pickle(draw: Random) -> bytes:
-    """Calls what it should not: by name, so that nothing has to be imported here."""
+    """A pickle that calls a forbidden function, given by name, so that this module imports none of them."""
     module, name, argument = draw.choice(
         [("os", "system", "touch sprung"), ("posix", "mkdir", "sprung"), ("builtins", "eval", "1"), ("builtins", "exec", "x=1"),
          ("subprocess", "Popen", "true"), ("builtins", "getattr", "x"), ("builtins", "__import__", "this"),
@@ -137,14 +137,14 @@ Damage = Callable[[Random], tuple[str, bytes, bool]]
 
 
 def damages() -> dict[str, Damage]:
-    """By kind: what makes a file's name, its content, and whether its checksums were made to fit."""
+    """By kind: a function that gives a file's name, its content, and whether its checksums were recomputed."""
     archives = [Archive(name) for name in SHARDS]
     params, tokenizer = (DEMO / "params.json").read_bytes(), (DEMO / "tokenizer.model").read_bytes()
 
     def checkpoint(draw: Random) -> tuple[str, bytes, bool]:
         archive = draw.choice(archives)
         content, is_rewritten = damage_checkpoint(archive, draw)
-        # Now and then in the other one's place.
+        # Sometimes under the other shard's name.
         name = archive.name if draw.random() < 0.97 else draw.choice(SHARDS)
         return name, content, is_rewritten
 

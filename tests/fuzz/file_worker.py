@@ -1,7 +1,7 @@
-"""Loads files that may be damaged, in a process of its own that may die of them. Started by `files.py`.
+"""Loads damaged files in a process of its own, because they may crash it. Started by `files.py`.
 
-One line of JSON in, `[kind, directory, whether bytes were changed behind the checksums' back]`; one line out: how it ended, and
-what is wrong with that, if anything.
+Each line in is JSON: `[kind, directory, whether the checksums still match the changed bytes]`. Each line out has the outcome,
+and the finding if there is one.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from llama_core.text.registry import load_tokenizer
 from tests.support.programs import REPOSITORY
 
 DEMO = REPOSITORY / "demo"
-MOST_MEMORY_BYTES = 3 * 2**30  # more than what is mapped before the first file
-# What no damaged file may bring about, by Python's audit events.
+MOST_MEMORY_BYTES = 3 * 2**30  # beyond the memory that is mapped before the first file
+# Python's audit events that no damaged file may cause.
 _DEEDS = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.dlopen", "pty.", "webbrowser.", "urllib.", "smtplib.")
 _HARMLESS = ("os.listdir", "os.scandir", "os.fwalk", "os.walk", "os.stat")
 _TEXTS = ("Hello there, how are you?", "naïve 🦙 \u2581 x", "", " ", "a" * 300, "\n\t\x00", "日本語")
@@ -53,7 +53,7 @@ def load_checkpoint(directory: Path, vocab_size: int) -> str:
 
 
 def use_tokenizer(directory: Path) -> None:
-    """Load it and use it as a server does: a tokenizer that loads must also encode and decode."""
+    """Load a tokenizer, encode and decode with it: a tokenizer that loads must also work."""
     tokenizer = load_tokenizer(directory / "tokenizer.model")
     for text in _TEXTS:
         ids = tokenizer.encode(text, bos=True, eos=False)
@@ -67,7 +67,7 @@ def use_tokenizer(directory: Path) -> None:
 
 
 def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undamaged: str) -> tuple[str, str | None]:
-    """How it ended, and what is wrong with that."""
+    """The outcome of loading, and the finding if there is one."""
     try:
         if kind == "tokenizer":
             use_tokenizer(directory)

@@ -1,4 +1,4 @@
-"""Damaged files, each loaded by a process that may die of it. The one that asks must not, and nothing may hang."""
+"""Loads damaged files in worker processes, which may crash. This process must not, and no worker may hang."""
 
 import json
 import select
@@ -14,9 +14,9 @@ from tests.fuzz.outcome import Outcome
 from tests.support.programs import REPOSITORY, environment
 
 WORKER = [sys.executable, "-m", "tests.fuzz.file_worker"]
-TIMEOUT_S = 20.0  # of one file
+TIMEOUT_S = 20.0  # for one file
 _START_TIMEOUT_S = 120.0
-_SHARES = {"checkpoint": 2, "params": 3, "tokenizer": 5}  # of ten cases
+_SHARES = {"checkpoint": 2, "params": 3, "tokenizer": 5}  # for ten cases
 
 
 class Worker:
@@ -35,7 +35,7 @@ class Worker:
         assert self._answer(_START_TIMEOUT_S) == ("ready", None)
 
     def load(self, kind: str, directory: Path, is_rewritten: bool) -> tuple[str, str | None]:
-        """How it ended, and what is wrong with that. After "died" and "hung" this worker is of no more use."""
+        """The outcome and the finding. After "died" and "hung" this worker cannot be used again."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([kind, str(directory), is_rewritten]).encode() + b"\n")
         self._process.stdin.flush()

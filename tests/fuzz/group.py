@@ -1,4 +1,4 @@
-"""Ranks that answer late, twice, damaged or not at all, strangers, and bytes that are no messages: at random, many times."""
+"""Random late, repeated, damaged and missing answers, foreign connections and invalid bytes against a rank group."""
 
 import socket
 from collections.abc import Callable
@@ -158,7 +158,7 @@ def _damaged(draw: Random, data: bytes) -> bytes:
 
 
 def _bytes(draw: Random) -> bytes:
-    """Nearly a message, or nothing like one, or nested beyond all reason."""
+    """Bytes that are nearly a message, are none, or are nested very deeply."""
     kind = draw.randrange(5)
     if kind < 2:
         return _damaged(draw, frame(_step(draw, EPOCH, 1))[4:])
@@ -172,7 +172,7 @@ def _bytes(draw: Random) -> bytes:
 
 
 def _stream(draw: Random) -> bytes:
-    """What a rank may read from its connection: steps, of its own epoch or another, some of them damaged, and an end."""
+    """Bytes for a rank to read: steps of its own and of other epochs, some damaged, and an end."""
     data = b""
     for step in range(draw.randint(0, 4)):
         whole = frame(_step(draw, draw.choice((EPOCH,) * 8 + (EPOCH - 1, EPOCH + 1)), step))
@@ -184,7 +184,7 @@ def _stream(draw: Random) -> bytes:
 
 
 class _Runner:
-    """Takes every step, and remembers it."""
+    """Records every step that it starts."""
 
     def __init__(self) -> None:
         self.batches: list[StepInput] = []
@@ -195,7 +195,7 @@ class _Runner:
 
 
 def rank_that_reads(data: bytes) -> str:
-    """A rank's side of the connection, without Ray: it answers steps of its epoch, each once, until the end or a WireError."""
+    """A rank's side of the connection, without Ray. It answers each step of its epoch once, until the end or a WireError."""
     ours, theirs = socket.socketpair()
     runner, ended = _Runner(), "driver left"
     try:
@@ -208,7 +208,7 @@ def rank_that_reads(data: bytes) -> str:
             ended = refused(error)
         theirs.setblocking(False)
         with suppress(BlockingIOError):
-            # What a rank leaves unread would reset the connection, and its answers would be lost with it.
+            # Unread bytes would reset the connection and discard the answers.
             while theirs.recv(2**16):
                 pass
         theirs.close()

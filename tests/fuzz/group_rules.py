@@ -1,6 +1,6 @@
-"""What ranks, or whoever speaks in their place, may do to a fan-out in any order, and what must hold after each.
+"""The operations of ranks and of other senders on a fan-out, in any order, and the invariants after each.
 
-Connections are real but for their sockets; what a rank sends lies in a buffer, from which it arrives in any pieces.
+Connections are real except for their sockets: a rank's bytes wait in a buffer and are delivered in any pieces.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from tests.fuzz.virtual_loop import VirtualLoop
 
 EPOCH = 3
 STEP_TIMEOUT_S = 1.0
-SECOND_SIGN_S = 0.25  # a little more than what the fan-out waits for a better explanation
+SECOND_SIGN_S = 0.25  # slightly longer than the fan-out waits for a better explanation
 
 
 class Wire(asyncio.Transport):
-    """The driver's end of a connection, of which the other end is the test."""
+    """The driver's end of a connection. The test is the other end."""
 
     def __init__(self, loop: VirtualLoop, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Wire(asyncio.Transport):
 
 @dataclass
 class Rank:
-    """A rank as the test plays it: steps that it has received and owes an answer to, and bytes that are on their way."""
+    """A rank as the test plays it: the steps that it still has to answer, and the bytes that are in flight."""
 
     connection: RankConnection
     wire: Wire
@@ -65,10 +65,10 @@ class Rank:
     owed: list[StepInput] = field(default_factory=list)
     last: Answer | Ack | None = None
     on_its_way: bytearray = field(default_factory=bytearray)
-    fatal_in: int | None = None  # bytes that must arrive until it is certain that this rank fails
-    is_tampered: bool = False  # nobody knows what its bytes mean
-    num_answered: int = 0  # honest answers that have been put on their way
-    ends: list[int] = field(default_factory=list)  # of these, how many bytes are still to arrive until each is complete
+    fatal_in: int | None = None  # bytes that must arrive until this rank certainly fails
+    is_tampered: bool = False  # its bytes have no defined meaning
+    num_answered: int = 0  # correct answers that were sent
+    ends: list[int] = field(default_factory=list)  # for each of these, the bytes that must still arrive
 
 
 @dataclass
@@ -88,7 +88,7 @@ class GroupBench:
         self.failures: list[RankFailure] = []
         self.overdue: list[list[int]] = []
         self.steps: list[Sent] = []
-        self.is_provoked = False  # somebody has done what may fail the group
+        self.is_provoked = False  # some operation may have failed the group
         self.must_fail_by: float | None = None
         self.num_ranks = num_ranks
         loop.call(self._open)
@@ -116,14 +116,14 @@ class GroupBench:
         return connection, wire
 
     def _on_overdue(self, silent: list[int], waited_s: float) -> None:
-        """As `RankGroup` does: somebody is blamed, sooner or later."""
+        """As `RankGroup` does: some rank is named as failed, sooner or later."""
         self.overdue.append(silent)
         assert silent, "overdue, but nobody is silent"
         assert waited_s <= STEP_TIMEOUT_S, "nobody has longer than that"
         self.is_provoked = True
         self.fan_out.suspect(silent[0], "hangs")
 
-    # What may be done.
+    # Operations.
 
     def submit(self, num_draws: int) -> None:
         rows = [Row(slot, 0, 1, True) for slot in range(num_draws)]
@@ -143,7 +143,7 @@ class GroupBench:
             rank.owed += received
 
     def answer(self, index: int) -> None:
-        """The answer that is due is put on its way."""
+        """Send the answer that is due."""
         rank = self.ranks[index]
         if rank.owed:
             batch = rank.owed.pop(0)
@@ -157,7 +157,7 @@ class GroupBench:
         return Answer(StepOutput(EPOCH, batch.step, tokens)) if index == 0 else Ack(EPOCH, batch.step, index)
 
     def say(self, index: int, data: bytes, *, is_fatal: bool) -> None:
-        """Anything else is put on its way: certainly the end of this rank, or nobody knows what."""
+        """Send other bytes: they certainly fail this rank, or have no defined meaning."""
         rank = self.ranks[index]
         rank.on_its_way += data
         self.is_provoked = True
@@ -167,7 +167,7 @@ class GroupBench:
             rank.is_tampered = True
 
     def wrong_answer(self, index: int, kind: str) -> None:
-        """An answer that is not due: certain to be refused, also where a step is under way."""
+        """Send an answer that is not due. It must be refused, also while a step is in flight."""
         rank = self.ranks[index]
         step = rank.owed[0].step if rank.owed else len(self.steps)
         num_draws = len(rank.owed[0].rows) if rank.owed else 1
@@ -178,7 +178,7 @@ class GroupBench:
             "earlier step": _reply(index, EPOCH, step - 1, num_draws),
             "twice": rank.last,
             "as another rank": Ack(EPOCH, step, index + 1),
-            # Of a step that is still to come it may be the right number by then.
+            # A later step may have this number by then.
             "a token too many": Answer(StepOutput(EPOCH, step, [0] * (num_draws + 1))) if rank.owed else None,
             "its last words": Fault(EPOCH, index, "ValueError", "no such slot", False),
             "the last words of many": Fault(EPOCH, index, "RuntimeError", "gloo: closed", True),
@@ -195,12 +195,12 @@ class GroupBench:
             rank.fatal_in = None
 
     def deliver(self, index: int, num_bytes: int) -> None:
-        """So many bytes arrive, all at once."""
+        """Deliver `count` bytes at once."""
         rank = self.ranks[index]
         piece = bytes(rank.on_its_way[:num_bytes])
         del rank.on_its_way[:num_bytes]
         rank.ends = [end - len(piece) for end in rank.ends]
-        rank.is_tampered |= rank.wire.is_closed  # nothing arrives any more
+        rank.is_tampered |= rank.wire.is_closed  # no more bytes arrive
         if rank.fatal_in is not None:
             rank.fatal_in -= len(piece)
             if rank.fatal_in <= 0:
@@ -208,7 +208,7 @@ class GroupBench:
         self.loop.call(rank.wire.receive, piece)
 
     def close(self, index: int, *, is_error: bool) -> None:
-        """The rank dies; what has not arrived never will."""
+        """The rank dies. Bytes in flight are lost."""
         self.is_provoked = True
         self._will_fail()
         self.ranks[index].on_its_way.clear()
@@ -225,7 +225,7 @@ class GroupBench:
         self.loop.call(self.fan_out.fail, RankFailure("told to"))
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for that step any more."""
+        """Cancel the future of a step."""
         if self.steps:
             sent = self.steps[number % len(self.steps)]
             sent.is_cancelled |= self.loop.call(sent.result.cancel)
@@ -234,7 +234,7 @@ class GroupBench:
         self.loop.wait(seconds)
 
     def stranger(self, data: bytes) -> None:
-        """Somebody else connects, and says this. The group never hears of it."""
+        """A foreign process connects and sends these bytes. The group never sees them."""
         connection, wire = self.loop.call(self._connection)
         self.loop.call(wire.receive, data)
         self.loop.call(wire.lose, None)
@@ -245,7 +245,7 @@ class GroupBench:
         if self.must_fail_by is None:
             self.must_fail_by = self.loop.time() + SECOND_SIGN_S
 
-    # What must hold.
+    # Invariants.
 
     def check(self) -> None:
         assert not self.loop.errors, f"a callback raised: {self.loop.errors}"
@@ -280,12 +280,12 @@ class GroupBench:
             assert self.ranks[0].is_tampered or Answer(output) == self.due(0, sent.batch)
 
     def _check_deadline(self) -> None:
-        """Once a second without an answer has passed since a step's turn, somebody is blamed: this one has not failed."""
+        """A group that has not failed has no step whose answer is overdue by a second."""
         if self.fan_out.num_in_flight:
             assert self.loop.time() - self.fan_out._oldest_since <= STEP_TIMEOUT_S + 1e-6, "nobody noticed the silence"
 
     def end(self) -> None:
-        """In the end every step has its result, and no timer is left."""
+        """At the end every step has a result and no timer is left."""
         self.loop.call(self.fan_out.fail, RankFailure("the end"))
         self.is_provoked = True
         self.check()
@@ -303,7 +303,7 @@ def _reply(index: int, epoch: int, step: int, num_draws: int) -> Answer | Ack:
 
 
 def read_as_everything(payload: bytes) -> str:
-    """What a payload is taken for; raises what is no WireError."""
+    """Read a payload as every message type. Raises any error but a WireError."""
     taken = []
     for decode in (decode_step, decode_reply, decode_hello):
         try:
@@ -314,6 +314,6 @@ def read_as_everything(payload: bytes) -> str:
 
 
 def refused(error: WireError) -> str:
-    """Says why in few words: it does not repeat what came."""
+    """The refusal is short and does not repeat the input."""
     assert len(str(error)) < 1000, "an error repeats what came"
     return "refused"

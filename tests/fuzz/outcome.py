@@ -1,4 +1,4 @@
-"""What a part of the fuzz command saw: how many cases, how they ended, and whatever should not have happened."""
+"""The result of one part of the fuzz command: the number of cases, their outcomes, and the findings."""
 
 import sys
 import time
@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_FINDINGS = 20  # of one part that are written down; all are counted
-_TELL_EVERY_S = 15.0  # how far it is, on standard error
+MOST_FINDINGS = 20  # findings of one part that are kept; all are counted
+_TELL_EVERY_S = 15.0  # cases between two progress lines on standard error
 
 
 @dataclass
 class Outcome:
-    """`counts` says how the cases ended, in words or statuses; a finding is a text that says how to see it again."""
+    """`counts`: cases by outcome. A finding is a text that says how to reproduce it."""
 
     part: str
     cases: int = 0

@@ -1,4 +1,4 @@
-"""The short form of the fuzz command's part for files; and what its workers would say of worse."""
+"""The short form of the fuzz command's part for files, and the findings that its workers must report."""
 
 import json
 import shutil

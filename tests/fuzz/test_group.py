@@ -1,4 +1,4 @@
-"""A group's rules in any order, found by hypothesis; some at random; and faults that they must see."""
+"""A rank group's operations in orders found by hypothesis and at random, and injected bugs that the invariants must detect."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from tests.fuzz.virtual_loop import VirtualLoop
 
 @pytest.fixture(scope="module", autouse=True)
 def _quiet() -> Iterator[None]:
-    """Who is refused is logged: thousands here."""
+    """Thousands of refusals would be logged."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -112,7 +112,7 @@ def _take_any_epoch(fan: FanOut, rank: int, payload: bytes) -> None:
 
 
 def _serve_on(fan: FanOut, rank: int, cause: str, *, certain: bool = True) -> None:
-    """Deaf to every sign."""
+    """A group that ignores every failure."""
 
 
 def _forget_one(fan: FanOut, failure: Any) -> None:

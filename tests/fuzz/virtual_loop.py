@@ -1,4 +1,4 @@
-"""An event loop in which time passes at once: a timer comes due when nothing else is left to do."""
+"""An event loop with virtual time: a timer is due as soon as no callback is ready."""
 
 import asyncio
 import selectors
@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 class _Selector(selectors.SelectSelector):
-    """Waits for nothing; what would have been waited for has passed."""
+    """Returns at once and advances the virtual time by the timeout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """`errors`: what its callbacks have raised, which asyncio would only log."""
+    """`errors`: exceptions of callbacks, which asyncio would only log."""
 
     def __init__(self) -> None:
         self._selector_of_time = _Selector()
@@ -34,7 +34,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._selector_of_time.now
 
     def call(self, function: Callable[..., Result], *args: Any) -> Result:
-        """function(*args) inside the loop, and whatever it made ready."""
+        """Run function(*args) inside the loop, and all callbacks that it makes ready."""
 
         async def inside() -> Result:
             result = function(*args)

@@ -1,6 +1,6 @@
-"""Run by test_autoscaling.py as a program of its own: `llama-ray up` on a cluster without room, which nodes join later.
+"""Run by test_autoscaling.py as a program: `llama-ray up` on a cluster without free CPUs, which nodes join later.
 
-Prints one JSON line of what it saw.
+Prints its observations as one line of JSON.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ def config(port: int) -> dict[str, Any]:
         "ckpt_dir": str(GOLDEN / "mp2"),
         "max_seq_len": 4096,
         "dtype": "float32",
-        "answer_after_s": 0,  # a replica that loads answers, so that its answers can be seen
+        "answer_after_s": 0,  # so that a loading replica answers requests
     }
     autoscaling = {
         "min_replicas": 1,
         "max_replicas": 2,
         "target_ongoing_requests": 1,
         "upscale_delay_s": 0.5,
-        # Load that seems to pass for a moment, on a busy machine, must not send a replica away that waits for room.
+        # A short dip of the load on a busy machine must not remove a replica that waits for resources.
         "downscale_delay_s": 4,
         "look_back_period_s": 2,
         "metrics_interval_s": 0.2,
@@ -69,7 +69,7 @@ def config(port: int) -> dict[str, Any]:
 
 
 async def until(what: str, look: Callable[[], Awaitable[T | None]], timeout_s: float) -> T:
-    """The first answer of `look` that says something. `timeout_s` is ample for a quiet machine, and this one may be busy."""
+    """The first true answer of `look`. Waits four times `timeout_s`, because the machine may be busy."""
     deadline = time.monotonic() + 4 * timeout_s
     while time.monotonic() < deadline:
         if answer := await look():
@@ -79,7 +79,7 @@ async def until(what: str, look: Callable[[], Awaitable[T | None]], timeout_s: f
 
 
 def groups() -> dict[str, str]:
-    """Placement groups that are not gone: id -> state."""
+    """Placement groups that are not removed: id -> state."""
     return {key: group["state"] for key, group in placement_group_table().items() if group["state"] != "REMOVED"}
 
 
@@ -89,7 +89,7 @@ def nodes_of_groups() -> set[str]:
 
 
 def pending_cpus() -> list[float]:
-    """What groups of bundles that wait ask for, as Ray's own autoscaler is told: CPUs of each."""
+    """The CPUs that each pending placement group asks for, as Ray reports them to its autoscaler."""
     state = get_cluster_resource_state(ray._private.worker.global_worker.gcs_client)  # type: ignore[attr-defined]
     return [
         sum(bundle.resources_bundle.get("CPU", 0) for bundle in selector.resource_requests)
@@ -99,13 +99,13 @@ def pending_cpus() -> list[float]:
 
 
 class Client:
-    """HTTP as users send it, and a count of how every completion ended."""
+    """An HTTP client that counts how each completion ended."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.http = http
         self.endings: Counter[str] = Counter()
         self.streams_wanted = 0
-        self.ranks: dict[tuple[int, ...], int] = {}  # pids of a replica's ranks -> most rows they were seen to run
+        self.ranks: dict[tuple[int, ...], int] = {}  # pids of a replica's ranks -> most requests seen running on it
 
     async def look(self, method: str, path: str, **body: Any) -> httpx.Response | None:
         """None where nothing answers within a second."""
@@ -143,7 +143,7 @@ class Client:
         return reason if done and count > 1 else f"cut off: {count} chunks, {reason}"
 
     async def keep_streaming(self, worker: int) -> None:
-        """As many of these stream, one completion after the other, as are wanted at the moment; the first always does."""
+        """Stream one completion after the other while `worker` is below the wanted number of streams."""
         while True:
             if worker < self.streams_wanted:
                 self.endings[await self.stream()] += 1
@@ -164,7 +164,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
     async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_keepalive_connections=0)) as http:
         client = Client(http)
 
-        # No room for any replica.
+        # No node has room for a replica.
         async def is_pending() -> bool:
             return "PENDING" in groups().values()
 
@@ -182,7 +182,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         seen["warning"] = said("it waits until there is room")
         seen["ready_without_room"] = sorted(set(early))
 
-        # Room for one.
+        # A node joins: room for one replica.
         cluster.add_node(num_cpus=2)
         loading: list[dict[str, Any]] = []
 
@@ -210,7 +210,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         first = await client.props()
         seen["first"] = list(first)
 
-        # Load that is too much for one.
+        # More load than one replica takes.
         workers = [asyncio.create_task(client.keep_streaming(i)) for i in range(4)]
         client.streams_wanted = 4
 
@@ -227,7 +227,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         seen["groups_while_waiting"] = sorted(groups().values())
         seen["replicas_while_waiting"] = len(client.ranks)
 
-        # Room for two.
+        # Another node joins: room for two replicas.
         cluster.add_node(num_cpus=2)
 
         async def both_work() -> bool:
@@ -241,7 +241,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         seen["rows_of_replicas"] = list(client.ranks.values())
         seen["ranks_under_load"] = sum(is_running(process) for process in processes.values())
 
-        # One stream after the other, which one replica can do.
+        # One stream at a time, which one replica can serve.
         client.streams_wanted = 1
 
         async def one_is_gone() -> list[int] | None:
@@ -261,7 +261,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         await asyncio.gather(*workers, return_exceptions=True)
         seen["endings"] = client.endings
 
-        # The replica's own node is lost, in the middle of a stream; the other one has room.
+        # The replica's node is lost during a stream; the other node has room.
         begun = asyncio.Event()
         cut = asyncio.create_task(client.stream(4000, begun))
         await asyncio.wait_for(begun.wait(), 60)
@@ -272,7 +272,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         lost_at, processes = time.monotonic(), {pid: ProcessIdentity.of(pid) for pid in left}
         seen["stream_of_the_lost_node"] = await cut
         seen["cut_s"] = time.monotonic() - lost_at
-        # Whoever asks now waits for the next replica, or is told to come again: until a patience of their own ends.
+        # Requests now wait for the next replica, or get 503 with Retry-After.
         meanwhile = [asyncio.create_task(client.stream()) for _ in range(4)]
 
         async def all_are_gone() -> bool:
@@ -292,7 +292,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         stamp("node_lost")
         processes = {pid: ProcessIdentity.of(pid) for pid in anew}
 
-        # The application leaves in the middle of a stream, then the server.
+        # The application is deleted during a stream; then the server ends.
         begun, late = asyncio.Event(), set()
         last = asyncio.create_task(client.stream(4000, begun))
         await asyncio.wait_for(begun.wait(), 60)
@@ -314,14 +314,14 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
 
 
 def run(directory: str) -> dict[str, Any]:
-    # Ray keeps the address of the machine's cluster in here: with one of our own nobody joins this cluster by accident.
+    # Ray keeps the address of the machine's cluster here, so no other program joins this cluster by accident.
     os.environ["RAY_TMPDIR"] = directory
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"  # the cluster's as well as the server's
     port, path, log = free_port(), Path(directory) / "serve_config.yaml", Path(directory) / "output"
     path.write_text(yaml.safe_dump(config(port)))
-    # A node whose process is gone is dead after six seconds instead of Ray's thirty; one that is only busy has a minute.
+    # A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
     pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 10_000, "health_check_failure_threshold": 6}
-    # Nor has the head room for one, which may not be lost.
+    # The head has no CPUs: it must not be lost with a replica.
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": pace}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)

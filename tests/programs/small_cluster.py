@@ -1,6 +1,6 @@
-"""Run by test_small_cluster.py as a program of its own: the cluster of `llama-ray up`, with or without the dashboard.
+"""Run by test_small_cluster.py as a program: the cluster of `llama-ray up`, with or without the dashboard.
 
-Prints one JSON line of what it saw.
+Prints its observations as one line of JSON.
 """
 
 import json
@@ -67,5 +67,5 @@ def run() -> dict[str, Any]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-        os.environ["RAY_TMPDIR"] = temporary  # so that nobody joins this cluster by accident
+        os.environ["RAY_TMPDIR"] = temporary  # so that no other program joins this cluster by accident
         print("SEEN " + json.dumps(run()), flush=True)

@@ -1,6 +1,6 @@
-"""Run by test_startup.py as a program of its own: checkpoints with faults, each deployed by Serve as an application.
+"""Run by test_startup.py as a program: deploys checkpoints with faults by Serve, each as an application.
 
-Prints one JSON line of what it saw.
+Prints its observations as one line of JSON.
 """
 
 import json
@@ -21,7 +21,7 @@ from benchmarks.harness.programs import free_port
 from tests.support.checkpoints import WIDE, random_weights, split, write
 
 LIMIT_S = 240.0
-# What is deployed at once, and on how many ranks; None: as many as there are shards, which `build_app` reads.
+# Applications that are deployed together -> ranks; None: one for each shard, which `build_app` counts.
 BATCHES: dict[str, dict[str, int | None]] = {
     "before any rank exists": {"missing": None, "params": 2, "tokenizer": 2, "truncated": 2},
     "one fault, two ranks": {"flipped": 2},
@@ -31,7 +31,7 @@ BATCHES: dict[str, dict[str, int | None]] = {
 
 
 class Malicious:
-    """A pickle of it makes a directory where it is loaded."""
+    """An object whose pickle makes a directory where it is loaded."""
 
     def __init__(self, trap: Path) -> None:
         self.trap = trap
@@ -41,14 +41,14 @@ class Malicious:
 
 
 def flip_a_bit(path: Path) -> None:
-    """In the middle of the weights, the lowest of a value's fraction: only the checksum can tell."""
+    """Flip the lowest bit of a weight in the middle of the file, which only the checksum can detect."""
     content = bytearray(path.read_bytes())
     content[len(content) // 8 * 4] ^= 1
     path.write_bytes(content)
 
 
 def write_faulty(directory: Path) -> None:
-    """Checkpoints in two shards, with one fault each."""
+    """Write checkpoints in two shards with one fault each."""
     weights = random_weights(WIDE)
     for name in [name for batch in BATCHES.values() for name in batch]:
         write(directory / name, split(weights, 2))
@@ -101,7 +101,7 @@ def status_of(url: str) -> int:
 
 
 def deploy(directory: Path, port: int, cases: dict[str, int | None]) -> dict[str, Any]:
-    """Deploys one application for each case, which replaces what was deployed before, and follows them until they failed."""
+    """Deploy one application for each case in place of the earlier ones, and follow them until they failed."""
     from ray import serve
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
@@ -143,7 +143,7 @@ def deploy(directory: Path, port: int, cases: dict[str, int | None]) -> dict[str
                 seen[name] = {"seconds": round(time.monotonic() - began, 2), "message": "\n".join(texts)}
     ended.set()
     watching.join()
-    # Nothing may come after: look for as long as another attempt would take to begin.
+    # No attempt may follow: look for as long as another one would take to begin.
     failed_at = time.monotonic()
     left: list[int] = []
     while time.monotonic() - failed_at < 3:
@@ -155,10 +155,10 @@ def deploy(directory: Path, port: int, cases: dict[str, int | None]) -> dict[str
 
 
 def run(directory: Path) -> dict[str, Any]:
-    import ray  # only where this is a program: the test imports the names above it
+    import ray  # only in the program: the test imports this module without Ray
     from ray import serve
 
-    # Ray keeps the address of the machine's cluster in here: with one of our own nobody joins this cluster by accident.
+    # Ray keeps the address of the machine's cluster here, so no other program joins this cluster by accident.
     os.environ["RAY_TMPDIR"] = str(directory)
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
     write_faulty(directory)

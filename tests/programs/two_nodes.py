@@ -1,6 +1,6 @@
-"""Run by test_two_nodes.py as a program of its own: a cluster of two nodes, one rank on each, since ray.init is one a process.
+"""Run by test_two_nodes.py as a program: a cluster of two nodes with one rank on each. A process can call ray.init only once.
 
-Prints one JSON line of what it saw. In the end the second node is lost for good under live streams, and another comes.
+Prints its observations as one line of JSON. At the end the second node is lost under live streams, and another one joins.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
 
 
 async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[str, object]:
-    """Live streams of a replica's service while the second rank's node is lost, and when another node joins."""
+    """Live streams of a service while the second rank's node is lost, and after another node joins."""
     seen: dict[str, object] = {}
     node = cluster.add_node(num_cpus=1)
     pool = StandbyPool(placement, GroupLimits(start_timeout_s=60, step_timeout_s=20), enabled=False)
@@ -133,7 +133,7 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
         seen["shrunk_s"] = time.monotonic() - began
         seen["shrunk"] = (service.describe().world_size, service.readiness().detail)
         await more(answers)
-        cluster.add_node(num_cpus=1)  # only in the main thread; the streams wait for it
+        cluster.add_node(num_cpus=1)  # works only in the main thread; the streams wait for it
         async with asyncio.timeout(180):
             while service.describe().world_size != 2 or not service.readiness().ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
@@ -152,7 +152,7 @@ async def read(service: LlamaService, number: int) -> list[int]:
 
 
 async def more(answers: list[bool]) -> None:
-    """Returns when every stream has ended that was under way now."""
+    """Wait until every stream that is live now has ended."""
     wanted = len(answers) + 2 * 4
     async with asyncio.timeout(180):
         while len(answers) < wanted:  # noqa: ASYNC110
@@ -166,7 +166,7 @@ async def phase(service: LlamaService, name: str) -> None:
 
 
 if __name__ == "__main__":
-    # A node whose process is gone is dead after six seconds instead of Ray's thirty; one that is only busy has a minute.
+    # A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
     pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 10_000, "health_check_failure_threshold": 6}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": pace}
     cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -1,4 +1,4 @@
-"""`make audit` never calls unknown what it could not look up a good result. A stand-in takes pip-audit's place."""
+"""`make audit` never reports a failed lookup as a success. A script takes pip-audit's place."""
 
 import json
 import subprocess
@@ -16,9 +16,9 @@ FAULTY = {"name": "torch", "version": "2.13.0", "vulns": [FAULT]}
 
 
 def audit(tmp_path: Path, reports: dict[str, list[dict[str, Any]] | None]) -> "subprocess.CompletedProcess[str]":
-    """What the command says and ends with where each service reports so, or (None) cannot be reached."""
-    stand_in = tmp_path / "pip-audit"
-    stand_in.write_text(
+    """Run the command with a report from each advisory service; None: the service cannot be reached."""
+    script = tmp_path / "pip-audit"
+    script.write_text(
         f"#!{sys.executable}\nimport json, sys\nreports = json.loads({json.dumps(json.dumps(reports))})\n"
         "given = dict(zip(sys.argv[1:], sys.argv[2:]))\n"
         "report = reports[given['--vulnerability-service']]\n"
@@ -26,10 +26,10 @@ def audit(tmp_path: Path, reports: dict[str, list[dict[str, Any]] | None]) -> "s
         "open(given['--output'], 'w').write(json.dumps({'dependencies': report, 'fixes': []}))\n"
         "sys.exit(any(package.get('vulns') for package in report))\n"
     )
-    stand_in.chmod(0o700)
+    script.chmod(0o700)
     constraints = tmp_path / "constraints.txt"
     constraints.write_text("# remark with ==\nray==2.60.0\ntorch==2.13.0\n")
-    command = [sys.executable, "scripts/audit.py", "--pip-audit", str(stand_in)]
+    command = [sys.executable, "scripts/audit.py", "--pip-audit", str(script)]
     options = ["--constraints", str(constraints), "--environment", str(tmp_path / "environment")]
     return subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 

@@ -76,14 +76,14 @@ class FakeRanks:
     def __init__(self, block_size: int, model: Model = arbitrary) -> None:
         self.block_size = block_size
         self.model = model
-        self.cache: dict[int, tuple[int, ...]] = {}  # physical position -> its token and all before it
+        self.cache: dict[int, tuple[int, ...]] = {}  # physical position -> tokens up to it
         self.num_computed = 0
         self.num_steps = 0
-        self.non_finite_at: tuple[int, int] | None = None  # (slot, position of the draw)
+        self.non_finite_at: tuple[int, int] | None = None  # (slot, position of the sampled token)
         self._tokens: dict[int, list[int]] = {}
         self._blocks: dict[int, list[int]] = {}
         self._seeds: dict[int, int] = {}
-        self._prompt_logprobs: dict[int, int] = {}  # slot -> tokens that were sent, of those that ask
+        self._prompt_logprobs: dict[int, int] = {}  # slot -> prompt length, where prompt logprobs are asked for
 
     def step(self, batch: StepInput) -> StepOutput:
         self.num_steps += 1

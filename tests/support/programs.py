@@ -1,4 +1,4 @@
-"""Tests run some things as programs of their own: in an environment of their own, with one line of JSON for an answer."""
+"""Runs a program of tests/programs in an environment of its own; its answer is one line of JSON."""
 
 import json
 import os
@@ -11,13 +11,13 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's variables without those that steer Ray or the server; programs in it find this repository."""
+    """This process's variables without those of Ray and of the server, with this repository on the Python path."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "LLAMA_"))}
     return inherited | {"PYTHONPATH": str(REPOSITORY)} | changes
 
 
 def seen_by(module: str, timeout_s: float = 240.0, **changes: str) -> dict[str, Any]:
-    """What the program `module` of these tests, with `changes` in its environment, prints after the word SEEN."""
+    """The JSON that the program `module` prints after the word SEEN. `changes` are set in its environment."""
     finished = subprocess.run(
         [sys.executable, "-m", module],
         cwd=REPOSITORY,

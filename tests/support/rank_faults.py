@@ -1,4 +1,4 @@
-"""Faults that tests inject into a rank, whatever runner it has: what happens, and in which phase of the rank's life."""
+"""Faults that tests inject into a rank with any runner: the kind of fault and the phase of the rank's life."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""HTTP by hand, for clients that do what no library lets one do, and for many at a time at little cost."""
+"""HTTP over plain sockets, for clients that violate the protocol and for many clients at little cost."""
 
 import asyncio
 import json
@@ -17,20 +17,20 @@ class Answer(NamedTuple):
     body: bytes
 
     def error(self) -> dict[str, Any]:
-        """Its error, which has OpenAI's shape."""
+        """The error of an answer in OpenAI's shape."""
         error: dict[str, Any] = json.loads(self.body)["error"]
         assert set(error) == {"message", "type", "param", "code"} and b"Traceback" not in self.body
         return error
 
     def events(self) -> list[dict[str, Any]]:
-        """The chunks of a stream that is whole: it ends with [DONE], once."""
+        """The chunks of a complete stream, which ends with one [DONE]."""
         events = [line[6:] for line in self.body.split(b"\n\n") if line.startswith(b"data: ")]
         assert events and events[-1] == b"[DONE]" and events.count(b"[DONE]") == 1, self.body[-300:]
         return [json.loads(event) for event in events[:-1]]
 
 
 def message(path: str, body: bytes | dict[str, Any], *headers: str, length: int | None = None) -> bytes:
-    """A POST. `length`: what it says of its body's, if not the truth."""
+    """A POST request. `length` replaces the true Content-Length."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     kind = (
         ()
@@ -57,7 +57,7 @@ def connect(server: Server, *, receive_buffer: int | None = None) -> socket.sock
 
 
 async def ask(server: Server, request: bytes, patience_s: float = 120.0) -> Answer:
-    """What comes for it over a connection of its own."""
+    """The answer to a request, sent over a new connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**24)
     try:
         async with asyncio.timeout(patience_s):
@@ -80,12 +80,12 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 
 
 def num_descriptors(server: Server) -> int:
-    """Open files of the processes that HTTP passes through."""
+    """Open files of the processes that handle HTTP."""
     return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in _http_processes(server))
 
 
 def resident_bytes(server: Server) -> int:
-    """Their memory."""
+    """Resident memory of the processes that handle HTTP."""
     statuses = [Path(f"/proc/{pid}/status").read_text() for pid in _http_processes(server)]
     return sum(1024 * int(status.split("VmRSS:")[1].split()[0]) for status in statuses)
 

@@ -1,7 +1,7 @@
-"""An engine that needs no model: it spells a scripted answer, token by token, through the real tokenizer and stop checks.
+"""An engine without a model: it streams a scripted answer token by token through the real tokenizer and stop checks.
 
-Everything that the HTTP layer can see of an engine is here and can be counted: what was submitted, what was cancelled,
-and the blocks in use.
+It has everything that the HTTP layer can see of an engine, so that tests can count submitted and cancelled requests and the
+blocks in use.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class FakeStream:
     answer: list[int]
     cancelled: bool = False
     ended: bool = False
-    num_asked: int = 0  # deltas that its reader has begun to wait for
+    num_asked: int = 0  # deltas that the reader has asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     num_cached_tokens: int = 0
 
@@ -81,7 +81,7 @@ class FakeStream:
             self._wake()
 
     async def _produce(self) -> None:
-        """One delta at a time: the next is begun when the last has been taken, so `num_asked` tells how far its reader is."""
+        """Produce the next delta when the reader has taken the last one, so that `num_asked` is the reader's progress."""
         try:
             async for delta in self._deltas():
                 await self._hand_over(delta)
@@ -136,7 +136,7 @@ class FakeEngine:
         self.answer = answer
         self.step_s = step_s
         self.streams: list[FakeStream] = []
-        self.owners: list[tuple[str, int]] = []  # and priorities, of all that was submitted
+        self.owners: list[tuple[str, int]] = []  # owner and priority of each submitted request
         self.state = Readiness(True, "ready")
         self.alive = True
         self.max_streams = 10_000
@@ -252,7 +252,7 @@ class Served:
 
 @contextmanager
 def serve(engine: FakeEngine, limits: HttpLimits | None = None) -> Iterator[Served]:
-    """The application under real uvicorn, on a free port, in a thread with a loop of its own."""
+    """The HTTP application under uvicorn, on a free port, in a thread with an event loop of its own."""
     metrics = Metrics(in_ray=False)
     metrics.watch(engine)
     app = build_http_app(engine, metrics, limits)
@@ -273,7 +273,7 @@ def serve(engine: FakeEngine, limits: HttpLimits | None = None) -> Iterator[Serv
 
 
 def canary(served: Served) -> None:
-    """After whatever a test did: the server answers, and no sequence is left in the engine."""
+    """Check after a test that the server answers and that no sequence is left in the engine."""
     body = {"messages": [{"role": "user", "content": "Are you there?"}]}
     answer = httpx.post(f"{served.url}/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -289,7 +289,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 def assert_error(answer: httpx.Response, status: int, code: str) -> dict[str, str | None]:
-    """OpenAI's shape, exactly, and nothing that looks like a traceback."""
+    """Check that an answer is an error in exactly OpenAI's shape without a traceback."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
     assert set(answer.json()) == {"error"}

@@ -1,4 +1,4 @@
-"""A server as a user starts it, by `llama-ray up CONFIG` or by plain `serve run`, on a free port, and its end."""
+"""Starts a server as a user does, by `llama-ray up CONFIG` or by `serve run`, on a free port, and ends it."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ class Server:
             self.process = subprocess.Popen(
                 [*command, str(self.config)],
                 cwd=REPOSITORY,
-                # A cluster of its own, also where another one is running.
+                # A Ray cluster of its own, also while another one runs.
                 env=environment(
                     **{TEST_MARK: self._mark, "RAY_ADDRESS": "local", LOG_DIR_VARIABLE: str(self.logs)} | env
                 ),
@@ -67,7 +67,7 @@ class Server:
             )
 
     def output(self) -> str:
-        """What the terminal shows, and then the lines of Ray and Serve in the log file."""
+        """The output on the terminal, followed by the lines of Ray and Serve from the log file."""
         files = [self.terminal, *sorted(self.logs.glob("*.log"))]
         return "\n".join(file.read_text(errors="replace") for file in files)
 
@@ -103,7 +103,7 @@ class Server:
         return found
 
     def listening(self) -> dict[str, str]:
-        """Where its processes take TCP connections: address and port, as the kernel lists them -> command line."""
+        """The TCP sockets on which its processes listen: address and port, as the kernel lists them -> command line."""
         owners: dict[str, str] = {}
         for pid, command in self.processes().items():
             with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ class Server:
         return found
 
     def end(self) -> None:
-        """For teardown: SIGTERM must end everything; if it does not, the test fails, and nothing is left all the same."""
+        """For teardown: SIGTERM must end every process. Processes that outlive it are killed, and the test fails."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -134,7 +134,7 @@ class Server:
         assert not outlived, outlived
 
     def wait_gone(self, timeout_s: float = 60.0) -> dict[int, str]:
-        """What is left of its processes after so long at most."""
+        """Wait until all processes are gone, at most `timeout_s`. Returns those that are left."""
         deadline = time.monotonic() + timeout_s
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -149,7 +149,7 @@ def served(
     env: dict[str, str] | None = None,
     num_replicas: int = 1,
 ) -> Iterator[Server]:
-    """A server that has been started, not necessarily one that is ready."""
+    """A server that was started; it may not be ready yet. It ends with the context."""
     with tempfile.TemporaryDirectory() as directory:
         command = command or UP
         started = Server(command, Path(directory), args or {}, env or {}, num_replicas)
