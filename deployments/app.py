@@ -1,4 +1,4 @@
-"""The one place that wires the parts together: `build_app` for serve_config.yaml and `serve run`, `app` for `serve build`."""
+"""Builds the Serve application: `build_app` for serve_config.yaml and `serve run`, `app` for `serve build`."""
 
 import glob
 import logging
@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 
 HEALTH_CHECK_PERIOD_S = 2.0  # Serve replaces a replica after three bad answers
 HEALTH_CHECK_TIMEOUT_S = 30.0
-# Serve must hand over more than we queue, so that it is we who refuse, in OpenAI's words. Health comes on top, and whoever is
-# slow to send: what Serve does not hand over waits, health too. HAProxy has no more connections than these.
+# Serve must pass on more requests than the server queues, so that the server refuses the excess, with OpenAI's error body. The
+# spare ones are for health checks and slow senders: a request over the limit waits in Serve. HAProxy opens no more connections.
 SPARE_ONGOING_REQUESTS = 4096
 
 
 def build_app(args: ServerArgs) -> Application:
     """A `LlamaIngress` in a placement group with one bundle for the replica and one for each rank.
 
-    Raises CheckpointError if the number of ranks is to be read off a checkpoint that is not there.
+    Raises CheckpointError if the number of ranks depends on a checkpoint that does not exist.
     """
     nodes = _node_resources()
     device = resolve_device(args.device, nodes)
@@ -32,7 +32,9 @@ def build_app(args: ServerArgs) -> Application:
     strategy = args.placement_strategy or "PACK"
     cpus_per_rank = args.cpus_per_rank or fair_cpus_per_rank(device, num_ranks, nodes, strategy)
     if args.cpus_per_rank is None and device == "cpu" and not ray.is_initialized():
-        log.warning("the cluster is not known yet, so each rank gets one CPU: cpus_per_rank=N gives it more")
+        log.warning(
+            "the cluster is unknown until Serve connects, so each rank gets one CPU: set cpus_per_rank=N for more"
+        )
     bundles = group_bundles(num_ranks, device, cpus_per_rank=cpus_per_rank)
     lacking = shortage(bundles, nodes, strategy) if ray.is_initialized() else None
     if lacking is not None:
@@ -49,22 +51,22 @@ def build_app(args: ServerArgs) -> Application:
         graceful_shutdown_wait_loop_s=1.0,
         graceful_shutdown_timeout_s=args.drain_timeout_s + 10.0,
         max_constructor_retry_count=2,
-        # Serve's line for each request, made before it is thrown away, says less than the request log.
+        # The request log says more than Serve's line for each request, which costs time even at a level that drops it.
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )(LlamaIngress)
     return deployment.bind(args.model_copy(update={"device": device, "model_parallel_size": num_ranks}))
 
 
 def _has_room_for(bundles: list[dict[str, float]]) -> bool:
-    """Whether one more replica fits beside what runs. An update may then start new replicas before it ends old ones, which go
-    on serving if the new ones never do.
+    """Whether one more replica fits now. If so, an update starts new replicas before it ends old ones, which keep serving if
+    the new replicas fail.
     """
     return ray.is_initialized() and shortage(bundles, [ray.available_resources()]) is None  # type: ignore[no-untyped-call]
 
 
 def _node_resources() -> list[dict[str, float]]:
-    """Total resources of each living node. Before a cluster is connected, as when `serve run module:build_app` builds: this
-    machine's GPUs, which is what "auto" asks about; nothing else is known then."""
+    """Total resources of each living node. Without a connected cluster, as when `serve run module:build_app` builds: this
+    machine's GPUs, which `device: auto` needs; nothing else is known then."""
     if not ray.is_initialized():
         return [{"GPU": float(gpus)}] if (gpus := len(glob.glob("/dev/nvidia[0-9]*"))) else []
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ class LlamaIngress(HandleApi):
     """One replica: a service over the ranks of this replica's own placement group."""
 
     async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Raises what the files can tell of a start that cannot succeed; Serve then reports the deployment as failed."""
+        """Raises LlamaError if the files show that a start cannot succeed; Serve then reports the deployment as failed."""
         keep_replica_on_loopback()
         _log_like_serve()
         self._keys = ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None)
@@ -49,9 +49,9 @@ class LlamaIngress(HandleApi):
         self._starting = asyncio.create_task(self.service.start())
         self._starting.add_done_callback(self._started)
         try:
-            # Serve sends requests to a replica from here on. If others serve, nobody needs this one before it is ready.
+            # Serve sends requests to a replica from here on. If another replica serves, this one waits until it is ready.
             limit = None if await _another_replica_runs() else args.answer_after_s
-            # Here, where the ranks are starting: Serve asks for it only when this returns.
+            # Built while the ranks start: Serve asks for it only after this returns.
             self._http_app = build_http_app(
                 self.service,
                 self.metrics,
@@ -70,10 +70,10 @@ class LlamaIngress(HandleApi):
             raise
 
     def _started(self, starting: asyncio.Task[None]) -> None:
-        if starting.cancelled() or starting.exception() is not None:  # which the service has logged
+        if starting.cancelled() or starting.exception() is not None:  # the service has logged it
             return
-        # What lives as long as the replica is not looked at again: one collection of all of it would hold every stream for
-        # 0.15 s. And a request leaves hardly any cycles, so looking for them can wait.
+        # Objects that live as long as the replica are exempt from garbage collection: one full collection would delay every
+        # stream by 0.15 s. A request leaves hardly any cycles, so collections can be rare.
         gc.freeze()
         gc.set_threshold(10_000)
         if os.environ.get("LLAMA_BANNER", "1") != "0":
@@ -117,13 +117,13 @@ def _pool_for(args: ServerArgs) -> Callable[[], StandbyPool]:
 
 
 async def _another_replica_runs() -> bool:
-    """Whether this deployment has a replica that serves already. Serve's controller knows."""
+    """Whether another replica of this deployment serves, according to Serve's controller."""
     context = serve.get_replica_context()
     try:
         status = await in_passing_thread(serve.status)
         states = status.applications[context.app_name].deployments[context.deployment].replica_states
-    except Exception as error:  # not worth failing a start for
-        log.warning("the other replicas' state is not known: %s", type(error).__name__)
+    except Exception as error:  # not worth a failed start
+        log.warning("the state of the other replicas is unknown: %s", type(error).__name__)
         return False
     return any(state == "RUNNING" and count > 0 for state, count in states.items())
 
@@ -141,7 +141,7 @@ def _log_like_serve() -> None:
 
 
 def _http_address() -> tuple[str, int]:
-    """Host and port of Serve's HTTP proxies. Serve keeps them to itself; without an answer, its defaults."""
+    """Host and port of Serve's HTTP proxies, from a private interface of Serve's; its defaults if that fails."""
     try:
         controller = serve.context._get_global_client()
         assert controller is not None

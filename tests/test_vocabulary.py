@@ -21,11 +21,8 @@ PENDING = frozenset(
     {
         "Carrier",
         "Drawn",
-        "StepExecutor",
         "StepLayout",
-        "_Flight",
         "beginnings",
-        "blame",
         "blamed",
         "flights",
         "given up",

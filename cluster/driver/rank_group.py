@@ -208,7 +208,7 @@ class RankGroup:
         except Exception as error:
             reason = f"failed: {first_line(error)}"
         if self._ending is None:
-            self._fan_out.suspect(rank, reason)
+            self._fan_out.note_failure_sign(rank, reason)
 
     async def _name_hanging(self, ranks: list[int], waited_s: float) -> None:
         """Of the ranks that owe an answer, name the one that hangs: the others may only wait for it, and that one is silent
@@ -223,9 +223,9 @@ class RankGroup:
             silent = []
         deadline = f"no answer to a step within {waited_s:.3g} s"
         if silent:
-            self._fan_out.suspect(silent[0], f"hangs: {deadline}, nor to a status call")
+            self._fan_out.note_failure_sign(silent[0], f"hangs: {deadline}, nor to a status call")
         else:
-            self._fan_out.suspect(ranks[0], f"hangs: {deadline} (ranks without one: {ranks})")
+            self._fan_out.note_failure_sign(ranks[0], f"hangs: {deadline} (ranks without one: {ranks})")
 
     def _on_failure(self, failure: RankFailure) -> None:
         if self._ending is not None:

@@ -1,4 +1,4 @@
-"""Awaits calls to all ranks at once, and finds out of several failures the one that explains the others."""
+"""Awaits calls to all ranks at once; of several failures, picks the one that explains the others."""
 
 import asyncio
 import logging
@@ -16,18 +16,17 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A rank's failure makes its peers fail too, and the peers may be heard first: so long the better explanation is
-# waited for.
+# A rank's failure makes its peers fail too, and their errors may arrive first: this long to wait for the better explanation.
 _SECOND_SIGN_S: Final = 0.2
 
 
 async def result_of(ref: Awaitable[T]) -> T:
-    """A Ray reference as a coroutine, which asyncio's own functions ask for."""
+    """A Ray reference as a coroutine, which asyncio's functions need."""
     return await ref
 
 
 async def in_passing_thread(function: Callable[..., T], *arguments: object) -> T:
-    """`function(*arguments)`, which blocks, in a thread that ends with it. asyncio.to_thread would keep one for good."""
+    """Run a blocking function in a thread that ends with it. asyncio.to_thread would keep its thread for ever."""
     executor = ThreadPoolExecutor(1)
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
@@ -36,16 +35,16 @@ async def in_passing_thread(function: Callable[..., T], *arguments: object) -> T
 
 
 def kill_actors(actors: Iterable[Any]) -> None:
-    """Each of them, also where Ray cannot end another: that is logged. Blocks."""
+    """Kill every actor. An actor that Ray cannot kill is logged and does not stop the others from being killed. Blocks."""
     for actor in actors:
         try:
             ray.kill(actor, no_restart=True)
         except Exception as error:
-            logger.warning("Ray cannot end an actor: %s", first_line(error))
+            logger.warning("Ray cannot kill an actor: %s", first_line(error))
 
 
 async def answer_within(ref: Awaitable[T], timeout_s: float) -> T | None:
-    """None if there is no answer in time, or never will be."""
+    """None if no answer arrives in time or the actor is gone."""
     try:
         async with asyncio.timeout(timeout_s):
             return await ref
@@ -54,9 +53,10 @@ async def answer_within(ref: Awaitable[T], timeout_s: float) -> T | None:
 
 
 async def results_of_all(refs: Sequence[Awaitable[Any]], doing: str) -> list[Any]:
-    """The results of one call to each rank, in the order of the ranks, or the likeliest cause of their failure.
+    """The results of one call to each rank, in the order of the ranks.
 
-    Raises the very LlamaError that a rank raised, else RankFailure that names the rank, what it was `doing` and why.
+    On failure raises the likeliest cause: the LlamaError that a rank raised, else a RankFailure that names the rank, what it
+    was `doing` and why it failed.
     """
     tasks = [asyncio.ensure_future(result_of(ref)) for ref in refs]
     try:
@@ -74,7 +74,7 @@ async def results_of_all(refs: Sequence[Awaitable[Any]], doing: str) -> list[Any
 
 
 def first_line(error: BaseException) -> str:
-    """What happened, in one line: Ray's messages are long, and their first line says little of a death."""
+    """An error in one line. Ray's messages are long, and their first line says little about the death of an actor."""
     if isinstance(error, RayActorError):
         reasons = [line for line in str(error).splitlines() if "exit type" in line or "dead because" in line]
         text = reasons[0] if reasons else str(error)
@@ -83,13 +83,12 @@ def first_line(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What a rank raised, without Ray's wrapping."""
+    """The exception that a rank raised, without Ray's wrapper."""
     return error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, BaseException) else error
 
 
 def _severity(error: BaseException) -> int:
-    """Lower explains more: the user's mistake, then a death, then an exception; last what a failed operation between
-    ranks raises, which is only how the others notice."""
+    """Lower explains more: the user's mistake, a death, an exception; last a collective error, the effect on the others."""
     cause = _cause(error)
     if isinstance(cause, LlamaError):
         return 0

@@ -1,10 +1,9 @@
-"""Gives each rank CPU cores of its own. Knows nothing of Ray: whoever runs on this host under this network namespace
-competes.
+"""Gives each rank CPU cores of its own. Knows nothing of Ray: all ranks in one network namespace of a host compete.
 
-A core is claimed by binding an abstract unix socket named after it. The kernel lets one process have a name and frees
-it at that process's end, however it ends, so there is no registry to go stale and nothing on disk. All users of a
-host compete for the same names: two servers of two people get different cores too. Pods do not see each other's names,
-so in one nothing is pinned unless it was given CPUs of its own.
+A rank claims a core by binding an abstract unix socket named after it. The kernel gives a name to one process and releases it
+however that process ends, so no registry can become stale and nothing is on disk. All users of a host compete for the same
+names, so two servers of two people get different cores too. Pods do not see each other's names, so a rank in a pod is pinned
+only if the pod has CPUs of its own.
 """
 
 import logging
@@ -23,7 +22,7 @@ _CPUS: Final = Path("/sys/devices/system/cpu")
 
 
 class CoreClaim:
-    """`cores` are ours while this object, or the process, lives."""
+    """`cores` stay claimed while this object and the process live."""
 
     def __init__(self, cores: tuple[int, ...], sockets: list[socket.socket]) -> None:
         self.cores = cores
@@ -36,7 +35,8 @@ class CoreClaim:
 
 
 def claim_cores(count: int, candidates: Iterable[int]) -> CoreClaim | None:
-    """The first `count` of `candidates` that no other rank on this host has; None (and none kept) if too few are free."""
+    """Claim the first `count` of `candidates` that no other rank on this host has; None, and nothing claimed, if too few are
+    free."""
     cores: list[int] = []
     sockets: list[socket.socket] = []
     for core in candidates:
@@ -58,12 +58,11 @@ def claim_cores(count: int, candidates: Iterable[int]) -> CoreClaim | None:
 
 
 def pin_process(count: int) -> CoreClaim | None:
-    """Pins every thread of this process to `count` claimed cores; None, and nothing changed, where that cannot be
-    done well.
+    """Pin every thread of this process to `count` claimed cores; None, and nothing changed, where pinning would do harm.
 
-    Call it before torch starts its threads: they inherit the affinity. Not done (with a log line) when too few cores
-    are free, on systems without such calls, and where the core numbers are the host's and shared with others that
-    cannot see our claims: under a CPU quota, and in a Kubernetes pod that may use every CPU of its node.
+    To be called before torch starts its threads, which inherit the affinity. Logs the reason and does nothing if too few cores
+    are free, on systems without such calls, and where others use the same cores without seeing the claims: under a CPU quota,
+    and in a Kubernetes pod that may use every CPU of its node.
     """
     if sys.platform != "linux":
         logger.info("cores=unpinned reason=no-affinity-call platform=%s", sys.platform)
@@ -94,7 +93,7 @@ def pin_process(count: int) -> CoreClaim | None:
 
 
 def in_pod() -> bool:
-    """Whether this is one of Kubernetes' pods, of which a node usually has several. A lone container is like a host."""
+    """Whether this process runs in a Kubernetes pod; a node usually has several. Another container counts as a host."""
     return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
@@ -105,7 +104,7 @@ def physical_cores_first(allowed: Iterable[int], cpus: Path = _CPUS) -> list[int
 
 
 def _siblings(cpu: int, cpus: Path) -> set[int]:
-    """CPUs of the same core, from the kernel's list ("0,64" or "0-1"); `cpu` alone where it does not tell."""
+    """CPUs of the same core, from the kernel's list ("0,64" or "0-1"); only `cpu` if the kernel has none."""
     siblings = {cpu}
     with suppress(OSError, ValueError):
         for part in (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().split(","):
@@ -115,9 +114,7 @@ def _siblings(cpu: int, cpus: Path) -> set[int]:
 
 
 def cpu_quota(cpu_max: Path) -> float | None:
-    """CPUs that this cgroup may use, from the file's "quota period" in microseconds; None for no limit or no such
-    file.
-    """
+    """CPUs that this cgroup may use, from the file's "quota period" in microseconds; None without a limit or a file."""
     try:
         quota, period = cpu_max.read_text().split()
         return None if quota == "max" else int(quota) / int(period)

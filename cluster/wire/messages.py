@@ -1,9 +1,8 @@
-"""How a step travels: what a message looks like as bytes. Knows nothing of sockets' addresses, of Ray or of who
-decides.
+"""The messages between driver and ranks as bytes. Knows nothing of addresses, of Ray or of scheduling.
 
-A frame is a 4-byte big-endian length and as many bytes of MessagePack. Plain data only, checked against its type
-while it is decoded: a peer can send a wrong number, never code. The driver sends `StepInput`; a rank answers every
-step once, with `Answer` (rank 0) or `Ack` (the others), or says with `Fault` why it ends.
+A frame is a 4-byte big-endian length and that many bytes of MessagePack: plain data, checked against its type while it is
+decoded, so a peer can send a wrong number but never code. The driver sends `StepInput`. A rank answers every step once, with
+`Answer` (rank 0) or `Ack` (other ranks), or sends `Fault` with the reason for which it ends.
 """
 
 import dataclasses
@@ -18,11 +17,11 @@ import msgspec
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
 
-MAX_FRAME_BYTES: Final = 64 * 2**20  # 256 sequences of 32,768 tokens, admitted at once, are up to 45 MB
-MAX_HELLO_BYTES: Final = 256  # all that a peer may send before it has shown the group's secret
+MAX_FRAME_BYTES: Final = 64 * 2**20  # 256 sequences of 32,768 tokens, admitted at once, take up to 45 MB
+MAX_HELLO_BYTES: Final = 256  # the most that a peer may send before it has proven to know the group's secret
 _HEADER_BYTES: Final = 4
 _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
-# What decoding raises besides: for a text that is not UTF-8, and for what is nested beyond all reason.
+# What decoding raises: also for text that is not UTF-8, and for deep nesting.
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _MAX_PARAMS_BYTES: Final = sum(10 + len(field.name) for field in dataclasses.fields(SamplingParams))  # a number has 9
 _MAX_REST_BYTES: Final = (
@@ -31,11 +30,11 @@ _MAX_REST_BYTES: Final = (
 
 
 class WireError(Exception):
-    """A frame that is too long, cut off, or not the message it should be. The connection is of no more use."""
+    """A frame that is too long, truncated, or not the expected message. The connection is of no more use."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """A rank's first message. `secret` is the group's: new for every start, known from a Ray call."""
+    """A rank's first message. `secret` is the group's, new for every start; a Ray call has carried it to the rank."""
 
     epoch: int
     rank: int
@@ -49,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
-    """Another rank's answer to a step: done."""
+    """Another rank's answer to a step: it is computed."""
 
     epoch: int
     step: int
@@ -57,8 +56,8 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True, tag="fault"):
-    """A rank's last words. `kind` is the exception's class; `collective` says that it came out of an operation between
-    ranks, so that the cause may well be another rank's death."""
+    """A rank's last message. `kind` is the exception's class. `collective`: the exception came out of an operation between
+    ranks, so another rank's death may be the cause."""
 
     epoch: int
     rank: int
@@ -117,7 +116,7 @@ def decode_hello(payload: bytes) -> Hello:
 
 
 class Deframer:
-    """Cuts a stream of bytes into payloads, whatever the pieces in which it arrives."""
+    """Splits a stream of bytes, in pieces of any size, into payloads."""
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self.max_frame_bytes = max_frame_bytes
@@ -128,9 +127,7 @@ class Deframer:
         return not self._buffer
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Payloads completed by `data`. Raises WireError on a length over the limit, before anything that long is
-        kept.
-        """
+        """The payloads that `data` completes. Raises WireError on a length over the limit, before it stores that much."""
         self._buffer += data
         while len(self._buffer) >= _HEADER_BYTES:
             num_bytes = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
@@ -145,7 +142,7 @@ class Deframer:
 
 
 class FrameSocket:
-    """The rank's side: a connected blocking socket (plain or TLS) that carries frames."""
+    """The rank's end of a connection: a blocking socket (plain or TLS) that carries frames."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -155,10 +152,10 @@ class FrameSocket:
         self._socket.sendall(frame(message))
 
     def is_waiting(self, timeout_s: float) -> bool:
-        """Whether something to receive, or the end, comes within so many seconds."""
+        """Whether data or the end of the connection arrives within `timeout_s`."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
-        return bool(select.select([self._socket], [], [], timeout_s)[0])  # poll() counts in whole milliseconds
+        return bool(select.select([self._socket], [], [], timeout_s)[0])  # poll() has a resolution of a millisecond
 
     def receive(self) -> bytes | None:
         """The next payload, or None when the peer has closed between two frames. Raises WireError, OSError."""
@@ -181,7 +178,7 @@ class FrameSocket:
         if num_bytes == 0:
             return b""
         data = self._socket.recv(num_bytes)
-        if len(data) == num_bytes:  # nearly always: a step is one small write
+        if len(data) == num_bytes:  # the common case: a step is one small write
             return data
         if not data:
             return None

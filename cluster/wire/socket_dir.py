@@ -1,7 +1,7 @@
-"""A private directory for a unix socket, and the removal of those whose makers died before they could remove them.
+"""A private directory for a unix socket, and the removal of directories whose owners died.
 
-The maker holds a lock on its directory (`flock`), which the kernel drops at any kind of end: a directory that can be
-locked has no owner. That stays true where process ids mean nothing, such as containers that share /tmp.
+The owner holds a lock on its directory (`flock`), which the kernel releases however the process ends: a directory that can be
+locked has no owner. This also works in containers that share /tmp, where process ids tell nothing.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ _MAX_PATH_BYTES: Final = 100  # sun_path holds 108 on Linux, 104 on macOS
 
 
 class SocketDir:
-    """A directory only this user can enter, gone after `remove()`."""
+    """A directory that only this user can enter, until `remove()`."""
 
     def __init__(self) -> None:
         remove_stale(parent_dir())
@@ -28,7 +28,7 @@ class SocketDir:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():
                 break
-            os.close(self._lock)  # another's sweep came between making and locking
+            os.close(self._lock)  # another process removed it between creation and lock
 
     @property
     def socket_path(self) -> str:
@@ -44,14 +44,14 @@ class SocketDir:
 
 
 def parent_dir() -> Path:
-    """The temporary directory, or /tmp where its path is too long for a unix socket's address."""
+    """The temporary directory, or /tmp if its path is too long for the address of a unix socket."""
     preferred = Path(tempfile.gettempdir())
     longest = preferred / (PREFIX + "12345678") / "steps.sock"
     return preferred if len(os.fsencode(longest)) <= _MAX_PATH_BYTES else Path("/tmp")
 
 
 def remove_stale(parent: Path) -> int:
-    """Removes this user's directories without an owner; how many there were."""
+    """Remove this user's directories without an owner; returns their number."""
     num_removed = 0
     for path in parent.glob(PREFIX + "*"):
         try:
@@ -66,7 +66,7 @@ def remove_stale(parent: Path) -> int:
             shutil.rmtree(path, ignore_errors=True)
             num_removed += 1
         except OSError:
-            pass  # its owner lives
+            pass  # its owner is alive
         finally:
             with suppress(OSError):
                 os.close(lock)

@@ -1,6 +1,5 @@
-"""One key pair for one rank group: both ends show the same certificate and accept no other, so a connection is as
-private as the Ray call that carried the key. Made anew for every start, never kept, on no disk for longer than a
-library call.
+"""One key pair for each start of a rank group: both ends present the same certificate and accept no other, so a connection is
+as private as the Ray call that carried the key. The key is never stored, and is on disk only during one library call.
 """
 
 import datetime
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-_LIFETIME: Final = datetime.timedelta(days=3650)  # a group may serve for years; its key dies with it
+_LIFETIME: Final = datetime.timedelta(days=3650)  # a group may serve for years; its key is gone with it
 _CLOCK_SKEW: Final = datetime.timedelta(days=1)  # nodes' clocks may differ
 
 
@@ -23,7 +22,7 @@ class GroupKey:
 
 
 def make_group_key() -> GroupKey:
-    """An elliptic-curve key (P-256), a few milliseconds to make."""
+    """A new elliptic-curve key (P-256); takes a few milliseconds."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -50,9 +49,7 @@ def make_group_key() -> GroupKey:
 
 
 def tls_context(key: GroupKey, side: Literal["driver", "rank"]) -> ssl.SSLContext:
-    """TLS 1.3 that shows `key`'s certificate and trusts that one alone. Names are not checked: the key is the
-    identity.
-    """
+    """TLS 1.3 that presents `key`'s certificate and trusts no other. Host names are not checked: the key is the identity."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if side == "driver" else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

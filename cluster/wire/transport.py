@@ -1,8 +1,8 @@
-"""Connects a driver with its ranks: where it listens, how a rank proves that it belongs. Knows no steps and no Ray.
+"""Connects a driver with its ranks: where the driver listens, and how a rank authenticates. Knows no steps and no Ray.
 
-All ranks on the driver's node: a unix socket in a private directory that is gone as soon as the last rank has
-connected. Ranks elsewhere: TCP with TLS, both sides pinned to the group's own key. Either way the first frame is a
-`Hello` with the group's secret, and a connection that begins otherwise is closed.
+If all ranks are on the driver's node, the driver listens on a unix socket in a private directory, which it removes as soon as
+the last rank has connected. Otherwise it listens on TCP (IPv4 or IPv6) with TLS, both sides pinned to the group's own key.
+Either way the first frame must be a `Hello` with the group's secret, or the connection is closed.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _SECRET_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """All that a rank needs to connect, for a Ray call to carry. Either `path`, or `host` and `port` and `key`."""
+    """What a rank needs to connect; a Ray call carries it. Either `path`, or `host`, `port` and `key`."""
 
     epoch: int
     secret: bytes = field(repr=False)
@@ -44,8 +44,8 @@ class Invitation:
 
 
 def connect(invitation: Invitation, rank: int, timeout_s: float) -> FrameSocket:
-    """The rank's side: a connection that has said `Hello`, without a timeout from then on. Raises OSError
-    (ssl.SSLError).
+    """For the rank: connect and send `Hello` within `timeout_s`. The connection has no timeout from then on. Raises OSError
+    (ssl.SSLError is one).
     """
     if invitation.path is not None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,7 +53,7 @@ def connect(invitation: Invitation, rank: int, timeout_s: float) -> FrameSocket:
         connection.connect(invitation.path)
     else:
         connection = socket.create_connection((invitation.host, invitation.port), timeout_s)
-        # A step is a small write that must not wait for the last one's acknowledgement.
+        # A step is a small write, which must not wait for the acknowledgement of the previous one.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         assert invitation.key is not None
@@ -65,9 +65,10 @@ def connect(invitation: Invitation, rank: int, timeout_s: float) -> FrameSocket:
 
 
 class RankConnection(asyncio.Protocol):
-    """The driver's end of one rank's connection. `on_payload` and `on_closed` are set by whoever sends steps.
+    """The driver's end of one rank's connection.
 
-    `on_closed` gets the reason in words, and is called once, also for a connection closed before it was set.
+    `attend` sets the callbacks. `on_closed` is given the reason as a sentence and is called once, at once if the connection has
+    been closed before.
     """
 
     def __init__(self, listener: "RankListener") -> None:
@@ -90,14 +91,14 @@ class RankConnection(asyncio.Protocol):
         self._transport.write(frame)
 
     def close(self) -> None:
-        """Closes without calling `on_closed`."""
+        """Close without a call of `on_closed`."""
         self._on_closed = None
         self._on_payload = None
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class has the methods but not the base class
         self._listener.unproven.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -122,15 +123,15 @@ class RankConnection(asyncio.Protocol):
             self._transport.abort()
         if self.rank is None:
             self._listener.unproven.discard(self)
-            logger.warning("refused a connection to a rank group: %s", reason)
+            logger.warning("refused a connection to the rank group: %s", reason)
         elif self._on_closed is not None:
             self._on_closed(reason)
 
 
 class RankListener:
-    """Takes one connection from each rank of one start of a group, then stops listening.
+    """Accepts one connection from each rank of a group, then stops listening.
 
-    `host` None: a unix socket. Else the address to listen at, with TLS, on a port that the kernel picks.
+    host: None for a unix socket, else the address to listen at, with TLS, on a port that the kernel picks.
     """
 
     def __init__(self, epoch: int, world_size: int, host: str | None) -> None:
@@ -144,7 +145,7 @@ class RankListener:
         self.unproven: set[RankConnection] = set()
 
     async def open(self) -> Invitation:
-        """Starts to listen. Raises OSError."""
+        """Start to listen. Raises OSError."""
         loop = asyncio.get_running_loop()
         if self._host is None:
             self._dir = SocketDir()
@@ -159,11 +160,11 @@ class RankListener:
         return Invitation(self._epoch, self._secret, host=self._host, port=port, key=key)
 
     def admit(self, connection: RankConnection, hello: Hello) -> int:
-        """The rank that `connection` has proven to be. Raises WireError."""
+        """Check the connection's greeting; returns the rank that it belongs to. Raises WireError."""
         if not hmac.compare_digest(hello.secret, self._secret):
-            raise WireError("the secret is not the group's")
+            raise WireError("the secret is not this group's")
         if hello.epoch != self._epoch:
-            raise WireError(f"epoch {hello.epoch} said hello in epoch {self._epoch}")
+            raise WireError(f"a Hello of epoch {hello.epoch} in epoch {self._epoch}")
         if not 0 <= hello.rank < len(self._connections) or self._connections[hello.rank] is not None:
             raise WireError(f"rank {hello.rank} is not expected")
         self.unproven.discard(connection)
@@ -174,17 +175,17 @@ class RankListener:
 
     @property
     def missing_ranks(self) -> list[int]:
-        """Those that have not said a proper hello."""
+        """Ranks that have not sent a valid `Hello`."""
         return [rank for rank, connection in enumerate(self._connections) if connection is None]
 
     async def connections(self) -> list[RankConnection]:
-        """One for each rank, in their order, once all are there; nothing listens any more and no file is left."""
+        """Wait for all ranks; returns their connections in order. Then nothing listens any more and no socket file is left."""
         await self._complete
         self.stop_listening()
         return [connection for connection in self._connections if connection is not None]
 
     def stop_listening(self) -> None:
-        """Closes the listening socket and whatever has not said a proper hello. Idempotent."""
+        """Close the listening socket and every connection without a valid `Hello`. Idempotent."""
         if self._server is not None:
             self._server.close()
             self._server = None

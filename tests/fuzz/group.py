@@ -93,8 +93,8 @@ def close(bench: GroupBench, draw: Random) -> None:
     bench.close(draw.randrange(bench.num_ranks), is_error=draw.random() < 0.5)
 
 
-def suspect(bench: GroupBench, draw: Random) -> None:
-    bench.suspect(draw.randrange(bench.num_ranks), certain=draw.random() < 0.5)
+def note_failure_sign(bench: GroupBench, draw: Random) -> None:
+    bench.note_failure_sign(draw.randrange(bench.num_ranks), certain=draw.random() < 0.5)
 
 
 def fail(bench: GroupBench, draw: Random) -> None:
@@ -124,7 +124,7 @@ def stranger(bench: GroupBench, draw: Random) -> None:
 
 _OPERATIONS: tuple[tuple[Callable[[GroupBench, Random], None], float], ...] = (
     (submit, 20), (answer, 16), (arrive, 24), (all_answer, 12), (cancel, 2), (wait, 4), (stranger, 2), (wrong_answer, 1.5),
-    (junk, 1), (flip, 1.5), (close, 0.5), (suspect, 0.5), (fail, 0.3), (silence, 0.5),
+    (junk, 1), (flip, 1.5), (close, 0.5), (note_failure_sign, 0.5), (fail, 0.3), (silence, 0.5),
 )  # fmt: skip
 _HONEST = (submit, answer, arrive, all_answer, cancel, wait, stranger, silence)
 

@@ -121,7 +121,7 @@ class GroupBench:
         assert silent, "overdue, but nobody is silent"
         assert waited_s <= STEP_TIMEOUT_S, "nobody has longer than that"
         self.is_provoked = True
-        self.fan_out.suspect(silent[0], "hangs")
+        self.fan_out.note_failure_sign(silent[0], "hangs")
 
     # Operations.
 
@@ -214,10 +214,10 @@ class GroupBench:
         self.ranks[index].on_its_way.clear()
         self.loop.call(self.ranks[index].wire.lose, ConnectionResetError("reset") if is_error else None)
 
-    def suspect(self, index: int, *, certain: bool) -> None:
+    def note_failure_sign(self, index: int, *, certain: bool) -> None:
         self.is_provoked = True
         self._will_fail()
-        self.loop.call(lambda: self.fan_out.suspect(index, "is told to be dead", certain=certain))
+        self.loop.call(lambda: self.fan_out.note_failure_sign(index, "is told to be dead", certain=certain))
 
     def fail(self) -> None:
         self.is_provoked = True

@@ -68,8 +68,8 @@ class Machine(RuleBasedStateMachine):
         self.bench.close(self._rank(index), is_error=is_error)
 
     @rule(index=_ranks, certain=st.booleans())
-    def suspect(self, index: int, certain: bool) -> None:
-        self.bench.suspect(self._rank(index), certain=certain)
+    def note_failure_sign(self, index: int, certain: bool) -> None:
+        self.bench.note_failure_sign(self._rank(index), certain=certain)
 
     @rule(number=st.integers(0, 20))
     def cancel(self, number: int) -> None:
@@ -116,8 +116,8 @@ def _serve_on(fan: FanOut, rank: int, cause: str, *, certain: bool = True) -> No
 
 
 def _forget_one(fan: FanOut, failure: Any) -> None:
-    if fan._flights:
-        fan._flights.pop()
+    if fan._in_flight:
+        fan._in_flight.pop()
     _fail(fan, failure)
 
 
@@ -128,7 +128,7 @@ _on_payload, _fail = FanOut._on_payload, FanOut.fail
     ("where", "name", "fault"),
     [
         (FanOut, "_on_payload", _take_any_epoch),
-        (FanOut, "suspect", _serve_on),
+        (FanOut, "note_failure_sign", _serve_on),
         (FanOut, "fail", _forget_one),
         (fan_out, "_SECOND_SIGN_S", 5.0),
         (wire, "_UNREADABLE", (UnicodeDecodeError,)),
