@@ -1,6 +1,6 @@
-"""All the choices of one request as one stream that ends as one.
+"""All choices of one request as one stream with one end.
 
-A failure of one choice ends all, and `cancel` frees every choice's cache blocks. Knows nothing of how an answer looks.
+A failure of one choice ends all of them, and `cancel` frees every choice's cache blocks. Knows nothing of how an answer looks.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from llama_core.scheduling.request import FinishReason
 
 
 def _followers(plan: Plan) -> dict[int, range]:
-    """Choices that show the prompt's logprobs of another one, by that one: they are read once its first delta has come."""
+    """The choices that repeat another choice's prompt logprobs, by that choice: they are read after its first delta."""
     if not plan.shares_prompt_logprobs:
         return {}
     return {first: range(first + 1, first + plan.n) for first in range(0, plan.num_choices, plan.n)}
 
 
 class Choices:
-    """Every choice of a plan, read as one: `wait`, `take` until there is nothing, until `num_open` is 0; then `cancel`.
+    """Reads every choice of a plan: `wait`, then `take` until it returns None, until `num_open` is 0; then `cancel`.
 
-    A choice that has something stands in line until it is taken, so that none starves another. What a slow reader leaves
-    stays in the engine, which joins it into larger deltas.
+    Choices with a delta are taken in the order in which their deltas arrived, so that none starves another. Deltas that the
+    reader has not taken stay in the engine, which joins them into larger ones.
     """
 
     def __init__(self, engine: Engine, plan: Plan) -> None:
@@ -46,7 +46,7 @@ class Choices:
                 self._listen(index)
 
     def take(self) -> tuple[int, Delta] | None:
-        """The next (choice, delta) that is there already. Raises what ended a choice."""
+        """The next (choice, delta) that has arrived, or None. Raises the error that ended a choice."""
         while self._ready:
             index = self._ready.popleft()
             delta = self.streams[index].take()
@@ -62,7 +62,7 @@ class Choices:
         return None
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Until there is something to take, or for so long, the same at every call: then False."""
+        """Waits until there is a delta to take: True; or for `timeout_s`, which must be the same at every call: False."""
         if self._ready:
             return True
         self._waiter = self._loop.create_future()
@@ -76,12 +76,12 @@ class Choices:
             self._waiter = None
 
     def end(self, error: LlamaError) -> None:
-        """Every choice that has not ended does so now, with this error."""
+        """Ends every choice that has not ended, with this error."""
         for stream in self.streams:
             stream.end(error)
 
     def cancel(self) -> None:
-        """Idempotent; never waits, so that it works while a cancelled task is unwound."""
+        """Ends every choice. Idempotent; never waits, so it also works while a cancelled task is being unwound."""
         if self._alarm is not None:
             self._alarm.cancel()
         for stream in self.streams:
@@ -96,10 +96,10 @@ class Choices:
             self._waiter.set_result(True)
 
     def _on_alarm(self, timeout_s: float) -> None:
-        """One timer for all waits, of which there is one a token: it looks at the present one, and sleeps for what is left."""
+        """One timer serves all waits, because there is a wait for every token: it is set again for the time that is left."""
         self._alarm = None
         if self._waiter is None or self._waiter.done():
-            return  # the next wait sets it again
+            return  # the next wait sets the timer again
         left_s = self._waiting_since_s + timeout_s - self._loop.time()
         if left_s > 0.001:  # the loop's clock counts milliseconds
             self._alarm = self._loop.call_later(left_s, self._on_alarm, timeout_s)

@@ -18,7 +18,7 @@ from llama_core.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # JSON has no infinity
 SLICE_ENTRIES = 4096  # log-probabilities, the alternatives among them, that are written at a stretch: about 5 ms
-CONTEXT_TOKENS = 256  # so many last tokens of a prompt decide how the text behind it begins
+CONTEXT_TOKENS = 256  # the last tokens of a prompt, which decide how the text after it begins
 
 Json = dict[str, object]
 Fragments = tuple[bytes, ...]  # the items of each of an object's lists as JSON, without the brackets
@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TokenNames(dict[int, str]):
-    """Names of tokens, each made when it is first asked for."""
+    """Names of tokens, cached."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Turns a checked body into what to generate: token ids, sampling parameters, and how the answer is to look.
+"""Turns a validated body into a plan: token ids, sampling parameters, and the form of the answer.
 
-Decides defaults and seeds. Chat and completions meet here and are one from here on.
+Decides defaults and seeds. From here on, chat and completions are handled alike.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, m
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 MAX_OWNER_CHARS = 64
-# Of one request. A prompt's come all at once, so a few bytes of a request could ask for any size of answer; these are 15 MB.
+# Of one request: about 15 MB of answer. A prompt's log-probabilities cost no decode step that would slow a client down.
 MAX_PROMPT_LOGPROBS = 2**18
 
 
@@ -95,7 +95,7 @@ def _check_against_model(body: GenerationBody, engine: Engine, neutral: Mapping[
 
 
 def _max_tokens(prompt: list[int], limit: int | None, default: int, param: str, engine: Engine) -> int:
-    """The limit asked for, or the default as far as the context goes. The prompt leaves room for one token at least."""
+    """The requested limit, or the default bounded by the context. The prompt is known to leave room for one token."""
     if limit is None:
         return min(default, engine.max_seq_len - len(prompt))
     check_length(len(prompt), limit, engine.max_seq_len, param=param)

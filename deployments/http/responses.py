@@ -24,7 +24,7 @@ from llama_core.text.tokenizer import Tokenizer
 _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
-TEXT_MARK = "\x1f"  # stands for a text while the bytes around it are made
+TEXT_MARK = "\x1f"  # stands for the text while the bytes around the text are made
 
 
 class Part(NamedTuple):
@@ -56,7 +56,7 @@ class CollectedChoice:
 
 
 class PromptShare:
-    """What the choices of one prompt have in common: the echoed text, and the writer of log-probabilities behind the prompt."""
+    """What the choices of one prompt share: the echoed text, and the writer of log-probabilities as it is after the prompt."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Sequence[int], writer: LogprobsWriter | None) -> None:
         self._tokenizer = tokenizer
@@ -82,7 +82,7 @@ class PromptShare:
             yield from self._echoed
 
     def writer(self) -> LogprobsWriter:
-        """For the tokens that one choice adds."""
+        """A writer for the tokens that one choice adds."""
         assert self._writer is not None, "the request asks for log-probabilities"
         return self._writer.copy()
 
@@ -128,12 +128,12 @@ class ResponseSerializer(ABC):
             PromptShare(engine.tokenizer, prompt, self._logprobs_writer(prompt)) for prompt in plan.prompts
         ]
         self._writers: list[LogprobsWriter | None] = [None] * plan.num_choices  # by choice, once it has begun
-        # By choice, once it has begun: what stands before and behind the text of every chunk but the last. It is the hot path.
+        # By choice, once it has begun: the bytes before and after the text in every chunk but the last. The hot path.
         self._around_text: list[tuple[bytes, bytes] | None] = [None] * plan.num_choices
         self._only_text_varies = not self.has_logprobs and not plan.continuous_usage
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        """The event of a delta without log-probabilities; b"" when the delta says nothing to the client yet."""
+        """The event of a delta without log-probabilities; b"" if the delta has nothing for the client yet."""
         around = self._around_text[index]
         if around is not None and delta.finish_reason is None:
             self._num_generated += len(delta.tokens)
@@ -228,14 +228,14 @@ class ResponseSerializer(ABC):
             yield writer.take(tokens, entries)
 
     def _prompt(self, index: int) -> PromptShare:
-        """That of a choice's prompt."""
+        """The share of the prompt that this choice continues."""
         return self._prompts[index // self._plan.n]
 
     def _text(self, index: int, delta: Delta, is_first: bool) -> str:
         return delta.text
 
     def _owes_nothing(self, index: int) -> bool:
-        """Whether the text of the choice's next deltas goes out as it is."""
+        """Whether the text of the choice's next deltas is sent unchanged."""
         return True
 
     @abstractmethod
@@ -254,7 +254,7 @@ class ChatSerializer(ResponseSerializer):
         return None if num_top is None else ChatLogprobs(self._tokenizer, num_top)
 
     def _chunk_fields(self, part: Part) -> bytes:
-        """The role comes with the first token: a chunk of its own would look like one to whoever times the first token."""
+        """The role is sent with the first token: benchmarks would take a chunk with the role alone for the first token."""
         if part.is_first:
             return b'"delta":{"role":"assistant","content":' + _encode(part.text) + b"}"
         return b'"delta":{"content":' + _encode(part.text) + b"}" if part.text else b'"delta":{}'
@@ -271,7 +271,7 @@ class CompletionSerializer(ResponseSerializer):
         self._space: list[str | None] = [None] * plan.num_choices  # owed before a choice's text; None: not known yet
 
     def _text(self, index: int, delta: Delta, is_first: bool) -> str:
-        """A completion goes on where its prompt ends, so a first token's leading space, which decoding drops, is part of it."""
+        """A completion continues its prompt, so it includes the first token's leading space, which decoding alone drops."""
         prompt, text = self._streams[index].prompt_tokens, delta.text
         if delta.tokens and self._space[index] is None:
             self._space[index] = " " if self._continues_with_space(prompt, delta.tokens[0]) else ""

@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes of the OpenAPI document which the server publishes: its coverage and its negative phase."""
+"""Requests that schemathesis generates from the server's OpenAPI document, in its coverage phase and its negative phase."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ _DROPPED = {"connection", "content-length", "host", "user-agent", "accept", "acc
 
 
 def covering(document: dict[str, Any]) -> Iterator[Message]:
-    """Every boundary of every field of every route, each alone: valid and not."""
+    """Every boundary of every field of every route, one at a time, valid and invalid."""
     schema = schemathesis.openapi.from_dict(document)
     for found in schema.get_all_operations():
         operation = found.ok()  # type: ignore[union-attr]
@@ -37,7 +37,7 @@ def covering(document: dict[str, Any]) -> Iterator[Message]:
 
 
 def negative(document: dict[str, Any], count: int, seed: int) -> Iterator[list[Message]]:
-    """Bodies that break the schema, in batches by route; one in eight keeps it."""
+    """Bodies that violate the schema, in batches by route; one in eight is valid."""
     schema = schemathesis.openapi.from_dict(document)
     operations = [found.ok() for found in schema.get_all_operations()]  # type: ignore[union-attr]
     operations = [operation for operation in operations if operation.body or operation.path_parameters]
@@ -54,7 +54,7 @@ def negative(document: dict[str, Any], count: int, seed: int) -> Iterator[list[M
 
         try:
             collect(strategy, size, seed * 1_000_003 + number, take)
-        except HypothesisException:  # a route whose schema forbids nothing
+        except HypothesisException:  # no body violates this route's schema
             strategies.remove((mode, strategy))
         yield batch
         left, number = left - size, number + 1
@@ -64,7 +64,7 @@ _MODES = (GenerationMode.NEGATIVE, GenerationMode.POSITIVE)
 
 
 def _message(kind: str, case: schemathesis.Case[Any]) -> Message | None:
-    """None for one that cannot be written as HTTP."""
+    """The request as a message; None if it cannot be written as HTTP."""
     try:
         known = {name: value for name, value in case.as_transport_kwargs(_BASE).items() if name in _REQUEST_ARGUMENTS}
         prepared = requests.Request(**known).prepare()

@@ -1,4 +1,4 @@
-"""Sends made-up requests, many at once, and judges each answer; between batches the server must be as it was."""
+"""Sends generated requests, many at once, and judges each answer. After each batch the server must be in its idle state."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -19,28 +19,28 @@ from tests.support.scripted_engine import FakeEngine, FakeStream
 from tests.support.server import Server, served
 
 CONCURRENCY = 16
-TIMEOUT_S = 30.0  # of one answer; on an idle machine the longest takes a fraction of a second
+TIMEOUT_S = 30.0  # of one answer; the longest takes a fraction of a second on an idle machine
 MOST_ERROR_BYTES = 1000
 REFUSALS = {400, 403, 404, 405, 408, 413, 415, 429}
 LEAKS = (MARK, "Traceback", "pydantic", 'File "', "site-packages")
-SHARE_OF_SCHEMA = 0.03  # of all cases; schemathesis takes ten times as long to make one as the server to answer it
-# What HAProxy and the replica's web server say of what they cannot read: it never reaches the application.
+SHARE_OF_SCHEMA = 0.03  # of all cases; schemathesis needs ten times as long for a case as the server for its answer
+# The answers of HAProxy and of uvicorn to what they cannot parse; such requests never reach the application.
 NOT_HTTP = ("<html><body><h1>400 Bad request</h1>", "Invalid HTTP request received.")
 _SETTLE_S = 10.0
 
 
 class Watched(Protocol):
-    """What is fuzzed: how to reach it, and what of it may not change."""
+    """The fuzzed server: how to reach it, and its state, which must not change."""
 
     client: httpx.AsyncClient
 
     async def document(self) -> dict[str, Any]: ...
     async def state(self) -> dict[str, object]:
-        """Processes, epoch, blocks in use, requests: once idle always the same."""
+        """Processes, epoch, blocks in use, requests: the same whenever the server is idle."""
 
 
 class InProcess:
-    """The application over the engine that needs no model."""
+    """The application in this process, over the scripted engine."""
 
     def __init__(self) -> None:
         self.engine = FakeEngine()
@@ -79,7 +79,7 @@ class OverHttp:
 
 
 def judge(message: Message, answer: httpx.Response) -> str | None:
-    """What is wrong with the answer; None if nothing is."""
+    """The fault of the answer; None if there is none."""
     status, text = answer.status_code, answer.text
     if status < 400:
         return _judge_success(message, answer)
@@ -116,21 +116,21 @@ def _judge_success(message: Message, answer: httpx.Response) -> str | None:
 
 
 async def fuzz(watched: Watched, next_batch: Callable[[], list[Message] | None], outcome: Outcome) -> None:
-    """Every message once; after every batch the canary sings as before, and nothing is left behind."""
-    song, idle = await canary(watched.client), await settled(watched, None)
+    """Sends every message once. After every batch the canary request gets its first answer again, and the state is idle."""
+    expected, idle = await canary(watched.client), await settled(watched, None)
     while (batch := await asyncio.to_thread(next_batch)) is not None:
         if not batch:
             continue
         waiting = iter(batch)
         await asyncio.gather(*(_send_each(watched.client, waiting, outcome) for _ in range(CONCURRENCY)))
         try:
-            if (heard := await canary(watched.client)) != song:
-                outcome.found(f"the canary sang {heard!r}, not {song!r}, after {batch[-1]}")
+            if (answer := await canary(watched.client)) != expected:
+                outcome.found(f"the canary request got {answer!r}, not {expected!r}, after {batch[-1]}")
             if (now := await settled(watched, idle)) != idle:
-                outcome.found(f"what was {idle} is {now} after {batch[-1]}")
+                outcome.found(f"the state {idle} became {now} after {batch[-1]}")
                 idle = now
         except httpx.HTTPError as error:
-            outcome.found(f"the canary is silent ({type(error).__name__}) after {batch[-1]}")
+            outcome.found(f"the canary request failed ({type(error).__name__}) after {batch[-1]}")
             return
     outcome.extra["state"] = {"before and after": idle}
 
@@ -145,7 +145,7 @@ async def _send_each(client: httpx.AsyncClient, messages: Iterator[Message], out
         except (httpx.LocalProtocolError, h11.LocalProtocolError):
             outcome.case("no HTTP")  # the client refuses to write it
             continue
-        except Exception as error:  # of the application itself where it runs in this process
+        except Exception as error:  # the application's own, when it runs in this process
             outcome.case(type(error).__name__)
             if not _closed_on_purpose(message, error):
                 outcome.found(f"{type(error).__name__}: {error}: {message}")
@@ -159,7 +159,7 @@ async def _send_each(client: httpx.AsyncClient, messages: Iterator[Message], out
 
 
 def _closed_on_purpose(message: Message, error: Exception) -> bool:
-    """A message of which the length is not known ends its connection."""
+    """Whether the server may close the connection: the message's length is unclear."""
     unclear = message.has(b"content-length") or message.has(b"transfer-encoding")
     return unclear and isinstance(error, httpx.TransportError)
 
@@ -171,7 +171,7 @@ async def canary(client: httpx.AsyncClient) -> str:
 
 
 async def settled(watched: Watched, wanted: dict[str, object] | None) -> dict[str, object]:
-    """The state as soon as it is the wanted one, or what it is after a while."""
+    """The state as soon as it is the wanted one, or the state after _SETTLE_S."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _SETTLE_S
     while True:
@@ -182,7 +182,7 @@ async def settled(watched: Watched, wanted: dict[str, object] | None) -> dict[st
 
 
 def messages(document: dict[str, Any], cases: int, seed: int) -> Iterator[list[Message]]:
-    """So many, more or less: the coverage of the schema, some that break it, and for the rest whatever breaks more."""
+    """About `cases` messages: the coverage of the schema, some that violate the schema, and generated messages for the rest."""
     coverage = list(covering(document))[:cases]
     yield coverage
     left = cases - len(coverage)
@@ -208,7 +208,7 @@ async def fuzz_in_process(cases: int, seed: int) -> Outcome:
 
 
 async def fuzz_server(server: Server, cases: int, seed: int, outcome: Outcome) -> None:
-    """Messages are made by a process of their own, which takes as long as sending them."""
+    """A second process generates the messages: that takes as long as sending them."""
     watched = OverHttp(server)
     context = get_context("spawn")
     queue: Queue[list[Message] | None] = context.Queue(maxsize=4)
@@ -223,7 +223,7 @@ async def fuzz_server(server: Server, cases: int, seed: int, outcome: Outcome) -
 
 
 def run(cases: int, seed: int) -> Outcome:
-    """Against a server of the demo model on two ranks."""
+    """Fuzzes a server of the demo model on two ranks."""
     outcome = Outcome("http")
     with served(args={"cpus_per_rank": 1}) as server:
         server.wait_ready()

@@ -1,4 +1,4 @@
-"""HTTP requests that nobody should send: raw bodies, wrong fields, odd headers and routes."""
+"""Generates malformed HTTP requests: raw bodies, wrong fields, odd headers and routes."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from deployments.http.schemas import CHAT_NEUTRAL, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
-MARK = "ECHO-OF-THE-INPUT"  # in made-up texts; no error may repeat it
+MARK = "ECHO-OF-THE-INPUT"  # in generated texts; no error may repeat it
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GENERATION = (CHAT, COMPLETIONS)
-MOST_NEW_TOKENS = 2  # of a request that turns out to be valid: it must not take long
+MOST_NEW_TOKENS = 2  # of a request that happens to be valid: it must not take long
 _MOST_BYTES_PARSED = 100_000
-_BATCH = 500  # requests of one run of hypothesis, which remembers all that it made
-_CROSSINGS = 2  # requests made of two others, for each that hypothesis makes: those take a tenth of the time
+_BATCH = 500  # requests of one run of hypothesis, which keeps all of its examples
+_CROSSINGS = 2  # crossings of two requests for each request from hypothesis: a crossing takes a tenth of the time
 
 
 @dataclass(frozen=True)
 class Message:
-    """One request as sent. `kind` says what made it."""
+    """One request as sent. `kind` names its generator."""
 
     kind: str
     method: str
@@ -39,7 +39,7 @@ class Message:
 
 
 def cheap(path: str, body: bytes) -> bytes:
-    """The same, but where it asks for many tokens or choices, for few: requests that are valid take the server's time."""
+    """The same body with limits on tokens and choices, so that a valid request takes little time."""
     if path not in GENERATION or len(body) > _MOST_BYTES_PARSED:
         return body
     try:
@@ -99,7 +99,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-# JSON that no library writes: as text, to stand where a value does.
+# JSON that no library writes, as text in the place of a value.
 _raw_values = st.sampled_from(
     ["NaN", "-Infinity", "1e999", "-1e99999", "9" * 5000, "0." + "1" * 3000, "01", "+1", "0x10", "1e", "'x'", "undefined",
      '"\\ud800"', '"\\u0000"', '"\x01"', '"\\x"', "[1,]", '{"a":1,}', "[" * 3000, '{"a":' * 3000, "[" * 900 + "]" * 900,
@@ -121,7 +121,7 @@ _JSON = (b"content-type", b"application/json")
 
 
 def _dump(value: object) -> bytes:
-    """As a client writes it: surrogates and control characters escaped, NaN as it is."""
+    """JSON as clients write it: surrogates and control characters escaped, NaN unquoted."""
     return json.dumps(value).encode()
 
 
@@ -186,7 +186,7 @@ def odd_routes(draw: st.DrawFn) -> Message:
 
 @st.composite
 def odd_dialogs(draw: st.DrawFn) -> Message:
-    """Messages in any order, of any role, some with contents that are no text."""
+    """Dialogs with messages in any order, of any role, some with contents that are not text."""
     roles = st.sampled_from(["user", "assistant", "system", "developer", "tool", MARK]) | values
     part = st.fixed_dictionaries({"type": st.just("text") | values, "text": values})
     content = _texts | st.lists(part, max_size=3) | values
@@ -207,7 +207,7 @@ _ONLY_MAKE = settings(database=None, deadline=None, phases=[Phase.generate], sup
 
 
 def collect(strategy: st.SearchStrategy[Any], count: int, seed_: int, take: Callable[[Any], None]) -> None:
-    """Hands `count` examples or fewer to `take`; the same for the same seed."""
+    """Passes at most `count` examples to `take`; the same ones for the same seed."""
 
     @seed(seed_)
     @settings(_ONLY_MAKE, max_examples=count)
@@ -219,7 +219,7 @@ def collect(strategy: st.SearchStrategy[Any], count: int, seed_: int, take: Call
 
 
 def made(count: int, seed_: int) -> Iterator[list[Message]]:
-    """Messages of every kind, in batches, of which hypothesis makes a third: the others are crossings of those."""
+    """Messages of every kind, in batches. Hypothesis generates a third of them; the others are crossings of those."""
     left, number = count, 0
     while left > 0:
         batch: list[Message] = []
@@ -230,7 +230,7 @@ def made(count: int, seed_: int) -> Iterator[list[Message]]:
 
 
 def crossed(messages: list[Message], count: int, draw: Random) -> list[Message]:
-    """So many made of two each: some fields of one among those of the other, now and then with the other's headers."""
+    """`count` messages, each with some fields of one message among those of another, sometimes with the other's headers."""
     parents = [(message, fields) for message in messages if (fields := _fields(message))]
     children = []
     for _ in range(count if parents else 0):
@@ -244,7 +244,7 @@ def crossed(messages: list[Message], count: int, draw: Random) -> list[Message]:
 
 
 def _fields(message: Message) -> dict[str, Any] | None:
-    """The body's, where it is an object."""
+    """The fields of a message's body, if the body is an object."""
     if message.method != "POST" or message.path not in VALID or len(message.body) > _MOST_BYTES_PARSED:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Keys: who has one may ask, who has none is told so on every route but those of probes."""
+"""API keys: every route but the probes answers 401 without a valid key."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ async def test_every_route_but_the_probes_wants_a_key(method: str, path: str, he
     assert answer.headers["www-authenticate"].startswith("Basic" if path in PAGE_PATHS else "Bearer")
 
 
-async def test_no_route_is_left_out() -> None:
+async def test_every_route_but_the_probes_is_in_the_list_of_guarded_routes() -> None:
     app = build_http_app(FakeEngine(), Metrics(in_ray=False))
     listed = {path for _, path in ROUTES} | {"/v1/models/{model_id:path}", *PROBE_PATHS}
     assert {route.path for route in app.routes} <= listed
@@ -83,20 +83,20 @@ async def test_no_route_is_left_out() -> None:
     ],
     ids=["bearer", "spaces", "x-api-key", "basic"],
 )
-async def test_who_has_a_key_may_ask(headers: dict[str, str]) -> None:
+async def test_every_way_to_send_a_valid_key_is_accepted(headers: dict[str, str]) -> None:
     async with http(ApiKeys(digests_of(" secret-1 , secret-2,"))) as client:
         assert (await client.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
         assert (await client.get("/metrics", headers=headers)).status_code == 200
 
 
-async def test_probes_need_none_and_without_keys_nobody_does() -> None:
+async def test_probes_need_no_key_and_without_configured_keys_no_route_does() -> None:
     async with http(ApiKeys(digests_of("secret"))) as client:
         assert [(await client.get(path)).status_code for path in ("/health", "/ready")] == [200, 200]
     async with http(ApiKeys()) as client:
         assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
 
 
-def test_the_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_keys, "CHECK_INTERVAL_S", 0.0)
     file = tmp_path / "keys"
     file.write_bytes("# of the team\n\n  first \nsecond\nschlüssel\n".encode() + b"\xff\xfe\n")
@@ -121,7 +121,7 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("content", [None, "# nothing\n"], ids=["missing", "empty"])
-def test_a_file_without_keys_stops_the_start(tmp_path: Path, content: str | None) -> None:
+def test_a_key_file_without_keys_stops_the_start(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "keys"
     if content is not None:
         file.write_text(content)
@@ -171,7 +171,7 @@ async def test_details_of_a_failure_need_a_key() -> None:
         assert (await client.get("/ready")).json()["phase"] == "failed"
 
 
-async def test_keys_share_what_there_is_and_without_keys_users_do() -> None:
+async def test_a_request_belongs_to_its_key_and_without_keys_to_its_user() -> None:
     body = {**COMPLETION, "user": "u" * 100, "priority": 3}
     engine, keys = FakeEngine(), ApiKeys(digests_of("one,two"))
     app = build_http_app(engine, Metrics(in_ray=False), keys=keys)
@@ -189,7 +189,7 @@ async def test_keys_share_what_there_is_and_without_keys_users_do() -> None:
     assert engine.owners == [("u" * 64, 3), ("", 0)] and refused.status_code == 400
 
 
-async def test_refused_keys_are_counted_and_the_log_names_who_asked_but_never_a_key(
+async def test_refused_keys_are_counted_and_the_log_names_the_owner_but_never_a_key(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="llama.requests")

@@ -1,4 +1,4 @@
-"""How long a request may take: as its header asks and the server allows. What it had taken is free when the time is over."""
+"""Deadlines: the shorter of the request's and the server's limit ends a request and frees its sequences."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ async def test_a_stream_gets_an_error_event_and_no_done() -> None:
     assert engine.num_open == 0
 
 
-async def test_a_request_that_waits_in_line_is_ended_too() -> None:
+async def test_a_waiting_request_ends_at_its_deadline() -> None:
     engine = FakeEngine()
     engine.hold = asyncio.Event()
     async with http(engine) as client:
@@ -51,14 +51,14 @@ async def test_a_request_that_waits_in_line_is_ended_too() -> None:
     assert answer.status_code == 504 and engine.num_open == 0
 
 
-async def test_an_answer_in_time_is_not_touched() -> None:
+async def test_an_answer_before_its_deadline_is_complete() -> None:
     async with http(FakeEngine()) as client:
         answer = await client.post("/v1/completions", json=BODY, headers={TIMEOUT_HEADER: "30"})
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 200
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
-async def test_a_limit_that_is_none_is_refused(value: str) -> None:
+async def test_an_invalid_time_limit_is_refused(value: str) -> None:
     engine = FakeEngine()
     async with http(engine) as client:
         answer = await client.post("/v1/completions", json=BODY, headers={TIMEOUT_HEADER: value})

@@ -1,4 +1,4 @@
-"""Work that ends because its client is gone: with one clear error, and only when it was that."""
+"""A disconnect cancels the work on its request with RequestCancelled; other cancellations stay what they are."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from llama_core.errors import RequestCancelled
 
 
 class Client:
-    """What `receive` says of a client: nothing until it leaves."""
+    """A client whose `receive` waits until the client disconnects."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -25,7 +25,7 @@ async def work_for(client: Client) -> None:
         await asyncio.sleep(10)
 
 
-async def test_a_client_that_leaves_ends_the_work() -> None:
+async def test_a_disconnect_cancels_the_work() -> None:
     client = Client()
     working = asyncio.create_task(work_for(client))
     await asyncio.sleep(0)
@@ -35,18 +35,18 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
     assert working.cancelling() == 0
 
 
-async def test_work_that_is_done_is_not_cancelled_by_what_comes_later() -> None:
+async def test_a_disconnect_after_the_work_cancels_nothing() -> None:
     client = Client()
     async with disconnect_scope(client.receive) as scope:
         await asyncio.sleep(0)
     client.left.set()
     await asyncio.sleep(0.01)
-    assert len(asyncio.all_tasks()) == 1, "nobody watches any more"
+    assert len(asyncio.all_tasks()) == 1, "the watching task has ended"
     del scope
 
 
 @pytest.mark.parametrize("leaves_too", [False, True])
-async def test_being_cancelled_by_somebody_else_stays_that(leaves_too: bool) -> None:
+async def test_a_cancellation_from_outside_passes_through(leaves_too: bool) -> None:
     client = Client()
     working = asyncio.create_task(work_for(client))
     await asyncio.sleep(0)
@@ -59,13 +59,13 @@ async def test_being_cancelled_by_somebody_else_stays_that(leaves_too: bool) -> 
     assert working.cancelled()
 
 
-async def test_an_error_of_the_work_itself_is_passed_on() -> None:
+async def test_an_exception_of_the_work_passes_through() -> None:
     with pytest.raises(ValueError, match="of its own"):
         async with disconnect_scope(Client().receive):
             raise ValueError("of its own")
 
 
-async def test_the_first_reason_counts() -> None:
+async def test_the_first_cancellation_decides_the_error() -> None:
     async def work() -> None:
         with DisconnectScope() as scope:
             loop = asyncio.get_running_loop()

@@ -91,7 +91,7 @@ def test_chat_logprobs_are_what_the_openai_package_expects(served: Served) -> No
     assert all(entry.top_logprobs == [] for entry in bare.choices[0].logprobs.content or [])
 
 
-def test_without_asking_there_are_none(served: Served) -> None:
+def test_an_answer_has_no_logprobs_unless_asked(served: Served) -> None:
     assert completion(served).json()["choices"][0]["logprobs"] is None
     assert completion(served, logprobs=0).json()["choices"][0]["logprobs"]["top_logprobs"]
 

@@ -1,4 +1,4 @@
-"""NaN while it serves: over HTTP that request gets 500 and is counted, its neighbours get their own text."""
+"""Logits that are not finite: the request is answered 500 and counted, and its neighbours get their own text."""
 
 import asyncio
 from typing import Any
@@ -28,13 +28,13 @@ async def test_a_request_whose_logits_are_not_finite_gets_500_and_is_counted_and
             body: dict[str, Any] = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": stream}
             return await client.post("/v1/completions", json=body)
 
-        group.ranks.non_finite_at = (0, 2)  # the first token of whoever has slot 0
+        group.ranks.non_finite_at = (0, 2)  # the first token of the sequence in slot 0
         answers = await asyncio.gather(*(ask([1, 3 + i]) for i in range(3)))
         failed = [answer for answer in answers if answer.status_code == 500]
         assert len(failed) == 1 and failed[0].json()["error"]["code"] == "non_finite_logits"
         assert [answer.status_code for answer in answers if answer not in failed] == [200, 200]
         group.ranks.non_finite_at = None
-        assert (await ask([1, 9])).status_code == 200, "what it left in its slot does no harm"
+        assert (await ask([1, 9])).status_code == 200, "the slot's next sequence is not affected"
         figures = (await client.get("/metrics")).text
     assert "\nnon_finite_logits_total 1.0\n" in figures
     assert service.describe().blocks_used == 0 and service.live()

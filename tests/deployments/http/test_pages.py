@@ -56,7 +56,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, served: Served) -> Iterator[Any]:
-    """The page, opened. Afterwards nothing may have been logged as an error or blocked by the policy."""
+    """The page in a browser. The teardown checks that nothing was logged as an error or blocked by the policy."""
     opened = browser.new_page()
     opened.set_default_timeout(30_000)
     faults: list[str] = []
@@ -73,7 +73,7 @@ def page(browser: Any, served: Served) -> Iterator[Any]:
 
 
 def until(page: Any, condition: str) -> None:
-    """Playwright's own wait_for_function evaluates a string inside the page, which the policy rightly forbids."""
+    """Playwright's own wait_for_function evaluates a string inside the page, which the policy forbids."""
     eventually(lambda: bool(page.evaluate(condition)))
 
 
@@ -170,7 +170,7 @@ def test_a_message_after_one_that_was_never_answered_keeps_the_roles_in_turn(pag
     assert page.locator(".user .text").all_text_contents() == ["hello"]
 
 
-def test_a_server_that_loads_says_so(browser: Any, served: Served) -> None:
+def test_the_page_shows_that_the_server_loads(browser: Any, served: Served) -> None:
     served.engine.state = Readiness(False, "loading", "the ranks have been starting for 3 s")
     page = browser.new_page()
     page.goto(served.url)

@@ -1,4 +1,4 @@
-"""What a refused prompt costs: nothing is encoded after the refusal is certain, and long texts stay off the event loop."""
+"""A refused prompt costs little: encoding stops when the refusal is certain, and long texts are encoded in threads."""
 
 import threading
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from deployments.http.app import build_http_app
 from llama_core.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine
 
-TOO_LONG = "zq" * MAX_SEQ_LEN  # more tokens than the context holds, though its characters alone do not tell
+TOO_LONG = "zq" * MAX_SEQ_LEN  # more tokens than the context holds; the number of characters alone does not show it
 ANSWER = FakeEngine().answer
 
 
 class Encoded:
-    """Every text that was encoded, and by which thread."""
+    """The texts that were encoded, and the threads that encoded them."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

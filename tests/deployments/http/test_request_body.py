@@ -1,4 +1,4 @@
-"""Row 3 and the slow body of row 18: caps, declared lengths, chunked bodies and connections that end, through raw sockets."""
+"""Bodies through raw sockets: size limits, declared lengths, chunked and slow bodies, and connections that are closed."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def _canary(served: Served) -> Iterator[None]:
 
 
 def exchange(served: Served, *parts: bytes) -> tuple[int, dict[str, str]]:
-    """Status and error of what comes back for these bytes, which are sent one after the other."""
+    """Sends the parts one after the other; returns the status and the error of the answer."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
         for part in parts:
             connection.sendall(part)
@@ -56,7 +56,7 @@ def test_a_declared_length_over_the_cap_is_413_before_any_of_it_is_sent(served: 
     assert time.monotonic() - start < 0.4
 
 
-def test_a_client_that_sends_its_large_body_all_the_same_reads_the_413(served: Served) -> None:
+def test_a_client_that_sends_all_of_a_large_body_reads_the_413(served: Served) -> None:
     body = b"x" * (4 * CAP)
     status, error = exchange(served, HEAD + b"Content-Length: %d\r\n\r\n" % len(body), body)
     assert (status, error["code"]) == (413, "body_too_large")
@@ -89,7 +89,7 @@ def test_a_body_shorter_than_its_declared_length_is_400_and_names_both(served: S
 
 
 def test_a_body_longer_than_its_declared_length_is_400(served: Served) -> None:
-    """Whoever answers: the HTTP parser sees what is too much as a bad next request, before this application can."""
+    """The HTTP parser may answer before the application: it takes the surplus bytes for a malformed next request."""
     body = b'{"prompt": 3}'
     with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
         connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (len(body) - 1) + body)
@@ -118,7 +118,7 @@ def test_a_body_of_one_byte_at_a_time_ends_at_the_deadline(served: Served) -> No
     ],
     ids=["too large", "not json", "no route", "chunked"],
 )
-def test_whoever_is_answered_before_the_body_has_come_cannot_keep_the_connection_by_sending_on(
+def test_a_connection_answered_before_its_body_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
     monkeypatch.setattr(middleware, "LINGER_S", 0.3)
@@ -141,7 +141,7 @@ def test_an_answer_after_the_whole_body_keeps_the_connection(served: Served) -> 
             assert "connection" not in answer.headers
 
 
-async def test_bodies_that_are_not_complete_have_a_bound_together() -> None:
+async def test_the_bytes_of_pending_bodies_have_a_bound() -> None:
     bodies = BodyReader(BodyLimits(max_bytes=100, most_pending=2))
     release = asyncio.Event()
 
@@ -164,7 +164,7 @@ async def test_bodies_that_are_not_complete_have_a_bound_together() -> None:
     assert bodies.num_pending_bytes == 200
     with pytest.raises(QueueFull):
         await length(b"x" * 50, b"x" * 50)
-    small = asyncio.create_task(length(b"{}"))  # what comes in one piece is in nobody's way
+    small = asyncio.create_task(length(b"{}"))  # a body of one piece is always taken
     await asyncio.sleep(0)
     release.set()
     assert [await task for task in (*reading, small)] == [100, 100, 2]

@@ -1,4 +1,4 @@
-"""Request lines are written together, and none is lost or out of order."""
+"""The request log writes lines in batches, in order, and loses none."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ def log(seen: Seen) -> Iterator[logging.Logger]:
     logger.handlers = []
 
 
-async def test_lines_come_a_moment_later_in_their_order(
+async def test_lines_are_written_in_batches_in_their_order(
     log: logging.Logger, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.http.request_log.BATCH_S", 0.01)
@@ -44,7 +44,7 @@ async def test_lines_come_a_moment_later_in_their_order(
     assert seen.lines == ["one", "two"]
 
 
-async def test_an_error_comes_at_once_and_after_what_was_before_it(log: logging.Logger, seen: Seen) -> None:
+async def test_an_error_is_written_at_once_after_the_lines_before_it(log: logging.Logger, seen: Seen) -> None:
     log.info("one")
     log.error("two")
     assert seen.lines == ["one", "two"]
@@ -58,6 +58,6 @@ async def test_a_batch_has_a_limit(log: logging.Logger, seen: Seen) -> None:
     assert seen.lines == [f"line {i}" for i in range(MOST_IN_A_BATCH + 1)]
 
 
-def test_without_an_event_loop_nothing_waits(log: logging.Logger, seen: Seen) -> None:
+def test_without_an_event_loop_each_line_is_written_at_once(log: logging.Logger, seen: Seen) -> None:
     log.info("one")
     assert seen.lines == ["one"]

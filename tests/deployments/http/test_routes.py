@@ -1,4 +1,4 @@
-"""The routes as clients use them: the official openai package, and what operators ask."""
+"""The routes as the official openai package and operators use them."""
 
 import json
 import logging
@@ -130,7 +130,7 @@ def test_defaults_are_the_references_and_limits_are_openais(served: Served, clie
     assert (params.temperature, params.top_p, params.max_tokens) == (0, 1, 3)
 
 
-def test_the_system_role_has_its_newer_name_too(served: Served) -> None:
+def test_the_developer_role_means_system(served: Served) -> None:
     for role in ("system", "developer"):
         messages = [{"role": role, "content": "Be brief."}, USER]
         assert httpx.post(served.url + "/v1/chat/completions", json={"messages": messages}).status_code == 200
@@ -158,7 +158,7 @@ def test_the_openai_package_raises_its_own_classes(client: openai.OpenAI, served
     served.engine.max_streams = 100
 
 
-def test_where_nobody_may_wait_a_request_costs_no_tokenizing_and_its_connection_stays(
+def test_a_request_refused_by_a_full_queue_is_not_tokenized_and_keeps_its_connection(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.engine.max_streams = 0
@@ -202,7 +202,7 @@ def test_an_engine_error_before_the_first_token_is_a_status(
     eventually(lambda: served.engine.num_open == 0)
 
 
-def test_one_failed_choice_of_a_whole_answer_fails_it_and_cancels_the_others(served: Served) -> None:
+def test_a_failed_choice_fails_the_whole_answer_and_cancels_the_others(served: Served) -> None:
     served.engine.step_s = 0.01
     served.engine.fail_at = (2, NonFiniteLogits("NaN"))
     served.engine.fail_prompt = lambda stream: stream is served.engine.streams[1]
@@ -212,7 +212,7 @@ def test_one_failed_choice_of_a_whole_answer_fails_it_and_cancels_the_others(ser
     assert [stream.cancelled for stream in served.engine.streams] == [True, False, True, True]
 
 
-def test_while_it_loads_or_drains_requests_are_503_and_liveness_is_200(served: Served) -> None:
+def test_a_loading_or_draining_server_answers_503_and_is_alive(served: Served) -> None:
     for phase in ("loading", "draining", "failed"):
         served.engine.state = Readiness(False, phase, "rank 1 of 2 has its weights", retry_after_s=2.5)
         for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
@@ -338,7 +338,7 @@ def test_each_request_is_one_line_of_the_log(served: Served, caplog: pytest.LogC
     assert json.loads(second.removeprefix("request "))["outcome"] == "invalid_parameter"
 
 
-async def test_behind_a_server_that_sends_the_request_id_it_is_not_sent_twice() -> None:
+async def test_the_request_id_is_sent_once_behind_a_server_that_sends_it() -> None:
     app = build_http_app(FakeEngine(), Metrics(in_ray=False), sends_request_id=False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
         assert "x-request-id" not in (await client.get("/health", headers={"x-request-id": "abc"})).headers

@@ -1,4 +1,4 @@
-"""Bodies: what is well formed, what is refused and in which words."""
+"""Bodies: which are accepted, which are refused, and the messages of refusals."""
 
 import json
 import time
@@ -30,13 +30,13 @@ def chat(**fields: Any) -> ChatBody:
         b"[]", b"3", b"null",
     ],
 )  # fmt: skip
-def test_what_is_not_a_json_object_is_invalid_json(raw: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_invalid_json(raw: bytes) -> None:
     with pytest.raises(InvalidJson) as caught:
         parse_json(raw)
     assert len(caught.value.message) < 150
 
 
-def test_millions_of_empty_lists_are_refused_before_they_are_made() -> None:
+def test_millions_of_empty_lists_are_refused_before_they_are_parsed() -> None:
     text = b'{"prompt": [' + b"[]," * 2_000_000 + b"[]]}"
     start = time.process_time()
     json.loads(text)

@@ -1,4 +1,4 @@
-"""Streams: how they look, how they fail, and that they end with their client."""
+"""Streams: the shape of their events, their errors, and their end when the client disconnects or stops reading."""
 
 import asyncio
 import json
@@ -141,11 +141,11 @@ def test_choices_share_a_stream_fairly(served: Served) -> None:
     assert all(seen)
 
 
-def test_a_client_that_leaves_frees_its_sequences(served: Served) -> None:
+def test_a_disconnect_in_a_stream_frees_every_sequence(served: Served) -> None:
     served.engine.answer, served.engine.step_s = "word " * 40, 0.05
     body = {"prompt": "x", "stream": True, "n": 3, "max_tokens": 200, "ignore_eos": True}
     with httpx.stream("POST", served.url + "/v1/completions", json=body) as answer:
-        texts = answer.iter_text()  # held, because to drop it is to leave
+        texts = answer.iter_text()  # kept: dropping the iterator would disconnect
         next(texts)
         assert served.engine.num_open == 3
     eventually(lambda: served.engine.num_open == 0)
@@ -154,9 +154,7 @@ def test_a_client_that_leaves_frees_its_sequences(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_while_it_waits_for_its_first_token_frees_its_sequences(
-    served: Served, stream: bool
-) -> None:
+def test_a_disconnect_before_the_first_token_frees_every_sequence(served: Served, stream: bool) -> None:
     served.engine.hold = asyncio.Event()
     body = {"prompt": "x", "stream": stream, "n": 2}
     with pytest.raises(httpx.ReadTimeout):
@@ -164,7 +162,7 @@ def test_a_client_that_leaves_while_it_waits_for_its_first_token_frees_its_seque
     eventually(lambda: len(served.engine.streams) == 2 and served.engine.num_open == 0)
 
 
-def test_a_client_that_leaves_before_a_whole_answer_is_done_frees_its_sequences(served: Served) -> None:
+def test_a_disconnect_before_a_whole_answer_frees_every_sequence(served: Served) -> None:
     served.engine.step_s = 0.05
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(served.url + "/v1/completions", json={"prompt": "x", "max_tokens": 100}, timeout=0.15)
@@ -172,7 +170,7 @@ def test_a_client_that_leaves_before_a_whole_answer_is_done_frees_its_sequences(
     eventually(lambda: b'outcome="cancelled",path="/v1/completions"' in served.metrics.render())
 
 
-async def test_what_a_slow_reader_has_not_read_stays_in_the_engine() -> None:
+async def test_unread_deltas_of_a_slow_reader_stay_in_the_engine() -> None:
     engine = FakeEngine("word " * 40)
     prompt, params = [5], SamplingParams(max_tokens=100)
     choices = Choices(engine, Plan([prompt], [params], n=2))
