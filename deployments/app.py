@@ -11,6 +11,7 @@ from ray.serve import Application
 from cluster.driver.placement import REPLICA_BUNDLE, fair_cpus_per_rank, group_bundles, resolve_device, shortage
 from deployments.args import ServerArgs
 from deployments.ingress import LlamaIngress
+from deployments.local.serve_run import builds_before_ray_starts, replica_variables, set_cluster_variables
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ def build_app(args: ServerArgs) -> Application:
 
     Raises CheckpointError if the number of ranks depends on a checkpoint that does not exist.
     """
+    if not ray.is_initialized() and builds_before_ray_starts():
+        set_cluster_variables()
     nodes = _node_resources()
     device = resolve_device(args.device, nodes)
     num_ranks = args.num_ranks()
@@ -41,7 +44,7 @@ def build_app(args: ServerArgs) -> Application:
         log.warning("one replica of %s %s: it waits until there is room", args.model_id, lacking)
     deployment = serve.deployment(
         name="LlamaIngress",
-        ray_actor_options={"num_cpus": bundles[REPLICA_BUNDLE]["CPU"]},
+        ray_actor_options={"num_cpus": bundles[REPLICA_BUNDLE]["CPU"], **_runtime_env()},
         placement_group_bundles=bundles,
         placement_group_strategy=strategy,
         max_ongoing_requests=args.max_batch_size + args.max_queue + SPARE_ONGOING_REQUESTS,
@@ -55,6 +58,12 @@ def build_app(args: ServerArgs) -> Application:
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )(LlamaIngress)
     return deployment.bind(args.model_copy(update={"device": device, "model_parallel_size": num_ranks}))
+
+
+def _runtime_env() -> dict[str, dict[str, dict[str, str]]]:
+    """The variables that a replica's process would not inherit, as an option of its actor."""
+    variables = replica_variables()
+    return {"runtime_env": {"env_vars": variables}} if variables else {}
 
 
 def _has_room_for(bundles: list[dict[str, float]]) -> bool:

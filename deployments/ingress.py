@@ -21,9 +21,12 @@ from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
 from deployments.handle_api import HandleApi, WithoutLoggedErrors
 from deployments.http.app import build_http_app
+from deployments.http.limits import HttpLimits
+from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.request_log import Batched
 from deployments.local.banner import banner
 from deployments.local.loopback import keep_replica_on_loopback
+from deployments.local.serve_run import SLOWER, is_behind_python_proxy
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ class LlamaIngress(HandleApi):
             self._http_app = build_http_app(
                 self.service,
                 self.metrics,
+                HttpLimits(coalescing=ProxyCoalescing() if is_behind_python_proxy() else None),
                 max_body_bytes=args.max_body_bytes,
                 request_timeout_s=args.request_timeout_s,
                 keys=self._keys,
@@ -76,6 +80,8 @@ class LlamaIngress(HandleApi):
         # stream by 0.15 s. A request leaves hardly any cycles, so collections can be rare.
         gc.freeze()
         gc.set_threshold(10_000)
+        if is_behind_python_proxy():
+            log.warning(SLOWER)
         if os.environ.get("LLAMA_BANNER", "1") != "0":
             print(banner(self._describe(), *_http_address()), flush=True)
 

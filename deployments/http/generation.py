@@ -169,7 +169,12 @@ class _GenerationRequest:
     async def _answer_in_stream(self, serializer: ResponseSerializer, scope: DisconnectScope) -> None:
         limits = self._endpoint.limits
         self._stream = EventStream(
-            self._submitted, serializer, self._record, ping_s=limits.ping_s, send_timeout_s=limits.send_timeout_s
+            self._submitted,
+            serializer,
+            self._record,
+            ping_s=limits.ping_s,
+            send_timeout_s=limits.send_timeout_s,
+            coalescing=limits.coalescing,
         )
         await self._stream.run(self._send, scope)
 

@@ -13,6 +13,7 @@ from starlette.types import Send
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
 from deployments.http.errors import as_llama_error, error_object
+from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.request_log import RequestRecord
 from deployments.http.responses import PING, ResponseSerializer, event
 from llama_core.errors import LlamaError, RequestCancelled
@@ -42,11 +43,16 @@ class EventStream:
         *,
         ping_s: float,
         send_timeout_s: float,
+        coalescing: ProxyCoalescing | None = None,
     ) -> None:
-        """An idle stream says ": ping" so often; a client that reads nothing for `send_timeout_s` is cut off."""
+        """An idle stream says ": ping" so often; a client that reads nothing for `send_timeout_s` is cut off.
+
+        coalescing: events wait for the next message as long as it says, all but the first.
+        """
         self.has_started = False
         self._choices, self._serializer, self._record = choices, serializer, record
         self._ping_s, self._send_timeout_s = ping_s, send_timeout_s
+        self._coalescing = coalescing
         self._is_over = False
         self._has_more = False  # after a slice, and what is left can be written at once
         self._events: Iterator[bytes] | None = None  # the rest of a delta with log-probabilities
@@ -55,6 +61,13 @@ class EventStream:
 
     async def run(self, send: Send, scope: DisconnectScope) -> None:
         """To be run in the block that `scope` can cancel. Raises an error that comes before anything else."""
+        if self._coalescing is None:
+            await self._run(send, scope)
+            return
+        with self._coalescing.live_stream():
+            await self._run(send, scope)
+
+    async def _run(self, send: Send, scope: DisconnectScope) -> None:
         loop = asyncio.get_running_loop()
         body = self._take() if await self._choices.wait(self._ping_s) else PING
         self.has_started = True
@@ -67,6 +80,8 @@ class EventStream:
                     self._sending_since_s = loop.time()
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self._sending_since_s = None
+                    if self._coalescing is not None and (interval_s := self._coalescing.interval_s):
+                        await asyncio.sleep(interval_s)
                 if self._has_more:
                     await asyncio.sleep(0)  # other tasks run between slices
                     body = self._take()

@@ -22,6 +22,7 @@ def settings(directory: Path) -> dict[str, str]:
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{directory}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{directory}/admin.sock",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{directory}/metrics.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{directory}/server-state",
         **({"RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER)} if ray_patches.is_supported() else {}),

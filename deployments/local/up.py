@@ -17,18 +17,16 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 import click
 
-from deployments.local import haproxy, process_tag
+from deployments.local import process_tag
 from deployments.local.config_file import ConfigFile, check_port_is_free, read_config
 from deployments.local.console import Console, new_log_file
 from deployments.local.deployment_watcher import DeploymentWatcher
+from deployments.local.serve_run import cluster_variables
 from deployments.local.shutdown import Shutdown
 from llama_core.errors import ConfigError
-
-SAFE_HEADERS: Final = "deployments.serve_headers.middlewares"
 
 
 def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = False) -> int:
@@ -72,12 +70,7 @@ def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:
     os.environ["LLAMA_BANNER"] = "0"  # this command prints the banner
     if is_logged:
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # no escape sequences in the log file
-    os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    # One event loop for HTTP and the engine. With a thread of its own for the replica's code, every token would change threads.
-    os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
-    # Serve reads some of the clients' headers before the replica does, and answers by itself those that it does not accept.
-    os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", SAFE_HEADERS)
-    for name, value in haproxy.settings(directory).items():
+    for name, value in cluster_variables(directory).items():
         os.environ.setdefault(name, value)
     return owns_cluster
 

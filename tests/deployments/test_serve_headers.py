@@ -5,7 +5,7 @@ from ray._common.utils import import_attr
 from starlette.middleware import Middleware
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.local.up import SAFE_HEADERS
+from deployments.local.serve_run import SAFE_HEADERS
 from deployments.serve_headers import MOVED_TIMEOUT_HEADER, SafeForServe
 
 

@@ -1,5 +1,5 @@
-"""A cluster that grows: a replica waits for room, loads, serves; a second comes with load and goes with all its ranks. And one
-that shrinks: a node is lost with the replica that is left."""
+"""Autoscaling: a replica waits for room and serves when a node joins; load adds a second replica, which
+ends with its ranks when load falls; then the node of the remaining replica is lost."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def seen() -> dict[str, Any]:
     return seen_by("tests.programs.autoscaling", timeout_s=800)
 
 
-def test_a_cluster_without_room_is_told_what_is_needed_and_what_there_is(seen: dict[str, Any]) -> None:
+def test_a_cluster_without_room_names_what_is_needed_and_what_there_is(seen: dict[str, Any]) -> None:
     room = "needs 2 CPUs, the cluster has 0 CPUs"
     assert f"one replica of golden {room}: it waits until there is room" in seen["warning"]
     assert seen["waiting"] == f"Waiting for room: one replica {room}"
@@ -28,7 +28,7 @@ def test_a_replica_that_waits_for_room_is_not_ready_and_serves_when_a_node_joins
 def test_while_the_ranks_load_the_server_is_alive_and_every_request_is_503_with_retry_after(
     seen: dict[str, Any],
 ) -> None:
-    assert seen["loading"], "it was ready too fast to be seen loading"
+    assert seen["loading"], "the server was ready too soon: no answer while loading was seen"
     for answers in seen["loading"]:
         assert answers["health"] == 200
         status, retry_after_s, phase = answers["ready"]
@@ -51,7 +51,7 @@ def test_the_second_replica_serves_with_ranks_of_its_own_when_a_node_joins(seen:
     assert all(rows > 0 for rows in seen["rows_of_replicas"]) and len(seen["rows_of_replicas"]) == 2
 
 
-def test_when_load_falls_one_replica_goes_with_its_ranks_and_its_placement_group(seen: dict[str, Any]) -> None:
+def test_when_load_falls_one_replica_ends_with_its_ranks_and_its_placement_group(seen: dict[str, Any]) -> None:
     assert seen["groups_left"] == ["CREATED"]
     assert seen["left_is_one_replica"] and len(seen["left"]) == 2
     assert seen["answers"] == seen["left"], "the replica that is left answers"
@@ -62,18 +62,18 @@ def test_no_request_fails_while_replicas_come_and_go(seen: dict[str, Any]) -> No
     assert seen["endings"]["length"] >= 11  # 8 while the second one waited, 3 after it had gone
 
 
-def test_a_replica_whose_node_is_lost_cuts_its_stream_where_its_client_sees_it_and_is_placed_anew(
+def test_a_lost_node_breaks_its_streams_visibly_and_its_replica_is_placed_anew(
     seen: dict[str, Any],
 ) -> None:
     assert "Error" in seen["stream_of_the_lost_node"] and seen["cut_s"] < 30
     assert seen["lost_ranks_gone_s"] < 100
     assert len(seen["anew"]) == 2 and not set(seen["anew"]) & set(seen["left"])
     assert seen["after_node_loss"] == "length"
-    # Who asked meanwhile waited for it, or was told to come again.
+    # Requests meanwhile waited for the new replica, or were answered 503 with Retry-After.
     assert all(ending == "length" or ending.startswith("503 ") for ending in seen["meanwhile"])
 
 
-def test_a_stream_that_runs_when_its_replica_must_leave_ends_whole_and_nothing_is_left(seen: dict[str, Any]) -> None:
+def test_a_live_stream_of_a_deleted_application_ends_whole_and_no_process_is_left(seen: dict[str, Any]) -> None:
     assert seen["stream_while_draining"] == "length"
     assert seen["ready_while_draining"], "the stream ended before the replica had to leave: the test shows nothing"
     assert seen["groups_after"] == [] and seen["ranks_after"] == 0

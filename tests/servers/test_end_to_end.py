@@ -201,6 +201,18 @@ def test_the_commands_of_the_banner_work_when_pasted(demo: Server) -> None:
     assert "demo model" in run(shlex.split(python))
 
 
+def test_the_terminal_shows_one_line_a_phase_and_the_banner(demo: Server) -> None:
+    deadline = time.monotonic() + 10
+    while "Who are you?" not in demo.terminal.read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    before, _, after = demo.terminal.read_text().partition("Llama on Ray is ready")
+    phases = [line for line in before.splitlines() if line.strip()]
+    assert 4 <= len(phases) <= 8 and all(re.match(r" +[\d.]+ s  ", line) for line in phases), before
+    (log,) = re.findall(r"log +(\S+\.log)", after)
+    logged = Path(log).read_text()
+    assert "Adding 1 replica" in logged and "HAProxy started" in logged and "Llama on Ray is ready" in logged
+
+
 INTERVAL = """
 import sys
 import ray
@@ -490,6 +502,8 @@ def test_the_first_ctrl_c_completes_live_streams_and_refuses_new_requests(demo: 
     assert received > 2**23 and b"data: [DONE]" in last and last.endswith(b"0\r\n\r\n")
     assert refused["status"] == 503 and refused["code"] == "not_ready" and int(refused["after"]) >= 1
     assert demo.process.wait(180) == 0
+    assert "Task ServeController" not in demo.output(), "Ray reports no failure at a normal end"
+    assert demo.terminal.read_text().splitlines()[-1] == "Stopped"
     assert demo.wait_gone() == {}
 
 

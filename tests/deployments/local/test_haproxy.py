@@ -2,15 +2,18 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cluster.wire.process_end import ProcessIdentity, is_running
 from deployments.http.errors import error_object
 from deployments.local import haproxy, ray_patches
 from llama_core.errors import NotReady
+from tests.support.scripted_engine import eventually
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -21,7 +24,7 @@ def test_two_servers_on_one_machine_share_no_port_and_no_file(tmp_path: Path) ->
     (tmp_path / "b").mkdir()
     a, b = haproxy.settings(tmp_path / "a"), haproxy.settings(tmp_path / "b")
     own = [name for name in a if name.endswith("_PORT") or a[name].startswith(str(tmp_path))]
-    assert "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT" in own and len(own) == 7
+    assert "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT" in own and len(own) == 8
     values = [settings[name] for settings in (a, b) for name in own]
     assert len(set(values)) == len(values)
 
@@ -112,3 +115,32 @@ def test_on_another_version_of_ray_serve_runs_haproxy_without_the_wrapper(
 ) -> None:
     monkeypatch.setattr(ray_patches, "is_supported", lambda: False)
     assert "RAY_SERVE_HAPROXY_BINARY_PATH" not in haproxy.settings(tmp_path)
+
+
+PARENT = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.argv[1], "-db", "-f", sys.argv[2]])
+print(child.pid, flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux has setpriv, and is not installed")
+def test_haproxy_ends_with_its_parent_where_that_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "haproxy.cfg"
+    file.write_text("defaults\n  mode http\n  timeout client 1s\n  timeout server 1s\n  timeout connect 1s\nlisten a\n")
+    env = os.environ | haproxy.settings(tmp_path) | {"LLAMA_HAPROXY_ENDS_WITH_PARENT": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(haproxy.WRAPPER), str(file)],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        child = ProcessIdentity.of(int(parent.stdout.readline()))
+        eventually(lambda: b"-dS" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
+        assert is_running(child)
+    eventually(lambda: not is_running(child))

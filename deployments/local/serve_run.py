@@ -1,0 +1,64 @@
+"""What plain `serve run` can still set of what `llama-ray up` sets, and what it lacks.
+
+Ray's processes read Serve's variables when they start. `serve run deployments.app:build_app` builds the application before it
+starts Ray, so all variables can be set then, for a cluster that this command starts. `serve run CONFIG` starts Ray first;
+only the replica's own process can still get variables.
+"""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from deployments.local import haproxy
+
+SAFE_HEADERS: Final = "deployments.serve_headers.middlewares"
+# One event loop for HTTP and the engine. With a thread of its own for the replica's code, every token would change threads.
+ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+
+
+def cluster_variables(directory: Path) -> dict[str, str]:
+    """What every process of the cluster should have. All files of HAProxy go into `directory`."""
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        **ONE_LOOP,
+        # Serve reads some of the clients' headers before the replica does, and answers by itself those that it does not accept.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": SAFE_HEADERS,
+        **haproxy.settings(directory),
+    }
+
+
+def replica_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a replica's process should have and would not inherit."""
+    return {name: value for name, value in ONE_LOOP.items() if name not in environment}
+
+
+def builds_before_ray_starts(arguments: Sequence[str] | None = None) -> bool:
+    """Whether this process is `serve run` with an import path, which starts Ray after the application is built."""
+    words = sys.argv if arguments is None else arguments
+    return Path(words[0]).name == "serve" and "run" in words[1:]
+
+
+def set_cluster_variables(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set what is not set yet. HAProxy's files are removed when this process ends."""
+    directory = tempfile.mkdtemp(prefix="llama-ray-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    # `serve run` ends no process that outlives Ray, as `llama-ray up` does.
+    for name, value in {**cluster_variables(Path(directory)), "LLAMA_HAPROXY_ENDS_WITH_PARENT": "1"}.items():
+        environment.setdefault(name, value)
+
+
+def is_behind_python_proxy(environment: Mapping[str, str] = os.environ) -> bool:
+    """In a replica: whether requests come through Serve's proxy in Python, and not by HAProxy or directly."""
+    direct = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_ENABLE_DIRECT_INGRESS", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
+    return not any(environment.get(name, "0") == "1" for name in direct)
+
+
+SLOWER: Final = (
+    "requests come through Serve's proxy in Python, which takes processor time from the ranks with many clients, and has no "
+    "limits for slow clients: start by `llama-ray up CONFIG`, or set RAY_SERVE_ENABLE_HA_PROXY=1 before Ray starts"
+)

@@ -1,0 +1,122 @@
+"""Streamed events behind a proxy in Python: fewer and larger messages, the same content."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from deployments.engine.interface import Delta
+from deployments.http import sse
+from deployments.http.limits import HttpLimits
+from deployments.http.proxy_coalescing import ProxyCoalescing
+from deployments.http.sse import EventStream
+from tests.support.scripted_engine import FakeEngine, eventually, serve
+
+NUM_TOKENS = 50
+STEP_S = 0.01
+
+
+@pytest.mark.parametrize(("num_streams", "interval_s"), [(0, 0), (1, 0), (2, 0.006), (8, 0.042), (32, 0.1)])
+def test_the_interval_grows_with_the_number_of_live_streams(num_streams: int, interval_s: float) -> None:
+    assert ProxyCoalescing(num_streams=num_streams).interval_s == pytest.approx(interval_s)
+
+
+def test_a_stream_is_counted_while_it_lives_also_when_it_fails() -> None:
+    coalescing = ProxyCoalescing()
+    seen: list[int] = []
+
+    def fail() -> None:
+        with coalescing.live_stream():
+            seen.append(coalescing.num_streams)
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        fail()
+    assert seen == [1] and coalescing.num_streams == 0
+
+
+class TimedChoices:
+    """One choice that gains a token every 10 ms of a clock of its own. What is not taken is read as one delta."""
+
+    num_open = 1
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._num_taken = 0
+
+    def _num_there(self) -> int:
+        return min(NUM_TOKENS, 1 + round(self.now_s / STEP_S))
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        if self._num_there() == self._num_taken:
+            self.now_s += STEP_S
+        return True
+
+    def take(self) -> tuple[int, Delta] | None:
+        num, begin = self._num_there(), self._num_taken
+        if num == begin:
+            return None
+        self._num_taken = num
+        self.num_open = int(num < NUM_TOKENS)
+        return 0, Delta("x" * (num - begin), list(range(begin, num)), [], None)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class PlainSerializer:
+    has_logprobs = False
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        return delta.text.encode()
+
+    def end_of_stream(self) -> bytes:
+        return b"[DONE]"
+
+
+async def messages(coalescing: ProxyCoalescing | None, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The bodies that one stream sends."""
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+
+    choices = TimedChoices()
+    monkeypatch.setattr(sse, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": choices.sleep}))
+    record: Any = SimpleNamespace(delta=lambda _: None, succeeded=lambda: None)
+    stream = EventStream(
+        cast(Any, choices),
+        cast(Any, PlainSerializer()),
+        record,
+        ping_s=10,
+        send_timeout_s=10,
+        coalescing=coalescing,
+    )
+    await stream.run(send, cast(Any, None))
+    return sent
+
+
+async def test_beside_other_streams_messages_are_fewer_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, beside = ProxyCoalescing(), ProxyCoalescing(num_streams=31)
+    each, joined = await messages(alone, monkeypatch), await messages(beside, monkeypatch)
+    assert each == [b"x"] * (NUM_TOKENS - 1) + [b"x[DONE]"], "one stream alone sends every token at once"
+    assert joined == [b"x", *[b"x" * 10] * 4, b"x" * 9 + b"[DONE]"], "then a message every 100 ms"
+    assert (alone.num_streams, beside.num_streams) == (0, 31)
+
+
+async def test_without_coalescing_every_token_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(await messages(None, monkeypatch)) == NUM_TOKENS
+
+
+def test_the_http_limits_reach_every_stream() -> None:
+    coalescing = ProxyCoalescing()
+    with serve(FakeEngine("x " * 200, step_s=STEP_S), HttpLimits(coalescing=coalescing)) as served:
+        body = {"prompt": "x", "stream": True, "max_tokens": 200}
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()  # httpx closes the connection with its generator
+            next(lines)
+            assert coalescing.num_streams == 1
+        eventually(lambda: coalescing.num_streams == 0)

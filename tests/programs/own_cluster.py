@@ -1,0 +1,243 @@
+"""Run by test_own_cluster.py as a program of its own: a cluster of two nodes from the commands of cluster/deploy.
+
+`start_node.sh` starts the head and a second raylet, `serve deploy` deploys serve_cluster.yaml, then scales and updates it, all
+under streams. Both nodes have one address of the loopback interface, so HAProxy runs on the head only, and ports are free
+ones instead of the files' own. Prints one JSON line of what it saw.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from benchmarks.harness.programs import free_port
+from deployments.local.haproxy import settings
+from deployments.local.process_tag import VARIABLE, end_tagged_processes, tagged_processes
+from tests.support.programs import REPOSITORY, environment
+
+DEPLOY = REPOSITORY / "cluster" / "deploy"
+KEY = "own-cluster-key"
+LIMIT_S = 120.0
+HOST = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's other address
+OPTIONS = f"--node-ip-address={HOST} --num-cpus=3 --object-store-memory=100000000 --block"
+OPTIONS += " --min-worker-port=0 --max-worker-port=0 --disable-usage-stats"
+
+
+class Cluster:
+    """Two raylets that `start_node.sh` started, and the commands of `serve` against them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.tag, self.port = directory, uuid.uuid4().hex, free_port()
+        self.url = f"http://{HOST}:{self.port}"
+        self._dashboard = free_port()
+        (directory / "haproxy").mkdir()
+        haproxy = settings(directory / "haproxy")
+        own = {name: value for name, value in haproxy.items() if name.endswith(("_PORT", "_LOC", "SOCKET_PATH"))}
+        own |= {name: value for name, value in haproxy.items() if "SERVER_STATE" in name}
+        self.env = environment(
+            **own,
+            HOME=str(directory),
+            XDG_CACHE_HOME=os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),
+            RAY_TMPDIR=str(directory),
+            PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            **{VARIABLE: self.tag},
+        )
+        self.nodes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """The launcher's commands, in its order."""
+        (self.directory / ".llama").mkdir()
+        (self.directory / ".llama" / "api_keys").write_text(f"{KEY}\n")
+        self.shell("ray get-auth-token --generate")
+        port = free_port()
+        self._node(f"--head --port={port} --dashboard-host={HOST} --dashboard-port={self._dashboard}")
+        wait("the head", lambda: self.shell(f"ray health-check --address={HOST}:{port}", check=False), 60)
+        wait("the dashboard", lambda: _listens(self._dashboard), 60)
+        agent = f"--dashboard-agent-listen-port={free_port()} --dashboard-agent-grpc-port={free_port()}"
+        self._node(f"--address={HOST}:{port} {agent}")
+
+    def _node(self, options: str) -> None:
+        with (self.directory / f"node-{len(self.nodes)}").open("wb") as output:
+            command = [str(DEPLOY / "start_node.sh"), *options.split(), *OPTIONS.split()]
+            self.nodes.append(
+                subprocess.Popen(command, env=self.env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            )
+
+    def shell(self, command: str, *, check: bool = True) -> bool:
+        """Run a command after sourcing cluster.env, as the launcher's `serve deploy` line does."""
+        script = f". {DEPLOY}/cluster.env && {command}"
+        done = subprocess.run(["bash", "-c", script], env=self.env, capture_output=True, text=True, check=False)
+        if check and done.returncode != 0:
+            raise RuntimeError(f"{command}: {done.stdout[-2000:]} {done.stderr[-2000:]}")
+        return done.returncode == 0
+
+    def deploy(self, num_replicas: int, **args: Any) -> None:
+        config = yaml.safe_load((DEPLOY / "serve_cluster.yaml").read_text())
+        config |= {"proxy_location": "HeadOnly", "http_options": {"host": HOST, "port": self.port}}
+        (application,) = config["applications"]
+        application["args"] |= args
+        (application["deployments"][0])["num_replicas"] = num_replicas
+        path = self.directory / "serve.yaml"
+        path.write_text(yaml.safe_dump(config))
+        self.shell(f"serve deploy {path} --address http://{HOST}:{self._dashboard}")
+
+    def replicas(self) -> set[str]:
+        """The ids of the replicas that run."""
+        try:
+            token = (self.directory / ".ray" / "auth_token").read_text().strip()
+            address = f"http://{HOST}:{self._dashboard}/api/serve/applications/"
+            found = httpx.get(address, headers={"Authorization": f"Bearer {token}"}, timeout=10).json()
+            replicas = found["applications"]["llama"]["deployments"]["LlamaIngress"]["replicas"]
+        except (httpx.HTTPError, KeyError, ValueError):
+            return set()
+        # A replica that stops is still listed, as STOPPING, until its process has ended.
+        return {replica["replica_id"] + ("" if replica["state"] == "RUNNING" else " stops") for replica in replicas}
+
+    def end(self) -> list[str]:
+        """Ends both nodes. Returns the command lines of processes that had to be killed."""
+        for node in reversed(self.nodes):
+            node.send_signal(signal.SIGTERM)
+        for node in self.nodes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.wait(30)
+        deadline = time.monotonic() + 15
+        while tagged_processes(self.tag) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        left = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:80] for pid in tagged_processes(self.tag)]
+        end_tagged_processes(self.tag)
+        return left
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        return True
+    return False
+
+
+class Streams:
+    """Four clients that stream one completion after another, and a count of how each ended."""
+
+    def __init__(self, url: str) -> None:
+        self.endings: Counter[str] = Counter()
+        self.longest_pause_s = 0.0
+        self._url, self._stopping = url, threading.Event()
+        self._threads = [threading.Thread(target=self._stream_on) for _ in range(4)]
+        for thread in self._threads:
+            thread.start()
+
+    def _stream_on(self) -> None:
+        with httpx.Client(base_url=self._url, headers={"Authorization": f"Bearer {KEY}"}, timeout=120) as http:
+            while not self._stopping.wait(0.02):
+                began = time.monotonic()
+                self.endings[_stream(http)] += 1
+                self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - began)
+
+    def stop(self) -> dict[str, int]:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        return dict(self.endings)
+
+
+def _stream(http: httpx.Client) -> str:
+    """How a streamed completion ended: its finish reason, or what went wrong."""
+    body = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    try:
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                return f"{response.status_code} {response.read()[:200]!r}"
+            lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+    except httpx.HTTPError as error:
+        return repr(error)
+    if lines[-1] != "data: [DONE]":
+        return f"cut off: {lines[-1]}"
+    return str(json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"])
+
+
+def wait(what: str, look: Callable[[], object], limit_s: float = LIMIT_S) -> float:
+    """Seconds until `look` gives something true. Raises TimeoutError."""
+    began = time.monotonic()
+    while time.monotonic() - began < limit_s:
+        if look():
+            return time.monotonic() - began
+        time.sleep(0.2)
+    raise TimeoutError(what)
+
+
+def ready(url: str) -> tuple[int, str]:
+    """Status and phase; 0 while nothing answers, or not within 3 s."""
+    with contextlib.suppress(httpx.HTTPError):
+        answer = httpx.get(f"{url}/ready", timeout=3)
+        if "phase" in answer.text:
+            return answer.status_code, answer.json()["phase"]
+    return 0, ""
+
+
+def run(cluster: Cluster) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    cluster.start()
+    cluster.deploy(1)
+    answers: list[tuple[int, str]] = []
+    began = time.monotonic()
+
+    def serves() -> bool:
+        answers.append(ready(cluster.url))
+        return answers[-1][0] == 200
+
+    wait("a replica serves", serves)
+    seen["serves_s"], seen["ready_before"] = time.monotonic() - began, sorted(set(answers[:-1]))
+    seen["without_key"] = httpx.get(f"{cluster.url}/v1/models").status_code
+    streams = Streams(cluster.url)
+    try:
+        first = cluster.replicas()
+        cluster.deploy(2)
+        wait("two replicas", lambda: len(two := cluster.replicas()) == 2 and first < two)
+        both = cluster.replicas()
+        cluster.deploy(2, max_batch_size=16)
+        seen["updated_s"] = wait("two new replicas", lambda: len(now := cluster.replicas()) == 2 and not now & both)
+        cluster.deploy(1, max_batch_size=16)
+        seen["scaled_down_s"] = wait("one replica", lambda: len(cluster.replicas()) == 1)
+    finally:
+        seen["endings"] = streams.stop()
+    seen["longest_pause_s"] = streams.longest_pause_s
+    answer = httpx.get(f"{cluster.url}/props", headers={"Authorization": f"Bearer {KEY}"}, timeout=10)
+    seen["max_batch_size"] = answer.json()["max_batch_size"]
+    return seen
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="own-", ignore_cleanup_errors=True) as directory:
+        cluster = Cluster(Path(directory))
+        began = time.monotonic()
+        try:
+            seen = run(cluster)
+        except BaseException:
+            logs = Path(directory) / "ray" / "session_latest" / "logs" / "serve"
+            for log in [
+                *Path(directory).glob("node-*"),
+                *logs.glob("controller_*.log"),
+                *logs.glob("*LlamaIngress*.log"),
+            ]:
+                print(log, log.read_text(errors="replace")[-4000:], sep="\n", file=sys.stderr)
+            raise
+        finally:
+            left = cluster.end()
+        print("SEEN " + json.dumps(seen | {"left": left, "total_s": time.monotonic() - began}))
+
+
+if __name__ == "__main__":
+    main()
