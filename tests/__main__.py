@@ -26,6 +26,7 @@ PYTEST = (sys.executable, "-m", "pytest")
 LANE_OF_PATH = {
     "tests/cluster/driver/test_two_nodes.py": "nodes",
     "tests/servers/test_autoscaling.py": "nodes",
+    "tests/servers/test_own_cluster.py": "nodes",
     "tests/servers/test_small_cluster.py": "nodes",
     "tests/servers/test_startup.py": "starts",
     "tests/servers/test_upgrade.py": "starts",
