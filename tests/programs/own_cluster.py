@@ -32,7 +32,7 @@ from tests.support.programs import REPOSITORY, environment
 DEPLOY = REPOSITORY / "cluster" / "deploy"
 KEY = "own-cluster-key"
 LIMIT_S = 120.0
-HOST = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's other address
+HOST = "127.0.0.2"  # of both nodes; Ray replaces 127.0.0.1 by the machine's other address
 OPTIONS = f"--node-ip-address={HOST} --num-cpus=3 --object-store-memory=100000000 --block"
 OPTIONS += " --min-worker-port=0 --max-worker-port=0 --disable-usage-stats"
 
@@ -42,7 +42,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.tag, self.port = directory, uuid.uuid4().hex, free_port()
-        self.url = f"http://{HOST}:{self.port}"
+        self.url = f"http://127.0.0.1:{self.port}"
         self._dashboard = free_port()
         (directory / "haproxy").mkdir()
         haproxy = settings(directory / "haproxy")
@@ -87,7 +87,7 @@ class Cluster:
 
     def deploy(self, num_replicas: int, **args: Any) -> None:
         config = yaml.safe_load((DEPLOY / "serve_cluster.yaml").read_text())
-        config |= {"proxy_location": "HeadOnly", "http_options": {"host": HOST, "port": self.port}}
+        config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": self.port}}
         (application,) = config["applications"]
         application["args"] |= args
         (application["deployments"][0])["num_replicas"] = num_replicas
