@@ -96,6 +96,10 @@ class TokenStream(Protocol):
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that an earlier request had computed; known once the first delta has arrived."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether the last token or the error is there, taken or not."""
+
     def listen(self, wake: Callable[[], None]) -> None:
         """`wake` is called when there is something to take: once, until it has been taken, and now if there is already."""
 

@@ -68,16 +68,21 @@ class SequenceStream:
             self._extend(self._detokenizer.flush())
             if not self._stopped:
                 self._text.append(self._stop.flush())
-        self._tell()
+        self._tell(is_end=self.sequence.finish_reason is not None)
         return self._stopped
 
     def fail(self, error: LlamaError) -> None:
         """Give the reader `error` after what it has not read yet."""
         if self._error is None:
             self._error = error
-        self._tell()
+        self._tell(is_end=True)
 
     # For the reader.
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last token or the error is there, taken or not."""
+        return self.sequence.finish_reason is not None or self._error is not None
 
     def cancel(self) -> None:
         """End the sequence at once; its cache blocks are free when this returns. Does nothing once it has ended."""
@@ -89,7 +94,8 @@ class SequenceStream:
         self.fail(error)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when there is something to take: once until it has been taken, and now if there is something already."""
+        """Call `wake` when there is something to take: once until it has been taken, once more at the end, and now if there is
+        something already."""
         self._wake = wake
         if self._has_news:
             wake()
@@ -129,8 +135,8 @@ class SequenceStream:
             await arrival.wait()
         return delta
 
-    def _tell(self) -> None:
-        if not self._has_news:
+    def _tell(self, *, is_end: bool = False) -> None:
+        if is_end or not self._has_news:
             self._has_news = True
             if self._wake is not None:
                 self._wake()

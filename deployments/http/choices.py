@@ -39,6 +39,7 @@ class Choices:
         self._waiter: asyncio.Future[bool] | None = None
         self._waiting_since_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
+        self._end_waiter: asyncio.Future[None] | None = None
         self._followers = _followers(plan)
         following = {index for indices in self._followers.values() for index in indices}
         for index in range(plan.num_choices):
@@ -75,6 +76,18 @@ class Choices:
         finally:
             self._waiter = None
 
+    async def wait_for_end(self, timeout_s: float) -> None:
+        """Until a choice has ended, or for so long; returns at once where the end of a choice has not been taken yet."""
+        if any(self.streams[index].ended for index in self._ready):
+            return
+        self._end_waiter = waiter = self._loop.create_future()
+        timer = self._loop.call_later(timeout_s, waiter.cancel)
+        try:
+            await asyncio.wait((waiter,))
+        finally:
+            timer.cancel()
+            self._end_waiter = None
+
     def end(self, error: LlamaError) -> None:
         """Ends every choice that has not ended, with this error."""
         for stream in self.streams:
@@ -94,6 +107,8 @@ class Choices:
         self._ready.append(index)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
+        if self._end_waiter is not None and self.streams[index].ended:
+            self._end_waiter.cancel()
 
     def _on_alarm(self, timeout_s: float) -> None:
         """One timer serves all waits, because there is a wait for every token: it is set again for the time that is left."""

@@ -107,6 +107,10 @@ class Cluster:
         # A replica that stops is still listed, as STOPPING, until its process has ended.
         return {replica["replica_id"] + ("" if replica["state"] == "RUNNING" else " stops") for replica in replicas}
 
+    def num_replica_processes(self) -> int:
+        """Replicas whose processes have not ended, draining ones too."""
+        return sum(_command_line(pid).startswith("ray::ServeReplica") for pid in tagged_processes(self.tag))
+
     def end(self) -> list[str]:
         """Ends both nodes. Returns the command lines of processes that had to be killed."""
         for node in reversed(self.nodes):
@@ -117,9 +121,15 @@ class Cluster:
         deadline = time.monotonic() + 15
         while tagged_processes(self.tag) and time.monotonic() < deadline:
             time.sleep(0.2)
-        left = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:80] for pid in tagged_processes(self.tag)]
+        left = [_command_line(pid)[:80] for pid in tagged_processes(self.tag)]
         end_tagged_processes(self.tag)
         return left
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
 
 
 def _listens(port: int) -> bool:
@@ -205,12 +215,13 @@ def run(cluster: Cluster) -> dict[str, Any]:
     try:
         first = cluster.replicas()
         cluster.deploy(2)
-        wait("two replicas", lambda: len(two := cluster.replicas()) == 2 and first < two)
-        both = cluster.replicas()
-        cluster.deploy(2, max_batch_size=16)
-        seen["updated_s"] = wait("two new replicas", lambda: len(now := cluster.replicas()) == 2 and not now & both)
+        seen["scaled_up_s"] = wait("two replicas", lambda: len(two := cluster.replicas()) == 2 and first < two)
+        cluster.deploy(1)
+        seen["scaled_down_s"] = wait("one replica's process", lambda: cluster.num_replica_processes() == 1)
+        wait("one replica", lambda: len(cluster.replicas()) == 1)
+        old = cluster.replicas()
         cluster.deploy(1, max_batch_size=16)
-        seen["scaled_down_s"] = wait("one replica", lambda: len(cluster.replicas()) == 1)
+        seen["updated_s"] = wait("a new replica", lambda: len(now := cluster.replicas()) == 1 and not now & old)
     finally:
         seen["endings"] = streams.stop()
     seen["longest_pause_s"] = streams.longest_pause_s

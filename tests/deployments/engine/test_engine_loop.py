@@ -118,6 +118,19 @@ async def test_a_reader_is_told_once_of_what_it_has_not_taken() -> None:
         assert calls[2:] == [-1], "who comes late is told at once"
 
 
+async def test_a_reader_is_told_once_more_when_the_stream_ends() -> None:
+    group = FakeGroup(step_s=0.002, token=lambda tokens: 9 + len(tokens))
+    async with running(group) as loop:
+        stream = loop.submit([1, 3], greedy(20))
+        ended: list[bool] = []
+        stream.listen(lambda: ended.append(stream.ended))
+        await until(lambda: stream.sequence.finish_reason is not None)
+        await until(lambda: len(ended) == 2)
+        assert ended == [False, True]
+        delta = stream.take()
+        assert delta is not None and delta.finish_reason is not None and stream.take() is None
+
+
 async def test_the_ranks_have_their_next_step_before_the_readers_have_the_last_ones_tokens() -> None:
     group = FakeGroup(step_s=0.001, token=lambda tokens: 9 + len(tokens))  # no repetition, no drafts
     async with running(group) as loop:

@@ -1,6 +1,7 @@
 """Streamed events behind a proxy in Python: fewer and larger messages, the same content."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,10 +9,13 @@ import httpx
 import pytest
 
 from deployments.engine.interface import Delta
-from deployments.http import sse
+from deployments.http.choices import Choices
 from deployments.http.limits import HttpLimits
+from deployments.http.plan import Plan
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.sse import EventStream
+from llama_core.scheduling.request import FinishReason
+from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.scripted_engine import FakeEngine, eventually, serve
 
 NUM_TOKENS = 50
@@ -62,8 +66,8 @@ class TimedChoices:
         self.num_open = int(num < NUM_TOKENS)
         return 0, Delta("x" * (num - begin), list(range(begin, num)), [], None)
 
-    async def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
+    async def wait_for_end(self, timeout_s: float) -> None:
+        self.now_s = min(self.now_s + timeout_s, (NUM_TOKENS - 1) * STEP_S)
 
 
 class PlainSerializer:
@@ -76,7 +80,7 @@ class PlainSerializer:
         return b"[DONE]"
 
 
-async def messages(coalescing: ProxyCoalescing | None, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+async def messages(coalescing: ProxyCoalescing | None) -> list[bytes]:
     """The bodies that one stream sends."""
     sent: list[bytes] = []
 
@@ -85,7 +89,6 @@ async def messages(coalescing: ProxyCoalescing | None, monkeypatch: pytest.Monke
             sent.append(message["body"])
 
     choices = TimedChoices()
-    monkeypatch.setattr(sse, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": choices.sleep}))
     record: Any = SimpleNamespace(delta=lambda _: None, succeeded=lambda: None)
     stream = EventStream(
         cast(Any, choices),
@@ -99,16 +102,16 @@ async def messages(coalescing: ProxyCoalescing | None, monkeypatch: pytest.Monke
     return sent
 
 
-async def test_beside_other_streams_messages_are_fewer_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_beside_other_streams_messages_are_fewer_and_say_the_same() -> None:
     alone, beside = ProxyCoalescing(), ProxyCoalescing(num_streams=31)
-    each, joined = await messages(alone, monkeypatch), await messages(beside, monkeypatch)
+    each, joined = await messages(alone), await messages(beside)
     assert each == [b"x"] * (NUM_TOKENS - 1) + [b"x[DONE]"], "one stream alone sends every token at once"
     assert joined == [b"x", *[b"x" * 10] * 4, b"x" * 9 + b"[DONE]"], "then a message every 100 ms"
     assert (alone.num_streams, beside.num_streams) == (0, 31)
 
 
-async def test_without_coalescing_every_token_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(await messages(None, monkeypatch)) == NUM_TOKENS
+async def test_without_coalescing_every_token_leaves_at_once() -> None:
+    assert len(await messages(None)) == NUM_TOKENS
 
 
 def test_the_http_limits_reach_every_stream() -> None:
@@ -120,3 +123,37 @@ def test_the_http_limits_reach_every_stream() -> None:
             next(lines)
             assert coalescing.num_streams == 1
         eventually(lambda: coalescing.num_streams == 0)
+
+
+class SilentStream:
+    """A stream whose end the test decides."""
+
+    ended = False
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def cancel(self) -> None:
+        return
+
+    def take(self) -> Delta:
+        return Delta("x", [1], [], FinishReason.STOP if self.ended else None)
+
+
+async def test_a_wait_for_the_next_message_is_cut_short_by_the_end_of_a_choice() -> None:
+    stream, loop = SilentStream(), asyncio.get_running_loop()
+    engine: Any = SimpleNamespace(submit_all=lambda *_, **__: [stream])
+    choices = Choices(engine, Plan([[1, 3]], [SamplingParams(max_tokens=3)]))
+    stream.wake()
+    began_s = loop.time()
+    await choices.wait_for_end(0.02)
+    assert loop.time() - began_s > 0.01, "a token is not an end"
+
+    def end() -> None:
+        stream.ended = True
+        stream.wake()
+
+    loop.call_later(0.01, end)
+    await asyncio.wait_for(choices.wait_for_end(60), 30)
+    await asyncio.wait_for(choices.wait_for_end(60), 30)  # nobody has taken the end yet
+    assert choices.take() is not None and choices.num_open == 0
