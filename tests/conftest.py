@@ -1,4 +1,4 @@
-"""What tests of all three packages share: where the data is, and processes that form a group of ranks."""
+"""Shared by all tests: the paths of the test data, and processes that form a group of ranks."""
 
 import json
 import multiprocessing
@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-# How long an example takes depends on who else uses the machine.
+# The time of an example depends on the load of the machine.
 hypothesis.settings.register_profile("shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("shared")
 
@@ -21,13 +21,13 @@ GOLDEN = DATA / "golden"
 
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
-    """Outputs of Meta's reference; see tests/data/golden/README.md."""
+    """Outputs of Meta's reference implementation; see tests/data/golden/README.md."""
     loaded: dict[str, Any] = json.loads((GOLDEN / "golden.json").read_text())
     return loaded
 
 
 class RankPool:
-    """`world_size` processes joined by gloo, alive for the whole test session, because importing torch takes seconds."""
+    """`world_size` processes joined by gloo. They live for the whole session, because importing torch takes seconds."""
 
     def __init__(self, world_size: int, store: Path) -> None:
         self.world_size = world_size
@@ -43,7 +43,7 @@ class RankPool:
             self._processes.append(process)
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """function(parallel, *args) on every rank; their results in the order of the ranks."""
+        """Run function(parallel, *args) on every rank. Returns the results in the order of the ranks."""
         for pipe in self._pipes:
             pipe.send((function, args))
         results = [pipe.recv() for pipe in self._pipes]

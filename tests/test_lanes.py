@@ -1,4 +1,4 @@
-"""The lanes of `python -m tests`: every test file is in one, and a lane that fails is told."""
+"""The lanes of `python -m tests`: every test file has one, and a failed lane is reported."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What SECURITY.md says of the code and of the files that are shipped, where reading them can tell."""
+"""The claims of SECURITY.md that the code and the shipped files can show."""
 
 import ast
 import importlib.metadata
@@ -23,12 +23,12 @@ SHIPPED = [
     if path.suffix in (".yaml", ".yml", ".sh") or path.name.startswith(("Dockerfile", "docker-compose"))
     if not any(part.startswith(".") or part == "node_modules" for part in path.relative_to(ROOT).parts)
 ]
-# The first releases without what has been published of them: see docs/faults.md.
+# The first releases without published vulnerabilities: see docs/faults.md.
 FLOORS = {"torch": (2, 10), "sentencepiece": (0, 2, 1), "ray": (2, 56)}
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    """Every call in a file, by the name that is called, with what it is an attribute of."""
+    """Every call in a file with the full name of the called function."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node

@@ -1,7 +1,7 @@
 """Where the time of a step goes: milliseconds of each part of a step, and the least that each part could take.
 
-A backend that counts its own seconds (`seconds_by_op`) is asked before and after each step. For one that does not,
-forward hooks on the model's modules measure it; what neither names (layout, Python) is what is left of the step.
+A backend that counts its own seconds (`seconds_by_op`) is read before and after each step. For other backends, forward hooks
+on the model's modules measure the parts. The rest of the step (attention metadata, Python) is the part between the steps.
 """
 
 import time
@@ -28,7 +28,7 @@ VOCABULARY = "vocabulary"
 REST = "layout, sampling, the rest of the step"
 BETWEEN = "between the steps"
 
-# By the last part of a module's name; what is inside one of these is not measured again, but for attention.
+# By the last part of a module's name. Modules inside one of these are not measured again, except in attention.
 _PART_OF_MODULE = {
     "tok_embeddings": EMBEDDING,
     "attention_norm": NORMS,
@@ -42,14 +42,14 @@ _PART_OF_MODULE = {
     "feed_forward": FEED_FORWARD,
     "output": VOCABULARY,
 }
-# The native backend's names for the same.
+# The native backend's names of the same parts.
 _PART_OF_OP = {"project q, k, v": QKV, "attend": ATTENTION, "project out": OUT, "logits": VOCABULARY}
 _INSIDE_ATTENTION = (QKV, OUT)
 
 
 @contextmanager
 def dissected(runner: ModelRunner, counts: Callable[[StepInput], bool]) -> Iterator[list[dict[str, float]]]:
-    """Milliseconds of each part of every step that `runner` takes meanwhile and that `counts`."""
+    """Milliseconds of each part of every step that `runner` runs inside the context and for which `counts` is true."""
     steps: list[dict[str, float]] = []
     with _clock(runner) as seconds:
 
@@ -68,7 +68,7 @@ def dissected(runner: ModelRunner, counts: Callable[[StepInput], bool]) -> Itera
 
 @contextmanager
 def _clock(runner: ModelRunner) -> Iterator[Callable[[], Mapping[str, float]]]:
-    """A function that says how many seconds have gone into each part so far."""
+    """A function that returns the seconds spent in each part so far."""
     counted: Callable[[], Mapping[str, float]] | None = getattr(runner.backend, "seconds_by_op", None)
     if counted is not None:
         yield counted
@@ -80,7 +80,7 @@ def _clock(runner: ModelRunner) -> Iterator[Callable[[], Mapping[str, float]]]:
 
 
 def _of_modules(taken: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by part, where those of attention as taken still have its projections' in them."""
+    """Seconds by part, from hooks whose time of attention includes its projections."""
     parts = {part: taken.get(part, 0.0) for part in dict.fromkeys(_PART_OF_MODULE.values())}
     parts[ATTENTION] -= sum(parts[part] for part in _INSIDE_ATTENTION)
     return parts
@@ -89,9 +89,9 @@ def _of_modules(taken: Mapping[str, float]) -> dict[str, float]:
 def least_bytes(
     config: ModelConfig, weight_bytes: float, cache_bytes: float, rows: int, context: float
 ) -> dict[str, int]:
-    """Bytes that each part must read in a step of `rows` sequences of `context` tokens, under every name that it has.
+    """Bytes that each part must read in a step of `rows` sequences of `context` tokens, under each of the part's names.
 
-    weight_bytes, cache_bytes: of one weight and of one number in the cache.
+    weight_bytes, cache_bytes: bytes of one weight and of one number in the cache.
     """
     kv_dim = config.n_kv_heads * config.head_dim
     gate_and_up = config.n_layers * 2 * config.dim * config.hidden_dim
@@ -115,13 +115,13 @@ def weights_of_a_step(config: ModelConfig) -> int:
 
 @contextmanager
 def _timed_modules(model: nn.Module, device: torch.device) -> Iterator[dict[str, float]]:
-    """Seconds spent in the model's modules meanwhile, by part."""
+    """Seconds spent in the model's modules inside the context, by part."""
     taken: dict[str, float] = defaultdict(float)
     began: dict[nn.Module, float] = {}
 
     def now() -> float:
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # work is only queued when a module returns
+            torch.cuda.synchronize(device)  # a module returns when its work is queued, not when it is done
         return time.perf_counter()
 
     def begin(module: nn.Module, inputs: Any) -> None:

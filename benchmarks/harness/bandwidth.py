@@ -1,7 +1,7 @@
 """The speed at which this machine's memory can be read: the limit of decoding, which reads every weight for every token.
 
-It is not a constant: on a shared machine it may change from one second to the next. So it is measured right before and
-right after whatever is compared with it. The kernel, bandwidth.cpp, is compiled for this processor on first use.
+On a shared machine it may change from one second to the next, so it is measured right before and right after the run that is
+compared with it. The kernel, bandwidth.cpp, is compiled for this processor on first use.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ from benchmarks.harness.common import Spread, cache_sizes
 _SOURCE = Path(__file__).with_name("bandwidth.cpp")
 _FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
 _CALIBRATION_PASSES = 2
-# The fastest way to read is the machine's limit. Which one that is depends on the processor, so it is found out once for
-# each number of threads and size of buffer, not once for each probe.
+# The limit is the fastest way to read, which depends on the processor. It is found once for each number of threads and size
+# of buffer, not for each probe.
 _FASTEST: dict[tuple[int, int], int] = {}
 GIGA = 1e9
 
 
 class NoCompiler(Exception):
-    """g++ is not there, or does not take the kernel: the bandwidth cannot be measured here."""
+    """g++ is missing or cannot compile the kernel, so the bandwidth cannot be measured."""
 
 
 @cache
@@ -45,7 +45,7 @@ def _library() -> ctypes.CDLL:
                 raise NoCompiler("the memory's bandwidth is measured by a kernel that needs g++") from None
             except subprocess.CalledProcessError as error:
                 raise NoCompiler(f"g++ does not take {_SOURCE.name}: {error.stderr[-500:]}") from None
-            built.replace(target)  # whole or not at all, whoever else builds it now
+            built.replace(target)  # atomic, because another process may build it now
     library = ctypes.CDLL(str(target))
     library.make_buffer.argtypes = [ctypes.c_size_t]
     library.make_buffer.restype = ctypes.c_void_p
@@ -69,7 +69,7 @@ class Bandwidth:
 
 
 class BandwidthProbe:
-    """A buffer that stays, and the threads that read it when asked. Use as a context, or `close` it.
+    """A kept buffer and the threads that read it. Use as a context, or `close` it.
 
     buffer_bytes: four times the largest cache and at least 512 MiB if not given. Raises NoCompiler, MemoryError.
     """
@@ -107,7 +107,7 @@ class BandwidthProbe:
         self.close()
 
     def _passes(self, pattern: int, passes: int) -> list[float]:
-        """Seconds of each pass. A first one, while the threads come up and the caches fill with the buffer, is left out."""
+        """Seconds of each pass. A first pass starts the threads and fills the caches; it is not counted."""
         assert self._memory, "closed"
         seconds = (ctypes.c_double * (passes + 1))()
         cores = (ctypes.c_int * self.threads)(*self._cores[: self.threads])
@@ -118,19 +118,19 @@ class BandwidthProbe:
 def probe_bandwidth(threads: int | None = None, buffer_bytes: int | None = None, passes: int = 15) -> float:
     """Read bandwidth in GB/s, the median of many passes, on `threads` threads (all cores if not given).
 
-    Its buffer comes and goes with the call; who measures again and again keeps a BandwidthProbe. Raises NoCompiler.
+    Allocates its buffer for this call; keep a BandwidthProbe to measure repeatedly. Raises NoCompiler.
     """
     with BandwidthProbe(threads, buffer_bytes) as probe:
         return probe.measure(passes).gb_s.median
 
 
 def beyond_caches() -> int:
-    """Bytes of a buffer of which next to nothing is left in a cache when a pass begins anew."""
+    """Bytes of a buffer so large that no cache holds much of it when the next pass begins."""
     return max(512 * 2**20, 4 * max(cache_sizes().values(), default=0))
 
 
 def _processor() -> str:
-    """What -march=native depends on."""
+    """The properties of the processor that -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""What every benchmark needs: medians with their spread, facts about the machine, tables, the line of JSON, an idle machine.
+"""Shared by all benchmarks: medians with their spread, facts about the machine, tables, the JSON result, waiting for idleness.
 
-Knows nothing of what is measured. Standard library only, so that a peer's own environment can import it too.
+Standard library only, so that a peer's own environment can import it too.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Of some hundred flags, those that decide which kernels a matrix product or a bfloat16 loop gets.
+# The flags that decide which kernels a matrix product or a bfloat16 loop gets.
 _FLAGS_THAT_MATTER = (
     "avx2",
     "fma",
@@ -40,7 +40,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure that was taken several times: its median, the quartiles around it, and the extremes."""
+    """Several measurements of a figure: median, quartiles and extremes."""
 
     median: float
     low: float  # first quartile
@@ -66,7 +66,7 @@ class Spread:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks; `values` in any order, at least one."""
+    """Linear interpolation between the two nearest ranks. `values` in any order, at least one."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     below = int(place)
@@ -75,7 +75,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def number(value: Cell) -> str:
-    """For a table: three significant digits, thousands whole; "-" for nothing."""
+    """A value for a table: three significant digits, whole thousands, "-" for None."""
     if value is None:
         return "-"
     if isinstance(value, str | bool):
@@ -86,7 +86,7 @@ def number(value: Cell) -> str:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell | Spread]]) -> None:
-    """First column to the left, the others to the right."""
+    """Print a table: the first column left-aligned, the others right-aligned."""
     texts = [[str(cell) if isinstance(cell, Spread) else number(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(columns), *texts]) for i in range(len(columns))]
     print(f"\n{title}")
@@ -100,7 +100,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell
 
 
 def emit(benchmark: str, figures: dict[str, Any], options: argparse.Namespace | None = None) -> dict[str, Any]:
-    """Print the result as the last line, one JSON object, and write it to --json. Spreads become objects."""
+    """Print the result as one line of JSON, the last line, and write it to --json. A Spread becomes an object."""
     result = {"benchmark": benchmark, "command": command_line(), "date": today(), "machine": machine(), **figures}
     result = dict(json.loads(json.dumps(result, default=_plain), parse_float=_six_digits))
     target: Path | None = getattr(options, "json", None)
@@ -111,7 +111,7 @@ def emit(benchmark: str, figures: dict[str, Any], options: argparse.Namespace | 
 
 
 def last_json(output: str) -> dict[str, Any]:
-    """The last line that is a JSON object: a peer may log after it. Raises ValueError where there is none."""
+    """The last line that is a JSON object; a peer may log after it. Raises ValueError if there is none."""
     for line in reversed(output.splitlines()):
         with contextlib.suppress(ValueError):
             found = json.loads(line)
@@ -120,11 +120,11 @@ def last_json(output: str) -> dict[str, Any]:
     raise ValueError("the output has no line of JSON")
 
 
-# What it ran on.
+# The machine.
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on: processor, memory, versions, settings, commit, and how busy the machine is."""
+    """The facts that figures depend on: processor, memory, versions, settings, commit, load average."""
     cpu = _cpu_info()
     return {
         "cpu": cpu.get("model name", platform.processor() or platform.machine()),
@@ -142,7 +142,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Those of `packages` that are installed, by their versions."""
+    """The versions of the installed ones of `packages`."""
     found = {}
     for package in packages:
         try:
@@ -153,9 +153,9 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def cache_sizes() -> dict[str, int]:
-    """Data caches of the first core in bytes, by level: "L1", "L2", "L3". Empty where the system does not tell.
+    """Data caches of the first core in bytes, by level: "L1", "L2", "L3". Empty if the system does not report them.
 
-    A virtual machine shows its host's L3, of which it may have a small part.
+    A virtual machine reports its host's L3, of which it may have only a part.
     """
     sizes: dict[str, int] = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
@@ -180,7 +180,7 @@ def command_line() -> str:
 
 
 def public(text: str) -> str:
-    """Absolute paths say nothing to others: each is cut to what is inside the repository, or to its last two parts."""
+    """`text` with absolute paths cut to the part inside the repository, or to their last two parts."""
     return " ".join(":".join(_relative(path) for path in word.split(":")) for word in text.split(" "))
 
 
@@ -188,11 +188,11 @@ def today() -> str:
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
-# Quiet.
+# Idleness.
 
 
 def busy_cores(window_s: float = 0.5) -> float:
-    """Cores that were busy over the next `window_s` seconds, whoever kept them so: 0.0 on an idle machine."""
+    """Average number of busy cores over the next `window_s` seconds; 0.0 on an idle machine."""
     busy_before, ticks_before = _cpu_ticks()
     time.sleep(window_s)
     busy, ticks = _cpu_ticks()
@@ -200,7 +200,7 @@ def busy_cores(window_s: float = 0.5) -> float:
 
 
 def wait_quiet(most_busy_cores: float = 0.2, patience_s: float = 120.0) -> float:
-    """Wait until the machine is quiet, at most `patience_s`. Returns the cores that were busy at the end of the wait."""
+    """Wait until the machine is idle, at most `patience_s`. Returns the number of busy cores at the end."""
     deadline = time.monotonic() + patience_s
     while (busy := busy_cores()) > most_busy_cores and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -208,17 +208,17 @@ def wait_quiet(most_busy_cores: float = 0.2, patience_s: float = 120.0) -> float
 
 
 def _cpu_ticks() -> tuple[int, int]:
-    """Ticks that all cores together were busy, and ticks in all, since the machine's start."""
+    """Busy ticks and all ticks of all cores since the machine's start."""
     try:
         fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     except OSError:
         return 0, 1
-    user, nice, system, idle, iowait, *others = fields[:8]  # the last two of ten are in user and nice already
+    user, nice, system, idle, iowait, *others = fields[:8]  # the last two of ten are included in user and nice
     return user + nice + system + sum(others), user + nice + system + idle + iowait + sum(others)
 
 
 def _cpu_info() -> dict[str, str]:
-    """/proc/cpuinfo of the first core; empty where there is none."""
+    """/proc/cpuinfo of the first core; empty if the file is missing."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
     except OSError:
@@ -228,7 +228,7 @@ def _cpu_info() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The short hash of the checked-out commit, "-dirty" where files that git knows have changed since."""
+    """The short hash of the checked-out commit, with "-dirty" if tracked files have changed."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
@@ -252,12 +252,12 @@ def _relative(path: str) -> str:
 
 
 def _six_digits(text: str) -> float:
-    """More digits than any clock here has."""
+    """Round to six significant digits, more than any clock here has."""
     return float(f"{float(text):.6g}")
 
 
 def _plain(value: object) -> object:
-    """What json cannot write by itself."""
+    """Convert an object that json cannot write."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, Path):

@@ -1,7 +1,7 @@
-"""Who takes part in a paired run, and how each is asked: read from TOML, ours from ours.toml, peers from the user's file.
+"""The contenders of a paired run, read from TOML files: ours from ours.toml, peers from the user's file.
 
-A contender is a command that prints its figures as a line of JSON, or a server that the same load is put on. What is
-between braces in a command is replaced: see peers.example.toml. Knows nothing of rounds and ratios.
+A contender is a command that prints its figures as a line of JSON, or a server that gets the same load as the others.
+Placeholders between braces in a command are replaced: see peers.example.toml.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from benchmarks.harness.programs import Program, free_port
 
 
 class BadFile(Exception):
-    """A contender's file has something that it should not, or lacks what it should have; the message names it."""
+    """A contender's file is invalid; the message names the place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is compared. figures: their names in a result; lower_is_better: those of which less is better.
+    """A question to contenders. figures: names of figures in a result; lower_is_better: those of which less is better.
 
-    load: how bench_online asks it of a server; None where only a command can answer.
+    load: options of `online` for a server; None if only a command can answer.
     """
 
     name: str
@@ -63,7 +63,7 @@ QUESTIONS = {
         ),
     )
 }
-# What a question's placeholders are if the command line does not say.
+# Default values of the placeholders of each question.
 DEFAULTS: dict[str, dict[str, str]] = {
     "decode": {"prompt": "128", "output": "128", "requests": "5", "concurrency": "1"},
     "prefill": {"prompt": "512", "output": "1", "requests": "5", "concurrency": "1"},
@@ -74,7 +74,7 @@ DEFAULTS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One contender as its file describes it. commands: by question. server: for the questions without one."""
+    """One contender's entry in a file. commands: by question. server: for the questions without a command."""
 
     name: str
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -88,14 +88,14 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Recipes:
-    """All files together. models: what a command may refer to, by model; a value may be a table by dtype."""
+    """The entries of all files. models: placeholders by model; a value may be a table by dtype."""
 
     contenders: Mapping[str, Recipe]
     models: Mapping[str, Mapping[str, str | Mapping[str, str]]]
 
 
 def read_recipes(paths: list[Path]) -> Recipes:
-    """Later files add to earlier ones, or replace a contender or a model by name. Raises BadFile."""
+    """Read files in order; a later one replaces contenders and models of the same name. Raises BadFile."""
     contenders: dict[str, Recipe] = {}
     models: dict[str, dict[str, str | Mapping[str, str]]] = {}
     for path in paths:
@@ -130,18 +130,18 @@ def _recipe(where: str, name: str, table: dict[str, Any]) -> Recipe:
 
 
 class Contender(Protocol):
-    """Ready to be asked, as often as it takes."""
+    """A contender that is ready to be asked, any number of times."""
 
     @property
     def name(self) -> str: ...
 
     def ask(self) -> dict[str, Any]:
-        """One result, as it was printed. Raises subprocess.SubprocessError, ValueError or ProgramFailed."""
+        """One result as printed. Raises subprocess.SubprocessError, ValueError or ProgramFailed."""
 
 
 @dataclass(slots=True)
 class Command:
-    """A program that is started for every round and prints its figures."""
+    """A contender whose program is started in each round and prints its figures."""
 
     name: str
     words: list[str]
@@ -162,7 +162,7 @@ class Command:
 
 @dataclass(slots=True)
 class Served:
-    """A server that has been started and stays, and the load that is put on it in every round."""
+    """A contender whose server runs throughout; each round puts the load on it."""
 
     name: str
     load: Command
@@ -173,7 +173,7 @@ class Served:
 
 @contextlib.contextmanager
 def contender(recipe: Recipe, question: Question, values: Mapping[str, str], timeout_s: float) -> Iterator[Contender]:
-    """`recipe` ready to answer `question`; its server, if it has one, runs meanwhile. Raises BadFile, ProgramFailed."""
+    """`recipe` ready to answer `question`; its server runs inside the context. Raises BadFile, ProgramFailed."""
     env = {name: _fill(recipe.name, text, values) for name, text in recipe.env.items()}
     if question.name in recipe.commands:
         words = [_fill(recipe.name, word, values) for word in recipe.commands[question.name]]
@@ -220,7 +220,7 @@ def running_server(recipe: Recipe, values: Mapping[str, str]) -> Iterator[Server
 
 
 def values_for(recipes: Recipes, model: str, dtype: str, given: Mapping[str, str]) -> dict[str, str]:
-    """What stands for the placeholders of a command: `given`, the model's own values, and where we are."""
+    """The values of a command's placeholders: `given`, those of the model, and those of this machine."""
     quantized = dtype == "int8"
     here = {
         "python": sys.executable,

@@ -1,6 +1,6 @@
-"""Drives `Llama` in this process as its own `generate` does, and says when each step began and ended.
+"""Drives `Llama` in this process as its own `generate` does, and records when each step began and ended.
 
-The one file of the benchmarks that knows how the model is built and where its steps can be watched.
+Only this file of the benchmarks builds the model and hooks into its steps.
 """
 
 import argparse
@@ -26,14 +26,14 @@ from llama_core.scheduling.step import Pending, StepInput, StepOutput
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizer import Tokenizer
 
-# What would change how much is computed: off, unless the command line says otherwise. Peers run without them too.
+# Settings that change how much is computed are off unless the command line sets them; peers run without them too.
 OFF_BY_DEFAULT = ("speculation", "prefix_caching")
 BLOCK_SIZE = 16
 StartFunction = Callable[[StepInput], Pending[StepOutput]]
 
 
 class NumbersOnly:
-    """In a tokenizer's place where there is no text: prompts and outputs are ids, and none of them ends anything."""
+    """Takes the place of a tokenizer where prompts and outputs are ids and no id ends a sequence."""
 
     def __init__(self, n_words: int) -> None:
         self.n_words = n_words
@@ -44,9 +44,9 @@ class NumbersOnly:
 def built_llama(
     options: argparse.Namespace, *, dtype: str, max_seq_len: int, max_batch_size: int, **settings: Any
 ) -> Iterator[Llama]:
-    """The model that the options name, for a while: its memory is free again before another one is built.
+    """The model that the options name, inside the context. Its memory is freed before another model is built.
 
-    `settings` are further fields of EngineConfig, above what the command line says.
+    `settings` are further fields of EngineConfig; they override the command line.
     """
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -59,8 +59,8 @@ def built_llama(
     config = EngineConfig(
         ckpt_dir=str(options.ckpt),
         vocab_size=tokenizer.n_words,
-        dtype=cast(DType, dtype),  # refused there if it is none
-        # The scheduler admits nobody unless a block stays free for each that runs: room for one more in every sequence.
+        dtype=cast(DType, dtype),  # EngineConfig refuses an unknown dtype
+        # The scheduler keeps a block free for each running sequence, so each needs one block more than its tokens.
         max_seq_len=max_seq_len + BLOCK_SIZE,
         max_batch_size=max_batch_size,
         block_size=BLOCK_SIZE,
@@ -75,7 +75,7 @@ def built_llama(
 
 
 def llama_of(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Llama:
-    """As Llama.build makes it, but from every setting that an engine has, and without a tokenizer if need be."""
+    """A Llama as Llama.build makes it, but from any engine setting and also without a tokenizer."""
     runner = ModelRunner.load(config, groups.alone(config.device))
     num_blocks = runner.max_num_blocks()
     runner.allocate_cache(num_blocks)
@@ -85,7 +85,7 @@ def llama_of(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Llama:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: when, in seconds of time.perf_counter, and how much. `is_decode`: no row reads a prompt."""
+    """One step: its begin and end in seconds of time.perf_counter, and its size. `is_decode`: no row reads a prompt."""
 
     begin_s: float
     end_s: float
@@ -101,7 +101,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of a batch of requests: the tokens generated for each, every step, and when it began and ended."""
+    """The result of a batch of requests: the generated tokens of each, every step, begin and end."""
 
     outputs: list[list[int]]
     steps: list[Step]
@@ -126,13 +126,13 @@ class Run:
 
     @property
     def num_prefilled(self) -> int:
-        """Tokens that went through the model in rows that read a prompt, and beside them."""
+        """Tokens computed in the steps that read a prompt, decode rows included."""
         return sum(step.num_tokens for step in self.prefill_steps)
 
     def decode_tok_s(self) -> float:
         """Tokens a second from the end of the last step that read a prompt to the end of all.
 
-        Everything between steps counts: scheduling, and making the next step. For one sequence, or several of one length.
+        The time between steps is included: scheduling and making the next step. For one sequence, or several of one length.
         """
         decodes = self.decode_steps
         begin = max((step.end_s for step in self.prefill_steps), default=decodes[0].begin_s)
@@ -149,7 +149,7 @@ def run(llama: Llama, requests: Iterable[Request], temperature: float = 0.0) -> 
         sequences.append(LlamaSequence(request.prompt, params, len(request.prompt) + request.num_output))
     with watched(llama.runner) as steps:
         begin = time.perf_counter()
-        llama._run(sequences)  # what `generate` calls; that has one number of tokens for all, and may end before it
+        llama._run(sequences)  # what `generate` calls, with a number of tokens for each request and without EOS
         end = time.perf_counter()
     for seq in sequences:
         if seq.error is not None:
@@ -159,7 +159,7 @@ def run(llama: Llama, requests: Iterable[Request], temperature: float = 0.0) -> 
 
 @contextmanager
 def watched(runner: Any) -> Iterator[list[Step]]:
-    """Every step that `runner` takes meanwhile, in order."""
+    """Every step that `runner` runs inside the context, in order."""
     steps: list[Step] = []
 
     def watch(start: StartFunction, batch: StepInput) -> Pending[StepOutput]:
@@ -169,7 +169,7 @@ def watched(runner: Any) -> Iterator[list[Step]]:
         def result() -> StepOutput:
             nonlocal begin
             output = under_way.result()
-            begin = max(begin, steps[-1].end_s if steps else begin)  # it waited for the step before it, on a GPU
+            begin = max(begin, steps[-1].end_s if steps else begin)  # on a GPU it waited for the step before it
             # A row with drafts has several tokens and reads no prompt.
             is_decode = all(row.length == 1 + row.num_drafts for row in batch.rows)
             end = time.perf_counter()
@@ -185,7 +185,7 @@ def watched(runner: Any) -> Iterator[list[Step]]:
 
 @contextmanager
 def around_steps(runner: Any, around: Callable[[StartFunction, StepInput], Pending[StepOutput]]) -> Iterator[None]:
-    """Meanwhile `runner.start(batch)` is around(start, batch), with `start` as it was. Contexts may be nested."""
+    """Inside the context `runner.start(batch)` is around(start, batch), with the earlier `start`. Contexts may be nested."""
     before = vars(runner).get("start")
     runner.start = functools.partial(around, runner.start)
     try:
@@ -196,18 +196,18 @@ def around_steps(runner: Any, around: Callable[[StartFunction, StepInput], Pendi
             runner.start = before
 
 
-# What a token costs at least.
+# The least cost of a token.
 
 
 def torch_dtype(llama: Llama) -> torch.dtype:
-    """Of the activations, the cache, and the weights unless they are quantized."""
+    """The dtype of activations, cache and unquantized weights."""
     dtype = getattr(torch, llama.runner.report.dtype.split()[0])
     assert isinstance(dtype, torch.dtype)
     return dtype
 
 
 def bytes_per_token(llama: Llama, context: float) -> int:
-    """Bytes that decoding one token of one sequence reads: every weight but the embedding's, of which it needs one row,
+    """Bytes read to decode one token of one sequence: every weight, but one row of the embedding,
     and the keys and values of `context` tokens."""
     config, itemsize = llama.runner.model_config, torch_dtype(llama).itemsize
     embedding = config.vocab_size * config.dim * itemsize
@@ -216,8 +216,8 @@ def bytes_per_token(llama: Llama, context: float) -> int:
 
 
 def prefill_operations(config: ModelConfig, length: int) -> int:
-    """Multiplications and additions that reading a prompt of `length` tokens takes: projections of every token, attention
-    to all before it, and logits of the last."""
+    """Floating-point operations of the prefill of `length` tokens: projections of every token, attention to all tokens before
+    it, and logits of the last."""
     kv_dim = config.n_kv_heads * config.head_dim
     layer = config.dim * (2 * config.dim + 2 * kv_dim) + 3 * config.dim * config.hidden_dim
     attention = 2 * config.dim * length * (length + 1) // 2
@@ -235,12 +235,12 @@ def vocabulary(llama: Llama) -> int:
 
 
 def repeat_runs(llama: Llama, requests: Sequence[Request], repeats: int) -> list[Run]:
-    """`repeats` runs after one that is not counted: kernels are built and pages touched by then."""
+    """`repeats` runs after an uncounted one, which builds kernels and touches pages."""
     return [run(llama, requests) for _ in range(repeats + 1)][1:]
 
 
 def _plain_value(text: str) -> bool | int | float | str | None:
-    """A command line's word as what it says: true, false, none, a number, or itself."""
+    """A word of the command line as a value: true, false, none, a number, or the word itself."""
     named = {"true": True, "false": False, "none": None}
     if text.lower() in named:
         return named[text.lower()]

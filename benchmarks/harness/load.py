@@ -1,7 +1,7 @@
-"""A load of streaming requests, and what its clients saw. As light as can be: the client shares the server's cores.
+"""A closed loop of streaming requests by a light client, because the client shares the server's cores.
 
-An HTTP session notes when bytes came and keeps them; nothing is decoded before the clock has stopped. The same loop drives
-an engine in this process (`local_engine.py`), so that the two can be compared.
+An HTTP session stores received bytes with their times and decodes them after the clock has stopped. The same loop drives an
+engine in this process (`local_engine.py`), so that both can be compared.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from benchmarks.harness.common import percentile
 from benchmarks.harness.workload import Request
 
-# The chunk of nothing that ends a body. Never inside a chunk of events: JSON has no bare line break.
+# The empty chunk that ends a body. It cannot occur inside an event, because JSON has no bare line break.
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 
 
@@ -26,8 +26,8 @@ _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 class Answer:
     """One request as its client saw it; times in seconds of time.perf_counter.
 
-    token_times: one for each event that brought a token or more. num_tokens: as the server counts them. status: of HTTP, 0
-    where none came. retry_after: what the head said of that, if it did.
+    token_times: one for each event with a token or more. num_tokens: the server's count. status: of HTTP, 0 without an answer.
+    retry_after: the header, if there was one.
     """
 
     began_s: float
@@ -40,7 +40,7 @@ class Answer:
 
 
 class Session(Protocol):
-    """One client, which has one request at a time. `ask` is what the clock covers, `answers` what comes after it."""
+    """One client with one request at a time. The clock covers `ask`; `answers` is called after it has stopped."""
 
     async def ask(self, request: Request) -> None: ...
     def answers(self) -> list[Answer]: ...
@@ -49,16 +49,16 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What became of a load: every answer, and from the first request's start to the last answer's end."""
+    """The result of a load: every answer, and the seconds from the first request's start to the last answer's end."""
 
     answers: list[Answer]
     seconds: float
-    client_cpu_s: float  # that this process took meanwhile
+    client_cpu_s: float  # processor time of this process meanwhile
 
     def figures(self) -> dict[str, Any]:
         """Output tokens a second, times to the first token and between two tokens of one answer, in milliseconds.
 
-        Requests that failed count in `failed` and nowhere else. Raises ValueError when all did.
+        Failed requests count in `failed` only. Raises ValueError if all failed.
         """
         good = [answer for answer in self.answers if answer.error is None and answer.token_times]
         failed = [answer.error or "no token came" for answer in self.answers if answer not in good]
@@ -79,9 +79,9 @@ class Load:
             "ttft_p99_ms": percentile(first, 99),
             "between_p50_ms": percentile(gaps, 50),
             "between_p99_ms": percentile(gaps, 99),
-            # Of one answer on the average: what a burst of several tokens does not make look better.
+            # Mean of each answer, which does not look better when several tokens come at once.
             "per_token_p50_ms": percentile([_per_token_ms(answer) for answer in good], 50),
-            # Of one answer, from its first token to its last: what is generated alone, where there is one client.
+            # Rate of each answer from its first token to its last: the decode rate, where there is one client.
             "decode_tok_s": statistics.median(_decode_tok_s(answer) for answer in good),
             "tokens_per_event": tokens / sum(len(answer.token_times) for answer in good),
             "client_cpu_cores": self.client_cpu_s / self.seconds,
@@ -89,7 +89,7 @@ class Load:
 
 
 def _decode_tok_s(answer: Answer) -> float:
-    """Tokens a second behind the first event, which is taken to have brought one token; 0 where nothing came behind it."""
+    """Tokens a second after the first event, which counts as one token; 0 if no event followed."""
     seconds = answer.token_times[-1] - answer.token_times[0]
     return (answer.num_tokens - 1) / seconds if seconds else 0.0
 
@@ -100,7 +100,7 @@ def _per_token_ms(answer: Answer) -> float:
 
 
 async def drive(sessions: Sequence[Session], requests: Iterable[Request]) -> Load:
-    """Closed loop: each session takes the next request when its last one has ended."""
+    """Closed loop: each session sends the next request when its last one has ended."""
     waiting = iter(requests)
 
     async def work(session: Session) -> None:
@@ -114,7 +114,7 @@ async def drive(sessions: Sequence[Session], requests: Iterable[Request]) -> Loa
 
 
 class HttpSession:
-    """Streams completions from an OpenAI-compatible server over one connection, opened again when the server closes it.
+    """Streams completions from an OpenAI-compatible server over one connection, reopened when the server closes it.
 
     extra: further fields of the request's body. new_connections: one for each request.
     """
@@ -139,7 +139,7 @@ class HttpSession:
         try:
             is_new = self._connection is None or self._connection.closed
             pieces = await (await self._open()).exchange(message)
-            if not pieces and not is_new:  # the server closed it while the message was on its way, as it may
+            if not pieces and not is_new:  # the server closed it while the message was in flight, which HTTP allows
                 pieces = await (await self._open()).exchange(message)
         except OSError as error:
             pieces = [(time.perf_counter(), f"HTTP/1.1 000 {error}\r\n\r\n".encode())]
@@ -173,14 +173,14 @@ class HttpSession:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: a message out, and the pieces of its answer with the times at which they came."""
+    """One connection: sends a message and stores the pieces of the answer with their times."""
 
     def __init__(self) -> None:
         self.closed = False
         self._transport: asyncio.Transport | None = None
         self._pieces: list[tuple[float, bytes]] = []
-        self._missing: int | None = None  # bytes of a body whose length was stated
-        self._tail = b""  # what came last, as much of it as the end has
+        self._missing: int | None = None  # bytes left of a body with a Content-Length
+        self._tail = b""  # the last bytes, as many as the end has
         self._done: asyncio.Future[None] | None = None
 
     async def exchange(self, message: bytes) -> list[tuple[float, bytes]]:
@@ -234,17 +234,17 @@ def completion_body(model: str, request: Request, extra: dict[str, Any]) -> dict
     }
 
 
-# Reading what came, after the clock has stopped.
+# Reading answers after the clock has stopped.
 
 
 def brings_token(event: dict[str, Any]) -> bool:
-    """Whether a token came with it. Its text may be empty, as part of a character; an event that only ends has a reason."""
+    """Whether an event has a token. The text of a token may be empty; a final event without a token has a finish reason."""
     choices = event.get("choices") or []
     return bool(choices) and (bool(choices[0].get("text")) or choices[0].get("finish_reason") is None)
 
 
 def read_answer(began_s: float, ended_s: float, pieces: Sequence[tuple[float, bytes]]) -> Answer:
-    """An HTTP answer of server-sent events, from its bytes and when they came."""
+    """Read an HTTP answer of server-sent events from its bytes and their times."""
     raw = b"".join(data for _, data in pieces)
     head, _, body = raw.partition(b"\r\n\r\n")
     status = head.split(b"\r\n")[0].split(b" ", 1)[-1].decode(errors="replace")
@@ -274,7 +274,7 @@ def read_answer(began_s: float, ended_s: float, pieces: Sequence[tuple[float, by
 
 
 def _events(raw: bytes, start: int, is_chunked: bool) -> Iterator[tuple[bytes, int]]:
-    """The data of each event, and how many bytes of `raw` had come when it was whole."""
+    """The data of each event, and the number of bytes of `raw` up to its end."""
     body, place = bytearray(), start
     borders: list[tuple[int, int]] = []  # (end in body, end in raw) of each chunk
     while place < len(raw):

@@ -19,7 +19,7 @@ from llama_core.scheduling.step import StepInput, StepOutput
 
 
 class LocalRunner:
-    """A ModelRunner as the engine loop takes one: steps run one after another in a thread of their own."""
+    """A ModelRunner behind the engine loop's interface: steps run one after another in a thread."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -34,7 +34,7 @@ class LocalRunner:
 
 @asynccontextmanager
 async def local_engine(llama: Llama) -> AsyncIterator[EngineLoop]:
-    """An engine loop that runs."""
+    """A running engine loop."""
     config = llama.runner.config
     scheduler = Scheduler(
         SchedulerConfig.of(config, llama.tokenizer.stop_ids),

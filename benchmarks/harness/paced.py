@@ -1,7 +1,7 @@
-"""Ranks without a model that end every step after a fixed time: behind them, everything else of a server can be measured.
+"""Ranks without a model whose steps take a fixed time, so that the rest of a server can be measured.
 
 `build_app` is our application with such ranks, for the import_path of a serve configuration; `PacedGroup` is their group for
-an engine without Ray. The pace is PACED_STEP_MS in the environment.
+an engine without Ray. The environment variable PACED_STEP_MS is the time of a step.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 STEP_MS = "PACED_STEP_MS"
 NUM_BLOCKS = 4096
-_FIRST_TEXT_ID = 259  # behind control and byte pieces
+_FIRST_TEXT_ID = 259  # after control and byte pieces
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PacedReport:
 
 
 class PacedRunner:
-    """Draws tokens that differ and repeat nothing. A step begins when the last one has ended, as on a device."""
+    """Samples tokens without repetition. A step begins when the last one has ended, as on a device."""
 
     report = PacedReport()
 
@@ -83,7 +83,7 @@ def make_paced_runner(
 
 
 def answer_steps(invitation: Invitation, vocab_size: int) -> None:
-    """A rank's process where there is no Ray."""
+    """The process of a rank, without Ray."""
     frames = connect(invitation, 0, 30.0)
     runner = PacedRunner(vocab_size)
     while (payload := frames.receive()) is not None:
@@ -91,7 +91,7 @@ def answer_steps(invitation: Invitation, vocab_size: int) -> None:
 
 
 class PacedGroup:
-    """`deployments.engine.supervisor.Group` over one such process."""
+    """Implements `deployments.engine.supervisor.Group` over one such process."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config

@@ -1,12 +1,12 @@
-"""Us and others, one after the other and again and again in one run: ratios that a machine's moods do not make.
+"""Ratios of our figures to those of others, measured in alternating rounds of one run, so that machine noise affects all alike.
 
     python -m benchmarks paired --question decode --model llama-110m --dtype bfloat16 --peers peers.toml \
         --contenders ours llamacpp vllm --rounds 5
 
-Contenders take turns, in reverse order every other round. Before each the machine must be quiet; the memory's bandwidth is
-probed before and after. The ratio of a round is the first contender's figure by another's of the same round. Rounds in
-which the bandwidth moved are in the medians too; beside them stand the medians of the steady rounds alone. Servers are
-started once and stay; a command is started for each round.
+The order of contenders is reversed every other round. Before each turn the machine must be idle; the memory's bandwidth is
+probed before and after. A ratio is the first contender's figure by another's of the same round. The medians include rounds in
+which the bandwidth changed; the medians of the steady rounds are given too. Servers run throughout; a command is started for
+each round.
 """
 
 import subprocess
@@ -33,13 +33,13 @@ from benchmarks.harness.options import question_parser
 from benchmarks.harness.programs import ProgramFailed, end_programs_on_sigterm
 
 OURS = Path(__file__).with_name("ours.toml")
-STEADY = 0.1  # two bandwidths that differ by less, as a share of the larger, are the same
+STEADY = 0.1  # bandwidths that differ by less, as a share of the larger, count as equal
 PROBE_PASSES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One contender in one round: its figures, GB/s before and after it, cores that others kept busy before it."""
+    """One contender in one round: its figures, GB/s before and after, and busy cores before."""
 
     round: int
     figures: dict[str, float]
@@ -49,14 +49,14 @@ class Turn:
 
 @dataclass(slots=True)
 class Record:
-    """All turns of one contender, and what went wrong in others."""
+    """All turns of one contender, and the errors of its failed turns."""
 
     turns: list[Turn] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
 def figure_of(result: dict[str, Any], name: str) -> float:
-    """A figure of a result, at its top or in its only case: a number, or the median of a spread. Raises ValueError."""
+    """A figure at the top of a result or in its only case: a number, or the median of a spread. Raises ValueError."""
     cases = result.get("cases", {})
     places = [result, *(cases.values() if isinstance(cases, dict) and len(cases) == 1 else ())]
     for place in places:
@@ -75,7 +75,7 @@ def take_turns(
     probe: Callable[[], float] | None,
     wait: Callable[[], float],
 ) -> dict[str, Record]:
-    """Every contender once a round. One that fails in a round is asked again in the next."""
+    """Ask every contender once a round. A contender that failed in a round is asked again in the next."""
     records = {one.name: Record() for one in contenders}
     for number in range(num_rounds):
         for one in contenders if number % 2 == 0 else reversed(contenders):
@@ -97,7 +97,7 @@ def take_turns(
 
 
 def ratios(first: Record, other: Record, figure: str, only_steady: bool = False) -> list[float]:
-    """first / other of each round that both have a turn in; of those in which no bandwidth moved, if asked."""
+    """first / other of each round in which both have a turn; `only_steady`: of rounds with a steady bandwidth."""
     others = {turn.round: turn for turn in other.turns}
     found = []
     for turn in first.turns:
@@ -109,7 +109,7 @@ def ratios(first: Record, other: Record, figure: str, only_steady: bool = False)
 
 
 def is_steady(*turns: Turn) -> bool:
-    """Whether the bandwidth was the same before and after all of them, or was never probed."""
+    """Whether the bandwidth was equal before and after all turns, or was never probed."""
     probed = [gb_s for turn in turns if turn.gb_s for gb_s in turn.gb_s]
     return not probed or (max(probed) - min(probed)) / max(probed) < STEADY
 
@@ -230,6 +230,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _probe() -> float:
-    """Its buffer is gone when this returns: a contender shall have the machine's memory."""
+    """Probe the bandwidth and free the buffer, so that contenders have the memory."""
     with BandwidthProbe() as probe:
         return probe.measure(PROBE_PASSES).gb_s.median

@@ -1,4 +1,4 @@
-"""What processes take: threads, memory, processor time. From Linux' /proc; knows nothing of what they do."""
+"""Threads, memory and processor time of processes, from Linux' /proc."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process at one moment. Resident memory counts a page that several share in each (rss) or by parts (pss)."""
+    """One process at one moment. Resident memory counts a shared page in each process (rss) or divided among them (pss)."""
 
     pid: int
     name: str
@@ -20,20 +20,20 @@ class Process:
     rss_bytes: int
     pss_bytes: int
     peak_rss_bytes: int
-    cpu_s: float  # its own, and that of children which it has waited for
+    cpu_s: float  # with the children that it has waited for
 
 
 def of_programs(roots: Iterable[int]) -> list[Process]:
-    """These processes and all that descend from them, in the order of their ids."""
+    """These processes and all their descendants, by process id."""
     found = []
     for pid in sorted(descendants(roots)):
-        with contextlib.suppress(OSError, IndexError, KeyError):  # it has just ended
+        with contextlib.suppress(OSError, IndexError, KeyError):  # the process has just ended
             found.append(_read(pid))
     return found
 
 
 def descendants(roots: Iterable[int]) -> set[int]:
-    """`roots` and all that came of them and still runs; what has lost its parent is not found."""
+    """`roots` and their running descendants. A process whose parent has ended is not found."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -57,13 +57,13 @@ def _read(pid: int) -> Process:
         threads=int(fields[17]),
         rss_bytes=sums["Rss"],
         pss_bytes=sums["Pss"],
-        peak_rss_bytes=max(status["VmHWM"], sums["Rss"]),  # the kernel counts the first of them less exactly
+        peak_rss_bytes=max(status["VmHWM"], sums["Rss"]),  # the kernel's VmHWM is less exact
         cpu_s=sum(map(int, fields[11:15])) / _TICKS_PER_S,
     )
 
 
 def _stat(pid: int) -> list[str]:
-    """From the state on: proc(5) calls it field 3."""
+    """The fields of /proc/PID/stat from field 3 of proc(5), the state, on."""
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
@@ -74,7 +74,7 @@ def _sizes(pid: int, file: str) -> dict[str, int]:
 
 
 def _name(pid: int) -> str:
-    """What it is, without paths and options: "raylet", "log_monitor.py", "cli", "ray::RankWorker"."""
+    """A short name without paths and options: "raylet", "log_monitor.py", "cli", "ray::RankWorker"."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").strip("\0 ").split("\0")
     if words[0].startswith("ray::"):
         return words[0].split(".")[0].split(" ")[0]

@@ -1,1 +1,1 @@
-"""The same loads for others: each driver runs in its peer's own environment and needs nothing else of this repository's."""
+"""The same loads for peers. Each driver runs in its peer's own environment and imports little else of this repository."""

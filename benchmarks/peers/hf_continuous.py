@@ -1,4 +1,4 @@
-"""transformers' continuous batching, with random weights of a given shape: the peer of bench_gpu's offline batch."""
+"""transformers' continuous batching, with random weights of a given shape: the peer of the offline batch of `gpu`."""
 
 import time
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from llama_core.model_config import ModelConfig
 
 
 class ContinuousBatching:
-    """A model that takes all requests at once and batches them as it likes. Raises ImportError without transformers."""
+    """A model that gets all requests at once and batches them by itself. Raises ImportError without transformers."""
 
     def __init__(self, config: ModelConfig, max_seq_len: int, dtype: torch.dtype, device: torch.device) -> None:
         from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -37,9 +37,9 @@ class ContinuousBatching:
         self._greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=max_seq_len)
 
     def seconds(self, requests: Sequence[Request]) -> float:
-        """From the first request's coming to the last one's end; its warm-up is before that."""
+        """Seconds from the first request's arrival to the last one's end, after the warm-up."""
         with (
-            torch.no_grad(),  # its thread writes to tensors made here, which inference mode would forbid
+            torch.no_grad(),  # its thread writes to tensors made here; inference mode forbids that
             self._model.continuous_batching_context_manager(generation_config=self._greedy, timeout=5) as manager,
         ):
             begin = time.perf_counter()

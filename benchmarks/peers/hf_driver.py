@@ -2,8 +2,8 @@
 
     HF_ENVIRONMENT/bin/python -m benchmarks.peers.hf_driver --ckpt HF_DIRECTORY --dtype bfloat16 --question decode
 
-Offline requests go in batches of `--batch`, padded to the longest prompt and run to the longest output, as its users do;
-only what a request asked for counts.
+Offline requests run in batches of `--batch`, padded to the longest prompt and run to the longest output, as its users do.
+Only the requested tokens count.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from benchmarks.peers.questions import arguments, figures
 
 
 class Transformers:
-    """A loaded model that generates as many tokens as it is told, greedily."""
+    """A loaded model that generates the requested number of tokens greedily."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         from transformers import LlamaForCausalLM
@@ -31,14 +31,14 @@ class Transformers:
 
     @torch.inference_mode()
     def seconds(self, requests: Sequence[Request]) -> float:
-        """Until all of them have every token."""
+        """Seconds until all requests have every token."""
         begin = time.perf_counter()
         for start in range(0, len(requests), self._batch):
             self._generate(requests[start : start + self._batch])
         return time.perf_counter() - begin
 
     def _generate(self, requests: Sequence[Request]) -> None:
-        """One padded batch: prompts end side by side."""
+        """Generate for one batch, padded on the left."""
         width = max(len(request.prompt) for request in requests)
         count = max(request.num_output for request in requests)
         missing = [width - len(request.prompt) for request in requests]

@@ -1,8 +1,8 @@
-"""llama.cpp's own `llama-bench`: the questions of bench_decode and bench_prefill. Any Python runs this.
+"""llama.cpp's own `llama-bench`: the questions `decode` and `prefill`. Any Python runs this.
 
     python -m benchmarks.peers.llamacpp_driver --bench LLAMA_CPP/bin/llama-bench --gguf FILE --question decode
 
-Decode is generation at the depth of the prompt. (Offline and online are asked of its server: bench_online --mixed.)
+Decode is generation at the depth of the prompt. `offline` and `online` are asked of its server.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""What a driver asks of its peer, and how that becomes a figure: the same for all, with our benchmarks' loads.
+"""The questions of all drivers, with the loads of our benchmarks.
 
-A peer does not tell when a step ended, so decode is what all tokens take longer than the first one alone.
+A peer does not report when a step ended, so the time of decode is that of all tokens less that of the first one.
 """
 
 import argparse
@@ -13,14 +13,14 @@ from benchmarks.harness.workload import Request, mixed_batch, random_prompt
 
 
 class Peer(Protocol):
-    """A loaded model that generates greedily, exactly as many tokens as each request asks for."""
+    """A loaded model that generates exactly the requested number of tokens greedily."""
 
     def seconds(self, requests: Sequence[Request]) -> float:
-        """Until all of them have every token."""
+        """Seconds until all requests have every token."""
 
 
 def figures(peer: Peer, options: argparse.Namespace) -> dict[str, Any]:
-    """What one question asks; one run that is not counted goes before."""
+    """The figures of one question, after an uncounted run."""
     if options.question == "decode":
         prompt = random_prompt(options.prompt or 128, options.vocab_size, seed=3)
         first, whole = [Request(prompt, 1)], [Request(prompt, options.output)]
@@ -39,7 +39,7 @@ def figures(peer: Peer, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """The options that every driver has."""
+    """The options of every driver."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--ckpt", required=True, help="directory in Hugging Face's format")
     parser.add_argument("--dtype", default="bfloat16")

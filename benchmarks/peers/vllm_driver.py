@@ -13,7 +13,7 @@ from benchmarks.peers.questions import arguments, figures
 
 
 class Vllm:
-    """A loaded engine that generates as many tokens as it is told, greedily."""
+    """A loaded engine that generates the requested number of tokens greedily."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         from vllm import LLM, SamplingParams
@@ -29,7 +29,7 @@ class Vllm:
         )
 
     def seconds(self, requests: Sequence[Request]) -> float:
-        """Until all of them have every token."""
+        """Seconds until all requests have every token."""
         prompts = [{"prompt_token_ids": request.prompt} for request in requests]
         params = [
             self._params(temperature=0.0, max_tokens=request.num_output, ignore_eos=True, detokenize=False)

@@ -2,8 +2,8 @@
 
     python -m benchmarks decode --ckpt DIRECTORY --dtype bfloat16 float32
 
-The memory's bandwidth is probed right before and right after each run, twice: over a buffer that no cache holds, and over
-as many bytes as a token reads, of which a processor with a large last cache may keep a part.
+The memory's bandwidth is probed right before and right after each run, over two buffers: one that no cache holds, and one of as
+many bytes as a token reads, of which a processor with a large last cache may keep a part.
 """
 
 import argparse
@@ -20,7 +20,7 @@ PROBE_PASSES = 8
 
 
 def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any]]:
-    """One dtype's name and figures."""
+    """The name and figures of one dtype."""
     length = options.prompt + options.output
     with built_llama(options, dtype=dtype, max_seq_len=length, max_batch_size=1) as llama:
         read = bytes_per_token(llama, options.prompt + options.output / 2)
@@ -57,7 +57,7 @@ def _gb_s(probe: BandwidthProbe) -> float:
 
 
 def _shares(rates: list[float], read: int, gb_s: list[tuple[float, float]]) -> list[float]:
-    """Of the mean of what was probed before and after, run by run."""
+    """For each run, its rate as a share of the mean bandwidth probed before and after it."""
     return [rate * read / 1e9 / (sum(pair) / 2) for rate, pair in zip(rates, gb_s, strict=True)]
 
 

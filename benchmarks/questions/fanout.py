@@ -70,7 +70,7 @@ def make_null_runner(
 
 
 def decode_step(step: int, num_rows: int) -> StepInput:
-    """Every row one token further; each step one of 16 rows needs a new block, as with blocks of 16 tokens."""
+    """A decode step; one of 16 rows needs a new block, as with blocks of 16 tokens."""
     rows = [Row(slot, 500 + step, 1, True) for slot in range(num_rows)]
     return StepInput(0, step, rows, grow=[Grow(slot, 7) for slot in range(step % 16, num_rows, 16)])
 

@@ -3,9 +3,9 @@
     python -m benchmarks gpu                                   Llama-2-7B's shape, random weights in bfloat16
     python -m benchmarks gpu --shape tiny --requests 8 --shortest 8 --longest 32
 
-Needs torch, fairscale and what else llama_core imports; no tokenizer, no checkpoint, no Ray. The weights are written to a
-temporary directory first (13.5 GB for 7B), because a checkpoint is what a runner loads; --ckpt takes one that is there. The
-offline batch is given to transformers' continuous batching too, in the same run, where transformers is installed.
+Needs the libraries of llama_core, but no tokenizer, checkpoint or Ray. Random weights are written to a temporary directory
+first (13.5 GB for 7B), because a runner loads a checkpoint; --ckpt takes an existing one. If transformers is installed, its
+continuous batching gets the offline batch in the same run.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def _reading(kernel: Callable[[], torch.Tensor], num_bytes: int, passes: int) ->
 
 
 def load(options: argparse.Namespace, ckpt: Path, max_seq_len: int, max_batch_size: int) -> Llama:
-    """On the device, with as much cache as the memory has room for."""
+    """Load the model on the device, with as much cache as fits into its memory."""
     return llama_of(
         EngineConfig(
             ckpt_dir=str(ckpt),
@@ -70,7 +70,7 @@ def load(options: argparse.Namespace, ckpt: Path, max_seq_len: int, max_batch_si
 
 
 def decode(options: argparse.Namespace, ckpt: Path, probe: Callable[[], Spread]) -> dict[str, Any]:
-    """Batch 1: 128 tokens behind 128, and the bandwidth before and after."""
+    """Batch 1: 128 tokens after a prompt of 128, and the bandwidth before and after."""
     llama = load(options, ckpt, options.prompt + options.output, 1)
     request = Request(random_prompt(options.prompt, options.vocab_size, seed=3), options.output)
     run(llama, [request])  # captures graphs, builds kernels
@@ -91,7 +91,7 @@ def decode(options: argparse.Namespace, ckpt: Path, probe: Callable[[], Spread])
 
 
 def offline(options: argparse.Namespace, ckpt: Path, requests: list[Request]) -> dict[str, Any]:
-    """All requests at once."""
+    """The offline batch."""
     longest = max(len(request.prompt) + request.num_output for request in requests)
     llama = load(options, ckpt, longest, min(options.max_batch_size, len(requests)))
     run(llama, _warm_up(requests))  # captures graphs, builds kernels
@@ -104,7 +104,7 @@ def offline(options: argparse.Namespace, ckpt: Path, requests: list[Request]) ->
 
 
 def peer(options: argparse.Namespace, config: ModelConfig, requests: list[Request]) -> dict[str, Any]:
-    """The same of transformers; its reason where it cannot."""
+    """The offline batch on transformers, or the reason why it cannot run."""
     longest = max(len(request.prompt) + request.num_output for request in requests)
     device = groups.resolve_device(options.device)
     try:
@@ -206,7 +206,7 @@ def _probe(device: str) -> Spread:
 
 
 def _forget() -> None:
-    """The next one shall have the memory."""
+    """Free the memory for the next contender."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

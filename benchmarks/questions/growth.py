@@ -2,10 +2,9 @@
 
     python -m benchmarks growth --ckpt DIRECTORY
 
-Each series is fitted by a straight line. A small step waits for the weights, which are read once for all rows, and a large
-one for arithmetic, so a curve may have a knee and still be two straight lines. A term worse than linear goes on getting
-steeper: then the last quarter of the range is steeper than the one before it, by more than --tolerance and by more than
-noise (a square is, by 1.4).
+Each series is fitted by a straight line. A small step is bound by reading the weights once for all rows, a large one by
+arithmetic, so a curve may consist of two straight lines. A term worse than linear keeps getting steeper: the last quarter of
+the range is then steeper than the quarter before it by more than --tolerance and by more than noise (a square by 1.4).
 """
 
 import argparse
@@ -20,7 +19,7 @@ from benchmarks.harness.options import add_model_options, model_name, question_p
 from benchmarks.harness.workload import uniform_batch
 from llama_core import Llama
 
-STEP_TOKENS = 1024  # prompts are read in pieces of so many
+STEP_TOKENS = 1024  # tokens of a prompt chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A series' line, the slopes of the third and the last quarter of its range, about, and whether the last is too steep."""
+    """A series' line, the approximate slopes of the third and last quarter of its range, and whether the last is too steep."""
 
     line: Line
     third_quarter: float
@@ -49,7 +48,7 @@ class Growth:
 
     @classmethod
     def of(cls, points: Sequence[tuple[float, float]], noise: float, tolerance: float) -> "Growth":
-        """`noise`: what y may be off by. The two stretches are those of the upper half of x, or of the last three points."""
+        """`noise`: the error of y. The two quarters are those of the upper half of x, or of the last three points."""
         ordered = sorted(points)
         assert len(ordered) >= 3, "a curve needs three points"
         first, last = ordered[0][0], ordered[-1][0]
@@ -61,15 +60,15 @@ class Growth:
 
 
 def decode_ms(llama: Llama, rows: int, context: int, steps: int) -> list[float]:
-    """Of each step of `rows` sequences, which have `context` tokens or somewhat more."""
-    # Prompts are read in pieces, so the first sequence decodes already while the last one's prompt is read.
+    """Milliseconds of each decode step of `rows` sequences that have `context` tokens or slightly more."""
+    # Prompts are read in chunks, so the first sequence decodes while the last prompt is read.
     requests = uniform_batch(rows, context, _prefill_steps(llama, rows, context) + steps + 1, vocabulary(llama))
     decodes = [step for step in run(llama, requests).decode_steps if step.num_rows == rows]
-    return [step.ms for step in decodes[1:]]  # the first one still has prefill's traces in the caches
+    return [step.ms for step in decodes[1:]]  # the caches still hold data of the prefill in the first step
 
 
 def _prefill_steps(llama: Llama, rows: int, context: int) -> int:
-    """Steps that reading all the prompts takes at most."""
+    """The largest number of steps that the prefill of all prompts takes."""
     return math.ceil(rows * context / (llama.runner.config.max_step_tokens - rows)) + 1
 
 
@@ -86,7 +85,7 @@ def measure(options: argparse.Namespace, vary: str, values: Sequence[int], fixed
     ) as llama:
         run(llama, uniform_batch(rows, min(64, context), 2, vocabulary(llama)))  # builds kernels, touches pages
         steps: dict[tuple[int, int], list[float]] = {point: [] for point in points}
-        # Point after point and then again: a busy moment of the machine must not be one point's alone.
+        # All points, then all again, so that a busy moment of the machine affects several points.
         for rows, context in points * int(options.repeats):
             steps[rows, context] += decode_ms(llama, rows, context, options.steps)
         spreads = [Spread.of(steps[point]) for point in points]

@@ -1,9 +1,9 @@
-"""What this machine could do at best: reading memory (the limit of decoding) and matrix products (the limit of prefill).
+"""The best that this machine can do: reading memory (the limit of decode) and matrix products (the limit of prefill).
 
     python -m benchmarks limits
 
-Bandwidth is measured for buffers of several sizes, because a model that fits a processor's last cache is read faster
-than memory, and again after the matrix products: on a shared machine it may not be the same for long.
+Bandwidth is measured for buffers of several sizes, because a model that fits into a processor's last cache is read faster than
+memory, and again after the matrix products, because it may change on a shared machine.
 """
 
 import time

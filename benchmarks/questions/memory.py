@@ -1,13 +1,13 @@
-"""What everything that serves takes: processes, threads, resident memory; idle and under load, beside the server's own plan.
+"""Processes, threads and resident memory of a server, idle and under load, beside the server's own memory plan.
 
     python -m benchmarks memory                                            the demo model, as `make serve` starts it
     python -m benchmarks memory ckpt_dir=DIRECTORY model_parallel_size=1   another one
     python -m benchmarks memory --how serve-run                            by plain `serve run`
     python -m benchmarks memory --url URL --model NAME -- COMMAND ...      any other OpenAI-compatible server
 
-Resident memory is given twice: rss counts a page that processes share in each of them, pss once. A rank states its plan
-(weights, cache, working memory) when it allocates its cache; its peak is compared with that, less what an empty rank takes:
-a process that has imported what a rank imports.
+Resident memory is given twice: rss counts a shared page in each process, pss once. A rank logs its plan (weights, cache,
+working memory) when it allocates its cache. The plan is compared with the rank's peak less the memory of an empty rank, a
+process that has imported a rank's modules.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from benchmarks.harness.programs import end_programs_on_sigterm
 from benchmarks.harness.workload import uniform_batch
 from benchmarks.questions.startup import LINES_LATE_S, add_start_options, first_answer, parse_start, started
 
-SETTLED_AFTER_S = 6.0  # Ray ends workers that nobody needs any more
+SETTLED_AFTER_S = 6.0  # Ray ends idle workers meanwhile
 SAMPLE_EVERY_S = 0.25
-SAFE_VOCABULARY = 256  # ids that every model has
+SAFE_VOCABULARY = 256  # ids below this exist in every model
 MB = 1e6
 _PLAN = re.compile(r"rank (\d+) of \d+: memory plan: ([\d.]+) MB weights, ([\d.]+) MB cache.*?, ([\d.]+) MB working")
 _EMPTY_RANK = """
@@ -52,7 +52,7 @@ def totals(found: Sequence[Process]) -> dict[str, int]:
 
 
 def most_under_load(look: Callable[[], list[Process]], load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The largest totals while `load` runs, each for itself, and what became of the load."""
+    """The maximum of each total while `load` runs, and the load's figures."""
     most: dict[str, Any] = {}
     done = threading.Event()
 
@@ -86,7 +86,7 @@ def some_load(url: str, model: str, options: argparse.Namespace) -> dict[str, An
 
 
 def plans(output: str) -> dict[int, dict[str, float]]:
-    """Each rank's plan in bytes, by rank, as far as the output has it."""
+    """Each rank's plan in bytes, by rank, where the output has it."""
     return {
         int(rank): {"weights": MB * float(weights), "cache": MB * float(cache), "working": MB * float(working)}
         for rank, weights, cache, working in _PLAN.findall(output)
@@ -101,7 +101,7 @@ def empty_rank_bytes() -> int:
 
 
 def against_plan(ranks: Sequence[Process], planned: dict[int, dict[str, float]]) -> dict[str, Any] | None:
-    """The largest peak of a rank against the largest plan (ranks are alike); None where a plan is not known."""
+    """The largest peak of a rank against the largest plan (ranks are alike); None without a plan."""
     if not ranks or not planned:
         return None
     plan = max(planned.values(), key=lambda parts: sum(parts.values()))

@@ -1,9 +1,9 @@
-"""How much useful output a batch gives: 32 requests of mixed lengths, all there at once, in process.
+"""Output tokens a second of a batch: 32 requests of mixed lengths that arrive together, in process.
 
     python -m benchmarks offline --ckpt DIRECTORY --dtype bfloat16
 
-4,160 prompt tokens and 2,304 output tokens; only what a request asked for counts, and the clock runs from the first step
-to the last, prompts included.
+4,160 prompt tokens and 2,304 output tokens. Only requested tokens count; the clock runs from the first step to the last,
+prefill included.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from benchmarks.harness.workload import mixed_batch
 
 
 def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any]]:
-    """One dtype's name and figures."""
+    """The name and figures of one dtype."""
     with built_llama(
         options, dtype=dtype, max_seq_len=options.max_seq_len, max_batch_size=options.max_batch_size
     ) as llama:

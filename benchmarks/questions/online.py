@@ -1,11 +1,11 @@
-"""What clients of a server see: output tokens a second, time to the first token, time between two.
+"""Output tokens a second, time to the first token and time between tokens, as clients of a server see them.
 
     python -m benchmarks online --url http://127.0.0.1:8000 --model llama-demo     a server that runs
     python -m benchmarks online --serve --ckpt DIRECTORY                           ours, started and ended here
     python -m benchmarks online --in-process --ckpt DIRECTORY                      its engine, without Ray and HTTP
 
-Closed loop: each of `--concurrency` clients has one streaming request at a time. All prompts differ. What the client
-itself takes of the cores that it shares with the server is in the table.
+Closed loop: each of `--concurrency` clients has one streaming request at a time. All prompts differ. The table shows the
+processor time of the client, which shares the server's cores.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from benchmarks.harness.serve_ours import server_args
 from benchmarks.harness.workload import Request, mixed_batch, uniform_batch
 
 FIGURES = ("output_tok_s", "requests_s", "ttft_p50_ms", "ttft_p99_ms", "between_p50_ms", "between_p99_ms")
-BESIDE = ("decode_tok_s", "per_token_p50_ms", "tokens_per_event", "client_cpu_cores")  # not in the table of all
+BESIDE = ("decode_tok_s", "per_token_p50_ms", "tokens_per_event", "client_cpu_cores")  # not in the table
 NewSession = Callable[[], Session]
 
 
 @asynccontextmanager
 async def target(options: argparse.Namespace, max_seq_len: int) -> AsyncIterator[NewSession]:
-    """What is asked: a function that makes a client of it."""
+    """A function that makes a client of the server or engine that the options name."""
     async with AsyncExitStack() as stack:
         if options.in_process:
-            # Only here: a client of a server needs neither torch nor the model.
+            # Imported only here, because a client of a server needs neither torch nor the model.
             from benchmarks.harness.in_process import built_llama
             from benchmarks.harness.local_engine import LocalSession, local_engine
 
@@ -70,7 +70,7 @@ def requests_of(options: argparse.Namespace, count: int, seed: int) -> list[Requ
 
 
 async def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Figures by concurrency: each a median over the repeats, with its spread."""
+    """Figures by concurrency, each with its spread over the repeats."""
     found: dict[str, dict[str, Any]] = {}
     longest = max(len(request.prompt) + request.num_output for request in requests_of(options, 8, 1))
     async with target(options, options.max_seq_len or longest) as new_session:
@@ -124,4 +124,4 @@ def main(argv: Sequence[str]) -> None:
     )
     emit("online", {"kind": kind, "load": load, "model": options.model, "cases": cases}, options)
     if any(case["failed"] for case in cases.values()):
-        sys.exit(1)  # what is left is not the load that was meant
+        sys.exit(1)  # the remaining requests are another load

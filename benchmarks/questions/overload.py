@@ -1,14 +1,14 @@
-"""More than a server can do: what it still does, for whom, and how soon the others are told.
+"""Goodput under overload: which requests a server still serves, how fast, and how soon it refuses the others.
 
     python -m benchmarks overload --serve --ckpt DIRECTORY --seconds 300      ours, started and ended here
     python -m benchmarks overload --url http://127.0.0.1:8000 --model llama-demo --vocab-size 500
 
-First the peak: a closed loop of each number of `--clients` in turn. The peak is at the fewest clients whose goodput (tokens
-a second of answers that were whole) is within 2 % of the best. Then an open loop offers `--factor` times the requests that
-were served a second there: arrivals by chance, none waits for another's answer. Then comes the peak once more, as no shared
-machine stays the same for minutes; the overload is compared with the mean of both. An answer is whole, or refused with a
-time to come back; anything else is lost, and the command fails. Times count from when a request was due, not from when it
-was sent. The client shares the server's cores; what it takes of them is in the table.
+The peak is measured first, by a closed loop of each number of `--clients`: it is at the fewest clients whose goodput (tokens a
+second of complete answers) is within 2 % of the best. An open loop with Poisson arrivals then offers `--factor` times the
+requests that were served a second at the peak. The peak is measured again afterwards, because a shared machine changes within
+minutes; the overload is compared with the mean of both. An answer is complete, or refused with Retry-After; any other one is
+lost, and the command fails. Times count from when a request was due, not from when it was sent. The table shows the processor
+time of the client, which shares the server's cores.
 """
 
 import argparse
@@ -41,14 +41,14 @@ from benchmarks.harness.serve_ours import server_args
 from benchmarks.harness.workload import Request, random_prompt
 
 NEAR_THE_BEST = 0.98
-# What belongs to no steady state: slots fill at first, and at the end nobody comes any more.
+# Not a steady state: slots fill at the beginning, and no request arrives at the end.
 WARM_UP_SHARE = 0.15
 GOALS = {"goodput_of_peak": 0.95, "ttft_p99_of_peak": 2.0, "refused_p99_ms": 100.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An answer and when its request was due, in the clock of the answer."""
+    """An answer, and the time at which its request was due, by the clock of the answer."""
 
     answer: Answer
     due_s: float
@@ -63,7 +63,7 @@ class Due:
 
 
 class Sessions:
-    """Connections to the server, as many as are needed at once; one that is free is used again."""
+    """Connections to the server, as many as are in use at once; a free one is used again."""
 
     def __init__(self, new: Callable[[], HttpSession]) -> None:
         self._new = new
@@ -93,14 +93,14 @@ class Sessions:
 
 
 def requests_of(num_prompt: int, num_output: int, vocab_size: int, seed: int) -> Iterator[Request]:
-    """Without end, every prompt another one."""
+    """An endless sequence of requests with different prompts."""
     return (Request(random_prompt(num_prompt, vocab_size, 10**7 * seed + i), num_output) for i in itertools.count())
 
 
 async def closed_loop(
     sessions: Sessions, num_clients: int, requests: Iterator[Request], seconds: float
 ) -> dict[str, Any]:
-    """Each client asks again when its last answer is whole; one that is refused waits as it is told."""
+    """Each client sends the next request when its last answer is complete; after a refusal it waits for Retry-After."""
     began, cpu = time.perf_counter(), time.process_time()
     end = began + seconds
 
@@ -115,7 +115,7 @@ async def closed_loop(
 
 
 async def open_loop(sessions: Sessions, rate: float, requests: Iterator[Request], seconds: float) -> dict[str, Any]:
-    """`rate` requests a second by chance, for so long; then the last answers are waited for."""
+    """Poisson arrivals of `rate` requests a second for `seconds`; returns when the last answer has ended."""
     draw = random.Random(7)
     began, cpu = time.perf_counter(), time.process_time()
     end, due = began + seconds, began
@@ -136,7 +136,7 @@ async def open_loop(sessions: Sessions, rate: float, requests: Iterator[Request]
 
 
 def figures(seen: Sequence[Due], began_s: float, end_s: float, client_cpu_s: float) -> dict[str, Any]:
-    """Goodput and times within the window in which the load was steady; counts are of everything."""
+    """Goodput and times within the window of steady load; counts are of all requests."""
     start = began_s + WARM_UP_SHARE * (end_s - began_s)
     window = end_s - start
     whole = [one for one in seen if one.is_whole]
@@ -170,19 +170,19 @@ def figures(seen: Sequence[Due], began_s: float, end_s: float, client_cpu_s: flo
 
 
 def peak_of(loads: dict[int, dict[str, Any]]) -> int:
-    """The fewest clients with which the goodput is about the best."""
+    """The fewest clients whose goodput is within 2 % of the best."""
     best = max(load["goodput_tok_s"] for load in loads.values())
     return min(clients for clients, load in loads.items() if load["goodput_tok_s"] >= NEAR_THE_BEST * best)
 
 
 def mean_of(figure: str, *loads: dict[str, Any]) -> float | None:
-    """None where no load has it: in a short one nobody may have asked while it was steady."""
+    """The mean over the loads that have the figure; None if none has, as when no request fell into a short window."""
     values = [load[figure] for load in loads if load[figure] is not None]
     return fmean(values) if values else None
 
 
 def resident_bytes(program: Program | None) -> int | None:
-    """Of everything that the server's command started; None where somebody else started it."""
+    """Resident memory of all processes of the server's command; None for a server with --url."""
     if program is None:
         return None
     return sum(process.rss_bytes for process in processes.of_programs(program.processes()))

@@ -1,4 +1,4 @@
-"""How fast a prompt is read: 512 tokens of one sequence, in process, beside this machine's matrix product of the same dtype.
+"""Prefill speed: 512 tokens of one sequence, in process, beside this machine's matrix product of the same dtype.
 
 python -m benchmarks prefill --ckpt DIRECTORY --dtype bfloat16 float32
 """
@@ -27,7 +27,7 @@ MATRIX_PASSES = 10
 
 
 def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any]]:
-    """One dtype's name and figures. The prompt is read in one step, unless --max-step-tokens says otherwise."""
+    """The name and figures of one dtype. The prompt is read in one step unless --max-step-tokens is set."""
     step_tokens = options.max_step_tokens or options.prompt
     with built_llama(
         options, dtype=dtype, max_seq_len=options.prompt + 2, max_batch_size=1, max_step_tokens=step_tokens
@@ -36,7 +36,7 @@ def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any
         operations = prefill_operations(llama.runner.model_config, options.prompt)
         peak = matmul_gflops(torch_dtype(llama), MATRIX_SIZE, MATRIX_PASSES)
         runs = repeat_runs(llama, [request], options.repeats)
-        # From the first step's begin to the first token, as a client would wait for it.
+        # From the beginning of the first step to the first token.
         seconds = [prefill.steps[-1].end_s - prefill.steps[0].begin_s for prefill in runs]
         gflop_s = [operations / each / 1e9 for each in seconds]
         return case_name(llama, options), {

@@ -1,8 +1,8 @@
-"""What a shared beginning saves: 32 requests behind one prefix of 400 tokens, with and without sharing it.
+"""What prefix caching saves: 32 requests with one prefix of 400 tokens, with and without it.
 
     python -m benchmarks prefix --ckpt DIRECTORY
 
-Says how many prompt tokens went through the model, how long it took, and whether every request got the same tokens.
+Counts the prompt tokens that the model computed, times the run, and checks that every request got the same tokens.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def prefilled(batch: Run) -> int:
 
 
 def measure(llama: Llama, options: argparse.Namespace) -> tuple[dict[str, Any], list[list[int]]]:
-    """Figures, and what was generated."""
+    """The figures and the generated tokens."""
     requests = shared_prefix_batch(options.requests, options.shared, options.own, options.output, vocabulary(llama))
     runs = [run(llama, requests) for _ in range(options.repeats)]
     return {

@@ -1,4 +1,4 @@
-"""What int8 weights cost in quality: perplexity on text that the model has not seen, beside the weights as they are.
+"""What int8 weights cost in quality: perplexity on held-out text, beside that of the unquantized weights.
 
 python -m benchmarks quality                                   the demo model on demo/heldout.txt
 python -m benchmarks quality --ckpt DIRECTORY --text FILE
@@ -13,12 +13,12 @@ from benchmarks.harness.in_process import built_llama
 from benchmarks.harness.options import add_model_options, model_name, question_parser
 from llama_core import Llama
 
-# Weights and the type that everything else has; the first is what the others are compared with.
+# dtype and quantization; the others are compared with the first.
 WAYS = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"))
 
 
 def perplexity(llama: Llama, text: str, length: int) -> tuple[float, int]:
-    """e^(mean negative log-probability) over the text, each `length` tokens behind a beginning of their own; and how many."""
+    """e^(mean negative log-probability) over the text in chunks of `length` tokens after BOS; and the number of tokens."""
     tokens = llama.tokenizer.encode(text, bos=False, eos=False)
     prompts = [[llama.tokenizer.bos_id, *tokens[i : i + length]] for i in range(0, len(tokens), length)]
     _, logprobs = llama.generate(prompts, 0, temperature=0, logprobs=True, echo=True)

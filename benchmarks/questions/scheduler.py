@@ -1,9 +1,9 @@
-"""What deciding costs: one `schedule` and one `commit`, by rows that decode and by sequences that wait.
+"""The cost of one `schedule` and one `commit`, by the number of decode rows and of waiting sequences.
 
     python -m benchmarks scheduler
 
-No model: the answers are made before the clock runs. Two steps are in flight, as in the server; every sequence decodes
-tokens that do not repeat, and crosses into a new block every 16 steps.
+There is no model: the step outputs are made before the clock runs. Two steps are in flight, as in the server. Every sequence
+decodes tokens that do not repeat and needs a new block every 16 steps.
 """
 
 import gc
@@ -43,7 +43,7 @@ def answer(batch: StepInput, draw: random.Random) -> StepOutput:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """As the server, which collects between requests, not within a step."""
+    """No garbage collection inside the context; the server collects between requests too."""
     gc.collect()
     gc.disable()
     try:
@@ -55,7 +55,7 @@ def no_collection() -> Iterator[None]:
 def step_cost(num_rows: int, num_waiting: int, prefix_caching: bool, num_steps: int) -> dict[str, Any]:
     """Microseconds of `schedule`, of `commit`, and of both."""
     draw = random.Random(num_rows)
-    max_new = num_steps + num_rows + 8  # those that are read first decode while the others are read
+    max_new = num_steps + num_rows + 8  # the first sequences decode while the prompts of the others are read
     blocks_each = -(-(PROMPT_TOKENS + max_new) // BLOCK_SIZE)
     scheduler = Scheduler(
         SchedulerConfig(
@@ -70,7 +70,7 @@ def step_cost(num_rows: int, num_waiting: int, prefix_caching: bool, num_steps: 
     for _ in range(num_rows + num_waiting):
         scheduler.add(sequence(draw, PROMPT_TOKENS, max_new))
     decodes = False
-    while not decodes:  # the first steps read the prompts of those that run
+    while not decodes:  # the first steps read the prompts
         batch = scheduler.schedule()
         assert batch is not None
         decodes = len(batch.rows) == num_rows and batch.num_tokens == num_rows
@@ -103,7 +103,7 @@ def step_cost(num_rows: int, num_waiting: int, prefix_caching: bool, num_steps: 
 
 
 def best_of(repeats: int, work: Callable[[], object]) -> float:
-    """Seconds of the fastest of so many calls."""
+    """Seconds of the fastest of `repeats` calls."""
     times = []
     with no_collection():
         for _ in range(repeats):

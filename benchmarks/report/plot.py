@@ -1,9 +1,9 @@
-"""Draws docs/performance.svg from benchmarks/results: where a step's time goes beside its limit, and the ratios to others.
+"""Draws docs/performance.svg from benchmarks/results: the parts of a step beside their limits, and the ratios to peers.
 
     .venv/bin/pip install -c constraints.txt -e '.[bench]' && python -m benchmarks plot
 
-Takes every result of step and of the paired runner that is in the directory, in the order of the files' names. The
-same results give the same file.
+Plots every result of `step` and `paired` in the directory, in the order of the file names. The same results give the same
+file.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from benchmarks.harness.options import command_parser
 from benchmarks.report.report import RESULTS, read_results
 
 OTHER = "everything else"
-# What is drawn as one: a part's own name is too much for a bar. Colours that differ for all kinds of sight (Okabe and Ito).
+# Parts that share a bar. The colours can be told apart by readers with colour blindness (Okabe and Ito).
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "feed-forward": ("#0072B2", (anatomy.FEED_FORWARD, "gate and up", "project down")),
     "attention's projections": ("#56B4E9", (anatomy.QKV, anatomy.OUT, "project q, k, v", "project out")),
@@ -36,7 +36,7 @@ _KIND_OF_PART = {part: kind for kind, (_, parts) in KINDS.items() for part in pa
 
 
 def by_kind(parts: Sequence[dict[str, Any]], key: str) -> dict[str, float]:
-    """Milliseconds of each kind, measured ("ms", a spread) or at least ("least_ms")."""
+    """Milliseconds of each kind: measured ("ms", a spread) or the lower bound ("least_ms")."""
     totals = dict.fromkeys(KINDS, 0.0)
     for part in parts:
         value = part[key]
@@ -45,7 +45,7 @@ def by_kind(parts: Sequence[dict[str, Any]], key: str) -> dict[str, float]:
 
 
 def draw_steps(axes: Axes, cases: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Two bars a case, as shares of the measured step: what its parts took, and what reading their bytes takes."""
+    """Two bars for each case, as shares of the measured step: the parts' times, and the time to read their bytes."""
     widest = 100.0
     for place, (_, case) in enumerate(cases):
         measured, least = by_kind(case["parts"], "ms"), by_kind(case["parts"], "least_ms")
@@ -68,7 +68,7 @@ def draw_steps(axes: Axes, cases: Sequence[tuple[str, dict[str, Any]]]) -> None:
 
 
 def ratios_of(results: Sequence[dict[str, Any]]) -> list[tuple[str, float, float, float]]:
-    """Label, ratio, least and most of every figure of every paired run; turned round where less is better."""
+    """Label, ratio, minimum and maximum of every figure of every paired run; inverted where less is better."""
     found = []
     for result in results:
         load = f" c{result['concurrency']}" if result["question"] == "online" else ""
@@ -105,7 +105,7 @@ def draw_ratios(axes: Axes, ratios: Sequence[tuple[str, float, float, float]]) -
 
 
 def draw(results: Sequence[dict[str, Any]], target: Path) -> None:
-    """Raises ValueError where there is nothing to draw."""
+    """Write the plot. Raises ValueError if there is no result to plot."""
     steps = [
         (f"{result['model']} {result['weights']}\n{case['rows']} row{'s' * (case['rows'] > 1)}", case)
         for result in results
@@ -116,7 +116,7 @@ def draw(results: Sequence[dict[str, Any]], target: Path) -> None:
     heights = [0.7 * len(steps) + 1.6] * bool(steps) + [0.24 * len(ratios) + 1.0] * bool(ratios)
     if not heights:
         raise ValueError("no result of step or of the paired runner is there")
-    mpl.rcParams["svg.hashsalt"] = "llama"  # ids that do not differ from run to run
+    mpl.rcParams["svg.hashsalt"] = "llama"  # the same ids in every run
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     places = iter(axes)

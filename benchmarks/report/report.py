@@ -2,7 +2,7 @@
 
     python -m benchmarks report
 
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; what is between them is replaced. The words around are people's.
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->` and is replaced. The text around it is kept.
 """
 
 import json
@@ -21,7 +21,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
 
 
 def read_results(directory: Path) -> list[Result]:
-    """Every object in its JSON files, in the order of the files' names."""
+    """Every object in the directory's JSON files, in the order of the file names."""
     found: list[Result] = []
     for path in sorted(directory.glob("*.json")):
         read = json.loads(path.read_text())
@@ -30,14 +30,14 @@ def read_results(directory: Path) -> list[Result]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Markdown; the first column to the left, the others to the right."""
+    """A Markdown table; the first column left-aligned, the others right-aligned."""
     lines = [" | ".join(columns), " | ".join(["---", *["---:"] * (len(columns) - 1)])]
     lines += [" | ".join(_cell(cell) for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines) if len(lines) > 2 else NOTHING
 
 
 def _cell(value: object) -> str:
-    """A spread is its median and half the distance between its quartiles."""
+    """A cell's text; a spread is written as its median and half the distance between its quartiles."""
     if isinstance(value, dict):
         median = float(value["median"])
         share = (value["high"] - value["low"]) / 2 / abs(median) if median else 0.0
@@ -46,7 +46,7 @@ def _cell(value: object) -> str:
 
 
 def machine(results: Sequence[Result]) -> str:
-    """What the results ran on; more than one line where they did not all run on the same."""
+    """The machine of the results; a property with several values where they differ."""
     seen: dict[str, set[str]] = {}
     for result in results:
         if result["benchmark"] not in TABLES:
@@ -165,7 +165,7 @@ def speculation(results: Sequence[Result]) -> str:
 
 
 def paired(results: Sequence[Result]) -> str:
-    """One row for each figure and contender, ratios as they were: below one is better where less is."""
+    """One row for each figure and contender, ratios as measured: below one is better where less is better."""
     rows: list[tuple[object, ...]] = []
     for result in results:
         first = result["first"]
@@ -281,7 +281,7 @@ def gpu(results: Sequence[Result]) -> str:
     return table(columns, rows)
 
 
-# By the name of the place on the page, which is that of the benchmark.
+# By the name of the marker on the page, which is that of the benchmark.
 TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "limits": limits,
     "decode": decode,
@@ -300,7 +300,7 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
 
 
 def fill(page: str, results: Sequence[Result]) -> str:
-    """The page with its tables made anew. Raises KeyError for a place whose name is no table's."""
+    """The page with its tables replaced. Raises KeyError for a marker without a table."""
 
     def replace(found: re.Match[str]) -> str:
         name = found[1]

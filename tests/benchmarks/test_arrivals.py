@@ -1,4 +1,4 @@
-"""The question `arrivals`: what it makes of a load's results, and the whole command on two servers without a model."""
+"""The question `arrivals`: figures and ratios of loads, and the whole command on two servers without a model."""
 
 import json
 import sys

@@ -22,7 +22,7 @@ def _compiler() -> None:
 
 
 def result_of(capsys: pytest.CaptureFixture[str], name: str, *arguments: str) -> dict[str, Any]:
-    """What the command printed as its last line; it has printed a table before it."""
+    """The JSON in the last line of a command's output, which has a table before it."""
     main([name, *arguments])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.lstrip().startswith("--") for line in lines), "a table for people"

@@ -1,4 +1,4 @@
-"""Which curves are called worse than linear."""
+"""Detection of curves that are worse than linear."""
 
 from collections.abc import Callable
 

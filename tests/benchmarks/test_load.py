@@ -1,4 +1,4 @@
-"""The load client: what it makes of the bytes that came, and of a real server."""
+"""The load client: reading received bytes, and requests to a real server."""
 
 import asyncio
 import contextlib
@@ -85,7 +85,7 @@ def test_figures_are_of_successful_requests_and_count_the_failed() -> None:
 
 
 class CountingSession:
-    """Answers after a moment, and knows how many of its kind were asked at once."""
+    """Answers after a moment, and counts the sessions with a request in flight."""
 
     open = most = 0
 

@@ -1,4 +1,4 @@
-"""The load of bench_overload: what is counted as what, where the peak is, and that nothing is lost on a server that refuses."""
+"""The question `overload`: how answers are counted, where the peak is, and that a server that refuses loses no request."""
 
 import json
 from typing import Any

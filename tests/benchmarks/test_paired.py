@@ -1,4 +1,4 @@
-"""Contenders take turns, and ratios are those of rounds: with fakes, and once as a command with a server that really runs."""
+"""The paired runner: turns, ratios of rounds and contenders' files, and the whole command with a real server."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ DECODE = QUESTIONS["decode"]
 
 
 class Fake:
-    """Says a figure a turn; an exception is raised instead."""
+    """A contender with a given figure in each turn; an exception among them is raised."""
 
     def __init__(self, name: str, figures: list[float | Exception], log: list[str]) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The plot is made of results alone, and is the same file each time."""
+"""The plot depends on the results only."""
 
 from pathlib import Path
 from typing import Any

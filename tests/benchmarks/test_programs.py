@@ -1,4 +1,4 @@
-"""What a benchmark starts ends with it."""
+"""Programs that a benchmark starts, and their end."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.programs import Program, ProgramFailed, free_port, running, write_config
 
-# A child in a session of its own, which ignores SIGTERM: what a program leaves behind when it is badly made.
+# Starts a child in a session of its own that ignores SIGTERM, as a faulty program may leave behind.
 STUBBORN = """
 import subprocess, sys, time
 child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"

@@ -1,4 +1,4 @@
-"""The page's tables come from results, every place on it has one, and nothing else on it changes."""
+"""The tables of the performance page: made from results, one for each marker, without changes to other text."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What bench_startup and bench_memory read: the server's log lines, and /proc."""
+"""What `startup` and `memory` read: the server's log lines, and /proc."""
 
 import logging
 import os

@@ -1,6 +1,6 @@
-"""Two servers, started by the first test that asks for one: their start takes as long as most of their tests together.
+"""Two servers for the whole session, because a start takes as long as many tests together.
 
-`test_end_to_end.py` ends both. Others that share them come before it in the order of the files.
+`test_end_to_end.py` ends both. The other files that use them come before it in alphabetical order.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from tests.support.server import GOLDEN_ARGS, SERVE_RUN, Server, served
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
-    """The embedded model, by `make serve`'s command: HAProxy in front."""
+    """The demo model, started by `make serve`'s command, behind HAProxy."""
     with served() as server:
         server.wait_ready()
         yield server
@@ -22,7 +22,7 @@ def demo() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The golden model, its files checked, by plain `serve run`: Serve's own proxy."""
+    """The golden model with a manifest, started by plain `serve run`, behind Serve's own proxy."""
     manifest = tmp_path_factory.mktemp("trusted") / "golden.sha256"
     files = sorted((GOLDEN / "mp1").iterdir())
     manifest.write_text("".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file}\n" for file in files))
@@ -34,6 +34,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(params=["demo", "plain"], ids=["through HAProxy", "through Serve's proxy"])
 def server(request: pytest.FixtureRequest) -> Server:
-    """Each of the two in turn."""
+    """Each of the two servers in turn."""
     either: Server = request.getfixturevalue(request.param)
     return either

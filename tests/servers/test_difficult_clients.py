@@ -1,6 +1,6 @@
-"""Clients that are slow, many, or gone, through the whole line: HAProxy or Serve's proxy, a replica, ranks.
+"""Slow, numerous and disconnected clients of a whole server: HAProxy or Serve's proxy, a replica, ranks.
 
-What holds for all of them: they are answered in our own words or closed, nobody else waits for them, nothing of them is left.
+Each of them gets our own error or a closed connection, delays no other client, and leaves no resource in use.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tests.support.raw_http import (
 )
 from tests.support.server import Server
 
-QUICK_S = 30.0  # for what takes milliseconds, on a machine that the tests and their servers share
+QUICK_S = 30.0  # for operations of milliseconds, on a machine that other tests share
 SEND_TIMEOUT_S = HttpLimits().send_timeout_s
 LONG = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "temperature": 1.5}
 
@@ -44,15 +44,15 @@ def servers(demo: Server, plain: Server) -> tuple[Server, Server]:
 
 @pytest.fixture(scope="module", autouse=True)
 def stalled(servers: tuple[Server, Server]) -> Iterator[list[socket.socket]]:
-    """For the last test, which needs half a minute to have passed: a client of each server that reads nothing of its stream.
-    More than the kernel's buffers hold is on the way to it."""
+    """A client of each server that reads nothing of its stream, started now for the last test, which needs half a minute to
+    have passed. Its stream is larger than the kernel's buffers."""
     body = LONG | {"stream": True, "n": 64, "logprobs": 20}
     connections = []
     for server in servers:
         before = num_generated(server)
         connections.append(connect(server, receive_buffer=4096))
         connections[-1].sendall(message(COMPLETIONS, body))
-        # All of it is generated, or it was cut off already.
+        # The whole answer is generated, or its client was disconnected.
         eventually(lambda s=server, n=before + 64: num_generated(s) >= n and idle(s), timeout_s=300)  # type: ignore[misc]
     yield connections
     for connection in connections:
@@ -61,7 +61,7 @@ def stalled(servers: tuple[Server, Server]) -> Iterator[list[socket.socket]]:
 
 @pytest.fixture(autouse=True)
 def _canary(servers: tuple[Server, Server], stalled: object) -> Iterator[None]:
-    """After each test: both servers answer, hold nothing, and are the processes they were."""
+    """Check after each test that both servers answer, hold no request, and have the same processes."""
     before = [processes(server) for server in servers]
     yield
     for server, then in zip(servers, before, strict=True):
@@ -88,7 +88,7 @@ def idle(server: Server) -> bool:
 
 
 def processes(server: Server) -> tuple[list[int], ...]:
-    """Ranks, replica and proxies."""
+    """The pids of ranks, replica and proxies."""
     ranks = [rank["pid"] for rank in state(server)["ranks"]]
     names = ("/haproxy ", "ProxyActor", "ServeReplica")
     return ranks, sorted(pid for pid, command in server.processes().items() if any(name in command for name in names))
@@ -102,7 +102,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 def assert_others_are_served(server: Server) -> None:
-    """Health, and somebody who wants an answer."""
+    """Check that health checks and other requests are answered."""
     for request in (
         b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         message(COMPLETIONS, {"prompt": "Hello", "max_tokens": 2}),
@@ -113,7 +113,7 @@ def assert_others_are_served(server: Server) -> None:
 
 
 def first_line(connection: socket.socket) -> bytes:
-    """Of what comes, b"" where it is closed without a word."""
+    """The first line of the answer, b"" if the connection is closed without one."""
     try:
         return connection.recv(65536).split(b"\r\n")[0]
     except ConnectionResetError:
@@ -121,7 +121,7 @@ def first_line(connection: socket.socket) -> bytes:
 
 
 def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: tuple[Server, Server]) -> None:
-    """More slow bodies than requests may run and wait, half-sent heads, and connections on which nothing is said."""
+    """More slow bodies than requests may run and wait, half-sent headers, and idle connections."""
     before = [num_descriptors(server) for server in servers]
     heads, bodies, idle_ones = [], [], []
     for server in servers:
@@ -135,13 +135,13 @@ def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: 
         idle_ones += [connect(server) for _ in range(1200)]
     for _ in range(3):
         for connection in itertools.chain(heads, bodies):
-            with contextlib.suppress(OSError):  # on a slow machine its time is over
+            with contextlib.suppress(OSError):  # its time may be over on a slow machine
                 connection.sendall(b" ")
         for server in servers:
             assert_others_are_served(server)
         time.sleep(0.5)
     assert {first_line(connection) for connection in bodies} == {b"HTTP/1.1 400 Bad Request"}
-    # Serve's own proxy waits for a head for ever, which operations.md says; HAProxy does not.
+    # Serve's own proxy waits for headers without limit, as operations.md says; HAProxy does not.
     behind_haproxy = heads[:50] + idle_ones[:1200]
     assert {first_line(connection) for connection in behind_haproxy} <= {b"HTTP/1.1 408 Request Time-out", b""}
     for connection in itertools.chain(heads, bodies, idle_ones):
@@ -162,7 +162,7 @@ def test_many_large_unfinished_bodies_are_refused(demo: Server) -> None:
         assert resident_bytes(demo) - before < 2 * limits.most_pending * limits.max_bytes
         eventually(lambda: len(select.select(connections, [], [], 0)[0]) >= limits.most_pending)
         answered, _, _ = select.select(connections, [], [], 0)
-        # The others had their time, where this takes long.
+        # The other clients had their time meanwhile.
         said = Counter(first_line(connection) for connection in answered)
         assert said.pop(b"HTTP/1.1 429 Too Many Requests") and set(said) <= {b"HTTP/1.1 400 Bad Request"}
     finally:
@@ -178,7 +178,7 @@ def test_unfinished_headers_are_refused_by_haproxy_and_delay_no_one(servers: tup
     ]
     for server, (request, also_whole) in itertools.product(servers, zip(requests, (True, True, False), strict=True)):
         with connect(server) as connection:
-            with contextlib.suppress(OSError):  # it has heard enough
+            with contextlib.suppress(OSError):  # it has read enough
                 connection.sendall(request)
             status = first_line(connection).split()[1:2]
             assert status in ([b"400"], [b"414"], []) or server is servers[1], status
@@ -227,7 +227,7 @@ def test_clients_that_disconnect_while_queued_are_removed_and_running_streams_co
 
 
 def test_clients_that_disconnect_at_any_moment_leave_no_sequence(server: Server) -> None:
-    """While they send, while their prompt is read, before and after the first token."""
+    """Clients disconnect while they send, during the prefill, before and after the first token."""
     context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
     for i in range(60):
         body = {"prompt": [5 + (i + j) % 200 for j in range(context - 60)], "max_tokens": 50, "stream": i % 2 == 0}
@@ -239,7 +239,7 @@ def test_clients_that_disconnect_at_any_moment_leave_no_sequence(server: Server)
 
 
 def test_every_pair_of_extreme_legal_parameters_is_answered(server: Server) -> None:
-    """Every two values of every two parameters meet in some request. It is answered 200, or 400 if it asks for more echoed
+    """Every pair of values of two parameters occurs in a request. It is answered 200, or 400 if it asks for more echoed
     log-probabilities than one request may have."""
     context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
     shared: dict[str, list[Any]] = {
@@ -256,7 +256,7 @@ def test_every_pair_of_extreme_legal_parameters_is_answered(server: Server) -> N
         "messages": [[{"role": "user", "content": ""}],
                      [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "🙂"}] * 3}]],
     }  # fmt: skip
-    # The longest answer has its own, or most of the time would be spent on it.
+    # The longest answer has a case of its own, because it takes most of the time.
     requests: list[tuple[str, dict[str, Any]]] = [
         (COMPLETIONS, LONG | {"n": 1, "stream": stream, "max_tokens": context - 20}) for stream in (True, False)
     ]
@@ -293,8 +293,8 @@ def num_echoed_logprobs(body: dict[str, Any]) -> int:
 
 
 def pairwise(values: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Few cases in which every value of a parameter meets every value of each other one. Greedy: each case takes, parameter by
-    parameter, the value that brings most pairs that are still missing."""
+    """A small set of cases with every pair of values of two parameters. Greedy: each case takes, parameter by parameter, the
+    value that covers most missing pairs."""
     names = list(values)
     missing = {
         (a, i, b, j)
@@ -324,9 +324,9 @@ def _pair(a: int, i: int, b: int, j: int) -> tuple[int, int, int, int]:
 def test_a_client_that_does_not_read_is_disconnected_and_its_blocks_are_freed(
     servers: tuple[Server, Server], stalled: list[socket.socket]
 ) -> None:
-    """Through HAProxy. Behind Serve's own proxy, which takes everything at once, it costs the memory of its answer until it
-    leaves; its cache was free when its tokens were generated."""
-    # When all buffers were full, and its time began, nobody outside can tell. To read before it is over would end the stall.
+    """Through HAProxy. Serve's own proxy buffers the whole answer, so there the client costs that memory until it disconnects;
+    its cache blocks are free as soon as its tokens are generated."""
+    # A client cannot tell when all buffers were full and its time began. Reading earlier would end the stall.
     deadline = time.monotonic() + 2 * SEND_TIMEOUT_S
     while not (said := "a client did not read its stream" in servers[0].output()) and time.monotonic() < deadline:
         time.sleep(0.1)

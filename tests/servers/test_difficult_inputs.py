@@ -1,5 +1,5 @@
-"""Bad inputs through the whole line: HAProxy or Serve's proxy, a replica, ranks. Every class of them once; each value that is
-refused is in test_http_bad_input.py, which asks the application alone.
+"""Bad inputs to a whole server: HAProxy or Serve's proxy, a replica, ranks. Each class of inputs once; test_bad_input.py has
+every refused value, for the application alone.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from tests.support.raw_http import CHAT, COMPLETIONS, Answer, ask, message
 from tests.support.server import Server
 
 USER = {"role": "user", "content": "hi"}
-MOST_HEALTH_S = 3.0  # of milliseconds on a machine of one's own; work on the event loop would take seconds
+MOST_HEALTH_S = 3.0  # milliseconds on an idle machine; work on the event loop would take seconds
 NOT_JSON = {
     "empty": b"", "cut": b"{", "utf8": b'{"prompt": "\xff"}', "deep": b"[" * 100_000, "text": b'"text"',
     "digits": b'{"max_tokens": ' + b"9" * 5000 + b"}", "surrogate": b'{"prompt": "\\ud800"}', "control": b'{"prompt": "\x01"}',
@@ -129,7 +129,7 @@ def test_an_answer_does_not_change_beside_bad_requests(plain: Server) -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_a_deadline_ends_a_request_with_our_error(server: Server, stream: bool) -> None:
-    """Serve reads the same header, and would answer in plain text, or cut the stream off."""
+    """Serve reads the same header and would answer in plain text or break the stream."""
     body = {"prompt": "Once", "n": 128, "max_tokens": 450, "ignore_eos": True, "temperature": 1.5, "stream": stream}
     answer = post(server, body, "X-Request-Timeout-Seconds: 2")
     assert b"[DONE]" not in answer.body

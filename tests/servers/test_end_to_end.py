@@ -1,4 +1,4 @@
-"""The whole line, as a user starts it: HTTP, handle, examples, many streams, a killed rank, and a clean end."""
+"""A whole server as a user starts it: HTTP, handle, examples, many streams, a killed rank, and a clean end."""
 
 import asyncio
 import json
@@ -24,10 +24,10 @@ from tests.support.programs import REPOSITORY, environment
 from tests.support.raw_http import COMPLETIONS, connect, message
 from tests.support.server import UP, Server, served
 
-# Ray guards a cluster that it starts by a token in the user's home; with an explicit address it must be told to use it.
+# Ray guards its cluster by a token in the user's home. With an explicit address the token must be enabled.
 WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
 
-# Lets a process run for a fifth of the time.
+# Lets a process run for a fifth of the time only.
 THROTTLE = """
 import os, signal, time
 while True:
@@ -59,7 +59,7 @@ def run(command: list[str], env: dict[str, str] | None = None, timeout_s: float 
     return done.stdout
 
 
-# The golden model by plain `serve run`: the same tokens as in process, and those are the reference's.
+# The golden model by plain `serve run`: the tokens of the reference, as in process.
 
 
 def test_http_gives_the_tokens_of_the_reference(plain: Server, golden: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def test_http_gives_the_tokens_of_the_reference(plain: Server, golden: dict[str,
             assert logprobs is not None and logprobs.token_logprobs is not None
             assert len(logprobs.token_logprobs) == len(out_tokens)
             if case["logprobs"]:
-                # Of an echoed first token the reference says 0.0, OpenAI's API null.
+                # The first echoed token has logprob 0.0 in the reference and null in OpenAI's API.
                 assert [p or 0.0 for p in logprobs.token_logprobs] == pytest.approx(expected["logprobs"], abs=1e-4)
     for case in golden["chats"]:
         for dialog, expected in zip(case["dialogs"], case["chat_completion"], strict=True):
@@ -228,12 +228,12 @@ print("SEEN", ray.get(controller.__ray_call__.remote(interval)))
 
 
 def test_nothing_listens_beyond_loopback(demo: Server) -> None:
-    """HTTP, HAProxy's statistics, Ray's processes, Serve's own gRPC, the ranks' store: all of it."""
+    """HTTP, HAProxy's statistics, Ray's processes, Serve's gRPC, the ranks' store."""
     httpx.post(f"{demo.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=30).raise_for_status()
     listening = demo.listening()
     commands = " ".join(listening.values())
     assert all(name in commands for name in ("gcs_server", "raylet", "haproxy", "ServeReplica", "RankWorker")), commands
-    # 127.0.0.1, and the same as an IPv6 address, as the kernel writes them.
+    # 127.0.0.1 as an IPv4 and as an IPv6 address, as the kernel writes them.
     loopback = ("0100007F:", "0000000000000000FFFF00000100007F:")
     assert {at: command for at, command in listening.items() if not at.startswith(loopback)} == {}
 
@@ -307,7 +307,7 @@ def test_thirty_two_simultaneous_streams_are_complete_and_correct(demo: Server) 
 def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_others_complete(demo: Server) -> None:
     async def half() -> list[str]:
         api = openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=120)
-        # Drawn, so that few of its own drafts are right: the engine would be done before half of them can be closed.
+        # Sampled, so that few drafts are accepted; else the engine would finish before half of the streams are closed.
         request: dict[str, Any] = {"model": "llama-demo", "max_tokens": 480, "temperature": 1.5, "stream": True}
         ask = partial(api.completions.create, prompt="Once upon a time", extra_body={"ignore_eos": True}, **request)
         streams: list[Any] = await asyncio.gather(*(ask(seed=seed) for seed in range(32)))
@@ -366,7 +366,7 @@ def test_the_programs_in_the_documents_work(demo: Server) -> None:
     assert len(blocks) == 3
     for block in blocks:
         here = block.replace("http://127.0.0.1:8000", demo.url)
-        # Other clusters may run beside this one; "auto" would take the youngest.
+        # Other clusters may run; "auto" would take the youngest.
         here = here.replace('ray.init("auto")', f'ray.init("{address_of(demo)}", log_to_driver=False)')
         assert run([sys.executable, "-c", here], WITH_TOKEN).strip()
     (curl,) = re.findall(r"^    (curl .*?\n.*?)$", readme, re.MULTILINE)
@@ -415,7 +415,7 @@ def test_a_rank_that_is_five_times_slower_is_named_and_serving_continues(demo: S
     assert demo.get("/props")[1]["epoch"] == 0
 
 
-# Destructive: the last tests of each server.
+# The last tests of each server, which end it.
 
 
 @pytest.mark.parametrize("server", ["plain", "demo"], ids=["through Serve's proxy", "through HAProxy"])
@@ -487,7 +487,7 @@ def test_the_first_ctrl_c_completes_live_streams_and_refuses_new_requests(demo: 
                 reason = chunk.choices[0].finish_reason or reason
             return reason, refused, ready, health
 
-    # Somebody who begins to read when everything has been generated, and more than the kernel's buffers hold.
+    # A client that begins to read when the whole answer is generated, which is larger than the kernel's buffers.
     late = connect(demo)
     body = {"prompt": "Once", "n": 32, "max_tokens": 450, "logprobs": 20, "ignore_eos": True, "stream": True}
     late.sendall(message(COMPLETIONS, body | {"temperature": 1.5}))
@@ -508,7 +508,7 @@ def test_the_first_ctrl_c_completes_live_streams_and_refuses_new_requests(demo: 
 
 
 def test_sigterm_of_serve_run_leaves_no_process(plain: Server) -> None:
-    """And `served`, which ends by SIGTERM whatever a test leaves, says so if that leaves a process."""
+    """The context `served` also ends a server by SIGTERM and fails if a process is left."""
     assert len(plain.processes()) > 5
     plain.process.send_signal(signal.SIGTERM)
     plain.process.wait(180)

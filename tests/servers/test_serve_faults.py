@@ -1,4 +1,4 @@
-"""Serve's own parts die under live streams: its controller, its HAProxy, the replica itself, and in the end all at once."""
+"""Processes of Serve are killed under live streams: the controller, HAProxy, the replica, and finally all at once."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def asks(num_tokens: int = 1000) -> list[Ask]:
 async def streams(
     server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 1000
 ) -> list[Heard]:
-    """What each stream said; `meanwhile` is called once all have begun."""
+    """The answer of each stream; `meanwhile` is called when all streams have begun."""
     async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
         heard = [Heard() for _ in range(NUM_STREAMS)]
         hearing = [
@@ -52,7 +52,7 @@ async def streams(
 
 
 async def answers(server: Server, timeout_s: float) -> Heard:
-    """The first whole answer."""
+    """Wait for the first complete answer."""
     deadline = time.monotonic() + timeout_s
     async with httpx.AsyncClient(base_url=server.url, timeout=timeout_s, trust_env=False) as client:
         while True:
@@ -151,7 +151,7 @@ async def test_every_replica_completes_its_live_streams_at_a_shutdown() -> None:
 
 
 def test_a_signal_to_the_process_group_ends_every_process(server: Server) -> None:
-    """As systemd ends a service, and `kill` a job: Ray's own processes get it too, so there is nothing left to drain with."""
+    """As systemd ends a service: Ray's own processes get the signal too, so no stream can be drained."""
     os.killpg(server.process.pid, signal.SIGTERM)
     assert server.process.wait(120) == 0
     assert not server.wait_gone()

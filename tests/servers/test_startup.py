@@ -1,4 +1,4 @@
-"""Starts that cannot succeed: each ends soon, names the file at fault, is never ready, and leaves no rank."""
+"""Starts that cannot succeed: each fails soon, names the faulty file, is never ready, and leaves no rank."""
 
 import signal
 import tempfile
@@ -16,7 +16,7 @@ from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.programs import seen_by
 from tests.support.server import served
 
-LIMIT_S = 120  # 30 are promised, for one start, where nothing else runs
+LIMIT_S = 120  # 30 s are promised for a single start on an idle machine
 NAMED = {
     "missing": ["missing/consolidated.00.pth: this shard is missing"],
     "params": ["params/params.json", "'dim'", "-64"],
@@ -66,7 +66,7 @@ def test_a_malicious_pickle_never_runs(seen: dict[str, Any]) -> None:
 
 @pytest.fixture
 def ray_directory() -> Iterator[str]:
-    """Where a server's Ray keeps its files and its address: a short path of its own, so that it joins no other cluster."""
+    """A short path for the files and the address of a server's Ray, so that it joins no other cluster."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         yield directory
 
@@ -114,7 +114,7 @@ def test_a_damaged_file_is_named_and_ends_the_server_with_an_error_and_no_proces
 
 
 def test_a_server_that_waits_for_resources_ends_at_once_on_sigterm(ray_directory: str) -> None:
-    """Serve alone waits 30 s and more for a replica that was never placed."""
+    """Serve alone waits at least 30 s for a replica that was never placed."""
     with served(args={"cpus_per_rank": 1000}, env={"RAY_TMPDIR": ray_directory}) as server:
         deadline = time.monotonic() + 180
         wanted = ("Adding 1 replica", "needs 2000 CPUs, the cluster has")
@@ -139,7 +139,7 @@ def test_with_keys_the_server_reports_ready_and_asks_for_a_key() -> None:
         request = urllib.request.Request(server.url + "/metrics", headers={"Authorization": "Bearer kq7-two"})
         with urllib.request.urlopen(request, timeout=10) as response:
             assert response.status == 200
-            # The command itself asks for /props once it is ready.
+            # The command itself sends GET /props once the server is ready.
             assert b'requests_total{outcome="invalid_api_key",path="/v1/models"} 1.0' in response.read()
         deadline = time.monotonic() + 120
         while "Llama on Ray is ready" not in server.output() and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Updates under load where there is room for a second replica: one that fails, and one that does not."""
+"""A failed and a successful update under load, with resources for a second replica."""
 
 import asyncio
 import subprocess
@@ -25,7 +25,7 @@ serve.run(build_app(ServerArgs(**eval(sys.argv[2]))), name="llama", route_prefix
 
 
 async def deploy(server: Server, **changes: object) -> int:
-    """Updates the application from another process, as an operator would; its exit status."""
+    """Update the application from another process, as an operator does. Returns the exit status."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", DEPLOY, address_of(server), repr(ARGS | changes)),
         cwd=REPOSITORY,
@@ -52,7 +52,7 @@ async def test_no_request_fails_during_a_failed_or_a_successful_update() -> None
 
         async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
             asking = [asyncio.create_task(ask_on(client, number)) for number in range(3)]
-            # So long a context has no room in memory, which only the ranks can tell.
+            # The cache of such a long context does not fit into memory, which only the ranks can tell.
             assert await deploy(server, max_queue=101, max_seq_len=50_000_000) != 0
             answered = num_answers
             assert server.get("/props")[1]["max_queue"] == 256 and server.get("/ready")[0] == 200, "the old one serves"
