@@ -146,7 +146,10 @@ class EngineLoop:
             raise self._failure
         if self._draining:
             raise NotReady("the server is shutting down and takes no new requests")
-        prompts = [check_prompt(prompt, self._tokenizer.n_words, self.max_seq_len) for prompt, _ in choices]
+        vocab_size, max_seq_len = self._tokenizer.n_words, self.max_seq_len
+        given = {id(prompt): prompt for prompt, _ in choices}  # the choices of a prompt share one list
+        checked = {key: check_prompt(prompt, vocab_size, max_seq_len) for key, prompt in given.items()}
+        prompts = [checked[id(prompt)] for prompt, _ in choices]
         self.check_capacity(owner, [len(prompt) for prompt in prompts])
         streams = []
         for prompt, (_, params) in zip(prompts, choices, strict=True):

@@ -1,17 +1,19 @@
-"""Bounds how many pieces of expensive work run at once, and how much work may wait for its turn."""
+"""Bounds how many pieces of expensive work run at once in threads, and how much work may wait for its turn."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Callable
+from typing import TypeVar
 
 from llama_core.errors import QueueFull
 
+Result = TypeVar("Result")
+
 
 class ConcurrencyLimiter:
-    """`async with limiter.slot(weight):` at most `at_once` blocks run; the others wait in the order of their arrival.
+    """`await limiter.run(work, weight)`: at most `at_once` threads run; other work waits in the order of its arrival.
 
-    A weight says how much memory a block holds, in any unit. All blocks together, running and waiting, weigh at most
-    `max_weight`; a block that is alone may weigh more.
+    A weight says how much memory a piece of work holds, in any unit. All work together, running and waiting, weighs at most
+    `max_weight`; a piece that is alone may weigh more.
     """
 
     def __init__(self, at_once: int, max_weight: int) -> None:
@@ -19,14 +21,24 @@ class ConcurrencyLimiter:
         self._max_weight = max_weight
         self.weight = 0
 
-    @contextlib.asynccontextmanager
-    async def slot(self, weight: int = 1) -> AsyncIterator[None]:
-        """Raises QueueFull at once when too much work runs and waits already."""
+    async def run(self, work: Callable[[], Result], weight: int = 1) -> Result:
+        """The result of `work`. Raises QueueFull at once when too much work runs and waits already.
+
+        A thread cannot be cancelled: where the caller is, its work counts until the thread has ended.
+        """
         if self.weight and self.weight + weight > self._max_weight:
             raise QueueFull("Too many long texts are in work at once.")
         self.weight += weight
         try:
-            async with self._slots:
-                yield
-        finally:
+            await self._slots.acquire()
+        except BaseException:
             self.weight -= weight
+            raise
+
+        def ended(_: asyncio.Future[Result]) -> None:
+            self._slots.release()
+            self.weight -= weight
+
+        thread = asyncio.get_running_loop().run_in_executor(None, work)
+        thread.add_done_callback(ended)
+        return await asyncio.shield(thread)

@@ -5,7 +5,6 @@ releases the interpreter's lock. A prompt that cannot fit is refused as early as
 characters before anything is encoded, or by its tokens before the next prompt is encoded.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,6 +17,7 @@ from llama_core.scheduling.request import check_length
 from llama_core.text.chat_format import Message
 
 INLINE_CHARS = 8192  # of all texts of a request together; encoding so many takes about 5 ms
+CHARS_PER_MESSAGE = 32  # a chat's message takes as long as so many more characters
 CHARS_PER_ID = 4  # an id in a list takes as much memory as so many wide characters
 
 Result = TypeVar("Result")
@@ -65,7 +65,7 @@ class PromptEncoder:
             _check_total(len(ids), self._budget(n), param="messages")
             return ids
 
-        return await self._run(sum(len(m.content) for m in messages), encode)
+        return await self._run(sum(len(m.content) + CHARS_PER_MESSAGE for m in messages), encode)
 
     async def text(self, text: str, *, bos: bool) -> list[int]:
         """Ids of a text that may be longer than the context: clients of /tokenize cut it themselves."""
@@ -107,8 +107,7 @@ class PromptEncoder:
     async def _run(self, num_chars: int, work: Callable[[], Result]) -> Result:
         if num_chars <= INLINE_CHARS:
             return work()
-        async with self._limiter.slot(num_chars):
-            return await asyncio.to_thread(work)
+        return await self._limiter.run(work, num_chars)
 
 
 def _check_total(num_tokens: int, budget: int, param: str = "prompt") -> None:

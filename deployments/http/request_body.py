@@ -6,6 +6,7 @@ what a body may hold is bounded before it is parsed, and large bodies are parsed
 
 import asyncio
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from pydantic_core import ErrorDetails, from_json
 from starlette.requests import ClientDisconnect, Request
 
 from deployments.http.errors import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
+from deployments.http.limiter import ConcurrencyLimiter
 from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, QueueFull, RequestCancelled
 
 # So many of each, outside strings, are parsed within 50 ms.
@@ -57,7 +59,8 @@ class BodyReader:
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        self._parsing = asyncio.Semaphore(1)  # a second thread would only wait for the interpreter's lock
+        # A second thread would only wait for the interpreter's lock. `num_pending_bytes` bounds what waits.
+        self._parsing = ConcurrencyLimiter(at_once=1, max_weight=sys.maxsize)
         self.num_pending_bytes = 0
 
     def received(self, request: Request) -> "ReceivedBody":
@@ -98,8 +101,7 @@ class BodyReader:
         """The body as a `kind`. Raises InvalidJson, InvalidParameter, InvalidDialog or Unsupported."""
         if len(raw) <= INLINE_BYTES:
             return validate(kind, parse_json(raw))
-        async with self._parsing:
-            return await asyncio.to_thread(lambda: validate(kind, parse_json(raw)))
+        return await self._parsing.run(lambda: validate(kind, parse_json(raw)))
 
 
 class ReceivedBody:

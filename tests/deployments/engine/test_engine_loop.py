@@ -255,6 +255,24 @@ async def test_a_second_request_finds_what_the_first_computed_and_the_hits_are_c
     assert sum(step.num_prefix_hits for step in stats) == 48
 
 
+async def test_a_prompt_is_checked_once_for_all_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[list[int]] = []
+
+    def check(prompt: list[int], vocab_size: int, max_seq_len: int) -> list[int]:
+        checked.append(prompt)
+        return list(prompt)
+
+    monkeypatch.setattr("deployments.engine.engine_loop.check_prompt", check)
+    async with running(FakeGroup()) as loop:
+        first, second = [1, 3], [1, 4]
+        choices = [(prompt, greedy(2)) for prompt in (first, first, second, second, [1, 3])]
+        streams = loop.submit_all(choices)
+        assert [stream.prompt_tokens for stream in streams] == [prompt for prompt, _ in choices]
+        for stream in streams:
+            await read(stream)
+    assert checked == [first, second, [1, 3]]
+
+
 async def test_a_full_queue_refuses_and_those_inside_are_served() -> None:
     group = FakeGroup(token=lambda tokens: 5)
     async with running(group, slots=2, max_waiting=3) as loop:

@@ -103,3 +103,12 @@ async def test_a_long_dialog_is_encoded_beside_the_event_loop(encoded: Encoded) 
     content = "Once upon a time " * 1000
     assert (await post(engine, messages=[{"role": "user", "content": content}], max_tokens=1)).status_code == 200
     assert threading.current_thread() not in encoded.threads
+
+
+async def test_a_dialog_of_many_short_messages_is_encoded_beside_the_event_loop(encoded: Encoded) -> None:
+    engine = FakeEngine()
+    engine.max_seq_len = 2**16
+    engine.max_request_tokens = 2**17
+    messages = [{"role": ("user", "assistant")[i % 2], "content": "hi"} for i in range(2001)]
+    assert (await post(engine, messages=messages, max_tokens=1)).status_code == 200
+    assert threading.current_thread() not in encoded.threads
