@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from llama_core.errors import LlamaError
+from llama_core.errors import LlamaError, NotReady
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import ChatFormat
@@ -81,6 +81,11 @@ class Readiness:
         """While ranks recover, requests wait for them."""
         return self.ready or self.phase == "recovering"
 
+    def not_ready(self) -> NotReady:
+        """The error for a request that cannot be taken now: says why, and when to retry."""
+        detail = f"The server is not ready ({self.phase}). {self.detail}".strip()
+        return NotReady(detail, retry_after_s=self.retry_after_s)
+
 
 class TokenStream(Protocol):
     """One sequence being continued, for one reader. What a slow reader has not taken reaches it as one delta.
@@ -134,7 +139,8 @@ class Engine(Protocol):
         """False when only a restart helps."""
 
     def check_capacity(self, owner: str = "") -> None:
-        """Raises QueueFull if not even one sequence of `owner` may wait: to be asked before a body is parsed."""
+        """Raises NotReady if no request is taken now, or QueueFull if not even one sequence of `owner` may wait: to be asked
+        before a body is parsed."""
 
     def submit_all(
         self,

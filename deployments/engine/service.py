@@ -172,8 +172,14 @@ class LlamaService:
         )
 
     def check_capacity(self, owner: str = "") -> None:
-        if self._loop is not None:
-            self._loop.check_capacity(owner)
+        self._taking_loop().check_capacity(owner)
+
+    def _taking_loop(self) -> EngineLoop:
+        """The engine loop. Raises NotReady while no request is taken."""
+        readiness = self.readiness()
+        if self._loop is None or not readiness.takes_requests:
+            raise readiness.not_ready()
+        return self._loop
 
     def submit(
         self,
@@ -198,13 +204,9 @@ class LlamaService:
         """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
-        readiness = self.readiness()
-        if self._loop is None or not readiness.takes_requests:
-            raise NotReady(
-                f"the server is {readiness.phase}: {readiness.detail}", retry_after_s=readiness.retry_after_s
-            )
+        loop = self._taking_loop()
         cache_scope = owner if self._separates_caches else ""
-        return self._loop.submit_all(choices, stop=stop, owner=owner, priority=priority, cache_scope=cache_scope)
+        return loop.submit_all(choices, stop=stop, owner=owner, priority=priority, cache_scope=cache_scope)
 
     def next_seed(self) -> int:
         """A seed for a request without one, derived from the server's seed and the number of such requests."""

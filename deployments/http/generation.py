@@ -17,7 +17,6 @@ from deployments.http.disconnect import DisconnectScope, disconnect_scope
 from deployments.http.limits import HttpLimits
 from deployments.http.plan import Plan, plan_chat, plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
-from deployments.http.readiness import check_takes_requests
 from deployments.http.request_body import BodyReader
 from deployments.http.request_log import RequestRecord
 from deployments.http.responses import ChatSerializer, CollectedChoice, CompletionSerializer, ResponseSerializer
@@ -144,7 +143,6 @@ class _GenerationRequest:
 
     async def _plan(self) -> Plan:
         endpoint = self._endpoint
-        check_takes_requests(endpoint.engine)
         async with endpoint.bodies.received(self._request) as raw:
             # After the body has come, or the connection could not be used again; before any of it costs time.
             endpoint.engine.check_capacity(self._owner)

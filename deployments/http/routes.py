@@ -12,11 +12,17 @@ from deployments.http.errors import error_object, error_response, json_response
 from deployments.http.pages import API_REFERENCE, PLAYGROUND, page_response
 from deployments.http.plan import check_model
 from deployments.http.prompt_encoder import PromptEncoder
-from deployments.http.readiness import check_takes_requests, not_ready
 from deployments.http.request_body import BodyReader
 from deployments.http.routing import ApiRoute
 from deployments.http.schemas import DetokenizeBody, TokenizeBody
 from llama_core.errors import EngineError
+
+
+def check_takes_requests(engine: Engine) -> None:
+    """Raises NotReady while the engine takes no requests."""
+    readiness = engine.readiness()
+    if not readiness.takes_requests:
+        raise readiness.not_ready()
 
 
 def model_routes(engine: Engine) -> list[ApiRoute]:
@@ -115,7 +121,7 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
         state = {"ready": readiness.ready, "phase": readiness.phase, "detail": readiness.detail}
         if readiness.ready:
             return json_response(state)
-        error = not_ready(readiness)
+        error = readiness.not_ready()
         retry = error_response(error).headers["Retry-After"]
         return json_response({**state, **error_object(error)}, 503, {"Retry-After": retry})
 

@@ -156,6 +156,8 @@ class FakeEngine:
         return self._num_seeds
 
     def check_capacity(self, owner: str = "") -> None:
+        if not self.state.takes_requests:
+            raise self.state.not_ready()
         if self.num_open >= self.max_streams:
             raise QueueFull("too many requests wait", retry_after_s=1.5)
 
