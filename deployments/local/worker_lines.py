@@ -10,7 +10,9 @@ _HANDLER: Final = "llama-ray"
 # Serve's lines: "WARNING 2026-01-31 12:00:00,123 llama_LlamaIngress 9e81ba8b -- text".
 _SERVE_LINE: Final = re.compile(r"(?P<level>[A-Z]+) \S+ (?P<time>\d\d:\d\d:\d\d),\d+ \S+ \S+ -- (?P<text>.*)")
 # A rank's lines: "2026-01-31 12:00:00,123 WARNING rank=1 epoch=0 module text".
-_RANK_LINE: Final = re.compile(r"\S+ (?P<time>\d\d:\d\d:\d\d),\d+ (?P<level>[A-Z]+) (?P<text>rank=.*)")
+_RANK_LINE: Final = re.compile(
+    r"\S+ (?P<time>\d\d:\d\d:\d\d),\d+ (?P<level>[A-Z]+) rank=(?P<rank>\S+) epoch=\S+ \S+ (?P<text>.*)"
+)
 _MATTERS: Final = ("WARNING", "ERROR", "CRITICAL")
 # The request log's lines, and Serve's about a port that it tries again: neither asks for anything of the user.
 _ROUTINE: Final = re.compile(r"^request \{|Retrying\.\.\.$")
@@ -47,7 +49,7 @@ def line_to_show(actor_name: str, line: str) -> str | None:
             bool(_RECOVERY.search(text)) or (level in _MATTERS and not _ROUTINE.search(text))
         )
     elif actor_name.startswith("RankWorker"):
-        source, is_shown = "rank", level in _MATTERS
+        source, is_shown = f"rank {match.groupdict().get('rank', '')}".strip(), level in _MATTERS
     elif actor_name.startswith("ServeController"):
         source, is_shown = "Serve", level in _MATTERS and bool(_REPLICA.search(text))
     else:

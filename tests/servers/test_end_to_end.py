@@ -206,8 +206,11 @@ def test_the_terminal_shows_one_line_a_phase_and_the_banner(demo: Server) -> Non
     while "Who are you?" not in demo.terminal.read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
     before, _, after = demo.terminal.read_text().partition("Llama on Ray is ready")
-    phases = [line for line in before.splitlines() if line.strip()]
-    assert 4 <= len(phases) <= 8 and all(re.match(r" +[\d.]+ s  ", line) for line in phases), before
+    lines = [line for line in before.splitlines() if line.strip()]
+    phases = [line for line in lines if re.match(r" +[\d.]+ s  ", line)]
+    # On a busy machine a rank may warn that no core is free: an event, as after the banner.
+    events = [line for line in lines if re.match(r"  \d\d:\d\d:\d\d (WARNING|ERROR) (rank \d|replica|Serve): ", line)]
+    assert 4 <= len(phases) <= 8 and len(phases) + len(events) == len(lines), before
     (log,) = re.findall(r"log +(\S+\.log)", after)
     logged = Path(log).read_text()
     assert "Adding 1 replica" in logged and "HAProxy started" in logged and "Llama on Ray is ready" in logged

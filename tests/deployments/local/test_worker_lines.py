@@ -42,7 +42,7 @@ CONTROLLER = "2026-01-31 12:00:07,123 controller 42 -- "
         (
             "RankWorker",
             "2026-01-31 12:00:07,508 WARNING rank=0 epoch=0 llama_core.execution.runner rank 0 computes with torch",
-            "  12:00:07 WARNING rank: rank=0 epoch=0 llama_core.execution.runner rank 0 computes with torch",
+            "  12:00:07 WARNING rank 0: rank 0 computes with torch",
         ),
     ],
 )
