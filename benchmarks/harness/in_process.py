@@ -164,11 +164,11 @@ def watched(runner: Any) -> Iterator[list[Step]]:
 
     def watch(start: StartFunction, batch: StepInput) -> Pending[StepOutput]:
         begin = time.perf_counter()
-        under_way = start(batch)
+        in_flight = start(batch)
 
         def result() -> StepOutput:
             nonlocal begin
-            output = under_way.result()
+            output = in_flight.result()
             begin = max(begin, steps[-1].end_s if steps else begin)  # on a GPU it waited for the step before it
             # A row with drafts has several tokens and reads no prompt.
             is_decode = all(row.length == 1 + row.num_drafts for row in batch.rows)
@@ -176,7 +176,7 @@ def watched(runner: Any) -> Iterator[list[Step]]:
             steps.append(Step(begin, end, len(batch.rows), batch.num_tokens, len(output.tokens), is_decode))
             return output
 
-        return Pending.done(result()) if under_way.is_done else Pending(result, under_way.is_ready)
+        return Pending.done(result()) if in_flight.is_done else Pending(result, in_flight.is_ready)
 
     with around_steps(runner, watch):
         yield steps

@@ -75,7 +75,7 @@ def step_cost(num_rows: int, num_waiting: int, prefix_caching: bool, num_steps: 
         assert batch is not None
         decodes = len(batch.rows) == num_rows and batch.num_tokens == num_rows
         scheduler.commit(answer(batch, draw))
-    flights: deque[StepOutput] = deque()
+    in_flight: deque[StepOutput] = deque()
     schedules: list[float] = []
     commits: list[float] = []
     with no_collection():
@@ -84,9 +84,9 @@ def step_cost(num_rows: int, num_waiting: int, prefix_caching: bool, num_steps: 
             batch = scheduler.schedule()
             schedules.append((time.perf_counter() - begin) * 1e6)
             assert batch is not None and len(batch.rows) == num_rows
-            flights.append(answer(batch, draw))
-            if len(flights) == 2:
-                output = flights.popleft()
+            in_flight.append(answer(batch, draw))
+            if len(in_flight) == 2:
+                output = in_flight.popleft()
                 begin = time.perf_counter()
                 scheduler.commit(output)
                 commits.append((time.perf_counter() - begin) * 1e6)
