@@ -83,16 +83,20 @@ class Lane:
             for command in self.commands:
                 if stopping.is_set():
                     return
-                # A session of its own: Ctrl-C reaches the commands once, from this process.
-                self.process = subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                self.status = self.process.wait()
+                try:
+                    # A session of its own: Ctrl-C reaches the commands once, from this process.
+                    self.process = subprocess.Popen(
+                        command,
+                        cwd=ROOT,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                    self.status = self.process.wait()
+                except OSError as error:
+                    output.write(f"{command[0]}: {error}\n".encode())
+                    self.status = 127
                 if self.status:
                     break
         self.seconds = time.monotonic() - began

@@ -49,6 +49,12 @@ def test_a_lane_that_fails_is_reported_with_its_output(tmp_path: Path, capsys: p
     assert total([good, bad], 3.5) == "1 failed, 5 passed, 1 skipped in 4s; failed lanes: bad"
 
 
+def test_a_command_that_does_not_exist_fails_its_lane(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = Lane("lint", [(str(tmp_path / "clang-format"),)], tmp_path / "lint")
+    run_lanes([missing], [], threading.Event(), 1)
+    assert "clang-format: " in capsys.readouterr().out and missing.status == 127
+
+
 def test_ctrl_c_lets_a_lane_clean_up_and_starts_no_other(tmp_path: Path) -> None:
     code = f"""
 import sys, time
