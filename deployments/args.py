@@ -1,4 +1,4 @@
-"""What a user may set, each by its name: in serve_config.yaml, as key=value, or as LLAMA_<NAME> in the environment."""
+"""The arguments of the server: set in serve_config.yaml, as key=value, or as LLAMA_<NAME> in the environment."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def _whole_number(value: object) -> object:
 
 
 def _names(value: object) -> object:
-    """Names separated by commas, as a variable of the environment has them, or a list."""
+    """Names separated by commas, as in an environment variable, or a list."""
     return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
 
 
@@ -50,7 +50,7 @@ Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
 
 
 class ServerArgs(BaseModel):
-    """Arguments of `build_app`. An unknown or ill-typed one stops the start, with its name."""
+    """Arguments of `build_app`. An unknown or ill-typed argument stops the start with an error that names it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -58,26 +58,29 @@ class ServerArgs(BaseModel):
     ckpt_dir: str = Field("demo", description="Directory of consolidated.NN.pth and params.json, on every node.")
     tokenizer_path: str | None = Field(None, description="SentencePiece model; tokenizer.model in ckpt_dir if absent.")
     chat_format: str = Field(DEFAULT_CHAT_FORMAT, description="Prompt format of the chat model.")
-    model_parallel_size: Count | None = Field(None, description="Ranks; as many as there are shards if absent.")
+    model_parallel_size: Count | None = Field(None, description="Number of ranks; the number of shards if absent.")
     max_seq_len: Count = Field(512, description="Prompt and generated tokens of one sequence at most.")
     max_batch_size: Count = Field(32, description="Sequences that run at once.")
     max_queue: Count = Field(256, description="Sequences that may wait; more are answered 429.")
     max_queue_tokens: Count = Field(65_536, description="Tokens of the prompts that wait; more are answered 429.")
     max_step_tokens: Count | None = Field(
-        None, description="Tokens of one step; 2048, or max_batch_size if that is more."
+        None, description="Tokens of one step at most; 2048, or max_batch_size if that is more."
     )
     device: Device = "auto"
     dtype: DType = Field("auto", description="auto: the checkpoint's own.")
-    seed: int = Field(1, description="Requests without a seed draw from seeds derived from it.")
+    seed: int = Field(1, description="Requests without a seed get seeds derived from it.")
     block_size: Count = Field(16, description="Tokens of one cache block.")
     kv_cache_bytes: Count | None = Field(None, description="Cache memory of one rank.")
-    verify_checksums: bool = Field(True, description="Compare every shard with the checksums in it before serving.")
+    verify_checksums: bool = Field(True, description="Compare every shard with its own checksums before serving.")
     sha256_manifest: str | None = Field(
-        None, description="SHA-256 of all files, as sha256sum writes it; SHA256SUMS in ckpt_dir if absent and there."
+        None,
+        description="SHA-256 of all files, in sha256sum's format; SHA256SUMS in ckpt_dir if absent.",
     )
-    speculation: bool = Field(True, description="Check tokens that repeat earlier ones, several in one step.")
+    speculation: bool = Field(
+        True, description="Propose tokens that repeat earlier text, and verify several in one step."
+    )
     backend: BackendName = Field(
-        "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto is the fastest there is."
+        "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto: the fastest that works here."
     )
     quantization: Quantization = Field(
         "none", description="int8 keeps linear layers' weights in 8 bits; needs the native backend."
@@ -87,20 +90,20 @@ class ServerArgs(BaseModel):
         "key", description="With API keys, requests share cached prefixes within one key (key) or with all keys (all)."
     )
     cpus_per_rank: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="CPU cores of one rank's bundle; if absent a node's, shared by its ranks; 1 with CUDA."
+        None, description="CPUs of one rank; if absent, a node's CPUs shared by its ranks, or 1 with CUDA."
     )
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] | None = Field(
-        None, description="Of the placement group; PACK if absent."
+        None, description="Strategy of the placement group; PACK if absent."
     )
     request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Longest time of a request over HTTP; x-request-timeout-seconds may ask for less."
     )
     api_key_digests: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
-        (), description="SHA-256 of keys; those in LLAMA_API_KEYS if absent."
+        (), description="SHA-256 of API keys; of the keys in LLAMA_API_KEYS if absent."
     )
     api_key_file: Annotated[str, AfterValidator(_not_blank)] | None = Field(
         None,
-        description="API keys, one a line, read again when it changes. Without any keys, all may ask.",
+        description="File of API keys, one a line, read again when it changes. Without any key, everyone has access.",
     )
     allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         (),
@@ -108,32 +111,34 @@ class ServerArgs(BaseModel):
     )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        60.0, description="A rank that takes longer for a step is hung."
+        60.0, description="A rank that takes longer for a step counts as hanging."
     )
-    start_timeout_s: Annotated[float, Field(gt=0)] = Field(1800.0, description="Limit for loading and warming up.")
+    start_timeout_s: Annotated[float, Field(gt=0)] = Field(1800.0, description="Deadline for loading and warming up.")
     recovery_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        600.0, description="Ranks that cannot be brought back for so long fail the replica."
+        600.0, description="The replica fails if its ranks cannot be started again within this time."
     )
     shrink_after_s: Annotated[float, Field(ge=0)] = Field(
         60.0,
-        description="Ranks that have no room for so long are done without, where the model can be split over fewer.",
+        description="After this time without room for all ranks, fewer ranks serve, if the model can be split over them.",
     )
     min_ranks: Count | None = Field(
-        None, description="Fewest ranks to go on with; 1 if absent. As many as there are: never with fewer."
+        None, description="The fewest ranks that may serve; 1 if absent. With the number of ranks, fewer never serve."
     )
     spare_ranks: bool = Field(
         True,
-        description="Keep a process ready beside each rank, where 2 GiB of memory are free: failures cost less time.",
+        description="Keep a warm standby process beside each rank where 2 GiB of memory are free, for a faster recovery.",
     )
     runner_factory: str | None = Field(
-        None, pattern=r"^[\w.]+:\w+$", description="module:function that makes what a rank runs; for tests of failures."
+        None,
+        pattern=r"^[\w.]+:\w+$",
+        description="module:function that replaces what a rank runs; for tests of failures.",
     )
     drain_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        60.0, description="Live streams get so long when a replica leaves."
+        60.0, description="Time for live streams to end when a replica stops."
     )
     answer_after_s: Annotated[float, Field(ge=0)] = Field(
         20.0,
-        description="The first replica answers 503 with Retry-After if it loads longer than this; before, requests wait.",
+        description="Requests wait this long for the first replica to load; then it answers 503 with Retry-After.",
     )
 
     @model_validator(mode="before")
@@ -162,11 +167,11 @@ class ServerArgs(BaseModel):
         return bool(self.api_key_digests or self.api_key_file)
 
     def num_ranks(self) -> int:
-        """Raises CheckpointError where it takes the shards to tell and they are not all there."""
+        """Raises CheckpointError if the number depends on the shards and some are missing."""
         return self.model_parallel_size or open_checkpoint(self.checkpoint).num_shards()
 
     def manifest(self) -> Manifest | None:
-        """What the files must be, if anything says so. Raises CheckpointError."""
+        """The SHA-256 that the files must have, if a manifest exists. Raises CheckpointError."""
         return Manifest.find(self.checkpoint, resolve(self.sha256_manifest) if self.sha256_manifest else None)
 
     def engine_config(self, vocab_size: int, manifest: Manifest | None = None) -> EngineConfig:
@@ -187,7 +192,7 @@ class ServerArgs(BaseModel):
 
 
 def resolve(path: str) -> Path:
-    """A relative path is looked for in the working directory, then in the project, so that the embedded model is found."""
+    """A relative path is resolved in the working directory, then in the project, where the demo model is."""
     here = Path(path).expanduser()
     if here.is_absolute() or here.exists() or not (PROJECT_ROOT / here).exists():
         return here.absolute()

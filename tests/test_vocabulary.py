@@ -23,18 +23,13 @@ PENDING = frozenset(
         "Drawn",
         "StepLayout",
         "beginnings",
-        "blamed",
         "flights",
         "given up",
         "logits_of_draws",
         "num_draws",
         "objection",
-        "seat",
         "sent back",
-        "stand-in",
-        "suspect",
         "under way",
-        "unlucky",
     }
 )
 

@@ -1,4 +1,4 @@
-"""The handle's calls, on the deployment's own class over a group without ranks; Serve is not needed for that."""
+"""The API by handle, on the deployment's class over a fake group, without Serve."""
 
 import asyncio
 import logging
@@ -36,14 +36,14 @@ def counted(ingress: Any) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-async def test_a_call_with_more_prompts_than_slots_and_queue_waits_for_its_own(ingress: Any) -> None:
+async def test_a_call_with_more_prompts_than_the_queue_holds_waits_for_its_own_prompts(ingress: Any) -> None:
     prompts = [[1, 3 + n] for n in range(40)]
     tokens, _ = await ingress.generate(prompts, 6, temperature=0)
     assert tokens == [continuation(prompt, 6) for prompt in prompts]
     assert ingress.service.describe().blocks_used == 0
 
 
-async def test_a_call_that_finds_the_queue_full_of_others_is_refused(ingress: Any) -> None:
+async def test_a_call_is_refused_while_others_fill_the_queue(ingress: Any) -> None:
     others = asyncio.create_task(ingress.generate([[1, 5]] * 5, 60, temperature=0))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
@@ -69,13 +69,13 @@ async def test_calls_by_handle_are_counted_by_outcome_and_timed(ingress: Any) ->
     assert ingress.service.describe().blocks_used == 0
 
 
-async def test_an_invalid_dialog_is_counted_under_the_operators_name(ingress: Any) -> None:
+async def test_an_invalid_dialog_is_counted(ingress: Any) -> None:
     with pytest.raises(InvalidDialog):
         await ingress.chat_completion([[{"role": "assistant", "content": "first"}]])
     assert counted(ingress)["invalid_dialog_assertions_count"] == 1
 
 
-async def test_a_stream_takes_text_ids_or_a_dialog_and_nothing_else(ingress: Any) -> None:
+async def test_a_stream_accepts_text_token_ids_or_a_dialog_only(ingress: Any) -> None:
     for prompt in ("hi", [1, 5], [{"role": "user", "content": "bye"}]):
         pieces = [piece async for piece in ingress.stream(prompt, 0, max_gen_len=4)]
         assert pieces[-1]["finish_reason"] in ("length", "stop")
@@ -83,7 +83,7 @@ async def test_a_stream_takes_text_ids_or_a_dialog_and_nothing_else(ingress: Any
         _ = [piece async for piece in ingress.stream(["a", "b"], 0)]
 
 
-async def test_draining_by_handle_refuses_what_comes_after(ingress: Any) -> None:
+async def test_drain_by_handle_refuses_later_requests(ingress: Any) -> None:
     await ingress.drain()
     assert ingress.service.readiness().phase == "draining"
 
@@ -92,7 +92,9 @@ async def test_draining_by_handle_refuses_what_comes_after(ingress: Any) -> None
     ("field", "value"),
     [("temperature", -1.0), ("temperature", float("nan")), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1), ("seed", 2**64)],
 )  # fmt: skip
-async def test_a_bad_value_by_handle_is_named_and_nobody_else_is_harmed(ingress: Any, field: str, value: float) -> None:
+async def test_an_invalid_value_by_handle_is_named_and_harms_no_other_call(
+    ingress: Any, field: str, value: float
+) -> None:
     other = asyncio.create_task(ingress.generate([[1, 5]], 20, temperature=0))
     await asyncio.sleep(0)
     with pytest.raises(InvalidParameter, match=field):
@@ -154,7 +156,7 @@ async def test_a_callers_mistake_by_handle_is_one_line_and_no_error(
         assert '"outcome": "invalid_' in record.getMessage()
 
 
-async def test_an_error_of_ours_by_handle_keeps_its_traceback(
+async def test_an_internal_error_by_handle_keeps_its_traceback(
     ingress: Any, replica_log: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:

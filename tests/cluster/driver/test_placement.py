@@ -1,4 +1,4 @@
-"""What a replica and its ranks ask for, and the words for what a cluster lacks."""
+"""The resources of a replica and its ranks, and the description of a shortage."""
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_cores_of_a_rank_can_be_chosen() -> None:
         ("cuda", 2, [64], "PACK", 1),
     ],
 )
-def test_ranks_share_a_nodes_cores_when_nobody_says(
+def test_ranks_share_a_nodes_cores_by_default(
     device: Device, world_size: int, cpus_of_nodes: list[float], strategy: Strategy, cpus: int
 ) -> None:
     nodes = [{"CPU": cpus} for cpus in cpus_of_nodes]
@@ -100,15 +100,15 @@ def test_actor_options_take_the_whole_bundle() -> None:
     }
 
 
-def test_too_few_gpus_are_said_in_numbers() -> None:
+def test_missing_gpus_are_counted() -> None:
     assert shortage(group_bundles(8, "cuda"), [GPU_NODE]) == "needs 8 GPUs, the cluster has 4 GPUs"
 
 
-def test_everything_that_lacks_is_said() -> None:
+def test_every_missing_resource_is_named() -> None:
     assert shortage(group_bundles(4, "cuda"), [LAPTOP]) == "needs 5 CPUs, 4 GPUs, the cluster has 2 CPUs, 0 GPUs"
 
 
-def test_a_cluster_without_nodes_lacks_everything() -> None:
+def test_a_cluster_without_nodes_has_no_resources() -> None:
     assert shortage([{"CPU": 1}], []) == "needs 1 CPU, the cluster has 0 CPUs"
 
 
@@ -120,7 +120,7 @@ def test_strict_pack_needs_one_node_for_all() -> None:
     )
 
 
-def test_a_bundle_larger_than_any_node_is_said() -> None:
+def test_a_bundle_larger_than_any_node_is_named() -> None:
     bundles = group_bundles(2, "cpu", cpus_per_rank=4)
     assert shortage(bundles, [{"CPU": 3, "memory": 2**30}] * 4) == (
         "needs 3.9 CPUs on one node for a rank, the largest node has 3 CPUs"

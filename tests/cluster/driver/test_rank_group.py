@@ -60,8 +60,8 @@ async def test_several_steps_may_be_in_flight(start: Start) -> None:
     assert [output.step for output in outputs] == list(range(100))
 
 
-async def test_a_step_that_comes_while_one_computes_by_itself_is_started_behind_it(start: Start) -> None:
-    """With two steps under way, as the engine loop keeps them: the next one is sent when one is answered."""
+async def test_a_step_that_arrives_while_a_device_computes_is_queued_behind_it(start: Start) -> None:
+    """With two steps in flight, as the engine loop keeps them: the next one is sent when one is answered."""
     group, _ = await start(FakeFactory(is_async=True))
     lone = [(await group.step(step_input(step))).tokens for step in range(3)]
     assert lone == [[1, 1], [2, 2], [3, 3]], "without a further step it is read as soon as it is ready"
@@ -137,7 +137,7 @@ async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: St
     await assert_gone(group, processes(info))
 
 
-async def test_an_exception_in_a_step_is_told_with_its_text(start: Start) -> None:
+async def test_an_exception_in_a_step_is_reported_with_its_text(start: Start) -> None:
     group, info = await start(FakeFactory((Fault(1, "raise", "prefill", at_step=2),)))
     await group.step(step_input(0))
     for step in (1, 2, 3):  # rank 0 may well answer them: it waits for nobody
@@ -147,7 +147,7 @@ async def test_an_exception_in_a_step_is_told_with_its_text(start: Start) -> Non
     await assert_gone(group, processes(info))
 
 
-async def test_the_rank_that_raised_is_blamed_not_the_one_whose_collective_failed(
+async def test_the_rank_that_raised_is_named_instead_of_the_one_whose_collective_failed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.driver.fan_out._SECOND_SIGN_S", 5.0)
@@ -158,7 +158,7 @@ async def test_the_rank_that_raised_is_blamed_not_the_one_whose_collective_faile
     await assert_gone(group, processes(info))
 
 
-async def test_an_error_of_ours_in_load_is_the_very_error(start: Start) -> None:
+async def test_a_llama_error_in_load_is_raised_as_it_is(start: Start) -> None:
     with pytest.raises(CheckpointError, match=r"^shard 1 is damaged$") as caught:
         await start(FakeFactory((Fault(1, "damaged", "load", "shard 1 is damaged"),)))
     assert type(caught.value) is CheckpointError
@@ -177,7 +177,7 @@ async def test_an_exception_while_warming_up_names_rank_and_phase(start: Start) 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-async def test_a_death_in_load_is_told_and_ends_all(two_rank_placement: PlacementGroup, rank: int) -> None:
+async def test_a_death_in_load_names_the_rank_and_ends_the_group(two_rank_placement: PlacementGroup, rank: int) -> None:
     factory = FakeFactory((Fault(rank, "kill", "load"),))
     group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=factory)
     with pytest.raises(RankFailure, match=f"rank {rank} died while loading"):
@@ -195,7 +195,7 @@ async def test_a_death_in_warm_up_names_rank_and_phase(two_rank_placement: Place
     assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
-async def test_a_death_right_after_identify_ends_all(
+async def test_a_death_right_after_identify_ends_the_group(
     two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
@@ -212,7 +212,7 @@ async def test_a_death_right_after_identify_ends_all(
     assert not socket_directories()
 
 
-async def test_a_death_before_identify_ends_the_ranks_that_are_known(
+async def test_a_death_before_identify_ends_the_identified_ranks(
     two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.driver.rank_actors.RankActor", ray.remote(**OPTIONS)(SilentRankOne))
@@ -247,7 +247,7 @@ async def test_a_refused_hello_ends_the_start_long_before_its_deadline(
     assert not socket_directories()
 
 
-async def test_a_start_that_is_cancelled_while_it_asks_where_ranks_are_leaves_nothing(
+async def test_a_start_that_is_cancelled_while_it_describes_progress_leaves_no_process(
     two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = GroupLimits(start_timeout_s=10)
@@ -270,7 +270,7 @@ async def test_a_start_that_is_cancelled_while_it_asks_where_ranks_are_leaves_no
     assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
-async def test_a_configuration_whose_steps_cannot_be_sent_is_refused_before_any_rank(
+async def test_a_configuration_with_too_long_steps_is_refused_before_any_rank_exists(
     two_rank_placement: PlacementGroup,
 ) -> None:
     config = dataclasses.replace(CONFIG, max_batch_size=256, max_step_tokens=512, max_seq_len=131_072)
@@ -280,7 +280,7 @@ async def test_a_configuration_whose_steps_cannot_be_sent_is_refused_before_any_
     assert not group.ranks.actors
 
 
-async def test_an_overdue_step_fails_also_when_ray_cannot_say_who_hangs(
+async def test_an_overdue_step_fails_even_if_ray_cannot_name_the_hanging_rank(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, info = await start(FakeFactory(step_s=30), limits=GroupLimits(start_timeout_s=60, step_timeout_s=0.3))
@@ -294,7 +294,7 @@ async def test_an_overdue_step_fails_also_when_ray_cannot_say_who_hangs(
     await assert_gone(group, processes(info))
 
 
-async def test_a_group_has_the_blocks_asked_for_as_far_as_there_is_room(two_rank_placement: PlacementGroup) -> None:
+async def test_a_group_allocates_at_most_the_requested_blocks(two_rank_placement: PlacementGroup) -> None:
     factory = FakeFactory(expect_num_blocks=20)
     group = RankGroup(CONFIG, two_rank_placement, num_blocks=20, limits=LIMITS, runner_factory=factory)
     assert (await group.start()).num_blocks == 20
@@ -304,7 +304,9 @@ async def test_a_group_has_the_blocks_asked_for_as_far_as_there_is_room(two_rank
     await group.stop()
 
 
-async def test_a_start_that_hangs_ends_at_its_deadline_and_says_where(two_rank_placement: PlacementGroup) -> None:
+async def test_a_start_that_hangs_ends_at_its_deadline_and_describes_progress(
+    two_rank_placement: PlacementGroup,
+) -> None:
     limits = GroupLimits(start_timeout_s=10)
     group = RankGroup(
         CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
@@ -332,7 +334,7 @@ async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_
     assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(two_rank_placement: PlacementGroup) -> None:
+async def test_a_cancelled_start_leaves_no_process(two_rank_placement: PlacementGroup) -> None:
     group = RankGroup(
         CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
     )
@@ -355,7 +357,7 @@ async def test_the_next_epoch_starts_in_the_same_placement_group(start: Start) -
     assert not {process.pid for process in processes(before)} & {process.pid for process in processes(after)}
 
 
-async def test_ranks_have_cores_of_their_own_while_they_live(start: Start) -> None:
+async def test_each_rank_has_its_own_cores(start: Start) -> None:
     if in_pod() and len(os.sched_getaffinity(0)) == os.cpu_count():
         pytest.skip("ranks in a pod are pinned only if it has CPUs of its own")
     for _ in range(100):  # ranks whose start was cancelled in the tests before may be on their way out
@@ -387,7 +389,7 @@ class Driver:
         return os.getpid(), info
 
 
-async def test_a_killed_driver_takes_its_ranks_along(two_rank_placement: PlacementGroup) -> None:
+async def test_the_ranks_of_a_killed_driver_end(two_rank_placement: PlacementGroup) -> None:
     driver = Driver.remote()  # type: ignore[attr-defined]
     pid, info = await driver.start.remote(two_rank_placement)
     os.kill(pid, signal.SIGKILL)

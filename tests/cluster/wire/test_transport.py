@@ -1,4 +1,4 @@
-"""Who may connect to a group, and what is left on disk and in the air afterwards."""
+"""Which connections a group accepts, and that no socket is left."""
 
 import asyncio
 import dataclasses
@@ -65,7 +65,7 @@ async def test_another_epoch_is_refused(listener: RankListener) -> None:
     assert not await try_connect(dataclasses.replace(invitation, epoch=6), 0)
 
 
-async def test_a_rank_that_is_there_already_or_never_was_is_refused(listener: RankListener) -> None:
+async def test_a_connected_or_unknown_rank_is_refused(listener: RankListener) -> None:
     invitation = await listener.open()
     kept = await asyncio.to_thread(connect, invitation, 0, 5)
     assert not await try_connect(invitation, 0)
@@ -74,7 +74,7 @@ async def test_a_rank_that_is_there_already_or_never_was_is_refused(listener: Ra
     kept.close()
 
 
-async def test_a_stranger_cannot_make_the_driver_keep_much() -> None:
+async def test_a_connection_without_a_hello_cannot_fill_the_drivers_memory() -> None:
     listener = RankListener(7, 1, None)
     invitation = await listener.open()
 
@@ -90,7 +90,7 @@ async def test_a_stranger_cannot_make_the_driver_keep_much() -> None:
     listener.close()
 
 
-async def test_a_stranger_with_a_key_of_its_own_is_refused_over_tls() -> None:
+async def test_a_client_with_another_key_is_refused_over_tls() -> None:
     listener = RankListener(7, 1, "127.0.0.1")
     invitation = await listener.open()
     assert not await try_connect(dataclasses.replace(invitation, key=make_group_key()), 0)
@@ -118,7 +118,7 @@ async def test_a_client_without_a_certificate_is_refused_over_tls() -> None:
     listener.close()
 
 
-async def test_the_socket_is_private_and_gone_once_all_ranks_are_there() -> None:
+async def test_the_socket_is_private_and_removed_once_all_ranks_are_connected() -> None:
     listener = RankListener(7, 1, None)
     invitation = await listener.open()
     assert invitation.path is not None
@@ -132,7 +132,7 @@ async def test_the_socket_is_private_and_gone_once_all_ranks_are_there() -> None
     listener.close()
 
 
-async def test_nothing_listens_once_all_ranks_are_there_over_tls() -> None:
+async def test_the_tls_port_is_closed_once_all_ranks_are_connected() -> None:
     listener = RankListener(7, 1, "127.0.0.1")
     invitation = await listener.open()
     connection = await asyncio.to_thread(connect, invitation, 0, 5)
@@ -144,7 +144,7 @@ async def test_nothing_listens_once_all_ranks_are_there_over_tls() -> None:
     listener.close()
 
 
-def test_directories_of_the_dead_are_swept_and_those_of_the_living_kept(
+def test_directories_of_dead_processes_are_removed_and_others_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket_dir, "parent_dir", lambda: tmp_path)
@@ -163,6 +163,6 @@ def test_directories_of_the_dead_are_swept_and_those_of_the_living_kept(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_long_temporary_directory_gives_way_to_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_temporary_directory_is_replaced_by_tmp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/tmp/" + "x" * 80)
     assert parent_dir() == Path("/tmp")

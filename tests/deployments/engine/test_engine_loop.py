@@ -1,4 +1,4 @@
-"""The loop between scheduler, ranks and readers: every stream gets its own text, and ends exactly once."""
+"""The engine loop: every stream gets its own text and ends exactly once."""
 
 import asyncio
 import dataclasses
@@ -57,7 +57,7 @@ async def running(
 async def read(stream: SequenceStream) -> tuple[str, list[int], FinishReason | None]:
     text, tokens, reason = "", [], None
     async for delta in stream:
-        assert reason is None, "nothing comes after the end"
+        assert reason is None, "a delta after the end"
         text += delta.text
         tokens += delta.tokens
         reason = delta.finish_reason
@@ -69,7 +69,7 @@ def greedy(max_tokens: int = 20, **changes: object) -> SamplingParams:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-async def test_many_streams_at_once_each_get_their_own_text(depth: int) -> None:
+async def test_concurrent_streams_each_get_their_own_text(depth: int) -> None:
     group = FakeGroup(block_size=4)
     async with running(group, depth=depth) as loop:
         prompts = [[1, *range(3, 4 + n)] for n in range(20)]
@@ -83,7 +83,7 @@ async def test_many_streams_at_once_each_get_their_own_text(depth: int) -> None:
         assert reason is (FinishReason.LENGTH if len(expected) == 20 else FinishReason.STOP)
 
 
-async def test_the_next_step_is_sent_before_the_last_is_answered() -> None:
+async def test_the_next_step_is_sent_before_the_last_one_is_answered() -> None:
     group = FakeGroup(step_s=0.002, token=lambda tokens: 5)
     async with running(group) as loop:
         await read(loop.submit([1, 3], greedy(30)))
@@ -101,7 +101,7 @@ async def test_the_first_token_leaves_at_once_and_a_slow_reader_gets_the_others_
         assert len(second.tokens) > 5
 
 
-async def test_a_reader_is_told_once_of_what_it_has_not_taken() -> None:
+async def test_a_reader_is_woken_once_until_it_takes() -> None:
     group = FakeGroup(step_s=0.002, token=lambda tokens: 9 + len(tokens))  # no repetition, no drafts
     async with running(group) as loop:
         stream = loop.submit([1, 3], greedy(40))
@@ -115,10 +115,10 @@ async def test_a_reader_is_told_once_of_what_it_has_not_taken() -> None:
         await until(lambda: len(stream.sequence.output) > 25)
         assert len(calls) == 2
         stream.listen(lambda: calls.append(-1))
-        assert calls[2:] == [-1], "who comes late is told at once"
+        assert calls[2:] == [-1], "a late reader is woken at once"
 
 
-async def test_a_reader_is_told_once_more_when_the_stream_ends() -> None:
+async def test_a_reader_is_woken_once_more_when_the_stream_ends() -> None:
     group = FakeGroup(step_s=0.002, token=lambda tokens: 9 + len(tokens))
     async with running(group) as loop:
         stream = loop.submit([1, 3], greedy(20))
@@ -131,7 +131,7 @@ async def test_a_reader_is_told_once_more_when_the_stream_ends() -> None:
         assert delta is not None and delta.finish_reason is not None and stream.take() is None
 
 
-async def test_the_ranks_have_their_next_step_before_the_readers_have_the_last_ones_tokens() -> None:
+async def test_the_next_step_is_sent_before_the_readers_get_the_last_steps_tokens() -> None:
     group = FakeGroup(step_s=0.001, token=lambda tokens: 9 + len(tokens))  # no repetition, no drafts
     async with running(group) as loop:
         stream = loop.submit([1, 3], greedy(20))
@@ -168,16 +168,16 @@ async def test_a_cancelled_request_frees_its_blocks_at_once_and_is_never_schedul
             assert loop.scheduler.pool.num_used == 0
         with pytest.raises(RequestCancelled):
             await read(stream)
-        await asyncio.sleep(0)  # a step that was made before the cancel is given to the ranks only now
+        await asyncio.sleep(0)  # a step made before the cancellation is sent only now
         steps = len(group.steps)
         if other is None:
             await asyncio.sleep(0.01)
-            assert len(group.steps) == steps, "the ranks work for nobody"
+            assert len(group.steps) == steps, "a step without a request"
         else:
             assert (await read(other))[2] is FinishReason.LENGTH
 
 
-async def test_a_stop_string_across_tokens_ends_the_stream_and_is_not_part_of_it() -> None:
+async def test_a_stop_string_across_tokens_ends_the_stream_and_is_left_out() -> None:
     words = TOKENIZER.encode("one two three four", bos=False, eos=False)
     group = FakeGroup(token=lambda tokens: words[(len(tokens) - 2) % len(words)])
     async with running(group) as loop:
@@ -189,7 +189,7 @@ async def test_a_stop_string_across_tokens_ends_the_stream_and_is_not_part_of_it
 
 
 @pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])
-async def test_what_was_drawn_in_one_step_behind_a_stop_string_is_taken_back(max_drafts: int) -> None:
+async def test_tokens_of_one_step_behind_a_stop_string_are_taken_back(max_drafts: int) -> None:
     words = TOKENIZER.encode("one two three four", bos=False, eos=False)
 
     def rounds(tokens: list[int]) -> int:
@@ -213,7 +213,7 @@ async def test_what_was_drawn_in_one_step_behind_a_stop_string_is_taken_back(max
         assert (loop.scheduler.num_drafts_accepted > 0) == (max_drafts > 0)
 
 
-async def test_a_stop_string_wins_over_what_came_with_it_behind() -> None:
+async def test_a_stop_string_wins_over_an_end_or_an_error_behind_it_in_the_same_step() -> None:
     """An end of the text or a value that is not finite, behind the stop string but in its step, was never asked for."""
     group = FakeGroup(token=lambda tokens: 5 if len(tokens) < 30 else EOS)
     piece = TOKENIZER.decode([5])
@@ -243,7 +243,7 @@ async def test_streams_with_drafts_get_their_own_text_and_are_counted(depth: int
     assert accepted > 60 and len(stats) < 80
 
 
-async def test_a_second_request_finds_what_the_first_computed_and_the_hits_are_counted() -> None:
+async def test_a_second_request_reuses_cached_blocks_and_the_hits_are_counted() -> None:
     stats: list[StepStats] = []
     async with running(FakeGroup(), stats=stats) as loop:
         prompt = [1, *range(10, 60)]
@@ -273,7 +273,7 @@ async def test_a_prompt_is_checked_once_for_all_its_choices(monkeypatch: pytest.
     assert checked == [first, second, [1, 3]]
 
 
-async def test_a_full_queue_refuses_and_those_inside_are_served() -> None:
+async def test_a_full_queue_refuses_new_requests_and_serves_the_queued_ones() -> None:
     group = FakeGroup(token=lambda tokens: 5)
     async with running(group, slots=2, max_waiting=3) as loop:
         streams = [loop.submit([1, 3], greedy(4)) for _ in range(5)]
@@ -300,7 +300,7 @@ async def test_a_dead_rank_ends_every_stream_once_with_one_clear_error() -> None
             loop.submit([1, 3], greedy())
 
 
-async def test_what_a_stream_had_before_the_failure_is_still_read() -> None:
+async def test_tokens_from_before_a_failure_can_still_be_read() -> None:
     group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
     async with running(group) as loop:
         stream = loop.submit([1, 3], greedy(90))
@@ -313,7 +313,7 @@ async def test_what_a_stream_had_before_the_failure_is_still_read() -> None:
             await anext(stream)
 
 
-async def test_values_that_are_not_finite_end_one_request_and_no_other() -> None:
+async def test_non_finite_values_end_only_their_request() -> None:
     group = FakeGroup(token=lambda tokens: 5)
     group.ranks.non_finite_at = (1, 6)
     stats: list[StepStats] = []
@@ -327,7 +327,7 @@ async def test_values_that_are_not_finite_end_one_request_and_no_other() -> None
 
 
 @pytest.mark.parametrize(("part", "method"), [("_detokenizer", "push_one"), ("_stop", "push")])
-async def test_an_exception_in_one_requests_text_leaves_its_neighbours_alone(
+async def test_an_exception_while_decoding_one_requests_text_fails_only_that_request(
     monkeypatch: pytest.MonkeyPatch, part: str, method: str
 ) -> None:
     group = FakeGroup(token=lambda tokens: 5)

@@ -1,4 +1,4 @@
-"""Ranks that fail and others that take their place: no request is lost but the one that brings them down."""
+"""Recovery from failed ranks: every request continues, except one that makes the ranks fail."""
 
 import asyncio
 import random
@@ -38,11 +38,11 @@ POISON = 599
 
 
 class Crash(Exception):
-    """Raised by a model where it would take its rank down."""
+    """Raised by a model where it would crash its rank."""
 
 
 class Group(FakeGroup):
-    """Its model may crash it: with an exception if `raises`, else by dying."""
+    """A group that its model may crash: with an exception if `raises`, else by a death."""
 
     def __init__(self, token: Callable[[list[int]], int], *, raises: bool = False) -> None:
         super().__init__(token=token, step_s=0.0005)
@@ -61,7 +61,7 @@ class Group(FakeGroup):
 
 
 class Served:
-    """A service whose groups are made by `make`, and what happened to it."""
+    """A service whose groups `make` creates, and the failures that it reported."""
 
     def __init__(self, make: Callable[[], FakeGroup], **changes: Any) -> None:
         self.groups = FakeGroupPool(make)
@@ -87,7 +87,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def steady(tokens: list[int]) -> int:
-    """Never the end, so that a request's length is known."""
+    """A model that never ends, so that a request's length is known."""
     return 3 + hash(tuple(tokens)) % 500
 
 
@@ -95,7 +95,7 @@ async def read(stream: SequenceStream) -> list[int]:
     return [token async for delta in stream for token in delta.tokens]
 
 
-async def test_every_stream_goes_on_where_it_was_and_new_requests_wait() -> None:
+async def test_every_stream_continues_and_new_requests_wait_during_a_recovery() -> None:
     async with Served(lambda: Group(steady)) as served:
         reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(12)]
         await asyncio.sleep(0.01)
@@ -112,7 +112,7 @@ async def test_every_stream_goes_on_where_it_was_and_new_requests_wait() -> None
         gate.set()
         assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in prompts(13)]
         assert served.service.readiness().ready
-        assert served.groups.opened == [(0, None), (1, 64)], "as many blocks as the pool has"
+        assert served.groups.opened == [(0, None), (1, 64)], "the new group has as many blocks as the pool"
         assert [failure.message for failure in served.failures] == ["rank 1 died"]
         assert served.service.describe().epoch == 1
 
@@ -122,7 +122,7 @@ def _gated(group: FakeGroup, gate: asyncio.Event) -> FakeGroup:
     return group
 
 
-async def test_ranks_that_die_while_idle_are_replaced_too() -> None:
+async def test_ranks_that_die_while_idle_are_replaced() -> None:
     async with Served(lambda: Group(steady)) as served:
         served.groups.made[0].fail()
         await until(lambda: len(served.groups.made) == 2 and served.service.readiness().ready)
@@ -130,7 +130,7 @@ async def test_ranks_that_die_while_idle_are_replaced_too() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_failures_at_any_moment_lose_and_double_nothing(seed: int) -> None:
+async def test_failures_at_any_moment_lose_or_repeat_no_token(seed: int) -> None:
     draw = random.Random(seed)
     async with Served(lambda: Group(steady)) as served:
         reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(24)]
@@ -149,7 +149,7 @@ async def test_failures_at_any_moment_lose_and_double_nothing(seed: int) -> None
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "among others"])
 @pytest.mark.parametrize("at", [3, 20], ids=["in its prompt", "while it decodes"])
-async def test_a_request_that_takes_the_ranks_down_fails_alone(raises: bool, alone: bool, at: int) -> None:
+async def test_a_request_that_makes_the_ranks_fail_is_refused_alone(raises: bool, alone: bool, at: int) -> None:
     def poisonous(tokens: list[int]) -> int:
         if tokens[1] == POISON and len(tokens) >= at:
             raise Crash
@@ -163,14 +163,14 @@ async def test_a_request_that_takes_the_ranks_down_fails_alone(raises: bool, alo
         with pytest.raises(PoisonRequest, match=r"failed [3-6] times while they computed this request"):
             await read(poison)
         assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in others]
-        # The first with it is nobody's fault yet; among others, nor is the second.
+        # The first failure counts against no request; among others, neither does the second.
         assert len(served.failures) == (1 if alone else 2) + 1 / (SCORE_OF_AN_ERROR if raises else SCORE_OF_A_DEATH)
         assert served.service.describe().blocks_used == 0
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
 
 
 @pytest.mark.parametrize("num_poisonous", [2, 6])
-async def test_several_poisonous_requests_fail_and_the_others_do_not(num_poisonous: int) -> None:
+async def test_several_harmful_requests_are_refused_and_the_others_complete(num_poisonous: int) -> None:
     def poisonous(tokens: list[int]) -> int:
         if tokens[1] == POISON and len(tokens) >= 12:
             raise Crash
@@ -186,22 +186,22 @@ async def test_several_poisonous_requests_fail_and_the_others_do_not(num_poisono
 
 
 @pytest.mark.parametrize("in_a_prompt", [True, False])
-async def test_ranks_that_fail_one_after_the_other_in_their_first_steps_convict_nobody(in_a_prompt: bool) -> None:
-    """Whichever suspect would have been alone in them: a trial that is nobody's is computed first."""
+async def test_ranks_that_fail_repeatedly_in_their_first_steps_convict_no_request(in_a_prompt: bool) -> None:
+    """New ranks compute a canary request first, so that a quarantined request is never alone in their first steps."""
 
-    class Unlucky(Group):
+    class Failing(Group):
         async def _compute(self, batch: StepInput) -> StepOutput:
             if len(served.groups.made) < 10 and in_a_prompt == any(row.length > 1 for row in batch.rows):
                 self.crash("rank 1 failed", raised=True)
                 return await asyncio.Future()
             return await super()._compute(batch)
 
-    async with Served(lambda: Unlucky(steady)) as served:
+    async with Served(lambda: Failing(steady)) as served:
         answers = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(6)))
         assert len(served.groups.made) == 10 and answers == [continuation(prompt, 30, steady) for prompt in prompts(6)]
 
 
-async def test_a_group_that_does_not_come_up_is_tried_again() -> None:
+async def test_a_group_that_fails_to_start_is_tried_again() -> None:
     async with Served(lambda: Group(steady)) as served:
         stream = served.ask([1, 5], 20)
         await anext(stream)
@@ -220,7 +220,7 @@ async def test_a_group_that_does_not_come_up_is_tried_again() -> None:
 @pytest.mark.parametrize(
     ("error", "timeout_s"),
     [(CheckpointError("consolidated.00.pth: gone"), 60.0), (RankFailure("no room"), 0.2)],
-    ids=["at once, what no other try changes", "after its time, what might"],
+    ids=["an error that no retry changes fails at once", "another error fails at the timeout"],
 )
 async def test_ranks_that_cannot_be_brought_back_fail_the_replica(error: LlamaError, timeout_s: float) -> None:
     async with Served(lambda: Group(steady), recovery_timeout_s=timeout_s) as served:
@@ -239,7 +239,7 @@ async def test_ranks_that_cannot_be_brought_back_fail_the_replica(error: LlamaEr
         assert not served.service.live() and served.service.readiness().phase == "failed"
 
 
-async def test_ranks_of_which_no_group_gets_through_a_step_fail_the_replica_and_no_request_is_blamed() -> None:
+async def test_groups_that_never_complete_a_step_fail_the_replica_and_no_request_is_refused() -> None:
     def broken(tokens: list[int]) -> int:
         raise Crash
 
@@ -250,14 +250,14 @@ async def test_ranks_of_which_no_group_gets_through_a_step_fail_the_replica_and_
         assert len(served.groups.made) == MAX_FAILURES_WITHOUT_PROGRESS + 2
 
 
-async def test_where_one_request_after_the_other_takes_the_ranks_down_it_is_the_ranks() -> None:
+async def test_too_many_verdicts_without_a_completed_step_fail_the_replica() -> None:
     def broken(tokens: list[int]) -> int:
-        if tokens[:2] != [2, 2]:  # what is nobody's
+        if tokens[:2] != [2, 2]:  # the canary request's prompt
             raise Crash
         return steady(tokens)
 
     async with Served(lambda: Group(broken)) as served:
-        # Each is blamed in its turn, as far as the replica's patience goes.
+        # One request after the other is refused, until the limit of verdicts.
         results = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(20)), return_exceptions=True)
         assert all(isinstance(result, LlamaError) for result in results)
         assert not served.service.live() and "no step was done" in served.service.readiness().detail
@@ -266,7 +266,7 @@ async def test_where_one_request_after_the_other_takes_the_ranks_down_it_is_the_
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])
-async def test_a_poison_whose_client_leaves_and_asks_anew_convicts_nobody_else(raises: bool) -> None:
+async def test_a_harmful_request_that_is_cancelled_and_sent_again_convicts_no_other(raises: bool) -> None:
     def poisonous(tokens: list[int]) -> int:
         if tokens[1] == POISON:
             raise Crash
@@ -284,7 +284,7 @@ async def test_a_poison_whose_client_leaves_and_asks_anew_convicts_nobody_else(r
 
 
 @pytest.mark.parametrize("num_blocks", [40, 90])
-async def test_new_ranks_may_have_room_for_another_number_of_blocks(num_blocks: int) -> None:
+async def test_new_ranks_may_have_another_number_of_cache_blocks(num_blocks: int) -> None:
     async with Served(lambda: Group(steady)) as served:
         reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(12)]
         await asyncio.sleep(0.01)
@@ -300,7 +300,7 @@ async def test_new_ranks_may_have_room_for_another_number_of_blocks(num_blocks: 
         assert served.service.describe().blocks_total == num_blocks
 
 
-async def test_an_attempt_that_hangs_ends_with_the_time_for_recovery() -> None:
+async def test_an_attempt_that_hangs_ends_at_the_recovery_timeout() -> None:
     async with Served(lambda: Group(steady), recovery_timeout_s=0.2) as served:
         stream = served.ask([1, 5], 20)
         await anext(stream)
@@ -311,18 +311,18 @@ async def test_an_attempt_that_hangs_ends_with_the_time_for_recovery() -> None:
         assert not served.service.live()
 
 
-async def test_a_passing_error_is_no_reason_to_give_up() -> None:
+async def test_a_passing_error_of_one_attempt_is_tried_again() -> None:
     async with Served(lambda: Group(steady)) as served:
         stream = served.ask([1, 5], 20)
         await anext(stream)
 
-        class Unlucky(Group):
+        class Failing(Group):
             async def start(self) -> GroupInfo:
                 if len(served.groups.made) == 2:
                     raise OSError("too many open files")
                 return await super().start()
 
-        served.groups.make = lambda: Unlucky(steady)
+        served.groups.make = lambda: Failing(steady)
         served.groups.made[0].fail()
         assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
 
@@ -350,7 +350,7 @@ async def test_a_replaced_checkpoint_ends_every_stream_and_the_replica() -> None
 
 
 @pytest.mark.parametrize("end", ["cancel", "deadline", "drain", "stop"])
-async def test_requests_may_end_while_the_ranks_are_brought_back(end: str) -> None:
+async def test_requests_may_end_during_a_recovery(end: str) -> None:
     async with Served(lambda: Group(steady), drain_timeout_s=5) as served:
         stream, gate = served.ask([1, 5], 20), asyncio.Event()
         await anext(stream)
@@ -398,7 +398,9 @@ def with_two_ranks(**changes: Any) -> Served:
     return Served(lambda: Group(steady), **{"model_parallel_size": 2, "shrink_after_s": 0.05} | changes)
 
 
-async def test_ranks_without_room_are_done_without_and_come_back_when_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fewer_ranks_serve_without_a_node_and_all_ranks_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)
     async with with_two_ranks(shrink_after_s=0.5) as served:
         reading = [asyncio.create_task(read(served.ask(prompt, 50))) for prompt in prompts(12)]
@@ -416,17 +418,17 @@ async def test_ranks_without_room_are_done_without_and_come_back_when_there_is(m
             await asyncio.sleep(0.01)
         assert await asyncio.gather(*reading) == [continuation(prompt, 50, steady) for prompt in prompts(12)]
         assert served.groups.bundles_opened == [[1, 2], [1], [1, 2]]
-        assert served.service.describe().world_size == 2 and len(served.failures) == 1, "to grow is no failure"
+        assert served.service.describe().world_size == 2 and len(served.failures) == 1, "growth is no failure"
         scheduler = served.service._loop.scheduler  # type: ignore[union-attr]
         assert not any(map(scheduler.quarantine.num_failures, scheduler.live()))
 
 
-async def test_a_failure_of_fewer_ranks_costs_no_further_wait_for_the_others() -> None:
+async def test_a_failure_of_fewer_ranks_does_not_wait_for_the_others_again() -> None:
     async with with_two_ranks() as served:
         served.groups.room = lambda: [1]
         served.groups.made[0].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
-        served.groups.room = lambda: [1, 2]  # perhaps its node lives, and its GPU does not
+        served.groups.room = lambda: [1, 2]  # its node may be alive and its GPU gone
         num_attempts = served.service.describe().epoch
         served.groups.made[1].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
@@ -434,7 +436,7 @@ async def test_a_failure_of_fewer_ranks_costs_no_further_wait_for_the_others() -
         assert served.service.describe().epoch == num_attempts + 1, "the first attempt"
 
 
-async def test_an_attempt_that_hangs_is_not_the_last_and_the_reason_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_attempt_is_followed_by_another_and_readiness_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "SHORTEST_ATTEMPT_S", 0.05)
     monkeypatch.setattr(supervisor, "TIMES_FIRST_START", 0.0)
     monkeypatch.setattr(supervisor, "RETRY_AFTER_S", 0.2)
@@ -474,7 +476,7 @@ async def test_a_node_that_joins_with_an_unusable_checkpoint_ends_no_stream(
         assert served.groups.bundles_opened[:4] == [[1, 2], [1], [1, 2], [1]]
 
 
-async def test_the_most_ranks_are_taken_over_which_the_model_can_be_split() -> None:
+async def test_the_largest_number_of_ranks_that_the_model_can_be_split_over_is_used() -> None:
     async with Served(
         lambda: Group(steady), ckpt_dir="demo", model_parallel_size=4, shrink_after_s=0.0, max_seq_len=64
     ) as served:
@@ -484,7 +486,7 @@ async def test_the_most_ranks_are_taken_over_which_the_model_can_be_split() -> N
         assert served.groups.bundles_opened == [[1, 2, 3, 4], [1, 3]]
 
 
-async def test_no_fewer_ranks_than_allowed_ever_serve() -> None:
+async def test_fewer_ranks_than_min_ranks_never_serve() -> None:
     async with with_two_ranks(min_ranks=2, recovery_timeout_s=0.3) as served:
         stream = served.ask([1, 5], 20)
         await anext(stream)
@@ -495,7 +497,7 @@ async def test_no_fewer_ranks_than_allowed_ever_serve() -> None:
         assert not served.service.live() and len(served.groups.made) == 1
 
 
-async def test_a_seat_that_every_attempt_fails_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bundle_that_every_attempt_fails_in_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "RETRY_AFTER_S", 0.001)
     async with with_two_ranks() as served:
         stream = served.ask([1, 5], 20)
@@ -512,11 +514,11 @@ async def test_a_seat_that_every_attempt_fails_for_is_left_out(monkeypatch: pyte
         assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
         assert served.groups.bundles_opened[-1] == [2] and len(served.groups.bundles_opened) > SAME_BUNDLE_ATTEMPTS
         assert served.service._supervisor is not None
-        # Those who serve would pay for each new try.
+        # Each attempt would interrupt the serving ranks.
         assert served.service._supervisor._room_check_s == supervisor.LONGEST_ROOM_CHECK_S
 
 
-async def test_nobody_gives_way_to_more_ranks_while_it_is_not_known_whether_there_is_room(
+async def test_serving_ranks_do_not_give_way_while_the_usable_bundles_are_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)
@@ -527,12 +529,12 @@ async def test_nobody_gives_way_to_more_ranks_while_it_is_not_known_whether_ther
         served.groups.room = lambda: None
         await asyncio.sleep(0.1)
         assert len(served.groups.made) == 2 and served.service.readiness().ready
-        served.groups.made[1].fail()  # but after a failure it is worth a try
+        served.groups.made[1].fail()  # after a failure an attempt costs nothing
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
         assert served.groups.bundles_opened == [[1, 2], [1], [1]]
 
 
-async def test_a_failed_try_with_more_ranks_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_attempt_to_grow_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)
     monkeypatch.setattr(supervisor, "RETRY_AFTER_S", 0.001)
     async with with_two_ranks() as served:

@@ -1,4 +1,4 @@
-"""A replica's engine from start to end, over a group without ranks; and the arguments it is given."""
+"""A replica's engine from start to end, over a fake group, and the server's arguments."""
 
 import asyncio
 import shutil
@@ -39,7 +39,7 @@ async def tokens_of(engine: LlamaService, prompt: list[int]) -> list[int]:
     return [token async for delta in engine.submit(prompt, GREEDY) for token in delta.tokens]
 
 
-async def test_it_says_loading_then_ready_then_draining_and_serves_in_between() -> None:
+async def test_readiness_is_loading_then_ready_then_draining() -> None:
     group = FakeGroup()
     group.go.clear()
     engine = service(group)
@@ -61,7 +61,7 @@ async def test_it_says_loading_then_ready_then_draining_and_serves_in_between() 
     assert group.stopped
 
 
-async def test_a_failed_start_says_why_and_is_not_live() -> None:
+async def test_a_failed_start_is_not_live_and_readiness_says_why() -> None:
     group = FakeGroup()
     group.start_error = CheckpointError("consolidated.01.pth: damaged")
     engine = service(group)
@@ -74,7 +74,7 @@ async def test_a_failed_start_says_why_and_is_not_live() -> None:
     await engine.stop()
 
 
-async def test_whatever_keeps_the_ranks_from_starting_is_a_failure_not_loading_for_ever() -> None:
+async def test_any_error_of_the_start_is_a_failure_and_not_an_endless_loading() -> None:
     class Broken(FakeGroup):
         async def start(self) -> Any:
             raise OSError("AF_UNIX path too long")
@@ -86,7 +86,7 @@ async def test_whatever_keeps_the_ranks_from_starting_is_a_failure_not_loading_f
     await engine.stop()
 
 
-async def test_stopping_ends_live_streams_with_an_error_not_with_silence() -> None:
+async def test_stop_ends_live_streams_with_an_error() -> None:
     group = FakeGroup(step_s=0.01, token=lambda tokens: 5)
     engine = service(group, drain_timeout_s=0.02)
     await engine.start()
@@ -99,7 +99,7 @@ async def test_stopping_ends_live_streams_with_an_error_not_with_silence() -> No
             pass
 
 
-async def test_the_description_counts_what_is_in_use() -> None:
+async def test_the_engines_state_counts_requests_and_blocks_in_use() -> None:
     group = FakeGroup(token=lambda tokens: 5, step_s=0.005)
     engine = service(group)
     await engine.start()
@@ -111,7 +111,7 @@ async def test_the_description_counts_what_is_in_use() -> None:
     await engine.stop()
 
 
-def test_a_start_that_cannot_succeed_is_refused_before_any_rank_exists(tmp_path: Path) -> None:
+def test_damaged_files_stop_the_start_before_any_rank_exists(tmp_path: Path) -> None:
     def no_group() -> FakeGroup:
         raise AssertionError("a rank was started")
 
@@ -140,7 +140,7 @@ def test_a_start_that_cannot_succeed_is_refused_before_any_rank_exists(tmp_path:
 # Arguments.
 
 
-def test_a_misspelt_and_an_ill_typed_argument_are_named() -> None:
+def test_a_misspelt_or_ill_typed_argument_is_named() -> None:
     for changes in (
         {"max_batchsize": 4},
         {"max_batch_size": "many"},
@@ -174,14 +174,14 @@ def test_settings_come_from_the_environment_and_explicit_arguments_win(monkeypat
         ServerArgs()
 
 
-def test_ranks_are_as_many_as_shards_unless_told(tmp_path: Path) -> None:
+def test_the_default_number_of_ranks_is_that_of_the_shards(tmp_path: Path) -> None:
     assert args().num_ranks() == 2
     assert args(model_parallel_size=1).num_ranks() == 1
     with pytest.raises(CheckpointError, match="no such directory"):
         args(ckpt_dir=str(tmp_path / "nowhere")).num_ranks()
 
 
-def test_the_embedded_model_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_model_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolve("demo") == PROJECT_ROOT / "demo"
     (tmp_path / "demo").mkdir()

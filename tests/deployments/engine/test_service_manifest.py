@@ -36,7 +36,7 @@ def no_groups() -> FakeGroupPool:
     raise AssertionError("a rank was started")
 
 
-def test_the_ranks_are_told_what_the_files_must_be(checkpoint: Path) -> None:
+def test_the_ranks_get_the_manifest(checkpoint: Path) -> None:
     manifest = LlamaService(args(checkpoint), no_groups).config.manifest
     assert manifest is not None and manifest.path == str(checkpoint / FILE_NAME)
     assert len(manifest.digests) == 4
@@ -45,7 +45,7 @@ def test_the_ranks_are_told_what_the_files_must_be(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "params.json"])
-def test_what_the_replica_reads_itself_is_checked_before_it_is_read(checkpoint: Path, name: str) -> None:
+def test_files_that_the_replica_parses_are_verified_first(checkpoint: Path, name: str) -> None:
     (checkpoint / name).write_bytes(b"rubbish")
     with pytest.raises(CheckpointError, match=rf"{name}: its SHA-256 is"):
         LlamaService(args(checkpoint), no_groups)
@@ -58,9 +58,7 @@ def test_a_shard_without_an_entry_stops_the_start_before_any_rank_exists(checkpo
         LlamaService(args(checkpoint), no_groups)
 
 
-def test_a_manifest_that_is_configured_must_be_there(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configured_manifest_must_exist(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_SHA256_MANIFEST", str(tmp_path / "trusted"))
     with pytest.raises(CheckpointError, match="trusted: cannot be read") as caught:
         LlamaService(args(checkpoint), no_groups)
@@ -70,7 +68,7 @@ def test_a_manifest_that_is_configured_must_be_there(
 
 
 class Loaded:
-    """What a rank reports, as far as this is about."""
+    """The part of a rank's report that these tests need."""
 
     files_id = 4711
     digest = CheckpointDigest((("params.json", "0" * 64),))
@@ -101,7 +99,7 @@ class Groups(FakeGroupPool):
         return super().open_group(config, epoch, num_blocks, bundle_indices)
 
 
-async def test_ranks_that_take_others_places_know_what_was_checked(checkpoint: Path) -> None:
+async def test_replacing_ranks_know_which_files_were_verified(checkpoint: Path) -> None:
     groups = Groups()
     service = LlamaService(args(checkpoint), lambda: groups)
     await service.start()
