@@ -22,6 +22,7 @@ MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_TOKENS = 2**31 - 1
 MAX_LOGIT_BIASES = 1024
+MAX_TEXT_BYTES = 2**20  # of a text to tokenize, in UTF-8: each may become a token
 
 TextPrompts = list[str]
 IdPrompts = list[list[int]]
@@ -218,7 +219,7 @@ class TokenizeBody(Body):
     """Either a text, or the messages of a chat, which are tokenized by the chat template."""
 
     model: str | None = None
-    prompt: str | None = Field(None, max_length=2**20)
+    prompt: str | None = Field(None, max_length=MAX_TEXT_BYTES)
     messages: Messages = Field(default_factory=list)
     add_special_tokens: Flag = Field(None, description="Default true: BOS first.")
 
@@ -226,6 +227,8 @@ class TokenizeBody(Body):
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (not self.messages):
             raise InvalidParameter("prompt: send either prompt or messages", param="prompt")
+        if self.prompt is not None and len(self.prompt.encode()) > MAX_TEXT_BYTES:
+            raise InvalidParameter(f"prompt: must have at most {MAX_TEXT_BYTES} bytes of UTF-8", param="prompt")
         return self
 
 

@@ -107,7 +107,11 @@ class SentencePieceTokenizer(Tokenizer):
         ids: list[int] = self._processor.encode(s)
         if not self._control_ids.isdisjoint(ids):
             raise SpecialTags("text contains a control token of the tokenizer")
-        return [self.bos_id] * bos + ids + [self.eos_id] * eos
+        if bos:
+            ids.insert(0, self.bos_id)
+        if eos:
+            ids.append(self.eos_id)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`. Raises InvalidParameter for anything that is not an id in [0, n_words)."""

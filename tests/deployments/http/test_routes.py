@@ -283,6 +283,8 @@ def test_a_text_to_tokenize_has_a_bound(served: Served) -> None:
     too_long = httpx.post(served.url + "/tokenize", json={"prompt": "x" * (2**20 + 1)})
     assert_error(too_long, 400, "invalid_parameter")
     assert too_long.json()["error"]["message"] == "prompt: must have at most 1048576 characters"
+    for text, status in (("🙂" * 2**18, 200), ("🙂" * 2**18 + "x", 400)):  # a byte may become a token
+        assert httpx.post(served.url + "/tokenize", json={"prompt": text}).status_code == status
 
 
 def test_text_survives_tokenize_and_detokenize(served: Served) -> None:
