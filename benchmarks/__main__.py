@@ -14,6 +14,7 @@ QUESTIONS: Final = {
     "online": "what 1, 8 and 32 clients of a server see, in a closed loop",
     "arrivals": "first token, time per token and throughput beside another server, in open and closed loops",
     "overload": "what a server does with twice the requests that it can serve",
+    "refusals": "how long /health takes beside large bodies that are all refused",
     "neighbour": "the throughput that is left beside another busy process",
     "step": "where the time of a decode step goes",
     "growth": "how a decode step grows with rows and context",
