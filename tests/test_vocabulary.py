@@ -19,16 +19,8 @@ NOT_OURS = ("build", "dist", "node_modules")
 # Still in use today. Empty when the last of them is renamed.
 PENDING = frozenset(
     {
-        "Carrier",
-        "Drawn",
-        "StepLayout",
-        "beginnings",
         "flights",
         "given up",
-        "logits_of_draws",
-        "num_draws",
-        "objection",
-        "sent back",
         "under way",
     }
 )

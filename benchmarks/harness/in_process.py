@@ -91,7 +91,7 @@ class Step:
     end_s: float
     num_rows: int
     num_tokens: int
-    num_draws: int
+    num_samples: int
     is_decode: bool
 
     @property
@@ -136,7 +136,7 @@ class Run:
         """
         decodes = self.decode_steps
         begin = max((step.end_s for step in self.prefill_steps), default=decodes[0].begin_s)
-        return sum(step.num_draws for step in decodes) / (decodes[-1].end_s - begin)
+        return sum(step.num_samples for step in decodes) / (decodes[-1].end_s - begin)
 
 
 def run(llama: Llama, requests: Iterable[Request], temperature: float = 0.0) -> Run:

@@ -18,7 +18,7 @@ from llama_core import Llama
 
 def prefilled(batch: Run) -> int:
     """Prompt tokens that were computed: rows that read a prompt, less the decode rows beside them."""
-    sampled = sum(step.num_draws for step in batch.steps)
+    sampled = sum(step.num_samples for step in batch.steps)
     return sum(step.num_tokens for step in batch.steps) - sampled + len(batch.outputs)
 
 

@@ -38,7 +38,7 @@ def sequence(draw: random.Random, num_prompt: int, max_new: int, beginning: Sequ
 
 
 def answer(batch: StepInput, draw: random.Random) -> StepOutput:
-    return StepOutput(batch.epoch, batch.step, [draw.randrange(3, VOCABULARY) for _ in range(batch.num_draws)])
+    return StepOutput(batch.epoch, batch.step, [draw.randrange(3, VOCABULARY) for _ in range(batch.num_samples)])
 
 
 @contextmanager

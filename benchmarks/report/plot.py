@@ -27,7 +27,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "attention's projections": ("#56B4E9", (anatomy.QKV, anatomy.OUT, "project q, k, v", "project out")),
     "attention over the cache": ("#009E73", (anatomy.ATTENTION, "attend", "rotate, write cache")),
     "vocabulary": ("#E69F00", (anatomy.VOCABULARY, "logits")),
-    "drawing tokens": ("#CC79A7", ("draw",)),
+    "drawing tokens": ("#CC79A7", ("sample", "draw")),
     "between the steps": ("#D55E00", (anatomy.BETWEEN,)),
     OTHER: ("#999999", ()),
 }

@@ -41,7 +41,7 @@ class _UnansweredStep:
     def __init__(self, batch: StepInput, num_missing: int, result: asyncio.Future[StepOutput]) -> None:
         self.step = batch.step
         self.num_tokens = batch.num_tokens
-        self.num_samples = batch.num_draws
+        self.num_samples = batch.num_samples
         self.num_missing = num_missing
         self.result = result
 

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 
 
 def attend_decodes(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """One query a row: q [B, n_heads, head_dim] -> the same shape. Heads that share keys are one matrix product.
+    """One query for each row: q [B, n_heads, head_dim] -> the same shape. Heads that share keys are computed in one matrix
+    product.
 
     keys, values: [B, L, n_kv_heads, head_dim], of which row i sees the first lengths[i].
     """
@@ -14,7 +15,7 @@ def attend_decodes(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, le
     scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)).float() * head_dim**-0.5
     beyond = torch.arange(keys.shape[1], device=q.device) >= lengths[:, None]  # [B, L]
     weights = scores.masked_fill(beyond[:, None, None, :], float("-inf")).softmax(-1).type_as(q)
-    # A weight of zero is not enough: what lies beyond belongs to others, and zero times their NaN would be NaN.
+    # A weight of zero is not enough: other sequences may have left NaN there, and zero times NaN is NaN.
     values = values.masked_fill(beyond[:, :, None, None], 0)
     return torch.matmul(weights, values.transpose(1, 2)).flatten(1, 2)
 

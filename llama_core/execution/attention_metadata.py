@@ -1,18 +1,18 @@
-"""How the rows of a step become tensors: which tokens, at which positions, in which places of the cache."""
+"""Turns the rows of a step into tensors: tokens, positions, and their slot mapping and block tables in the cache."""
 
 from collections.abc import Sequence as Seq
 
 import torch
 
-from llama_core.execution.kv_cache import PrefillRow, StepLayout
+from llama_core.execution.kv_cache import AttentionMetadata, PrefillRow
 from llama_core.execution.slots import SlotTable
 from llama_core.scheduling.step import Row
 
 
-def draws_of(rows: Seq[Row], ends: Seq[int]) -> list[tuple[int, int, int]]:
-    """(token of the step that is drawn from, slot, position that is drawn for) of each draw. `ends`: of the rows in the step.
+def sample_positions(rows: Seq[Row], ends: Seq[int]) -> list[tuple[int, int, int]]:
+    """For each sample: the index of the step's token after which it is sampled, its slot and its position. `ends`: of the rows.
 
-    A row draws from its last 1 + num_drafts states; it nearly always has one.
+    A row samples after its last 1 + num_drafts tokens.
     """
     return [
         (end - back, row.slot, row.start + row.length + 1 - back)
@@ -22,8 +22,10 @@ def draws_of(rows: Seq[Row], ends: Seq[int]) -> list[tuple[int, int, int]]:
     ]
 
 
-def lay_out(rows: Seq[Row], slots: SlotTable, block_size: int) -> tuple[torch.Tensor, StepLayout, list[int]]:
-    """The step's tokens int64 [T], where they go, and the end of each row in T."""
+def build_metadata(
+    rows: Seq[Row], slots: SlotTable, block_size: int
+) -> tuple[torch.Tensor, AttentionMetadata, list[int]]:
+    """The step's tokens int64 [T], their attention metadata, and the end of each row in T."""
     device = slots.tokens.device
     ends: list[int] = []
     total = 0
@@ -36,7 +38,7 @@ def lay_out(rows: Seq[Row], slots: SlotTable, block_size: int) -> tuple[torch.Te
     offset = torch.arange(total, device=device) - (count_of_row.cumsum(0) - count_of_row)[row_of_token]
     positions = start_of_row[row_of_token] + offset
     slot_of_token = slot_of_row[row_of_token]
-    blocks = slots.tables[slot_of_token, positions // block_size]
+    blocks = slots.block_tables[slot_of_token, positions // block_size]
 
     decodes = [i for i, row in enumerate(rows) if row.length == 1]
     longest = max((rows[i].start + 1 for i in decodes), default=0)
@@ -45,14 +47,14 @@ def lay_out(rows: Seq[Row], slots: SlotTable, block_size: int) -> tuple[torch.Te
     for i, row in enumerate(rows):
         if row.length > 1:
             seen = torch.arange(row.start + row.length, device=device)
-            keys = slots.tables[row.slot, seen // block_size] * block_size + seen % block_size
+            keys = slots.block_tables[row.slot, seen // block_size] * block_size + seen % block_size
             prefills.append(PrefillRow(ends[i] - row.length, ends[i], row.start, keys))
-    layout = StepLayout(
+    metadata = AttentionMetadata(
         positions=positions,
-        write=blocks * block_size + positions % block_size,
+        slot_mapping=blocks * block_size + positions % block_size,
         decode_index=torch.tensor([ends[i] - 1 for i in decodes], dtype=torch.int64, device=device),
-        decode_tables=slots.tables[slot_of_row[decode_rows], : -(-longest // block_size)],
+        decode_block_tables=slots.block_tables[slot_of_row[decode_rows], : -(-longest // block_size)],
         decode_lengths=start_of_row[decode_rows] + 1,
         prefills=prefills,
     )
-    return slots.tokens[slot_of_token, positions], layout, ends
+    return slots.tokens[slot_of_token, positions], metadata, ends

@@ -1,4 +1,4 @@
-"""One rank's engine: remembers slots, has a step's rows computed and drawn, reports. Decides nothing."""
+"""One rank's engine: keeps the slots, has a backend compute and sample a step's rows, reports the output. Decides nothing."""
 
 import logging
 import time
@@ -30,7 +30,7 @@ from llama_core.scheduling.step import Pending, PromptLogprobs, Row, SlotInit, S
 
 log = logging.getLogger(__name__)
 
-# Rows of logits that exist at once where a prompt's are asked for: of a long one they would be gigabytes.
+# Rows of logits that exist at once for prompt logprobs: those of a long prompt would take gigabytes.
 LOGITS_AT_A_TIME = 64
 
 
@@ -132,7 +132,8 @@ class ModelRunner:
         return cls(config, model_config, parallel, slots, backend, report)
 
     def seconds_waited(self) -> float | None:
-        """For the other ranks, in all steps so far; None where the backend does not know. From any thread."""
+        """Seconds waited for the other ranks in all steps so far; None where the backend does not measure it. From any
+        thread."""
         return self.backend.seconds_waited
 
     def max_num_blocks(self) -> int:
@@ -143,7 +144,7 @@ class ModelRunner:
         enough_for_one = self.config.blocks_per_sequence
         block_bytes = self.backend.cache_block_bytes
         budget = self.config.kv_cache_bytes or max(0, free_cache_bytes(self.parallel) - self.backend.working_bytes)
-        # One more a sequence, which the scheduler keeps in reserve: else the last one would wait for a full batch to end.
+        # One more for each sequence, which the scheduler keeps in reserve: else the last one would wait for another to end.
         num_blocks = min((enough_for_one + 1) * self.config.max_batch_size, budget // block_bytes)
         if num_blocks < enough_for_one:
             raise ConfigError(
@@ -188,7 +189,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def start(self, batch: StepInput) -> Pending[StepOutput]:
-        """Like `step`, without waiting for what can go on by itself. One more step may start before `result` is called."""
+        """Like `step`, without waiting for work that the device does by itself. One more step may start before `result` is
+        called."""
         begin = time.perf_counter()
         slots = self._slots
         for init in batch.admit:
@@ -212,23 +214,23 @@ class ModelRunner:
                 logprobs=self._logprobs(rows, tokens) if wanted else [],
                 prompt_logprobs=self._prompt_logprobs(rows) if wanted_of_prompts else [],
                 non_finite=non_finite,
-                # Of its own: the step before it may have ended after this one was started.
+                # Of this step alone: the step before it may have ended after this one was started.
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
                 device_memory_bytes=torch.cuda.memory_allocated() if self.parallel.device.type == "cuda" else 0,
             )
             self._ended = time.perf_counter()
             return output
 
-        # Logits are those of the latest step, and slots may be others' after the next one has started.
+        # The backend keeps the logits of the latest step only, and the next step may give slots to other sequences.
         if pending.is_done or wanted or wanted_of_prompts:
             return Pending.done(result())
         return Pending(result, pending.is_ready)
 
     def _logprobs(self, rows: list[Row], tokens: list[int]) -> list[TokenLogprob | None]:
-        """One entry a draw, None where its slot did not ask."""
+        """One entry for each sample, None where its slot did not ask."""
         num_top = [self._slots.top_logprobs[row.slot] for row in rows if row.samples for _ in range(1 + row.num_drafts)]
         wanted = [i for i, top in enumerate(num_top) if top >= 0]
-        logits = self.backend.logits_of_draws(wanted)
+        logits = self.backend.logits_of_samples(wanted)
         values = _token_logprobs(logits, [tokens[i] for i in wanted], [num_top[i] for i in wanted])
         result: list[TokenLogprob | None] = [None] * len(num_top)
         for i, value in zip(wanted, values, strict=True):
@@ -260,7 +262,7 @@ class ModelRunner:
 def _kind_of_backend(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, parallel: Parallel
 ) -> Literal["native", "fused", "torch"]:
-    """How the group computes: all ranks alike. Raises ConfigError where it must compute in a way that it cannot."""
+    """The backend of the whole group: all ranks use the same. Raises ConfigError if the configured one is unavailable."""
     if config.quantization != "none" and config.backend in ("fused", "torch"):
         raise ConfigError(f"quantization {config.quantization} needs the native backend", param="quantization")
     if config.backend == "fused" or config.backend == "torch":
@@ -283,7 +285,7 @@ def _kind_of_backend(
         )
     if parallel.device.type == "cuda":
         return "fused"
-    log.warning("rank %d computes with torch, several times slower than natively: %s", parallel.rank, reason)
+    log.warning("rank %d computes with torch, several times slower than the native backend: %s", parallel.rank, reason)
     return "torch"
 
 

@@ -1,4 +1,4 @@
-"""What a rank remembers of its slots, as arrays indexed by slot, so that a step gathers its rows without a loop."""
+"""The state of a rank's slots, as arrays indexed by slot, so that a step gathers its rows without a loop."""
 
 import torch
 
@@ -9,19 +9,22 @@ from llama_core.scheduling.step import Draft, Grow, SlotInit
 
 
 class SlotTable:
-    """tokens int64 [slots, max_seq_len]: known tokens, prompt and drawn. tables int64 [slots, blocks_per_sequence].
+    """tokens int64 [slots, max_seq_len]: known tokens, of the prompt and sampled. block_tables int64 [slots,
+    blocks_per_sequence].
 
-    `spare` more slots than the driver knows of are the backend's own.
+    `spare` further slots, unknown to the driver, are for the backend.
     """
 
     def __init__(self, config: EngineConfig, device: torch.device, spare: int = 0) -> None:
         slots = config.max_batch_size + spare
         self.tokens = torch.zeros((slots, config.max_seq_len), dtype=torch.int64, device=device)
-        self.tables = torch.zeros((slots, config.blocks_per_sequence), dtype=torch.int64, device=device)
+        self.block_tables = torch.zeros((slots, config.blocks_per_sequence), dtype=torch.int64, device=device)
         self.sampling = SlotSamplingArray(slots, device)
         # Read by Python only.
         self.num_blocks = [0] * slots
-        self.num_known = [0] * slots  # tokens that the driver sent; it asks for no logprobs of drawn ones as a prompt's
+        self.num_known = [
+            0
+        ] * slots  # tokens that the driver sent: prompt logprobs are of these, never of sampled tokens
         self.top_logprobs = [-1] * slots
         self.prompt_logprobs = [False] * slots
         self.is_greedy = [True] * slots
@@ -29,7 +32,7 @@ class SlotTable:
     def admit(self, init: SlotInit) -> None:
         slot, params = init.slot, init.params
         self.tokens[slot, : len(init.tokens)] = torch.tensor(init.tokens)
-        self.tables[slot, : len(init.blocks)] = torch.tensor(init.blocks)
+        self.block_tables[slot, : len(init.blocks)] = torch.tensor(init.blocks)
         self.sampling.set(slot, params)
         self.num_blocks[slot] = len(init.blocks)
         self.num_known[slot] = len(init.tokens)
@@ -39,7 +42,7 @@ class SlotTable:
 
     def grow(self, grow: Grow) -> None:
         slot, block = grow
-        self.tables[slot, self.num_blocks[slot]] = block
+        self.block_tables[slot, self.num_blocks[slot]] = block
         self.num_blocks[slot] += 1
 
     def propose(self, draft: Draft) -> None:

@@ -110,7 +110,7 @@ class Quarantine:
             failure.message,
         )
         seq.error = PoisonRequest(
-            f"the model's processes failed {record.num_failures} times while they computed this request, which is given up"
+            f"the model's processes failed {record.num_failures} times while they computed this request, which has ended"
         )
         return seq
 
@@ -153,9 +153,9 @@ class FailureStreak:
 
     @property
     def reason_to_give_up(self) -> str | None:
-        """Why other ranks would fail as well; None while they may not."""
+        """Why new ranks would fail as well; None while they might not."""
         if self._num_failures > MAX_FAILURES_WITHOUT_PROGRESS:
             return f"{self._num_failures} groups of ranks in turn did not get through a step"
         if self._num_verdicts > MAX_VERDICTS_WITHOUT_PROGRESS:
-            return f"{self._num_verdicts} requests in turn were given up, and still no step was done"
+            return f"{self._num_verdicts} requests in turn got the quarantine verdict, and still no step was done"
         return None

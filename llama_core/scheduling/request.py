@@ -1,4 +1,4 @@
-"""One request as the engine sees it: token ids and numbers. Knows nothing of text, tensors, Ray or HTTP."""
+"""One sequence of a request: its token ids and its state in the scheduler. Knows nothing of text, tensors, Ray or HTTP."""
 
 import logging
 from collections.abc import Sequence as Seq
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, or a stop string
     LENGTH = "length"  # max_tokens or the context reached
-    ABORT = "abort"  # the caller left
+    ABORT = "abort"  # the client disconnected or cancelled
     ERROR = "error"  # `Sequence.error` says which
 
 
@@ -56,25 +56,25 @@ class TokenLogprob:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One prompt and what has been generated for it: the only owner of its tokens.
+    """One prompt and the tokens generated for it. No other object keeps these tokens.
 
     The first `prompt_len` of `tokens` are the prompt, the rest was generated (an end-of-sequence token is not kept).
-    Three counts describe how far the ranks are, in tokens:
+    Three counts of tokens describe the progress of the ranks:
 
         0 .. scheduled            keys and values computed, or being computed by a step in flight
         scheduled .. length       known tokens still to be sent through the model
         length .. length+inflight sampled by a step whose output has not been read back
 
     A step that also checks `num_drafts` proposed tokens may turn out to have sampled up to so many more; until it is read
-    back, no other step has the sequence. A preempted sequence, or one whose ranks died, starts over with scheduled = 0,
-    or behind what the cache still has: tokens are never lost.
+    back, no other step has the sequence. A preempted sequence, or one whose ranks failed, starts over with scheduled = 0,
+    or behind its cached prefix: tokens are never lost.
     """
 
     prompt: list[int]
     params: SamplingParams
     max_length: int  # prompt + generated tokens at most
-    owner: str = ""  # who shares with others what there is
-    priority: int = 0  # the lowest is served first
+    owner: str = ""  # owners share the capacity fairly
+    priority: int = 0  # the lowest number is served first
     cache_scope: str = ""  # cached blocks are shared within one scope
     tokens: list[int] = field(init=False)
     slot: int | None = None
@@ -114,7 +114,8 @@ class Sequence:
         return self.finish_reason is not None
 
     def cut(self, num_tokens: int) -> None:
-        """Take back the last `num_tokens` generated tokens: drawn in one step with an earlier one that ended the text."""
+        """Remove the last `num_tokens` generated tokens: they were sampled in one step with an earlier one that ended the
+        text."""
         assert 0 <= num_tokens <= self.length - self.prompt_len
         del self.tokens[self.length - num_tokens :]
         del self.logprobs[self.length - self.prompt_len :]
@@ -125,7 +126,7 @@ class Sequence:
 
 
 def describe_request(prompts: Seq[Seq[int]], max_gen_len: int, temperature: float, top_p: float) -> str:
-    """What operators of the reference see of a request in its log."""
+    """One line for the log, in the words of Meta's reference."""
     longest = max((len(prompt) for prompt in prompts), default=0)
     return (
         f"batch size {len(prompts)}, prompt length {longest}, max_gen_len {max_gen_len}, "

@@ -1,8 +1,8 @@
-"""What the driver tells the ranks and what they answer: plain data, small, the same for one rank and for eight.
+"""The messages of a step between the driver and the ranks: plain data, small, the same for one rank and for eight.
 
-Ranks remember each slot (tokens, block table, sampling parameters), so a step carries only what changed. A sampled token
-stays on the ranks as the next step's input; the driver may therefore send step n + 1 before it has read n's answer.
-Knows nothing of how the messages travel (`cluster/wire/messages.py`) or who decides (`scheduler.py`).
+Ranks keep the state of each slot (tokens, block table, sampling parameters), so a step carries only what changed. A sampled
+token stays on the ranks as the next step's input; the driver may therefore send step n + 1 before it has read the output of n.
+Knows nothing of how the messages are sent (`cluster/wire/messages.py`) or who decides (`scheduler.py`).
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from llama_core.scheduling.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SlotInit:
-    """A sequence takes a slot: all that a rank must know of it from now on.
+    """A sequence is admitted to a slot: its whole state on a rank.
 
-    tokens: the prompt and whatever was generated before (after a preemption or a restart).
+    tokens: the prompt and the tokens generated before (after a preemption or a restart).
     blocks: the cache blocks of positions 0 .. len(blocks) * block_size.
     prompt_logprobs: report those of `tokens`; False also where an earlier admission reported all of them.
     """
@@ -30,11 +30,11 @@ class SlotInit:
 
 
 class Row(NamedTuple):
-    """Run tokens start .. start + length of a slot; if `samples`, draw the token at position start + length.
+    """Compute tokens start .. start + length of a slot; if `samples`, sample the token at position start + length.
 
-    Prefill is a row with many new tokens, decode a row with one. A row with num_drafts = k > 0 samples and has length
-    1 + k: a token that is known and k that are only proposed (`StepInput.drafts`). It draws at each of the 1 + k positions
-    start + 1 .. start + 1 + length, each from what is before it.
+    A row is what one step computes of one sequence. Prefill is a row with many new tokens, decode a row with one. A row with
+    num_drafts = k > 0 samples and has length 1 + k: one known token and k proposed ones (`StepInput.drafts`). A token is
+    sampled at each of the 1 + k positions start + 1 .. start + 1 + length, each after the tokens before it.
     """
 
     slot: int
@@ -54,8 +54,8 @@ class Grow(NamedTuple):
 class Draft(NamedTuple):
     """Tokens proposed for positions start .. start + len(tokens) of a slot, whose row in this step begins at start - 1.
 
-    The draw at each of these positions replaces the draft there, so that a draft lives for one step. Draws behind one
-    that differs from its draft were made from a wrong prefix: a later row begins before them and computes them again.
+    The sample at each of these positions replaces the draft there, so that a draft lives for one step. Samples behind one that
+    differs from its draft were made after a wrong prefix: a later row begins before them and computes them again.
     """
 
     slot: int
@@ -67,7 +67,7 @@ class Draft(NamedTuple):
 class StepInput:
     """One step, the same for every rank. Applied in order: admit, grow, drafts, rows.
 
-    A slot that is admitted again is overwritten, so nothing needs to say that it was left. Rows of one step may share
+    A slot that is admitted again is overwritten, so no message says that a sequence has left it. Rows of one step may share
     blocks: a row may attend to keys and values that another row of the same step writes, so in every layer all are
     written before any is read.
     """
@@ -84,8 +84,8 @@ class StepInput:
         return sum(row.length for row in self.rows)
 
     @property
-    def num_draws(self) -> int:
-        """Tokens that this step's answer has."""
+    def num_samples(self) -> int:
+        """Tokens that this step's output has."""
         return sum(row.samples + row.num_drafts for row in self.rows)
 
 
@@ -99,10 +99,10 @@ class PromptLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What the sampling rows drew: 1 + num_drafts tokens each, in the order of their positions and of `StepInput.rows`.
+    """The sampled tokens: 1 + num_drafts for each sampling row, in the order of their positions and of `StepInput.rows`.
 
-    logprobs is empty when no row asked for them, else one entry a draw (None where its row did not ask). non_finite lists
-    the i for which the logits behind tokens[i] held NaN or infinity: that token means nothing.
+    logprobs is empty when no row asked for them, else one entry for each sample (None where its row did not ask). non_finite
+    lists each i for which the logits of tokens[i] held NaN or infinity: that token means nothing.
     """
 
     epoch: int
@@ -120,10 +120,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Pending(Generic[Result]):
-    """Something that was started and may still be computed, on a GPU. Results are read once, in the order of the starts.
+    """A computation that was started and may still run, on a GPU. Results are read once, in the order of the starts.
 
-    `result` waits if it must; `is_ready` says, without waiting, whether it would. `is_done`: nothing was left to compute when
-    it was started, which, unlike the other, is the same on all ranks.
+    `result` waits until it is ready; `is_ready` tells without waiting. `is_done`: the computation was complete when `start`
+    returned, which, unlike `is_ready`, is the same on all ranks.
     """
 
     result: Callable[[], Result]

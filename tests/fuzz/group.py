@@ -191,7 +191,7 @@ class _Runner:
 
     def start(self, batch: StepInput) -> Pending[StepOutput]:
         self.batches.append(batch)
-        return Pending.done(StepOutput(batch.epoch, batch.step, [0] * batch.num_draws))
+        return Pending.done(StepOutput(batch.epoch, batch.step, [0] * batch.num_samples))
 
 
 def rank_that_reads(data: bytes) -> str:

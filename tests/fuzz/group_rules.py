@@ -125,8 +125,8 @@ class GroupBench:
 
     # Operations.
 
-    def submit(self, num_draws: int) -> None:
-        rows = [Row(slot, 0, 1, True) for slot in range(num_draws)]
+    def submit(self, num_samples: int) -> None:
+        rows = [Row(slot, 0, 1, True) for slot in range(num_samples)]
         batch = StepInput(EPOCH, len(self.steps), rows)
         if self.fan_out.failure is not None:
             try:
@@ -170,16 +170,16 @@ class GroupBench:
         """Send an answer that is not due. It must be refused, also while a step is in flight."""
         rank = self.ranks[index]
         step = rank.owed[0].step if rank.owed else len(self.steps)
-        num_draws = len(rank.owed[0].rows) if rank.owed else 1
+        num_samples = len(rank.owed[0].rows) if rank.owed else 1
         messages: dict[str, Answer | Ack | Fault | None] = {
-            "old epoch": _reply(index, EPOCH - 1, step, num_draws),
-            "next epoch": _reply(index, EPOCH + 1, step, num_draws),
-            "later step": _reply(index, EPOCH, step + 1, num_draws),
-            "earlier step": _reply(index, EPOCH, step - 1, num_draws),
+            "old epoch": _reply(index, EPOCH - 1, step, num_samples),
+            "next epoch": _reply(index, EPOCH + 1, step, num_samples),
+            "later step": _reply(index, EPOCH, step + 1, num_samples),
+            "earlier step": _reply(index, EPOCH, step - 1, num_samples),
             "twice": rank.last,
             "as another rank": Ack(EPOCH, step, index + 1),
             # A later step may have this number by then.
-            "a token too many": Answer(StepOutput(EPOCH, step, [0] * (num_draws + 1))) if rank.owed else None,
+            "a token too many": Answer(StepOutput(EPOCH, step, [0] * (num_samples + 1))) if rank.owed else None,
             "its last words": Fault(EPOCH, index, "ValueError", "no such slot", False),
             "the last words of many": Fault(EPOCH, index, "RuntimeError", "gloo: closed", True),
         }
@@ -276,7 +276,7 @@ class GroupBench:
         else:
             output = result.result()
             assert (output.epoch, output.step) == (EPOCH, sent.batch.step), "an answer of another step or epoch"
-            assert len(output.tokens) == sent.batch.num_draws
+            assert len(output.tokens) == sent.batch.num_samples
             assert self.ranks[0].is_tampered or Answer(output) == self.due(0, sent.batch)
 
     def _check_deadline(self) -> None:
@@ -298,8 +298,8 @@ WRONG = ("old epoch", "next epoch", "later step", "earlier step", "twice", "as a
          "its last words", "the last words of many")  # fmt: skip
 
 
-def _reply(index: int, epoch: int, step: int, num_draws: int) -> Answer | Ack:
-    return Answer(StepOutput(epoch, step, [0] * num_draws)) if index == 0 else Ack(epoch, step, index)
+def _reply(index: int, epoch: int, step: int, num_samples: int) -> Answer | Ack:
+    return Answer(StepOutput(epoch, step, [0] * num_samples)) if index == 0 else Ack(epoch, step, index)
 
 
 def read_as_everything(payload: bytes) -> str:

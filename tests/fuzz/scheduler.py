@@ -1,17 +1,17 @@
-"""Operations on a scheduler at random, a million of them in minutes, all rules checked after each."""
+"""Random operations on a scheduler, a million in minutes; all rules are checked after each."""
 
 from collections.abc import Callable
 from random import Random
 
 from llama_core.scheduling.request import FinishReason
 from tests.fuzz.outcome import Outcome
-from tests.fuzz.scheduler_rules import BEGINNINGS, MAX_LENGTH, OWNERS, Bench, World
+from tests.fuzz.scheduler_rules import MAX_LENGTH, OWNERS, PREFIXES, Bench, World
 
 OPERATIONS_A_WORLD = 400
 
 
 def run(cases: int, seed: int) -> Outcome:
-    """`cases` operations. A finding says which seed shows it by itself."""
+    """`cases` operations. A finding names the seed that reproduces it."""
     outcome = Outcome("scheduler")
     number, sequences = 0, 0
     preemptions = hits = drafts = accepted = 0
@@ -53,7 +53,7 @@ def _in_one_world(seed: int, operations: int, outcome: Outcome) -> tuple[Bench, 
 
 def add(bench: Bench, draw: Random) -> None:
     bench.add(
-        draw.randrange(len(BEGINNINGS)),
+        draw.randrange(len(PREFIXES)),
         [draw.randint(3, 6) for _ in range(draw.randint(1, 9))],
         draw.randint(0, 20),
         n=draw.choice((1, 1, 1, 2, 4)),
@@ -80,7 +80,7 @@ def commit(bench: Bench, draw: Random) -> None:
 
 
 def step(bench: Bench, draw: Random) -> None:
-    """As the engine's loop does."""
+    """As the engine loop does."""
     while bench.schedule():
         pass
     bench.commit(sends_first=True)

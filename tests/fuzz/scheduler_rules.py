@@ -1,4 +1,4 @@
-"""What may be done to a scheduler in any order, and what must hold after each: the rules of the fuzz command and of its tests.
+"""Operations on a scheduler, in any order, and the rules that hold after each: used by the fuzz command and by its tests.
 
 The ranks are fakes that define every token by those before it, so a sequence's text is known before it is made.
 """
@@ -18,13 +18,13 @@ from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, e
 
 BLOCK_SIZE = 4
 MAX_LENGTH = 28  # of a sequence
-BEGINNINGS: tuple[list[int], ...] = ([], [5] * 9, list(range(10, 19)), [7, 8] * 6)
+PREFIXES: tuple[list[int], ...] = ([], [5] * 9, list(range(10, 19)), [7, 8] * 6)
 OWNERS = ("", "a", "b", "c")
 
 
 @dataclass(frozen=True)
 class World:
-    """What a scheduler and its ranks are made with."""
+    """The configuration of a scheduler and of its ranks."""
 
     num_blocks: int = 12
     slots: int = 3
@@ -53,19 +53,19 @@ class World:
 
 @dataclass(eq=False, slots=True)
 class Heard:
-    """What the outside knows of a sequence: what it was told, and what it will be told in the end."""
+    """What a client knows of a sequence: the tokens delivered so far, and all the tokens expected."""
 
     seq: Sequence
     expected: list[int]
-    number: int  # in the order in which they came
+    number: int  # in the order of arrival
     tokens: list[int]
     reason: FinishReason | None = None
-    is_cut: bool = False  # it ended by a stop string, an abort or an error, with a beginning of what was expected
-    is_queued: bool = False  # it waits for its first turn
+    is_cut: bool = False  # it ended by a stop string, an abort or an error, with a prefix of the expected tokens
+    is_queued: bool = False  # it has not been admitted yet
 
 
 class Bench:
-    """A scheduler, its fake ranks, and everybody who waits for tokens."""
+    """A scheduler, its fake ranks, and the clients that wait for tokens."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -80,7 +80,7 @@ class Bench:
         )
         self.scheduler = Scheduler(config, BlockPool(world.num_blocks, BLOCK_SIZE))
         self.ranks = FakeRanks(BLOCK_SIZE, world.model)
-        self.flights: deque[tuple[StepInput, StepOutput]] = deque()
+        self.in_flight: deque[tuple[StepInput, StepOutput]] = deque()
         self.heard: dict[Sequence, Heard] = {}  # live or just ended
         self.num_ended = 0
         self._numbers = 0
@@ -94,11 +94,11 @@ class Bench:
 
         queue.first = checked_first  # type: ignore[method-assign]
 
-    # What may be done.
+    # Operations.
 
     def add(
         self,
-        beginning: int,
+        prefix: int,
         own: list[int],
         max_new: int,
         *,
@@ -110,8 +110,8 @@ class Bench:
         seed: int = 0,
         oracle: bool = False,
     ) -> list[Sequence]:
-        """A request of `n` samples. Nothing of it is taken where there is no room."""
-        prompt = (BEGINNINGS[beginning] + own)[: MAX_LENGTH - 1]
+        """A request of `n` choices. None is taken without capacity for all."""
+        prompt = (PREFIXES[prefix] + own)[: MAX_LENGTH - 1]
         try:
             self.scheduler.check_capacity([len(prompt)] * n, owner)
         except (QueueFull, InvalidParameter) as error:
@@ -136,7 +136,7 @@ class Bench:
         return added
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """As when its reader leaves. One that has ended stays as it was."""
+        """As when the client disconnects. A sequence that has ended stays as it was."""
         was = seq.finish_reason
         self.scheduler.finish(seq, reason)
         assert seq.finish_reason is (was or reason)
@@ -145,23 +145,23 @@ class Bench:
             self._ended(self.heard[seq])
 
     def schedule(self) -> bool:
-        """One step more, if the pipeline has room; whether there was one to make."""
-        if len(self.flights) >= self.world.depth or (batch := self.scheduler.schedule()) is None:
+        """Send one more step unless the pipeline is full. Returns whether there was one."""
+        if len(self.in_flight) >= self.world.depth or (batch := self.scheduler.schedule()) is None:
             return False
         config = self.scheduler.config
         assert 0 < batch.num_tokens <= config.max_step_tokens, "a step over its limit of tokens"
-        assert batch.num_draws <= config.max_batch_size + config.max_drafts, "a step over its limit of draws"
+        assert batch.num_samples <= config.max_batch_size + config.max_drafts, "a step over its limit of draws"
         assert batch.epoch == self.scheduler.epoch
         assert all(0 <= row.slot < config.max_batch_size and row.length > 0 for row in batch.rows)
-        self.flights.append((batch, self.ranks.step(batch)))
+        self.in_flight.append((batch, self.ranks.step(batch)))
         return True
 
     def commit(self, *, spoilt: int | None = None, stops: bool = False, sends_first: bool = False) -> None:
-        """The oldest answer comes back. `spoilt`: one of its draws is of logits that are not finite. `stops`: what the first
-        to gain tokens gained completes its stop string, perhaps with the next step sent before that is seen."""
-        if not self.flights:
+        """Commit the oldest output. `spoilt`: the logits of one of its samples are not finite. `stops`: the tokens of the first
+        sequence that gains any complete its stop string, perhaps after the next step has been sent."""
+        if not self.in_flight:
             return
-        _, output = self.flights.popleft()
+        _, output = self.in_flight.popleft()
         if spoilt is not None and output.tokens:
             output = replace(output, non_finite=[spoilt % len(output.tokens)])
         gained = self.scheduler.commit(output)
@@ -173,8 +173,8 @@ class Bench:
             heard = self.heard[seq]
             assert heard.reason is None, "a sequence that has ended gains tokens"
             heard.tokens += tokens
-            assert seq.output == heard.tokens, "what it was told is not what it has"
-            assert heard.tokens == heard.expected[: len(heard.tokens)], "a token that the model did not draw"
+            assert seq.output == heard.tokens, "the delivered tokens are not the sequence's"
+            assert heard.tokens == heard.expected[: len(heard.tokens)], "a token that the model did not sample"
             assert len(seq.logprobs) == len(heard.tokens), "each token has its own logprob"
             if stops and len(tokens) > 0:
                 stops = False
@@ -186,14 +186,14 @@ class Bench:
                 self._ended(heard)
 
     def fail(self, *, unsent: bool = False, raises: bool = False, num_blocks: int | None = None) -> None:
-        """The ranks fail, with a step that was made and not sent or without; others come, with their own number of blocks.
+        """The ranks fail, perhaps with a step that was made and not sent; new ranks may have another number of blocks.
 
         raises: a rank reports the error itself, which raises a quarantined request's failure score by more.
         """
         if unsent and self.schedule():
-            self.flights.pop()
+            self.in_flight.pop()
             self.scheduler.drop_unsent()
-        self.flights.clear()
+        self.in_flight.clear()
         self.ranks = FakeRanks(BLOCK_SIZE, self.world.model)
         before = list(self.scheduler.live())
         quarantine, earlier_canary = self.scheduler.quarantine, self.scheduler.quarantine.canary
@@ -209,32 +209,32 @@ class Bench:
             self.scheduler.use_pool(BlockPool(num_blocks, BLOCK_SIZE))
 
     def limit_prompts(self, num_tokens: int) -> None:
-        """As when the ranks turn out to be slow."""
+        """As when the ranks are slow."""
         self.scheduler.limit_prompt_tokens(num_tokens)
 
     def drain(self) -> None:
-        """Nothing more comes: all ends, within the steps that the design allows. Whoever runs longest is never sent back, and
-        has at least one token of every step that does not wait for an answer of its own."""
+        """Without new requests every sequence ends, within the steps that the design allows: the sequence that runs longest is
+        never preempted, and gains a token from every step unless it waits for its own output."""
         live = list(self.scheduler.live())
-        left = sum(seq.max_length + 2 for seq in live) + len(self.flights) + 1
+        left = sum(seq.max_length + 2 for seq in live) + len(self.in_flight) + 1
         while self.scheduler.has_work:
             assert left > 0, "a sequence starves"
             left -= 1
             while self.schedule():
                 pass
-            assert self.flights, "work waits, and nothing is under way"
+            assert self.in_flight, "work waits, and no step is in flight"
             self.commit()
         self.check()
         assert not self.heard and self.scheduler.pool.num_used == 0, "something is left of those that have ended"
 
-    # What must hold.
+    # Rules.
 
     def _ended(self, heard: Heard) -> None:
-        """Once for every sequence."""
+        """Called once for every sequence."""
         seq = heard.seq
         assert heard.reason is None and seq.finish_reason is not None, "a sequence ends once"
         heard.reason = seq.finish_reason
-        assert seq.slot is None and not seq.blocks, "what it had is free when it has ended"
+        assert seq.slot is None and not seq.blocks, "its slot and blocks are free when it has ended"
         if seq.finish_reason is FinishReason.ERROR:
             heard.is_cut = True
         if not heard.is_cut:
@@ -247,7 +247,7 @@ class Bench:
         del self.heard[seq]
 
     def _check_refusal(self, n: int, length: int, owner: str, *, is_for_ever: bool) -> None:
-        """The capacity is taken; or some is free, and the owner has most of what waits, and there are other owners."""
+        """The capacity is taken; or some is free, other owners are known, and most waiting sequences are of this owner."""
         most, most_tokens, queue = (
             self.world.max_waiting,
             self.world.max_waiting_tokens,
@@ -268,14 +268,15 @@ class Bench:
         assert never_fits or is_full or (owner and mine and others), "refused, and there is capacity"
 
     def _check_turn(self, queue: WaitingQueue, seq: Sequence) -> None:
-        """Nobody is passed over: those sent back come first; then the best priority, the owner with least, its oldest."""
+        """Preempted sequences come first; then the lowest priority number, the owner with the lowest counter, its oldest
+        sequence."""
         if queue._preempted:
             assert seq is next(iter(queue._preempted))
             return
         waiting = [heard for heard in self.heard.values() if heard.seq.slot is None and not heard.seq.finished]
         best = min(heard.seq.priority for heard in waiting)
         mine = [heard for heard in waiting if heard.seq.priority == best]
-        assert seq.priority == best, "somebody of a better priority waits"
+        assert seq.priority == best, "a sequence of a lower priority number waits"
         counters = queue._classes[best].counters
         assert counters[seq.owner] == min(counters[heard.seq.owner] for heard in mine), (
             "an owner that was served less waits"
@@ -321,7 +322,7 @@ class Bench:
                 held[owner] += len(waiting)
             assert sorted(entry[2] for entry in line.heap) == sorted(line.in_heap)
         assert {*counted, *queue._preempted} == {seq for seq in live if seq.slot is None}
-        assert len(queue) == len(counted) + len(queue._preempted), "those who wait are miscounted"
+        assert len(queue) == len(counted) + len(queue._preempted), "the waiting sequences are miscounted"
         assert held == {owner: num_sequences for owner, (num_sequences, _) in queue._waiting_of.items()}
         assert queue.num_tokens == sum(num_tokens for _, num_tokens in queue._waiting_of.values())
         assert queue.num_tokens == sum(counted.values()), "the tokens that wait are miscounted"

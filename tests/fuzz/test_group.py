@@ -39,9 +39,9 @@ class Machine(RuleBasedStateMachine):
     def _rank(self, index: int) -> int:
         return index % self.bench.num_ranks
 
-    @rule(num_draws=st.integers(0, 4))
-    def submit(self, num_draws: int) -> None:
-        self.bench.submit(num_draws)
+    @rule(num_samples=st.integers(0, 4))
+    def submit(self, num_samples: int) -> None:
+        self.bench.submit(num_samples)
 
     @rule(index=_ranks)
     def answer(self, index: int) -> None:

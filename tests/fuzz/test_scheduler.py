@@ -1,4 +1,4 @@
-"""The scheduler's rules in any order, found by hypothesis; many more at random; and faults that they must see."""
+"""The scheduler's rules under operations from hypothesis and from a random generator; and faults that the rules must detect."""
 
 from collections.abc import Callable
 from random import Random
@@ -16,7 +16,7 @@ from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.speculation import Speculation
 from tests.fuzz import scheduler
-from tests.fuzz.scheduler_rules import BEGINNINGS, BLOCK_SIZE, MAX_LENGTH, OWNERS, Bench, World
+from tests.fuzz.scheduler_rules import BLOCK_SIZE, MAX_LENGTH, OWNERS, PREFIXES, Bench, World
 from tests.support.fake_ranks import arbitrary, repetitive
 
 _worlds = st.builds(
@@ -42,7 +42,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         target=requests,
-        beginning=st.integers(0, len(BEGINNINGS) - 1),
+        prefix=st.integers(0, len(PREFIXES) - 1),
         own=st.lists(st.integers(3, 6), min_size=1, max_size=9),
         max_new=st.integers(0, 20),
         n=st.integers(1, 4),
@@ -53,7 +53,7 @@ class Machine(RuleBasedStateMachine):
     )
     def add(
         self,
-        beginning: int,
+        prefix: int,
         own: list[int],
         max_new: int,
         n: int,
@@ -64,7 +64,7 @@ class Machine(RuleBasedStateMachine):
     ) -> list[Sequence]:
         ignore_eos, prompt_logprobs, oracle = flags
         return self.bench.add(
-            beginning, own, max_new, n=n, owner=owner, priority=priority, ignore_eos=ignore_eos,
+            prefix, own, max_new, n=n, owner=owner, priority=priority, ignore_eos=ignore_eos,
             prompt_logprobs=prompt_logprobs, seed=seed, oracle=oracle,
         )  # fmt: skip
 
@@ -116,7 +116,7 @@ def test_ten_thousand_random_operations_break_no_rule() -> None:
     assert outcome.cases == 10_000 and outcome.extra["preemptions"] and outcome.extra["prefix_hit_tokens"]
 
 
-# A rule that finds nothing may just look away: each of these faults must be seen.
+# A rule that never fails shows nothing: each of these faults must be detected.
 
 
 def _leak(pool: BlockPool, blocks: Any) -> None:

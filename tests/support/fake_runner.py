@@ -101,7 +101,7 @@ class FakeRunner:
 
         def result() -> StepOutput:
             time.sleep(max(0.0, ready_at - time.monotonic()))
-            return StepOutput(batch.epoch, batch.step, [len(self._steps)] * batch.num_draws)
+            return StepOutput(batch.epoch, batch.step, [len(self._steps)] * batch.num_samples)
 
         return Pending(result, lambda: time.monotonic() >= ready_at)
 

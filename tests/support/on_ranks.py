@@ -58,7 +58,7 @@ def last_logits(
         last = start + count == len(tokens)
         runner.step(StepInput(0, 0, [Row(3, start, count, last)], admit=admit))
         admit, start = [], start + count
-    return runner.backend.logits_of_draws([0])[0].tolist()
+    return runner.backend.logits_of_samples([0])[0].tolist()
 
 
 def continue_with_drafts(
@@ -92,7 +92,7 @@ def continue_with_drafts(
             rows.append(Row(slot, start, 1 + len(proposed), True, len(proposed)))
         batch = StepInput(0, 0, rows, drafts=drafts)
         output = runner.step(batch)
-        assert len(output.tokens) == len(output.logprobs) == batch.num_draws
+        assert len(output.tokens) == len(output.logprobs) == batch.num_samples
         first = 0
         for slot, row in enumerate(rows):
             count = 1 + max(0, num_right[slot][turn])

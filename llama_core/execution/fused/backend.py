@@ -1,4 +1,4 @@
-"""Steps on a GPU: a decode step is one CUDA graph, sampling included, and its tokens are read while the next one runs."""
+"""Steps on a GPU: a decode step is one CUDA graph, sampling included; its tokens are read while the next step runs."""
 
 import logging
 from collections.abc import Sequence as Seq
@@ -8,8 +8,8 @@ import torch
 
 from llama_core.config import EngineConfig
 from llama_core.execution.attention import attend_prefill
-from llama_core.execution.attention_metadata import draws_of, lay_out
-from llama_core.execution.backend import Drawn
+from llama_core.execution.attention_metadata import build_metadata, sample_positions
+from llama_core.execution.backend import Sampled
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import SPLIT, Ops, TorchOps
 from llama_core.execution.kv_cache import KVCache
@@ -20,8 +20,8 @@ from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
 
-NOT_FINITE = -1  # in the place of a token
-# Steps whose answers may wait to be read. The driver keeps two under way.
+NOT_FINITE = -1  # instead of a token
+# Steps whose outputs may wait to be read. The driver keeps two in flight.
 _TURNS = 4
 # Beside its float32 value, a logit costs softmax, sort (values, int64 ids, scratch) and two cumulative sums (one double).
 _BYTES_PER_LOGIT = 56
@@ -66,18 +66,18 @@ class FusedBackend:
         self._device = parallel.device
         self._on_gpu = parallel.device.type == "cuda"
         self._cache: KVCache | None = None
-        self._states = torch.empty(0)
-        draws = config.max_step_samples
-        self._buckets = bucket_sizes(draws)
+        self._hidden_states = torch.empty(0)
+        max_samples = config.max_step_samples
+        self._buckets = bucket_sizes(max_samples)
         self._spare_slot = config.max_batch_size
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         # What a graph reads: the slots of a decode step's tokens, then their positions, as many as the bucket has.
-        self._inputs = torch.zeros(2 * draws, dtype=torch.int64, device=self._device)
-        self._logits = torch.empty((draws, config.vocab_size), dtype=torch.float32, device=self._device)
+        self._inputs = torch.zeros(2 * max_samples, dtype=torch.int64, device=self._device)
+        self._logits = torch.empty((max_samples, config.vocab_size), dtype=torch.float32, device=self._device)
         # Page-locked, because only from and to such memory the device copies while the host goes on.
         self._turn = 0
-        self._sent = torch.zeros((_TURNS, 2 * draws), dtype=torch.int64, pin_memory=self._on_gpu)
-        self._answers = torch.zeros((_TURNS, draws), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._sent = torch.zeros((_TURNS, 2 * max_samples), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._answers = torch.zeros((_TURNS, max_samples), dtype=torch.int64, pin_memory=self._on_gpu)
 
     @property
     def name(self) -> str:
@@ -115,27 +115,28 @@ class FusedBackend:
 
     def allocate_cache(self, num_blocks: int) -> None:
         n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
-        # One more, which only the spare slot has: what pads a bucket is computed there.
+        # One block more, which only the spare slot has: padding rows of a bucket write there.
         self._cache = KVCache(n_layers, num_blocks + 1, block_size, n_kv_heads, head_dim, dtype, self._device)
-        self._slots.tables[self._spare_slot].fill_(num_blocks)
+        self._slots.block_tables[self._spare_slot].fill_(num_blocks)
         if self._on_gpu:
             with torch.inference_mode():
                 self._capture()
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Drawn]:
-        """Queue the step on the device. What it draws is the next step's input at once, and known here when it is read."""
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Sampled]:
+        """Queue the step on the device. Its samples are the next step's input at once; the host reads them later."""
         if all(row.samples and row.length == 1 + row.num_drafts for row in rows):
             return self._start_decode(rows)
         return self._start_mixed(rows)
 
-    def logits_of_draws(self, draws: Seq[int]) -> torch.Tensor:
-        return self._logits[list(draws)]
+    def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
+        return self._logits[list(samples)]
 
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
-        return self.model.logits(self._states[tokens.start : tokens.stop])
+        return self.model.logits(self._hidden_states[tokens.start : tokens.stop])
 
-    def _start_decode(self, rows: Seq[Row]) -> Pending[Drawn]:
-        """Every token of every row draws. A row's drafts are further queries of its slot, at the positions that follow."""
+    def _start_decode(self, rows: Seq[Row]) -> Pending[Sampled]:
+        """Every token of every row is sampled after. A row's drafts are further queries of its slot, at the following
+        positions."""
         slots = [row.slot for row in rows for _ in range(row.length)]
         positions = [row.start + i for row in rows for i in range(row.length)]
         count = len(slots)
@@ -154,64 +155,66 @@ class FusedBackend:
         return self._read_later(tokens[:count])
 
     def _decode(self, bucket: int, is_greedy: bool) -> torch.Tensor:
-        """The step whose slots and positions are in `_inputs`. Nothing in it waits for the host or depends on a value."""
+        """The step whose slots and positions are in `_inputs`. No operation waits for the host or depends on a value."""
         assert self._cache is not None, "allocate_cache comes first"
         cache, ops, block_size = self._cache, self._ops, self._config.block_size
         index, positions = self._inputs[: 2 * bucket].view(2, bucket).unbind(0)
-        tables = self._slots.tables[index]
+        block_tables = self._slots.block_tables[index]
         lengths = positions + 1
-        block = tables.gather(1, (positions // block_size)[:, None]).squeeze(1)
+        block = block_tables.gather(1, (positions // block_size)[:, None]).squeeze(1)
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            return ops.attend_decodes(q, cache.keys[layer], cache.values[layer], tables, lengths)
+            return ops.attend_decodes(q, cache.keys[layer], cache.values[layer], block_tables, lengths)
 
         tokens = self._slots.tokens[index, positions]
-        states = self.model.states(tokens, positions, block * block_size + positions % block_size, cache, attend)
-        return self._draw(index, lengths, states, is_greedy)
+        hidden_states = self.model.hidden_states(
+            tokens, positions, block * block_size + positions % block_size, cache, attend
+        )
+        return self._sample(index, lengths, hidden_states, is_greedy)
 
-    def _start_mixed(self, rows: Seq[Row]) -> Pending[Drawn]:
-        """A step with a prompt's tokens in it: each such row attends by itself, the others together."""
+    def _start_mixed(self, rows: Seq[Row]) -> Pending[Sampled]:
+        """A step with prefill rows: each of them attends by itself, the decode rows together."""
         assert self._cache is not None, "allocate_cache comes first"
         cache, ops = self._cache, self._ops
-        tokens, layout, ends = lay_out(rows, self._slots, self._config.block_size)
+        tokens, metadata, ends = build_metadata(rows, self._slots, self._config.block_size)
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            if len(layout.decode_index):
-                single = q[layout.decode_index]
+            if len(metadata.decode_index):
+                single = q[metadata.decode_index]
                 keys, values = cache.keys[layer], cache.values[layer]
-                out[layout.decode_index] = ops.attend_decodes(
-                    single, keys, values, layout.decode_tables, layout.decode_lengths
+                out[metadata.decode_index] = ops.attend_decodes(
+                    single, keys, values, metadata.decode_block_tables, metadata.decode_lengths
                 )
-            for row in layout.prefills:
+            for row in metadata.prefills:
                 keys, values = cache.of_prefill(layer, row)
                 out[row.begin : row.end] = attend_prefill(q[row.begin : row.end], keys, values, row.start)
             return out
 
-        self._states = self.model.states(tokens, layout.positions, layout.write, cache, attend)
-        draws = draws_of(rows, ends)
-        if not draws:
+        self._hidden_states = self.model.hidden_states(tokens, metadata.positions, metadata.slot_mapping, cache, attend)
+        samples = sample_positions(rows, ends)
+        if not samples:
             return self._read_later(torch.empty(0, dtype=torch.int64, device=self._device))
-        last, slots, positions = torch.tensor(draws, device=self._device).unbind(1)
-        is_greedy = all(self._slots.is_greedy[slot] for _, slot, _ in draws)
-        return self._read_later(self._draw(slots, positions, self._states[last], is_greedy))
+        last, slots, positions = torch.tensor(samples, device=self._device).unbind(1)
+        is_greedy = all(self._slots.is_greedy[slot] for _, slot, _ in samples)
+        return self._read_later(self._sample(slots, positions, self._hidden_states[last], is_greedy))
 
-    def _draw(
-        self, index: torch.Tensor, positions: torch.Tensor, states: torch.Tensor, is_greedy: bool
+    def _sample(
+        self, index: torch.Tensor, positions: torch.Tensor, hidden_states: torch.Tensor, is_greedy: bool
     ) -> torch.Tensor:
-        """Draw the tokens at `positions` of the slots `index`, remember them as input: int64 [D], or NOT_FINITE."""
+        """Sample the tokens at `positions` of the slots `index` and store them as input: int64 [D], or NOT_FINITE."""
         slots = self._slots
-        logits = self._logits[: len(states)]
-        logits.copy_(self.model.logits(states))
+        logits = self._logits[: len(hidden_states)]
+        logits.copy_(self.model.logits(hidden_states))
         finite = logits.sum(-1).isfinite()
         usable = torch.where(finite[:, None], logits, 0.0)
         tokens = usable.argmax(-1) if is_greedy else sample_sorted(usable, slots.sampling.at(index), positions)
-        # Ranks may differ in the last bit of a logit: one draws for all.
+        # Ranks may differ in the last bit of a logit: rank 0 samples for all.
         self._parallel.broadcast(tokens)
         slots.tokens[index, positions] = tokens
         return torch.where(finite, tokens, NOT_FINITE)
 
-    def _read_later(self, tokens: torch.Tensor) -> Pending[Drawn]:
+    def _read_later(self, tokens: torch.Tensor) -> Pending[Sampled]:
         answer = self._answers[self._turn, : len(tokens)]
         self._turn = (self._turn + 1) % _TURNS
         answer.copy_(tokens, non_blocking=True)
@@ -220,11 +223,11 @@ class FusedBackend:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
 
-        def read() -> Drawn:
+        def read() -> Sampled:
             if copied is not None:
                 copied.synchronize()
             values = answer.tolist()
-            return Drawn(
+            return Sampled(
                 [max(0, value) for value in values], [i for i, value in enumerate(values) if value == NOT_FINITE]
             )
 

@@ -17,15 +17,15 @@ _MIN_DOT = 16  # the smallest side of a matrix product on tensor cores
 
 
 @triton.jit
-def _add_norm(states, delta, weight, out, dim, eps, has_delta: tl.constexpr, block: tl.constexpr):
+def _add_norm(hidden_states, delta, weight, out, dim, eps, has_delta: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * dim
     column = tl.arange(0, block)
     inside = column < dim
-    x = tl.load(states + row + column, mask=inside, other=0.0)
+    x = tl.load(hidden_states + row + column, mask=inside, other=0.0)
     if has_delta:
         added = tl.load(delta + row + column, mask=inside, other=0.0)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x.dtype)
-        tl.store(states + row + column, x, mask=inside)
+        tl.store(hidden_states + row + column, x, mask=inside)
     wide = x.to(tl.float32)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)).to(x.dtype)
     factor = tl.load(weight + column, mask=inside, other=0.0)
@@ -34,7 +34,16 @@ def _add_norm(states, delta, weight, out, dim, eps, has_delta: tl.constexpr, blo
 
 @triton.jit
 def _rotate_and_store(
-    qkv, table, positions, write, keys, values, n_heads, n_kv_heads, head_dim: tl.constexpr, half_block: tl.constexpr
+    qkv,
+    table,
+    positions,
+    slot_mapping,
+    keys,
+    values,
+    n_heads,
+    n_kv_heads,
+    head_dim: tl.constexpr,
+    half_block: tl.constexpr,
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, half_block)
@@ -42,7 +51,7 @@ def _rotate_and_store(
     source = qkv + (token * (n_heads + 2 * n_kv_heads) + head) * head_dim + 2 * pair
     even = tl.load(source, mask=inside, other=0.0)
     odd = tl.load(source + 1, mask=inside, other=0.0)
-    place = tl.load(write + token) * n_kv_heads * head_dim + 2 * pair
+    place = tl.load(slot_mapping + token) * n_kv_heads * head_dim + 2 * pair
     if head < n_heads + n_kv_heads:
         angle = table + tl.load(positions + token) * head_dim + 2 * pair
         cos = tl.load(angle, mask=inside, other=0.0)
@@ -74,18 +83,18 @@ def _gated_silu(gate_up, out, hidden, block: tl.constexpr):
 
 
 # Else Triton compiles anew for some numbers of blocks, in the middle of serving.
-@triton.jit(do_not_specialize=["table_stride", "n_splits"])
+@triton.jit(do_not_specialize=["block_table_stride", "n_splits"])
 def _attend_split(
     q,
     keys,
     values,
-    tables,
+    block_tables,
     lengths,
     partial,
     log_sums,
     scale,
     q_stride,
-    table_stride,
+    block_table_stride,
     n_splits,
     n_kv_heads,
     group: tl.constexpr,
@@ -113,7 +122,7 @@ def _attend_split(
         for first in range(begin, tl.minimum(begin + split_size, length), tile):
             position = first + tl.arange(0, tile)
             known = position < length
-            block = tl.load(tables + row * table_stride + position // block_size, mask=known, other=0)
+            block = tl.load(block_tables + row * block_table_stride + position // block_size, mask=known, other=0)
             place = ((block * block_size + position % block_size) * n_kv_heads + kv_head) * head_dim
             at = place[:, None] + dim[None, :]
             is_known = known[:, None] & in_dim[None, :]
@@ -166,13 +175,13 @@ class TritonOps:
     """See `ops.Ops`. All tensors lie on the device; rows, and heads in a row, are contiguous."""
 
     def add_norm(
-        self, states: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self, hidden_states: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        out = torch.empty_like(states)
-        count, dim = states.shape
-        added = states if delta is None else delta
+        out = torch.empty_like(hidden_states)
+        count, dim = hidden_states.shape
+        added = hidden_states if delta is None else delta
         _add_norm[(count,)](
-            states, added, weight, out, dim, eps, has_delta=delta is not None, block=triton.next_power_of_2(dim)
+            hidden_states, added, weight, out, dim, eps, has_delta=delta is not None, block=triton.next_power_of_2(dim)
         )
         return out
 
@@ -181,7 +190,7 @@ class TritonOps:
         qkv: torch.Tensor,
         table: torch.Tensor,
         positions: torch.Tensor,
-        write: torch.Tensor,
+        slot_mapping: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> torch.Tensor:
@@ -192,7 +201,7 @@ class TritonOps:
             qkv,
             table,
             positions,
-            write,
+            slot_mapping,
             keys,
             values,
             n_heads,
@@ -204,12 +213,17 @@ class TritonOps:
         return qkv[:, :n_heads]
 
     def attend_decodes(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        block_tables: torch.Tensor,
+        lengths: torch.Tensor,
     ) -> torch.Tensor:
         rows, n_heads, head_dim = q.shape
         block_size, n_kv_heads = keys.shape[1:3]
         group = n_heads // n_kv_heads
-        n_splits = triton.cdiv(tables.shape[1] * block_size, SPLIT)
+        n_splits = triton.cdiv(block_tables.shape[1] * block_size, SPLIT)
         partial = torch.empty((rows, n_heads, n_splits, head_dim), dtype=torch.float32, device=q.device)
         log_sums = torch.empty((rows, n_heads, n_splits), dtype=torch.float32, device=q.device)
         dim_block = max(_MIN_DOT, triton.next_power_of_2(head_dim))
@@ -217,13 +231,13 @@ class TritonOps:
             q,
             keys,
             values,
-            tables,
+            block_tables,
             lengths,
             partial,
             log_sums,
             head_dim**-0.5,
             q.stride(0),
-            tables.stride(0),
+            block_tables.stride(0),
             n_splits,
             n_kv_heads,
             group=group,

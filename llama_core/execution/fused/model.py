@@ -1,4 +1,4 @@
-"""This rank's share of the Transformer as plain tensors: projections of one input are one matrix, and nothing waits.
+"""This rank's share of the Transformer as plain tensors: projections of one input are one matrix, and no call waits.
 
 The same model as `reference/model.py`, whose layers are fairscale's. This one owns its weights and its collectives, so that a
 whole step can be captured in a CUDA graph.
@@ -43,7 +43,7 @@ class FusedTransformer:
         ops: Ops,
         weights: Iterable[tuple[str, torch.Tensor]],
     ) -> None:
-        """`weights`: this rank's part of each, by Meta's names, in `dtype`. Each is copied to its place and not kept."""
+        """`weights`: this rank's part of each, by Meta's names, in `dtype`. Each is copied into its tensor and not kept."""
         self.config = config
         self.dtype = dtype
         self.parallel = parallel
@@ -80,10 +80,11 @@ class FusedTransformer:
     def weight_bytes(self) -> int:
         return sum(place.nbytes for place in self._places().values())
 
-    def states(
-        self, tokens: torch.Tensor, positions: torch.Tensor, write: torch.Tensor, cache: KVCache, attend: Attend
+    def hidden_states(
+        self, tokens: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor, cache: KVCache, attend: Attend
     ) -> torch.Tensor:
-        """The last layer's normed states [T, dim]. tokens, positions, write (places in the cache): int64 [T].
+        """The last layer's normed hidden states [T, dim]. tokens, positions, slot_mapping (physical positions in the cache):
+        int64 [T].
 
         `attend` is called in each layer when its keys and values are in the cache.
         """
@@ -93,15 +94,15 @@ class FusedTransformer:
         for i, layer in enumerate(self._layers):
             x = ops.add_norm(h, delta, layer.attention_norm, eps)
             qkv = F.linear(x, layer.qkv).view(len(x), -1, self.head_dim)
-            q = ops.rotate_and_store(qkv, self._rotary, positions, write, cache.keys[i], cache.values[i])
+            q = ops.rotate_and_store(qkv, self._rotary, positions, slot_mapping, cache.keys[i], cache.values[i])
             delta = self._sum(F.linear(attend(i, q).flatten(1), layer.out))
             x = ops.add_norm(h, delta, layer.ffn_norm, eps)
             delta = self._sum(F.linear(ops.gated_silu(F.linear(x, layer.gate_up)), layer.down))
         return ops.add_norm(h, delta, self._norm, eps)
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """states [R, dim] -> float32 [R, vocab_size], whole on every rank."""
-        return self._gather(F.linear(states, self._output)).float()
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [R, dim] -> float32 [R, vocab_size], whole on every rank."""
+        return self._gather(F.linear(hidden_states, self._output)).float()
 
     def _sum(self, partial: torch.Tensor) -> torch.Tensor:
         if self.parallel.world_size > 1:
@@ -119,7 +120,7 @@ class FusedTransformer:
         return parts.view(ranks, count, width).transpose(0, 1).flatten(1)
 
     def _places(self) -> dict[str, torch.Tensor]:
-        """Where each of the checkpoint's tensors lies."""
+        """The tensor, or the part of one, for each of the checkpoint's tensors."""
         places = {
             "tok_embeddings.weight": self._embeddings,
             "norm.weight": self._norm,

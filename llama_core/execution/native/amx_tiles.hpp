@@ -1,4 +1,4 @@
-// The tile registers of AMX: their shapes, and the kernel's permission to use them. Nothing on other CPUs.
+// The tile registers of AMX: their shapes, and the kernel's permission to use them. On other CPUs the functions do nothing.
 #pragma once
 
 #include "simd.hpp"
@@ -25,7 +25,7 @@ struct __attribute__((packed)) TileShapes {
 };
 inline void use_tiles() { TileShapes().use(); }
 inline void release_tiles() { _tile_release(); }
-// Asks the kernel for the registers, once a process.
+// Asks the kernel for permission to use the registers; needed once a process.
 inline bool allow_tiles() {
     constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;

@@ -1,12 +1,12 @@
-// Attention over the paged cache, read where it lies: one pass over the keys and values with a running softmax.
+// Attention over the paged cache, read in place: one pass over the keys and values with a running softmax.
 //
 // After "Online normalizer calculation for softmax" (Milakov and Gimelshein 2018) and FlashAttention (Dao et al. 2022). Keys
-// are taken in chunks that begin at multiples of 64 positions, whoever asks, so a query's result does not depend on
-// whether it was computed alone (decode) or among others (prefill), nor on how its prompt was cut.
+// are taken in chunks that begin at multiples of 64 positions for every query, so a query's result does not depend on whether
+// it was computed alone (decode) or among others (prefill), nor on the chunks of its prompt.
 //
-// Cache of one layer: [block][kv head][block_size / 16] cells of 16 positions, keys and then values, so that memory is read in
-// pieces of some kilobytes. A lane is a position for keys and a dimension for values. In a cell, with `step` = 1 (float32) or
-// 2 (bfloat16) elements multiplied at once:
+// Cache of one layer: [block][kv head][block_size / 16] KV tiles of 16 positions, keys and then values, so that memory is read
+// in pieces of some kilobytes. A lane is a position for keys and a dimension for values. In a KV tile, with `step` = 1
+// (float32) or 2 (bfloat16) elements multiplied at once:
 //   keys   [head_dim / step][16 positions][step]
 //   values [16 / step][head_dim][step]
 #pragma once
@@ -18,9 +18,9 @@
 
 namespace llama {
 
-constexpr int kCell = 16;   // positions
-constexpr int kChunk = 64;  // positions whose scores are known before any value is read
-constexpr int kCells = kChunk / kCell;
+constexpr int kKvTile = 16;  // positions
+constexpr int kChunk = 64;   // positions whose scores are known before any value is read
+constexpr int kChunkTiles = kChunk / kKvTile;
 
 // Keys and values of all layers. head_dim is padded to whole vectors.
 template <class T>
@@ -28,44 +28,43 @@ class Cache {
   public:
     Cache() = default;
     Cache(int layers, int blocks, int block_size, int kv_heads, int head_dim)
-        : block_size_(block_size), head_dim_(head_dim), cell_(size_t(kCell) * head_dim) {
-        head_ = 2 * cell_ * (block_size / kCell);
+        : block_size_(block_size), head_dim_(head_dim), kv_tile_(size_t(kKvTile) * head_dim) {
+        head_ = 2 * kv_tile_ * (block_size / kKvTile);
         block_ = head_ * kv_heads;
         layer_ = block_ * blocks;
         memory_ = Memory(layer_ * layers * sizeof(T));
     }
 
-    T* keys(int layer, int head, const int64_t* table, int position) const {
-        return memory_.as<T>() + layer * layer_ + table[position / block_size_] * block_ + head * head_ +
-               position % block_size_ / kCell * 2 * cell_;
+    T* keys(int layer, int head, const int64_t* block_table, int position) const {
+        return memory_.as<T>() + layer * layer_ + block_table[position / block_size_] * block_ + head * head_ +
+               position % block_size_ / kKvTile * 2 * kv_tile_;
     }
-    T* values(int layer, int head, const int64_t* table, int position) const {
-        return keys(layer, head, table, position) + cell_;
+    T* values(int layer, int head, const int64_t* block_table, int position) const {
+        return keys(layer, head, block_table, position) + kv_tile_;
     }
 
-    void write(int layer, int head, const int64_t* table, int position, const T* key, const T* value) const {
+    void write(int layer, int head, const int64_t* block_table, int position, const T* key, const T* value) const {
         constexpr int step = Dot<T>::kStep;
-        const int lane = position % kCell;
-        T* k = keys(layer, head, table, position) + lane * step;
-        T* v = values(layer, head, table, position);
+        const int lane = position % kKvTile;
+        T* k = keys(layer, head, block_table, position) + lane * step;
+        T* v = values(layer, head, block_table, position);
         for (int d = 0; d < head_dim_; d += step)
-            for (int i = 0; i < step; i++) k[d * kCell + i] = key[d + i];
+            for (int i = 0; i < step; i++) k[d * kKvTile + i] = key[d + i];
         v += size_t(lane / step) * head_dim_ * step + lane % step;
         for (int d = 0; d < head_dim_; d++) v[d * step] = value[d];
     }
 
-    // Zeroes the values behind `position` in its cell. What the cell's last owner left must not reach anyone: a weight of zero
-    // times its NaN would be NaN.
-    void clear_behind(int layer, int head, const int64_t* table, int position) const {
+    // Zeroes the values behind `position` in its KV tile: another sequence may have left NaN there, and zero times NaN is NaN.
+    void clear_behind(int layer, int head, const int64_t* block_table, int position) const {
         constexpr int step = Dot<T>::kStep;
-        T* v = values(layer, head, table, position);
-        for (int lane = position % kCell + 1; lane < kCell; lane++)
+        T* v = values(layer, head, block_table, position);
+        for (int lane = position % kKvTile + 1; lane < kKvTile; lane++)
             for (int d = 0; d < head_dim_; d++) v[(size_t(lane / step) * head_dim_ + d) * step + lane % step] = T{};
     }
 
   private:
     int block_size_ = 0, head_dim_ = 0;
-    size_t cell_ = 0, head_ = 0, block_ = 0, layer_ = 0;
+    size_t kv_tile_ = 0, head_ = 0, block_ = 0, layer_ = 0;
     Memory memory_;
 };
 
@@ -79,31 +78,31 @@ struct Query {
 
 namespace kernels {
 
-// Products of N queries with the keys of C cells: products[n][cell * 16 + lane].
+// Products of N queries with the keys of C KV tiles: products[n][tile * 16 + lane].
 template <class T, int N, int C>
-inline void multiply_keys(const Query<T>* queries, const T* const* cells, int head_dim, float (*products)[kChunk]) {
+inline void multiply_keys(const Query<T>* queries, const T* const* kv_tiles, int head_dim, float (*products)[kChunk]) {
     constexpr int step = Dot<T>::kStep;
     Vec acc[N][C] = {};
     for (int d = 0; d < head_dim; d += step) UNROLL for (int n = 0; n < N; n++) {
             auto q = Dot<T>::broadcast(queries[n].q + d);
-            UNROLL for (int c = 0; c < C; c++) acc[n][c] = Dot<T>::add(acc[n][c], cells[c] + d * kCell, q);
+            UNROLL for (int c = 0; c < C; c++) acc[n][c] = Dot<T>::add(acc[n][c], kv_tiles[c] + d * kKvTile, q);
         }
     UNROLL for (int n = 0; n < N; n++)
-        UNROLL for (int c = 0; c < C; c++) store(products[n] + c * kCell, acc[n][c]);
+        UNROLL for (int c = 0; c < C; c++) store(products[n] + c * kKvTile, acc[n][c]);
 }
 
-// Adds the values of `count` cells, weighted: sums[n][0 .. 16 D) += sum of weights[n][p] * values[p][..].
+// Adds the values of `count` KV tiles, weighted: sums[n][0 .. 16 D) += sum of weights[n][p] * values[p][..].
 template <class T, int N, int D>
-inline void add_values(const T (*weights)[kChunk], const T* const* cells, int count, int head_dim, float* sums, size_t stride) {
+inline void add_values(const T (*weights)[kChunk], const T* const* kv_tiles, int count, int head_dim, float* sums, size_t stride) {
     constexpr int step = Dot<T>::kStep;
     Vec acc[N][D];
     UNROLL for (int n = 0; n < N; n++)
         UNROLL for (int d = 0; d < D; d++) acc[n][d] = load(sums + n * stride + d * kLanes);
     for (int c = 0; c < count; c++)
-        for (int p = 0; p < kCell; p += step)
+        for (int p = 0; p < kKvTile; p += step)
             UNROLL for (int n = 0; n < N; n++) {
-                auto weight = Dot<T>::broadcast(weights[n] + c * kCell + p);
-                const T* row = cells[c] + size_t(p) * head_dim;
+                auto weight = Dot<T>::broadcast(weights[n] + c * kKvTile + p);
+                const T* row = kv_tiles[c] + size_t(p) * head_dim;
                 UNROLL for (int d = 0; d < D; d++) acc[n][d] = Dot<T>::add(acc[n][d], row + d * kLanes * step, weight);
             }
     UNROLL for (int n = 0; n < N; n++)
@@ -117,21 +116,21 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 struct Running {
     float most = kLowest, total = 0;
 
-    // Takes the products of `count` cells that begin at position `begin`; the query sees positions up to `last`. Writes the
-    // cells' weights, and returns the factor by which everything before must shrink.
+    // Takes the products of `count` KV tiles that begin at position `begin`; the query sees positions up to `last`. Writes the
+    // tiles' weights, and returns the factor by which the sums before must be multiplied.
     template <class T>
     float take(const float* products, float scale, T* weights, int count, int begin, int last) {
         const IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        Vec scores[kCells], highest = splat(kLowest), sums = Vec{};
+        Vec scores[kChunkTiles], highest = splat(kLowest), sums = Vec{};
         for (int c = 0; c < count; c++) {
-            const int seen = last - begin - c * kCell;  // the last lane that the query sees
-            scores[c] = lanes <= seen ? load(products + c * kCell) * splat(scale) : splat(kLowest);
+            const int seen = last - begin - c * kKvTile;  // the last lane that the query sees
+            scores[c] = lanes <= seen ? load(products + c * kKvTile) * splat(scale) : splat(kLowest);
             highest = max(highest, scores[c]);
         }
         const float now = std::max(most, max(highest));
         for (int c = 0; c < count; c++) {
             Vec weight = exp(scores[c] - splat(now));
-            store(weights + c * kCell, weight);
+            store(weights + c * kKvTile, weight);
             sums += weight;
         }
         const float shrink = most == now ? 1.0f : exp(splat(most - now))[0];
@@ -141,37 +140,36 @@ struct Running {
     }
 };
 
-// What a call of `attend` reads: one sequence's keys and values under one head. `next_head`: the one that is read after it, or -1.
+// What a call of `attend` reads: one sequence's keys and values under one head. `next_head`: the head that is read next, or -1.
 struct Source {
     int layer, head, next_head;
-    const int64_t* table;
+    const int64_t* block_table;
 };
 
-// Where the cells of a chunk lie. Memory is asked for its values, and for the keys of the chunk that comes next, before they
-// are needed.
+// The addresses of a chunk's KV tiles. Its values, and the keys of the next chunk, are prefetched.
 template <class T>
 struct Chunk {
     int count;
-    const T *keys[kCells], *values[kCells];
+    const T *keys[kChunkTiles], *values[kChunkTiles];
 
-    Chunk(const Cache<T>& cache, const Source& from, int head_dim, int begin, int last) : count(cells(begin, last)) {
+    Chunk(const Cache<T>& cache, const Source& from, int head_dim, int begin, int last) : count(kv_tiles(begin, last)) {
         for (int c = 0; c < count; c++) {
-            keys[c] = cache.keys(from.layer, from.head, from.table, begin + c * kCell);
-            values[c] = cache.values(from.layer, from.head, from.table, begin + c * kCell);
-            ask(values[c], head_dim);
+            keys[c] = cache.keys(from.layer, from.head, from.block_table, begin + c * kKvTile);
+            values[c] = cache.values(from.layer, from.head, from.block_table, begin + c * kKvTile);
+            prefetch_tile(values[c], head_dim);
         }
         const bool more = begin + kChunk <= last;
         const int next_head = more ? from.head : from.next_head, next = more ? begin + kChunk : 0;
         if (next_head < 0) return;
-        for (int c = 0; c < cells(next, last); c++)
-            ask(cache.keys(from.layer, next_head, from.table, next + c * kCell), head_dim);
+        for (int c = 0; c < kv_tiles(next, last); c++)
+            prefetch_tile(cache.keys(from.layer, next_head, from.block_table, next + c * kKvTile), head_dim);
     }
 
   private:
-    static int cells(int begin, int last) { return begin > last ? 0 : std::min(kCells, (last - begin) / kCell + 1); }
-    static void ask(const T* cell, int head_dim) {
-        const char* p = reinterpret_cast<const char*>(cell);
-        for (int line = 0; line < int(kCell * head_dim * sizeof(T)); line += 64) __builtin_prefetch(p + line);
+    static int kv_tiles(int begin, int last) { return begin > last ? 0 : std::min(kChunkTiles, (last - begin) / kKvTile + 1); }
+    static void prefetch_tile(const T* kv_tile, int head_dim) {
+        const char* p = reinterpret_cast<const char*>(kv_tile);
+        for (int line = 0; line < int(kKvTile * head_dim * sizeof(T)); line += 64) __builtin_prefetch(p + line);
     }
 };
 
@@ -190,18 +188,18 @@ void attend(const Query<T>* queries, const Cache<T>& cache, const Source& from, 
     }
     for (int begin = 0; begin <= last; begin += kChunk) {
         const Chunk<T> chunk(cache, from, head_dim, begin, last);
-        if (chunk.count == kCells)
-            multiply_keys<T, N, kCells>(queries, chunk.keys, head_dim, products);
+        if (chunk.count == kChunkTiles)
+            multiply_keys<T, N, kChunkTiles>(queries, chunk.keys, head_dim, products);
         else
             for (int c = 0; c < chunk.count; c++)
-                multiply_keys<T, N, 1>(queries, chunk.keys + c, head_dim, reinterpret_cast<float(*)[kChunk]>(&products[0][c * kCell]));
+                multiply_keys<T, N, 1>(queries, chunk.keys + c, head_dim, reinterpret_cast<float(*)[kChunk]>(&products[0][c * kKvTile]));
         for (int n = 0; n < N; n++) {
             const float shrink = running[n].take(products[n], scale, weights[n], chunk.count, begin, queries[n].last);
             if (shrink != 1.0f)
                 for (int d = 0; d < head_dim; d += kLanes) store(sums[n] + d, load(sums[n] + d) * splat(shrink));
         }
         int d = 0;
-        const T* at[kCells];
+        const T* at[kChunkTiles];
         for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
             for (int c = 0; c < chunk.count; c++) at[c] = chunk.values[c] + d * step;
             add_values<T, N, 4>(weights, at, chunk.count, head_dim, sums[0] + d, kMaxHeadDim);
@@ -218,24 +216,24 @@ void attend(const Query<T>* queries, const Cache<T>& cache, const Source& from, 
 #if defined(LLAMA_AMX)
 constexpr int kTileQueries = 16;
 
-// Shapes the tile registers for `attend_tiles` with up to so many queries, and back at its end.
+// Sets the shapes of the tile registers for `attend_tiles` with up to so many queries, and restores them at its end.
 struct AttentionTiles {
     explicit AttentionTiles(int num_queries) {
         TileShapes shapes;
         const auto rows = uint8_t(std::min(num_queries, kTileQueries));
         for (int tile : {0, 1, 2, 3, 4, 6}) shapes.rows[tile] = rows;  // sums, queries, weights
-        shapes.row_bytes[6] = kCell * 2, shapes.rows[7] = kCell / 2;   // weights, values: 8 pairs of positions
+        shapes.row_bytes[6] = kKvTile * 2, shapes.rows[7] = kKvTile / 2;   // weights, values: 8 pairs of positions
         shapes.use();
     }
     ~AttentionTiles() { use_tiles(); }
 };
 
-// The weights of a chunk's cells and what goes with them: kept until the next chunk's are known, because a tile cannot be loaded
-// from what was stored a moment ago without waiting for the stores to reach the cache.
+// The weights, shrink factors and values of a chunk. They are used after the next chunk's products: a tile load would wait for
+// stores that have not reached the cache.
 struct Weighted {
     alignas(64) bf16 weights[kTileQueries][kChunk];
     float shrinks[kTileQueries];
-    const bf16* values[kCells];
+    const bf16* values[kChunkTiles];
     int count = 0;
 };
 
@@ -252,7 +250,7 @@ inline void add_values_tiles(const Weighted& chunk, int num, int head_dim, float
         _tile_zero(3);
         for (int c = 0; c < chunk.count; c++) {
             const bf16* values = chunk.values[c] + d * 2;
-            _tile_loadd(6, &chunk.weights[0][c * kCell], sizeof chunk.weights[0]);
+            _tile_loadd(6, &chunk.weights[0][c * kKvTile], sizeof chunk.weights[0]);
             _tile_loadd(7, values, stride);
             _tile_dpbf16ps(0, 6, 7);
             _tile_loadd(7, values + 32, stride);
@@ -275,9 +273,10 @@ inline void add_values_tiles(const Weighted& chunk, int num, int head_dim, float
     }
 }
 
-// `attend` on tiles; head_dim divides by 32. A cell of keys is head_dim / 32 tiles, one of values head_dim / 16 half tiles.
+// `attend` on register tiles; head_dim divides by 32. A KV tile of keys is head_dim / 32 register tiles, one of values
+// head_dim / 16 half ones.
 inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>& cache, const Source& from, int head_dim, float scale) {
-    // Row after row: rows of the largest size would lie in few sets of the first cache.
+    // Packed: rows at the stride of the largest head would share few sets of the first-level cache.
     alignas(64) bf16 q[kTileQueries * kMaxHeadDim];
     alignas(64) float products[kTileQueries][kChunk];
     alignas(64) float sums[kTileQueries * kMaxHeadDim];
@@ -289,7 +288,7 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
         std::memcpy(static_cast<void*>(q + n * head_dim), queries[n].q, head_dim * sizeof(bf16));
     }
     std::memset(sums, 0, num * head_dim * sizeof(float));
-    // What is left of the rows up to the tiles' is computed with, and not read. A tile's load does not say that it reads memory.
+    // Rows beyond `num` are computed and never read. The barrier is for the compiler: a tile load does not declare its reads.
     asm volatile("" ::"r"(q) : "memory");
     int turn = 0;
     for (int begin = 0; begin <= last; begin += kChunk, turn ^= 1) {
@@ -301,16 +300,16 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
         _tile_zero(3);
         for (int d = 0; d < head_dim; d += 32) {
             _tile_loadd(4, q + d, head_dim * sizeof(bf16));
-            _tile_loadd(5, chunk.keys[0] + d * kCell, 64);
+            _tile_loadd(5, chunk.keys[0] + d * kKvTile, 64);
             _tile_dpbf16ps(0, 4, 5);
             if (count == 1) continue;
-            _tile_loadd(5, chunk.keys[1] + d * kCell, 64);
+            _tile_loadd(5, chunk.keys[1] + d * kKvTile, 64);
             _tile_dpbf16ps(1, 4, 5);
             if (count == 2) continue;
-            _tile_loadd(5, chunk.keys[2] + d * kCell, 64);
+            _tile_loadd(5, chunk.keys[2] + d * kKvTile, 64);
             _tile_dpbf16ps(2, 4, 5);
             if (count == 3) continue;
-            _tile_loadd(5, chunk.keys[3] + d * kCell, 64);
+            _tile_loadd(5, chunk.keys[3] + d * kKvTile, 64);
             _tile_dpbf16ps(3, 4, 5);
         }
         _tile_stored(0, &products[0][0], sizeof products[0]);

@@ -1,4 +1,4 @@
-"""A step in C++ (`engine.cpp`): one call from the rows to the drawn tokens."""
+"""A step in C++ (`engine.cpp`): one call from the rows to the sampled tokens."""
 
 import ctypes
 import itertools
@@ -12,9 +12,9 @@ from functools import cache
 import torch
 
 from llama_core.config import EngineConfig
-from llama_core.execution.backend import Drawn
+from llama_core.execution.backend import Sampled
+from llama_core.execution.native.all_gather import GlooFallback, shared_memory
 from llama_core.execution.native.build import Unavailable, library_path
-from llama_core.execution.native.exchange import Carrier, shared_memory
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
 from llama_core.execution.sampling_tensors import SlotSampling
@@ -24,7 +24,7 @@ from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
 
-_LANES = 16  # floats of a vector; also positions of a cell of the cache
+_LANES = 16  # floats of a vector; also positions of a KV tile of the cache
 # What follows mirrors engine.cpp and sampling.hpp; `check_abi` compares both when the library is loaded.
 # A checkpoint's weights by their names in it, in the order of engine.cpp's enum Weight.
 _WEIGHTS = (
@@ -64,8 +64,8 @@ OPS = (
     "logits",
     "share logits",
     "join logits",
-    "draw",
-    "share drawn",
+    "sample",
+    "share sampled",
 )
 
 
@@ -75,7 +75,7 @@ class _Shape(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in (
                 *("dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "vocab", "full_vocab", "rank", "ranks"),
-                *("bfloat16", "int8_weights", "max_tokens", "max_draws", "max_seq_len", "block_size"),
+                *("bfloat16", "int8_weights", "max_tokens", "max_samples", "max_seq_len", "block_size"),
                 *("blocks_per_sequence", "threads"),
             )
         ),
@@ -84,11 +84,11 @@ class _Shape(ctypes.Structure):
 
 
 class _Slots(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "tables", "sampling"))
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "block_tables", "sampling"))
 
 
 class _Row(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int32) for name in ("slot", "start", "length", "draws"))
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("slot", "start", "length", "samples"))
 
 
 _TYPE_NAMES = {ctypes.c_int32: "int32", ctypes.c_int64: "int64", ctypes.c_float: "float32", ctypes.c_void_p: "pointer"}
@@ -128,15 +128,15 @@ def _library() -> ctypes.CDLL:
     check_abi(library.llama_abi().decode())
     pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
     for name, result, arguments in (
-        ("objection", ctypes.c_char_p, (integer, integer, integer)),
+        ("unsupported_reason", ctypes.c_char_p, (integer, integer, integer)),
         ("create", pointer, (ctypes.POINTER(_Shape), ctypes.POINTER(_Slots), pointer, pointer)),
         ("destroy", None, (pointer,)),
         ("pack", None, (pointer, integer, integer, pointer, integer)),
         ("make_cache", integer, (pointer, integer)),
-        ("exchange_bytes", size, (ctypes.POINTER(_Shape),)),
+        ("gather_bytes", size, (ctypes.POINTER(_Shape),)),
         ("shared_bytes", size, (ctypes.POINTER(_Shape),)),
         ("share_memory", None, (pointer, pointer)),
-        ("carry", None, (pointer, pointer)),
+        ("use_fallback", None, (pointer, pointer)),
         ("step", integer, (pointer, pointer, integer, pointer, integer)),
         ("logits_of", None, (pointer, pointer, integer)),
         ("logits", pointer, (pointer,)),
@@ -161,9 +161,9 @@ def check_available(config: EngineConfig, model: ModelConfig, dtype: torch.dtype
     if config.block_size % _LANES:
         raise Unavailable(f"block_size {config.block_size} is not a multiple of {_LANES}")
     widest = max(model.dim, model.hidden_dim)
-    objection = _library().llama_objection(model.head_dim, widest, config.quantization == "int8")
-    if objection:
-        raise Unavailable(objection.decode())
+    unsupported_reason = _library().llama_unsupported_reason(model.head_dim, widest, config.quantization == "int8")
+    if unsupported_reason:
+        raise Unavailable(unsupported_reason.decode())
 
 
 class NativeBackend:
@@ -176,7 +176,7 @@ class NativeBackend:
         dtype: torch.dtype,
         weights: Iterable[tuple[str, torch.Tensor]],
     ) -> None:
-        """`weights`: this rank's part of each, in `dtype`. Each is packed as it comes, and not kept. Raises MemoryError."""
+        """`weights`: this rank's part of each, in `dtype`. Each is packed as it is read, and not kept. Raises MemoryError."""
         self._native = _library()
         self._config = config
         self._slots = slots
@@ -197,7 +197,7 @@ class NativeBackend:
             bfloat16=dtype == torch.bfloat16,
             int8_weights=config.quantization == "int8",
             max_tokens=config.max_step_tokens,
-            max_draws=config.max_step_samples,
+            max_samples=config.max_step_samples,
             max_seq_len=config.max_seq_len,
             block_size=config.block_size,
             blocks_per_sequence=config.blocks_per_sequence,
@@ -205,7 +205,7 @@ class NativeBackend:
             norm_eps=model.norm_eps,
         )
         rotary = rotary_table(model.head_dim, config.max_seq_len, model.rope_theta, parallel.device)
-        arrays = _Slots(slots.tokens.data_ptr(), slots.tables.data_ptr(), slots.sampling.address)
+        arrays = _Slots(slots.tokens.data_ptr(), slots.block_tables.data_ptr(), slots.sampling.address)
         cpus = sorted(os.sched_getaffinity(0))
         pins = (ctypes.c_int32 * threads)(*cpus) if len(cpus) == threads else None
         self._engine = self._native.llama_create(self._shape, arrays, rotary.data_ptr(), pins)
@@ -215,7 +215,7 @@ class NativeBackend:
             self._connect(parallel)
         for name, weight in weights:
             self._pack(name, weight)
-        self._drawn = torch.empty(config.max_step_samples, dtype=torch.int64)
+        self._sampled = torch.empty(config.max_step_samples, dtype=torch.int64)
         buffer = (ctypes.c_float * (config.max_step_samples * model.vocab_size)).from_address(
             self._native.llama_logits(self._engine)
         )
@@ -252,31 +252,31 @@ class NativeBackend:
         if self._native.llama_make_cache(self._engine, num_blocks):
             raise MemoryError(f"a cache of {num_blocks * self.cache_block_bytes} bytes could not be allocated")
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Drawn]:
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Sampled]:
         flat: list[int] = []
         count = num_tokens = 0
         for slot, start, length, samples, num_drafts in rows:
-            draws = 1 + num_drafts if samples else 0
-            flat += (slot, start, length, draws)
-            count += draws
+            num_samples = 1 + num_drafts if samples else 0
+            flat += (slot, start, length, num_samples)
+            count += num_samples
             num_tokens += length
             if not (0 <= slot < self._num_slots and start >= 0 and start + length + samples <= self._max_seq_len):
                 raise ValueError(f"row {(slot, start, length, samples)} is out of bounds")
-        # The engine's buffers are as large as the configuration says, and it looks at no bounds: an assert would not do.
-        if count > self._shape.max_draws or num_tokens > self._shape.max_tokens:
-            raise ValueError(f"a step of {num_tokens} tokens and {count} draws is too large")
+        # The engine checks no bounds of its buffers, and `python -O` removes asserts, so these checks raise.
+        if count > self._shape.max_samples or num_tokens > self._shape.max_tokens:
+            raise ValueError(f"a step of {num_tokens} tokens and {count} samples is too large")
         array = (ctypes.c_int32 * len(flat))(*flat)
-        failed = self._native.llama_step(self._engine, array, len(rows), self._drawn.data_ptr(), keep_logits)
+        failed = self._native.llama_step(self._engine, array, len(rows), self._sampled.data_ptr(), keep_logits)
         if failed:
-            self._carrier.reraise()
-        tokens = self._drawn[:count].tolist()
+            self._gloo_fallback.reraise()
+        tokens = self._sampled[:count].tolist()
         non_finite = [i for i, token in enumerate(tokens) if token < 0]
         for i in non_finite:
             tokens[i] = 0
-        return Pending.done(Drawn(tokens, non_finite))
+        return Pending.done(Sampled(tokens, non_finite))
 
-    def logits_of_draws(self, draws: Seq[int]) -> torch.Tensor:
-        return self._logits[list(draws)]
+    def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
+        return self._logits[list(samples)]
 
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
         parts = []
@@ -308,10 +308,10 @@ class NativeBackend:
     def _connect(self, parallel: Parallel) -> None:
         memory = shared_memory(parallel, self._native.llama_shared_bytes(self._shape))
         if memory is not None:
-            self._memory = memory  # mapped as long as the engine lives
+            self._memory = memory  # mapped for the life of the engine
             self._native.llama_share_memory(self._engine, ctypes.addressof(ctypes.c_char.from_buffer(memory)))
-            log.info("rank %d exchanges values with %d others in shared memory", parallel.rank, parallel.world_size - 1)
+            log.info("rank %d all-gathers with %d other ranks in shared memory", parallel.rank, parallel.world_size - 1)
             return
-        self._carrier = Carrier(parallel)
-        self._native.llama_carry(self._engine, ctypes.cast(self._carrier.function, ctypes.c_void_p))
-        log.info("rank %d exchanges values with %d others by gloo", parallel.rank, parallel.world_size - 1)
+        self._gloo_fallback = GlooFallback(parallel)
+        self._native.llama_use_fallback(self._engine, ctypes.cast(self._gloo_fallback.function, ctypes.c_void_p))
+        log.info("rank %d all-gathers with %d other ranks by gloo", parallel.rank, parallel.world_size - 1)

@@ -1,15 +1,25 @@
-// One rank's Transformer on CPU cores: a step of rows of any lengths, from token ids to drawn tokens, in one call.
+// One rank's Transformer on CPU cores: a step of rows of any lengths, from token ids to sampled tokens, in one call.
 //
 // A step is a program of phases (threads.hpp) over buffers that were allocated at the start. Names and formulas are those of
-// llama_core/execution/reference/model.py, which computes the same with torch. Every intermediate result is rounded to the model's type where
-// the reference rounds it.
+// llama_core/execution/reference/model.py, which computes the same with torch. Every intermediate result is rounded to the
+// model's type where the reference rounds it.
+//
+// Glossary of what a phase is cut into:
+//   register tile   what one AMX tile register holds: 16 rows of 64 bytes
+//   output tile     32 outputs of a linear layer, packed together; half of it is one register tile wide
+//   task tile       the output tiles that one task of a linear layer computes
+//   row panel       the rows of activations that one task of a linear layer computes
+//   K slice         the part of an output tile's inputs that goes over a row panel at a time
+//   query tile      up to 16 tokens of a row, whose attention is one task for each key/value head
+//   KV tile         the keys, or the values, of 16 positions under one head
+//   epilogue        what is done with the results of a linear layer while they are in the cache
 
 #include <memory>
 #include <stdexcept>
 #include <string>
 
+#include "all_gather.hpp"
 #include "attention.hpp"
-#include "exchange.hpp"
 #include "linear.hpp"
 #include "sampling.hpp"
 #include "threads.hpp"
@@ -17,24 +27,24 @@
 namespace llama {
 
 // Shapes of this rank. `heads`, `kv_heads`, `hidden`, `vocab` are this rank's part, `dim` and `full_vocab` are whole.
-// `max_tokens` and `max_draws` are those of one step.
+// `max_tokens` and `max_samples` are those of one step.
 // clang-format off
 #define LLAMA_SHAPE(field)                                                                                                    \
     field(int32_t, dim) field(int32_t, layers) field(int32_t, heads) field(int32_t, kv_heads) field(int32_t, head_dim)        \
     field(int32_t, hidden) field(int32_t, vocab) field(int32_t, full_vocab) field(int32_t, rank) field(int32_t, ranks)        \
-    field(int32_t, bfloat16) field(int32_t, int8_weights) field(int32_t, max_tokens) field(int32_t, max_draws)                \
+    field(int32_t, bfloat16) field(int32_t, int8_weights) field(int32_t, max_tokens) field(int32_t, max_samples)                \
     field(int32_t, max_seq_len) field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads)        \
     field(float, norm_eps)
 // clang-format on
 LLAMA_DEFINE_STRUCT(Shape, LLAMA_SHAPE)
 
 // The arrays of llama_core/execution/slots.py's SlotTable, indexed by slot, which Python fills and steps read. tokens:
-// [slots][max_seq_len], where sampled tokens are written; tables: [slots][blocks_per_sequence]; sampling: [slots].
-#define LLAMA_SLOTS(field) field(int64_t*, tokens) field(const int64_t*, tables) field(const SlotSampling*, sampling)
+// [slots][max_seq_len], where sampled tokens are written; block_tables: [slots][blocks_per_sequence]; sampling: [slots].
+#define LLAMA_SLOTS(field) field(int64_t*, tokens) field(const int64_t*, block_tables) field(const SlotSampling*, sampling)
 LLAMA_DEFINE_STRUCT(Slots, LLAMA_SLOTS)
 
-// Tokens start .. start + length of a slot. The last `draws` of them each draw the token that follows.
-#define LLAMA_ROW(field) field(int32_t, slot) field(int32_t, start) field(int32_t, length) field(int32_t, draws)
+// Tokens start .. start + length of a slot. After each of the last `samples` of them a token is sampled.
+#define LLAMA_ROW(field) field(int32_t, slot) field(int32_t, start) field(int32_t, length) field(int32_t, samples)
 LLAMA_DEFINE_STRUCT(Row, LLAMA_ROW)
 
 // A checkpoint's weights by their names in it.
@@ -57,7 +67,7 @@ enum Weight { LLAMA_WEIGHTS(LLAMA_ENUMERATOR) };
     entry(kNormFfn, "norm before ffn") entry(kGateUp, "gate and up") entry(kQuantizeHidden, "quantize hidden")                \
     entry(kProjectDown, "project down") entry(kShareDown, "share down") entry(kAddDown, "add down")                           \
     entry(kNormFinal, "norm at the end") entry(kLogits, "logits") entry(kShareLogits, "share logits")                         \
-    entry(kJoinLogits, "join logits") entry(kDraw, "draw") entry(kShareDrawn, "share drawn")
+    entry(kJoinLogits, "join logits") entry(kSample, "sample") entry(kShareSampled, "share sampled")
 // clang-format on
 enum Op { LLAMA_OPS(LLAMA_ENUMERATOR) kPack, kNumOps };
 
@@ -76,14 +86,14 @@ class Engine : public Tasks {
     explicit Engine(const Shape& shape) : shape(shape) {}
     virtual void pack_weight(int weight, int layer, const void* source, bool source_is_bfloat16) = 0;
     virtual void make_cache(int blocks) = 0;
-    virtual void step(const Row* rows, int num_rows, int64_t* drawn, bool logits_everywhere) = 0;
+    virtual void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere) = 0;
     virtual void poke_embedding(int token, const float* values) = 0;
     virtual void logits_of(const int32_t* tokens, int count) = 0;
 
     const Shape shape;
     Slots slots{};
-    Memory logits;  // float [max_draws][full_vocab]
-    std::unique_ptr<Exchange> exchange;
+    Memory logits;  // float [max_samples][full_vocab]
+    std::unique_ptr<AllGather> all_gather;
     double seconds[kNumOps] = {};  // spent in each op, since the start
     size_t weight_bytes = 0, working_bytes = 0;
 };
@@ -115,31 +125,31 @@ class Transformer : public Engine {
         weight_bytes += embedding_.bytes() + head_.bytes();
 
         const size_t t = s.max_tokens;
-        states_ = Activations<T>(t, s.dim);
+        hidden_states_ = Activations<T>(t, s.dim);
         normed_ = Activations<T>(t, s.dim);
         qkv_ = Activations<T>(t, width_ + 2 * kv_width);
         queries_ = Activations<T>(t, size_t(s.heads) * head_dim_);
         attended_ = Activations<T>(t, width_);
         hidden_ = Activations<T>(t, s.hidden);
-        last_ = Activations<T>(s.max_draws, s.dim);
+        last_ = Activations<T>(s.max_samples, s.dim);
         if (s.int8_weights) {
             quantized_ = Quantized(t, s.dim);
             quantized_attended_ = Quantized(t, width_);
             quantized_hidden_ = Quantized(t, s.hidden);
-            quantized_last_ = Quantized(s.max_draws, s.dim);
+            quantized_last_ = Quantized(s.max_samples, s.dim);
         }
-        logits = Memory(size_t(s.max_draws) * s.full_vocab * 4);
-        working_bytes = states_.bytes() + normed_.bytes() + qkv_.bytes() + queries_.bytes() + attended_.bytes() +
+        logits = Memory(size_t(s.max_samples) * s.full_vocab * 4);
+        working_bytes = hidden_states_.bytes() + normed_.bytes() + qkv_.bytes() + queries_.bytes() + attended_.bytes() +
                         hidden_.bytes() + last_.bytes() + quantized_.bytes() + quantized_attended_.bytes() +
                         quantized_hidden_.bytes() + quantized_last_.bytes() + logits.bytes();
         make_rotary(rotary);
-        if (in_panels(t)) {
-            const size_t sums = size_t(kPanelGroups) * kPanelRows * kGroup * 4 * (s.int8_weights ? 2 : 1);
-            for (int i = 0; i < s.threads; i++) panels_.emplace_back(sums), working_bytes += sums;
+        if (in_row_panels(t)) {
+            const size_t sums = size_t(kMaxTilesPerTask) * kRowPanel * kTileOutputs * 4 * (s.int8_weights ? 2 : 1);
+            for (int i = 0; i < s.threads; i++) row_panel_sums_.emplace_back(sums), working_bytes += sums;
         }
         for (int i = 0; i < s.threads; i++) samplers_.emplace_back(int(round_up(s.full_vocab, kLanes)));
-        // So that no step allocates: there is nobody to tell that it failed.
-        tokens_.reserve(t), rows_.reserve(t), spans_.reserve(t), draws_.reserve(std::max<size_t>(t, s.max_draws));
+        // Reserved, so that no step allocates: a step cannot report that it failed to.
+        tokens_.reserve(t), rows_.reserve(t), query_tiles_.reserve(t), samples_.reserve(std::max<size_t>(t, s.max_samples));
         program_.reserve(16 * (s.layers + 2));
     }
 
@@ -157,11 +167,11 @@ class Transformer : public Engine {
         for (size_t i = 0; i < part_dim(); i++) embedding_.as<T>()[token * part_dim() + i] = narrow_to<T>(values[i]);
     }
 
-    // Runs `rows`; row i's draws follow row i - 1's in `drawn`: tokens, or -1 where the logits are not finite.
-    void step(const Row* rows, int num_rows, int64_t* drawn, bool logits_everywhere) override {
+    // Runs `rows`. `sampled`: the rows' tokens in order, or -1 where the logits are not finite.
+    void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere) override {
         rows_.assign(rows, rows + num_rows);
-        lay_out();
-        drawn_ = drawn;
+        plan_tokens();
+        sampled_ = sampled;
         join_logits_ = shape.rank == 0 || logits_everywhere;
         program_.clear();
         const int blocks = (num_tokens() + 15) / 16;
@@ -174,7 +184,7 @@ class Transformer : public Engine {
             add(kNormAttention, i, blocks);
             add(kProjectQkv, i, tasks_of(layer.qkv, num_tokens()));
             add(kRotate, i, blocks);
-            add(kAttend, i, int(spans_.size()) * ((shape.kv_heads + heads_of_task_ - 1) / heads_of_task_));
+            add(kAttend, i, int(query_tiles_.size()) * ((shape.kv_heads + heads_of_task_ - 1) / heads_of_task_));
             add(kQuantizeAttended, i, shape.int8_weights * blocks);
             add(kProjectOut, i, tasks_of(layer.out, num_tokens()));
             add(kShareOut, i, shared);
@@ -187,19 +197,20 @@ class Transformer : public Engine {
             add(kAddDown, i, shared * blocks);
         }
         add_head();
-        const int draws = int(draws_.size());
-        add(kDraw, 0, shape.rank == 0 ? draws : 0);
-        add(kShareDrawn, 0, shared && draws);
+        const int samples = int(samples_.size());
+        add(kSample, 0, shape.rank == 0 ? samples : 0);
+        add(kShareSampled, 0, shared && samples);
         run();
-        if (exchange && exchange->failed()) return;
-        for (int i = 0; i < draws; i++)
-            slots.tokens[size_t(draws_[i].slot) * shape.max_seq_len + draws_[i].position] = std::max<int64_t>(drawn[i], 0);
+        if (all_gather && all_gather->failed()) return;
+        for (int i = 0; i < samples; i++)
+            slots.tokens[size_t(samples_[i].slot) * shape.max_seq_len + samples_[i].position] =
+                std::max<int64_t>(sampled[i], 0);
     }
 
     // Logits of `tokens` of the latest step, counted from its first: into `logits`, on every rank.
     void logits_of(const int32_t* tokens, int count) override {
-        draws_.clear();
-        for (int i = 0; i < count; i++) draws_.push_back({tokens[i], 0, 0});
+        samples_.clear();
+        for (int i = 0; i < count; i++) samples_.push_back({tokens[i], 0, 0});
         join_logits_ = true;
         program_.clear();
         add_head();
@@ -211,36 +222,38 @@ class Transformer : public Engine {
             case kEmbed: return over_tokens(task, [&](int t) { embed(t); });
             case kJoinEmbedding: return over_tokens(task, [&](int t) { join_embedding(t); });
             case kNormAttention:
-                return over_tokens(task, [&](int t) { norm(states_[t], t, layers_[phase.layer].attention_norm); });
+                return over_tokens(task, [&](int t) { norm(hidden_states_[t], t, layers_[phase.layer].attention_norm); });
             case kProjectQkv:
                 return project(layers_[phase.layer].qkv, normed_, quantized_, num_tokens(), task, thread, StoreTo{qkv_});
             case kRotate: return rotate(phase.layer, task);
             case kAttend: return attend(phase.layer, task);
             case kQuantizeAttended:
                 return over_tokens(task, [&](int t) { quantized_attended_.quantize(attended_[t], t, round16(width_)); });
-            case kProjectOut: return project_to_states(layers_[phase.layer].out, attended_, quantized_attended_, task, thread);
-            case kNormFfn: return over_tokens(task, [&](int t) { norm(states_[t], t, layers_[phase.layer].ffn_norm); });
+            case kProjectOut:
+                return project_to_hidden_states(layers_[phase.layer].out, attended_, quantized_attended_, task, thread);
+            case kNormFfn: return over_tokens(task, [&](int t) { norm(hidden_states_[t], t, layers_[phase.layer].ffn_norm); });
             case kGateUp:
                 return project(layers_[phase.layer].gate_up, normed_, quantized_, num_tokens(), task, thread, Gate{this});
             case kQuantizeHidden:
                 return over_tokens(task, [&](int t) { quantized_hidden_.quantize(hidden_[t], t, round16(shape.hidden)); });
-            case kProjectDown: return project_to_states(layers_[phase.layer].down, hidden_, quantized_hidden_, task, thread);
+            case kProjectDown:
+                return project_to_hidden_states(layers_[phase.layer].down, hidden_, quantized_hidden_, task, thread);
             case kAddOut:
             case kAddDown: return over_tokens(task, [&](int t) { add_partials(t); });
             case kNormFinal: return norm_final(task);
-            case kLogits: return project(head_, last_, quantized_last_, int(draws_.size()), task, thread, Logits{this});
+            case kLogits: return project(head_, last_, quantized_last_, int(samples_.size()), task, thread, Logits{this});
             case kJoinLogits: return join_logits(task);
-            case kDraw: return draw(task, thread);
-            case kShareEmbedding: return exchange->swap(num_tokens() * part_dim() * sizeof(T));
+            case kSample: return sample(task, thread);
+            case kShareEmbedding: return all_gather->gather(num_tokens() * part_dim() * sizeof(T));
             case kShareOut:
-            case kShareDown: return exchange->swap(num_tokens() * partial_stride() * sizeof(float));
-            case kShareLogits: return exchange->swap(draws_.size() * shape.vocab * sizeof(float));
-            case kShareDrawn: return share_drawn();
+            case kShareDown: return all_gather->gather(num_tokens() * partial_stride() * sizeof(float));
+            case kShareLogits: return all_gather->gather(samples_.size() * shape.vocab * sizeof(float));
+            case kShareSampled: return share_sampled();
             case kPack: return pack_rows(task);
         }
     }
 
-    // Other libraries shape the tile registers too: ours are set anew for every program.
+    // Other libraries set the shapes of the tile registers too, so every program sets them again.
     void enter() override { use_tiles(); }
     void leave() override { release_tiles(); }
 
@@ -257,14 +270,14 @@ class Transformer : public Engine {
     };
     struct Token {
         int slot, position;
-        bool ends_new_cell;  // the row's last, in a cell that the row begins
+        bool ends_new_kv_tile;  // the row's last token, in a KV tile that the row begins
     };
-    // A part of a row whose attention is one task for each key/value head.
-    struct Span {
+    // See the glossary.
+    struct QueryTile {
         int slot, begin, end;  // tokens begin .. end of the step
     };
-    struct Draw {
-        int token, slot, position;  // drawn from the state of `token` of the step, for `position`
+    struct Sample {
+        int token, slot, position;  // after `token` of the step, for `position`
     };
     struct Packing {
         int weight, layer;
@@ -275,46 +288,48 @@ class Transformer : public Engine {
     static int round16(int n) { return int(round_up(n, 16)); }
     int num_tokens() const { return int(tokens_.size()); }
     size_t part_dim() const { return shape.dim / shape.ranks; }
-    size_t partial_stride() const { return round_up(shape.dim, kGroup); }
+    size_t partial_stride() const { return round_up(shape.dim, kTileOutputs); }
 
-    // Many rows of x are cut into parts that stay in a core's cache while the weights pass by.
+    // Many rows of x are cut into parts that stay in a core's cache while the weights are read.
     static constexpr size_t kPartBytes = 1 << 20;
     static int part_rows(const Linear& w) {
         const size_t row = w.inputs() * (w.format() == Format::kInt8 ? 2 : sizeof(T));
         return int(std::clamp<size_t>(kPartBytes / row / kMaxRows * kMaxRows, 2 * kMaxRows, 512));
     }
 
-    // With tile registers memory feeds the products too slowly unless what they read lies in the first cache: a slice of the
-    // weights of one group goes over a panel of rows, and then the next slice does.
-    static constexpr int kSliceBytes = 16384;  // of a group's weights
-    static constexpr int kPanelRows = 512;
-    static constexpr int kPanelGroups = 8;  // at most, that share a task, so that rows come from memory once for them
+    // Memory is too slow for the tile registers unless their operands lie in the first-level cache: one K slice of an output
+    // tile is multiplied with all rows of a panel, and then the next slice is.
+    static constexpr int kKSliceBytes = 16384;  // of an output tile's weights
+    static constexpr int kRowPanel = 512;
+    static constexpr int kMaxTilesPerTask = 8;  // so that rows are read from memory once for all of them
 #if defined(LLAMA_AMX)
     static constexpr bool kTilesOfT = sizeof(T) == 2;
 #else
     static constexpr bool kTilesOfT = false;
 #endif
-    bool in_panels(int rows) const { return kTilesOfT && rows > 2 * kMaxRows; }
-    // With fewer groups in a task, what slices save does not pay for the rows that they read again.
-    bool in_slices(const Linear& w) const { return bundle(w) >= kPanelGroups / 2; }
-    int panel_rows(const Linear& w) const { return in_slices(w) ? kPanelRows : part_rows(w); }
-    int bundle(const Linear& w) const { return std::clamp(w.groups() / (shape.threads * 4), 1, kPanelGroups); }
-    int bundles(const Linear& w) const { return (w.groups() + bundle(w) - 1) / bundle(w); }
+    bool in_row_panels(int rows) const { return kTilesOfT && rows > 2 * kMaxRows; }
+    // With fewer output tiles in a task, slices save less than it costs to read the rows again.
+    bool in_k_slices(const Linear& w) const { return tiles_per_task(w) >= kMaxTilesPerTask / 2; }
+    int row_panel(const Linear& w) const { return in_k_slices(w) ? kRowPanel : part_rows(w); }
+    int tiles_per_task(const Linear& w) const {
+        return std::clamp(w.output_tiles() / (shape.threads * 4), 1, kMaxTilesPerTask);
+    }
+    int num_task_tiles(const Linear& w) const { return (w.output_tiles() + tiles_per_task(w) - 1) / tiles_per_task(w); }
 
     int tasks_of(const Linear& w, int rows) const {
-        if (in_panels(rows)) return bundles(w) * ((rows + panel_rows(w) - 1) / panel_rows(w));
-        return w.groups() * ((rows + part_rows(w) - 1) / part_rows(w));
+        if (in_row_panels(rows)) return num_task_tiles(w) * ((rows + row_panel(w) - 1) / row_panel(w));
+        return w.output_tiles() * ((rows + part_rows(w) - 1) / part_rows(w));
     }
 
     void add(Op op, int layer, int tasks) { program_.push_back({op, layer, tasks}); }
 
     void add_head() {
-        const int draws = int(draws_.size());
-        const bool shared = shape.ranks > 1 && draws;
-        add(kNormFinal, 0, (draws + 15) / 16);
-        add(kLogits, 0, tasks_of(head_, draws));
+        const int samples = int(samples_.size());
+        const bool shared = shape.ranks > 1 && samples;
+        add(kNormFinal, 0, (samples + 15) / 16);
+        add(kLogits, 0, tasks_of(head_, samples));
         add(kShareLogits, 0, shared);
-        add(kJoinLogits, 0, shared && join_logits_ ? draws : 0);
+        add(kJoinLogits, 0, shared && join_logits_ ? samples : 0);
     }
 
     void run() {
@@ -322,27 +337,27 @@ class Transformer : public Engine {
         team_.run(*this, program_);
     }
 
-    void lay_out() {
+    void plan_tokens() {
         tokens_.clear();
-        draws_.clear();
-        spans_.clear();
+        samples_.clear();
+        query_tiles_.clear();
         for (const Row& row : rows_) {
             const int first = num_tokens();
             for (int i = 0; i < row.length; i++) tokens_.push_back({row.slot, row.start + i, false});
             const int end = row.start + row.length - 1;
-            tokens_.back().ends_new_cell = end / kCell * kCell >= row.start;
-            for (int i = row.length - row.draws; i < row.length; i++)
-                draws_.push_back({first + i, row.slot, row.start + i + 1});
-            // The longest first: its attention takes longest.
-            for (int to = row.length; to > 0; to -= kSpan) {
-                const int from = std::max(0, to - kSpan);
-                spans_.push_back({row.slot, first + from, first + to});
+            tokens_.back().ends_new_kv_tile = end / kKvTile * kKvTile >= row.start;
+            for (int i = row.length - row.samples; i < row.length; i++)
+                samples_.push_back({first + i, row.slot, row.start + i + 1});
+            // The last query tile first: it attends to most positions, so it takes longest.
+            for (int to = row.length; to > 0; to -= kQueryTile) {
+                const int from = std::max(0, to - kQueryTile);
+                query_tiles_.push_back({row.slot, first + from, first + to});
             }
         }
-        // Heads of one sequence in a row, so that the next one's keys come while this one's are used; as long as all have work.
-        heads_of_task_ = std::clamp(int(spans_.size()) * shape.kv_heads / (shape.threads * 8), 1, shape.kv_heads);
+        // Several heads a task, so that the next head's keys are prefetched while this head's are used; as long as every thread has work.
+        heads_of_task_ = std::clamp(int(query_tiles_.size()) * shape.kv_heads / (shape.threads * 8), 1, shape.kv_heads);
     }
-    static constexpr int kSpan = 16;
+    static constexpr int kQueryTile = 16;
 
     template <class F>
     void over_tokens(int task, F&& f) {
@@ -407,21 +422,21 @@ class Transformer : public Engine {
         }
     }
 
-    // Embedding. Every rank has some of the columns.
+    // Embedding. Each rank has some of the columns.
 
     void embed(int t) {
         const Token& token = tokens_[t];
         const int64_t id = slots.tokens[size_t(token.slot) * shape.max_seq_len + token.position];
-        // What layers leave behind the width is read with whole vectors: zero, unless a value was not finite.
-        std::fill(states_[t] + shape.dim, states_[t] + partial_stride(), T{});
-        T* to = shape.ranks == 1 ? states_[t] : reinterpret_cast<T*>(exchange->mine()) + t * part_dim();
+        // Whole vectors read beyond the width, so these columns are zeroed: a value that was not finite would remain there.
+        std::fill(hidden_states_[t] + shape.dim, hidden_states_[t] + partial_stride(), T{});
+        T* to = shape.ranks == 1 ? hidden_states_[t] : reinterpret_cast<T*>(all_gather->mine()) + t * part_dim();
         std::memcpy(static_cast<void*>(to), embedding_.as<T>() + id * part_dim(), part_dim() * sizeof(T));
     }
 
     void join_embedding(int t) {
         for (int rank = 0; rank < shape.ranks; rank++)
-            std::memcpy(static_cast<void*>(states_[t] + rank * part_dim()),
-                        reinterpret_cast<const T*>(exchange->of(rank)) + t * part_dim(), part_dim() * sizeof(T));
+            std::memcpy(static_cast<void*>(hidden_states_[t] + rank * part_dim()),
+                        reinterpret_cast<const T*>(all_gather->of(rank)) + t * part_dim(), part_dim() * sizeof(T));
     }
 
     // RMSNorm: x / sqrt(mean(x^2) + eps) * weight.
@@ -442,132 +457,134 @@ class Transformer : public Engine {
     }
 
     void norm_final(int task) {
-        for (int i = task * 16; i < std::min(int(draws_.size()), task * 16 + 16); i++) {
-            norm_to(states_[draws_[i].token], final_norm_[0], last_[i]);
+        for (int i = task * 16; i < std::min(int(samples_.size()), task * 16 + 16); i++) {
+            norm_to(hidden_states_[samples_[i].token], final_norm_[0], last_[i]);
             if (shape.int8_weights) quantized_last_.quantize(last_[i], i, round16(shape.dim));
         }
     }
 
-    // Linear layers, and what is done with their results while they are in the cache: `out` [rows][kGroup] of group g.
+    // Linear layers with their epilogues, which take `out` [rows][kTileOutputs] of output tile `tile`.
 
-    template <class Use>
-    void project(const Linear& w, const Rows<T>& x, const Quantized& q, int rows, int task, int thread, const Use& use) {
+    template <class Epilogue>
+    void project(const Linear& w, const Rows<T>& x, const Quantized& q, int rows, int task, int thread,
+                 const Epilogue& epilogue) {
 #if defined(LLAMA_AMX)
         if constexpr (kTilesOfT) {
-            if (in_panels(rows)) {
+            if (in_row_panels(rows)) {
                 if (shape.int8_weights)
-                    return project_panel(w, q, rows, task, thread, use);
+                    return project_row_panel(w, q, rows, task, thread, epilogue);
                 else
-                    return project_panel(w, x, rows, task, thread, use);
+                    return project_row_panel(w, x, rows, task, thread, epilogue);
             }
         }
 #endif
-        alignas(64) float out[kMaxRows * kGroup];
-        const int g = task % w.groups(), part = task / w.groups();
+        alignas(64) float out[kMaxRows * kTileOutputs];
+        const int tile = task % w.output_tiles(), part = task / w.output_tiles();
         const int begin = part * part_rows(w), end = std::min(rows, begin + part_rows(w));
         for (int row = begin; row < end; row += kMaxRows) {
             const int count = std::min(kMaxRows, end - row);
             if (shape.int8_weights)
-                w.block(q, row, count, g, row == begin, out);
+                w.block(q, row, count, tile, row == begin, out);
             else
-                w.block(x, row, count, g, row == begin, out);
-            for (int r = 0; r < count; r++) use(row + r, g, out + r * kGroup);
+                w.block(x, row, count, tile, row == begin, out);
+            for (int r = 0; r < count; r++) epilogue(row + r, tile, out + r * kTileOutputs);
         }
     }
 
 #if defined(LLAMA_AMX)
-    template <class X, class Use>
-    void project_panel(const Linear& w, const X& x, int rows, int task, int thread, const Use& use) {
-        const int begin = task / bundles(w) * panel_rows(w), end = std::min(rows, begin + panel_rows(w));
-        const int first = task % bundles(w) * bundle(w), last = std::min(w.groups(), first + bundle(w));
-        const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, input_bytes = w.group_bytes() / w.padded();
-        const size_t slice = in_slices(w) ? kSliceBytes / input_bytes : w.padded();
-        const size_t share = round_up(slice * input_bytes / blocks, 64), block_bytes = w.sums_bytes();
-        alignas(64) float out[kMaxRows * kGroup];
-        auto sums = [&](int g, int row) {
-            return panels_[thread].template as<char>() +
-                   ((g - first) * (kPanelRows / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
+    template <class X, class Epilogue>
+    void project_row_panel(const Linear& w, const X& x, int rows, int task, int thread, const Epilogue& epilogue) {
+        const int begin = task / num_task_tiles(w) * row_panel(w), end = std::min(rows, begin + row_panel(w));
+        const int first = task % num_task_tiles(w) * tiles_per_task(w),
+                  last = std::min(w.output_tiles(), first + tiles_per_task(w));
+        const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, input_bytes = w.output_tile_bytes() / w.padded();
+        const size_t k_slice = in_k_slices(w) ? kKSliceBytes / input_bytes : w.padded();
+        const size_t share = round_up(k_slice * input_bytes / blocks, 64), block_bytes = w.sums_bytes();
+        alignas(64) float out[kMaxRows * kTileOutputs];
+        auto sums = [&](int tile, int row) {
+            return row_panel_sums_[thread].template as<char>() +
+                   ((tile - first) * (kRowPanel / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
         };
-        auto use_all = [&](int row, int count, int g, const float* results) {
-            for (int r = 0; r < count; r++) use(row + r, g, results + r * kGroup);
+        auto epilogue_all = [&](int row, int count, int tile, const float* results) {
+            for (int r = 0; r < count; r++) epilogue(row + r, tile, results + r * kTileOutputs);
         };
-        for (size_t from = 0; from < w.padded(); from += slice)
-            for (int g = first; g < last; g++) {
-                // The weights after these come from memory while these are used.
-                const char* ahead =
-                    g + 1 < last ? w.group(g + 1) + from * input_bytes : w.group(first) + (from + slice) * input_bytes;
+        for (size_t from = 0; from < w.padded(); from += k_slice)
+            for (int tile = first; tile < last; tile++) {
+                // Prefetch the weights after these while these are used.
+                const char* ahead = tile + 1 < last ? w.output_tile(tile + 1) + from * input_bytes
+                                                    : w.output_tile(first) + (from + k_slice) * input_bytes;
                 for (int row = begin; row < end; row += kMaxRows, ahead += share) {
                     const int count = std::min(kMaxRows, end - row);
                     for (size_t line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, 2);
-                    if (in_slices(w)) {
-                        w.add_slice(x, row, count, g, false, from, std::min(w.padded(), from + slice), sums(g, row));
+                    if (in_k_slices(w)) {
+                        w.add_k_slice(x, row, count, tile, false, from, std::min(w.padded(), from + k_slice), sums(tile, row));
                     } else {
-                        w.block(x, row, count, g, false, out);
-                        use_all(row, count, g, out);
+                        w.block(x, row, count, tile, false, out);
+                        epilogue_all(row, count, tile, out);
                     }
                 }
             }
-        if (!in_slices(w)) return;
+        if (!in_k_slices(w)) return;
         for (int row = begin; row < end; row += kMaxRows)
-            for (int g = first; g < last; g++) {
+            for (int tile = first; tile < last; tile++) {
                 const int count = std::min(kMaxRows, end - row);
-                use_all(row, count, g, w.finish(x, row, count, g, sums(g, row), out));
+                epilogue_all(row, count, tile, w.finish(x, row, count, tile, sums(tile, row), out));
             }
     }
 #endif
 
     struct StoreTo {
         const Rows<T>& to;
-        void operator()(int row, int g, const float* out) const {
-            for (int i = 0; i < kGroup; i += kLanes) store(to[row] + g * kGroup + i, load(out + i));
+        void operator()(int row, int tile, const float* out) const {
+            for (int i = 0; i < kTileOutputs; i += kLanes) store(to[row] + tile * kTileOutputs + i, load(out + i));
         }
     };
-    struct AddToStates {
+    struct AddToHiddenStates {
         Transformer* self;
-        void operator()(int row, int g, const float* out) const {
-            T* state = self->states_[row] + g * kGroup;
-            for (int i = 0; i < kGroup; i += kLanes) store(state + i, load(state + i) + round_to<T>(load(out + i)));
+        void operator()(int row, int tile, const float* out) const {
+            T* state = self->hidden_states_[row] + tile * kTileOutputs;
+            for (int i = 0; i < kTileOutputs; i += kLanes) store(state + i, load(state + i) + round_to<T>(load(out + i)));
         }
     };
     struct Partial {
         Transformer* self;
-        void operator()(int row, int g, const float* out) const {
-            std::memcpy(reinterpret_cast<float*>(self->exchange->mine()) + row * self->partial_stride() + g * kGroup, out,
-                        kGroup * 4);
+        void operator()(int row, int tile, const float* out) const {
+            std::memcpy(reinterpret_cast<float*>(self->all_gather->mine()) + row * self->partial_stride() + tile * kTileOutputs,
+                        out, kTileOutputs * 4);
         }
     };
     // SwiGLU: silu(gate) * up.
     struct Gate {
         Transformer* self;
-        void operator()(int row, int g, const float* out) const {
+        void operator()(int row, int tile, const float* out) const {
             Vec gate = round_to<T>(load(out)), up = round_to<T>(load(out + 16));
             Vec silu = round_to<T>(gate * reciprocal(splat(1.0f) + exp(-gate)));
-            store(self->hidden_[row] + g * 16, silu * up);
+            store(self->hidden_[row] + tile * 16, silu * up);
         }
     };
     struct Logits {
         Transformer* self;
-        void operator()(int row, int g, const float* out) const {
+        void operator()(int row, int tile, const float* out) const {
             const Shape& s = self->shape;
-            float* to = s.ranks == 1 ? self->logits.template as<float>() : reinterpret_cast<float*>(self->exchange->mine());
-            const int width = std::min(kGroup, s.vocab - g * kGroup);
-            for (int i = 0; i < width; i++) to[size_t(row) * s.vocab + g * kGroup + i] = widen(narrow_to<T>(out[i]));
+            float* to = s.ranks == 1 ? self->logits.template as<float>() : reinterpret_cast<float*>(self->all_gather->mine());
+            const int width = std::min(kTileOutputs, s.vocab - tile * kTileOutputs);
+            for (int i = 0; i < width; i++) to[size_t(row) * s.vocab + tile * kTileOutputs + i] = widen(narrow_to<T>(out[i]));
         }
     };
 
-    void project_to_states(const Linear& w, const Rows<T>& x, const Quantized& q, int task, int thread) {
+    void project_to_hidden_states(const Linear& w, const Rows<T>& x, const Quantized& q, int task, int thread) {
         if (shape.ranks == 1)
-            project(w, x, q, num_tokens(), task, thread, AddToStates{this});
+            project(w, x, q, num_tokens(), task, thread, AddToHiddenStates{this});
         else
             project(w, x, q, num_tokens(), task, thread, Partial{this});
     }
 
     void add_partials(int t) {
-        T* state = states_[t];
+        T* state = hidden_states_[t];
         for (int i = 0; i < shape.dim; i += kLanes) {
             Vec total = Vec{};
             for (int rank = 0; rank < shape.ranks; rank++)
-                total += load(reinterpret_cast<const float*>(exchange->of(rank)) + t * partial_stride() + i);
+                total += load(reinterpret_cast<const float*>(all_gather->of(rank)) + t * partial_stride() + i);
             store(state + i, load(state + i) + round_to<T>(total));
         }
     }
@@ -575,13 +592,13 @@ class Transformer : public Engine {
     void join_logits(int row) {
         for (int rank = 0; rank < shape.ranks; rank++)
             std::memcpy(logits.as<float>() + size_t(row) * shape.full_vocab + rank * shape.vocab,
-                        reinterpret_cast<const float*>(exchange->of(rank)) + size_t(row) * shape.vocab,
+                        reinterpret_cast<const float*>(all_gather->of(rank)) + size_t(row) * shape.vocab,
                         shape.vocab * sizeof(float));
     }
 
     // Rotary embedding of adjacent pairs, keys and values into the cache.
 
-    // cos of each position's angles, each twice; then sin likewise, negative at even places: float [max_seq_len][2][head_dim].
+    // cos of each position's angles, each twice; then sin likewise, negated at even indices: float [max_seq_len][2][head_dim].
     void make_rotary(const float* table) {
         rotary_ = Memory(size_t(shape.max_seq_len) * 2 * head_dim_ * 4);
         working_bytes += rotary_.bytes();
@@ -615,57 +632,58 @@ class Transformer : public Engine {
                 const T* k = qkv_[t] + width_ + h * shape.head_dim;
                 const T* v = k + shape.kv_heads * shape.head_dim;
                 rotate_head(k, rotary_of(tokens_[t].position), key);
-                cache_.write(layer, h, table_of(tokens_[t].slot), tokens_[t].position, key, v);
-                if (tokens_[t].ends_new_cell) cache_.clear_behind(layer, h, table_of(tokens_[t].slot), tokens_[t].position);
+                cache_.write(layer, h, block_table_of(tokens_[t].slot), tokens_[t].position, key, v);
+                if (tokens_[t].ends_new_kv_tile)
+                    cache_.clear_behind(layer, h, block_table_of(tokens_[t].slot), tokens_[t].position);
             }
     }
-    const int64_t* table_of(int slot) const { return slots.tables + size_t(slot) * shape.blocks_per_sequence; }
+    const int64_t* block_table_of(int slot) const { return slots.block_tables + size_t(slot) * shape.blocks_per_sequence; }
 
     void attend(int layer, int task) {
         const int tasks = (shape.kv_heads + heads_of_task_ - 1) / heads_of_task_;
         const int begin = task % tasks * heads_of_task_, end = std::min(shape.kv_heads, begin + heads_of_task_);
-        const Span& span = spans_[task / tasks];
-        const kernels::AttentionTiles tiles((span.end - span.begin) * (shape.heads / shape.kv_heads));
+        const QueryTile& query_tile = query_tiles_[task / tasks];
+        const kernels::AttentionTiles tiles((query_tile.end - query_tile.begin) * (shape.heads / shape.kv_heads));
         for (int kv_head = begin; kv_head < end; kv_head++)
-            attend_head(span, {layer, kv_head, kv_head + 1 < end ? kv_head + 1 : -1, table_of(span.slot)});
+            attend_head(query_tile, {layer, kv_head, kv_head + 1 < end ? kv_head + 1 : -1, block_table_of(query_tile.slot)});
     }
 
-    void attend_head(const Span& span, const kernels::Source& from) {
+    void attend_head(const QueryTile& query_tile, const kernels::Source& from) {
         const int group = shape.heads / shape.kv_heads;
         const float scale = 1.0f / std::sqrt(float(shape.head_dim));
         const bool direct = head_dim_ == shape.head_dim;
         alignas(64) T spare[kBatch][kernels::kMaxHeadDim];
         Query<T> queries[kBatch];
-        const int count = (span.end - span.begin) * group;
+        const int count = (query_tile.end - query_tile.begin) * group;
         for (int first = 0; first < count; first += kBatch) {
             const int num = std::min(kBatch, count - first);
             for (int i = 0; i < num; i++) {
-                const int t = span.begin + (first + i) / group, head = from.head * group + (first + i) % group;
+                const int t = query_tile.begin + (first + i) / group, head = from.head * group + (first + i) % group;
                 T* out = attended_[t] + head * shape.head_dim;
                 queries[i] = {queries_[t] + head * head_dim_, direct ? out : spare[i], tokens_[t].position};
             }
             kernels::attend_all(queries, num, cache_, from, head_dim_, scale);
             for (int i = 0; i < num && !direct; i++) {
-                const int t = span.begin + (first + i) / group, head = from.head * group + (first + i) % group;
+                const int t = query_tile.begin + (first + i) / group, head = from.head * group + (first + i) % group;
                 std::memcpy(static_cast<void*>(attended_[t] + head * shape.head_dim), spare[i], shape.head_dim * sizeof(T));
             }
         }
     }
-    static constexpr int kBatch = 16;  // queries that go over the keys together
+    static constexpr int kBatch = 16;  // queries that are multiplied with the keys together
 
-    // Rank 0 draws, the others are told: they may differ in the last bit of a logit, if their CPUs do.
+    // Rank 0 samples for all: ranks with different CPUs may differ in the last bit of a logit.
 
-    void draw(int i, int thread) {
-        const Draw& d = draws_[i];
+    void sample(int i, int thread) {
+        const Sample& d = samples_[i];
         const float* row = logits.as<float>() + size_t(i) * shape.full_vocab;
-        drawn_[i] = samplers_[thread].sample(row, shape.full_vocab, slots.sampling[d.slot], d.position);
+        sampled_[i] = samplers_[thread].sample(row, shape.full_vocab, slots.sampling[d.slot], d.position);
     }
 
-    void share_drawn() {
-        const size_t bytes = draws_.size() * sizeof(int64_t);
-        if (shape.rank == 0) std::memcpy(exchange->mine(), drawn_, bytes);
-        exchange->swap(bytes);
-        std::memcpy(drawn_, exchange->of(0), bytes);
+    void share_sampled() {
+        const size_t bytes = samples_.size() * sizeof(int64_t);
+        if (shape.rank == 0) std::memcpy(all_gather->mine(), sampled_, bytes);
+        all_gather->gather(bytes);
+        std::memcpy(sampled_, all_gather->of(0), bytes);
     }
 
     const int head_dim_;  // padded to whole vectors
@@ -676,18 +694,18 @@ class Transformer : public Engine {
     Activations<T> final_norm_;
     Linear head_;
     Cache<T> cache_;
-    Activations<T> states_, normed_, qkv_, queries_, attended_, hidden_, last_;
+    Activations<T> hidden_states_, normed_, qkv_, queries_, attended_, hidden_, last_;
     Quantized quantized_, quantized_attended_, quantized_hidden_, quantized_last_;
-    std::vector<Memory> panels_;     // of each thread: sums of a panel
-    std::vector<Sampler> samplers_;  // one a thread
+    std::vector<Memory> row_panel_sums_;  // of each thread: sums of a row panel
+    std::vector<Sampler> samplers_;       // one for each thread
 
-    // The step under way.
+    // The step in flight.
     std::vector<Row> rows_;
     std::vector<Token> tokens_;
-    std::vector<Span> spans_;
-    std::vector<Draw> draws_;
+    std::vector<QueryTile> query_tiles_;
+    std::vector<Sample> samples_;
     std::vector<Phase> program_;
-    int64_t* drawn_ = nullptr;
+    int64_t* sampled_ = nullptr;
     bool join_logits_ = false;
     int heads_of_task_ = 1;
     double phase_began_ = 0;
@@ -696,7 +714,7 @@ class Transformer : public Engine {
 
 }  // namespace llama
 
-// The C interface for backend.py. Pointers are kept where the comment says so; nothing throws across it.
+// The C interface for backend.py. Pointers are kept only where a comment says so. No exception leaves it.
 
 using namespace llama;
 
@@ -708,16 +726,16 @@ const char* llama_abi() {
     return description.c_str();
 }
 
-// Why this process cannot compute such a model, or null.
-const char* llama_objection(int head_dim, int widest, int int8_weights) {
+// The reason why this process cannot compute such a model, or null.
+const char* llama_unsupported_reason(int head_dim, int widest, int int8_weights) {
     if (!allow_tiles()) return "the kernel refuses the AMX registers that this CPU was compiled for";
     if (head_dim > kernels::kMaxHeadDim) return "head_dim is over 512";
     if (int8_weights && widest > 66'000) return "sums of so many int8 products would not fit into 32 bits";
     return nullptr;
 }
 
-// `rotary` float [max_seq_len][head_dim / 2][2] is read now; `cpus` [threads] or null. Null if the system gives no memory or no
-// threads. llama_objection has been asked.
+// `rotary` float [max_seq_len][head_dim / 2][2] is read now; `cpus` [threads] or null. Returns null if the system has no memory or no
+// threads left. To be called where llama_unsupported_reason returns null.
 Engine* llama_create(const Shape* shape, const Slots* slots, const float* rotary, const int32_t* cpus) try {
     std::vector<int> pins(cpus ? cpus : nullptr, cpus ? cpus + shape->threads : nullptr);
     Engine* engine;
@@ -744,27 +762,28 @@ int llama_make_cache(Engine* engine, int blocks) try {
     return 1;
 }
 
-size_t llama_exchange_bytes(const Shape* s) {
-    const size_t sums = size_t(s->max_tokens) * round_up(s->dim, kGroup) * 4, logits = size_t(s->max_draws) * s->vocab * 4;
+size_t llama_gather_bytes(const Shape* s) {
+    const size_t sums = size_t(s->max_tokens) * round_up(s->dim, kTileOutputs) * 4,
+                 logits = size_t(s->max_samples) * s->vocab * 4;
     return std::max(sums, logits);
 }
 
-size_t llama_shared_bytes(const Shape* s) { return SharedMemoryExchange::size_for(s->ranks, llama_exchange_bytes(s)); }
+size_t llama_shared_bytes(const Shape* s) { return SharedMemoryAllGather::size_for(s->ranks, llama_gather_bytes(s)); }
 
 // `memory` is kept.
 void llama_share_memory(Engine* engine, char* memory) {
     const Shape& s = engine->shape;
-    engine->exchange = std::make_unique<SharedMemoryExchange>(memory, s.rank, s.ranks, llama_exchange_bytes(&s));
+    engine->all_gather = std::make_unique<SharedMemoryAllGather>(memory, s.rank, s.ranks, llama_gather_bytes(&s));
 }
 
-void llama_carry(Engine* engine, Carry carry) {
-    engine->exchange = std::make_unique<CarriedExchange>(carry, engine->shape.ranks, llama_exchange_bytes(&engine->shape));
+void llama_use_fallback(Engine* engine, GatherFunction gather) {
+    engine->all_gather = std::make_unique<FallbackAllGather>(gather, engine->shape.ranks, llama_gather_bytes(&engine->shape));
 }
 
-// Returns 1 if values could not be carried between the ranks. Sizes are the caller's to keep: nothing is checked here.
-int llama_step(Engine* engine, const Row* rows, int num_rows, int64_t* drawn, int logits_everywhere) {
-    engine->step(rows, num_rows, drawn, logits_everywhere);
-    return engine->exchange && engine->exchange->failed();
+// Returns 1 if an all-gather between the ranks failed. The caller checks all bounds; nothing is checked here.
+int llama_step(Engine* engine, const Row* rows, int num_rows, int64_t* sampled, int logits_everywhere) {
+    engine->step(rows, num_rows, sampled, logits_everywhere);
+    return engine->all_gather && engine->all_gather->failed();
 }
 
 void llama_logits_of(Engine* engine, const int32_t* tokens, int count) { engine->logits_of(tokens, count); }
@@ -788,7 +807,7 @@ const char* llama_instructions() {
 
 float* llama_logits(Engine* engine) { return engine->logits.as<float>(); }
 const double* llama_seconds(Engine* engine) { return engine->seconds; }
-double llama_waited(Engine* engine) { return engine->exchange ? engine->exchange->waited() : 0.0; }
+double llama_waited(Engine* engine) { return engine->all_gather ? engine->all_gather->waited() : 0.0; }
 size_t llama_weight_bytes(Engine* engine) { return engine->weight_bytes; }
 size_t llama_working_bytes(Engine* engine) { return engine->working_bytes; }
 

@@ -14,7 +14,7 @@ constexpr int kMaxRows = 32;  // of activations that one kernel computes at once
 
 inline size_t round_up(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
 
-// Zeroed memory that lives as long as the process's engine, in huge pages where the kernel grants them.
+// Zeroed memory, in huge pages where the kernel grants them.
 class Memory {
   public:
     Memory() = default;
@@ -60,7 +60,7 @@ class Activations : public Rows<T> {
   public:
     Activations() = default;
     Activations(size_t rows, size_t width) {
-        // Rounded to whole tiles; the odd cache line keeps 16 rows of a tile from falling into the same sets.
+        // Rounded to whole register tiles; the odd cache line keeps the 16 rows of a tile out of the same cache sets.
         this->stride = round_up(width, 64) + 64 / sizeof(T);
         memory_ = Memory(round_up(rows, kMaxRows) * this->stride * sizeof(T));
         this->data = memory_.as<T>();

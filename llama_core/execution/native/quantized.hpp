@@ -23,7 +23,7 @@ struct Quantized {
         for (int i = 0; i < width; i += kLanes) {
             Vec v = load(x + i);
             most = max(most, v < Vec{} ? -v : v);
-            check += v * splat(0.0f);  // NaN from infinity and from NaN, which no integer is
+            check += v * splat(0.0f);  // NaN from infinity and from NaN: no integer holds either
         }
         float limit = max(most);
         float inverse = limit > 0 ? 32767.0f / limit : 0.0f;

@@ -1,8 +1,8 @@
-// One token from one row of logits: what llama_core/execution/sampling.py defines, without sorting the vocabulary.
+// Samples one token from one row of logits, as llama_core/execution/sampling.py defines it, without sorting the vocabulary.
 //
-// Tokens are put into buckets by how far their logit lies under the greatest. Whole buckets are inside the nucleus or outside
-// it, before the drawn number or behind it; only the bucket in which the nucleus ends and the one in which the draw falls
-// are sorted.
+// Tokens are put into buckets by the distance of their logit from the greatest. Whole buckets lie inside or outside the nucleus,
+// and before or behind the random number. Only two buckets are sorted: the one in which the nucleus ends, and the one into which
+// the random number falls.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ class Sampler {
     int64_t sample(const float* logits, int vocab, const SlotSampling& how, int64_t position) {
         const float highest = greatest(logits, vocab);
         if (!std::isfinite(highest)) return -1;
-        // Divided by so little that it leaves float's range, nothing but the greatest is left either.
+        // Where the division leaves float's range, only the greatest logit has any probability, as at temperature 0.
         if (how.temperature < kGreedyBelow || !std::isfinite(highest / how.temperature))
             return std::find(logits, logits + vocab, highest) - logits;
         spread(logits, vocab, how.temperature, highest);

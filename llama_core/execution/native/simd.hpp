@@ -111,7 +111,7 @@ inline bf16 narrow_to<bf16>(float x) {
     return narrow(x);
 }
 
-// The value that a float has after a trip through T: the reference keeps every intermediate result in the model's type.
+// A float rounded to T and back: the reference keeps every intermediate result in the model's type.
 template <class T>
 inline Vec round_to(Vec v);
 template <>
@@ -204,7 +204,7 @@ inline Vec exp(Vec x) {
 // 1 / x to 2 ulp, for x that is positive and finite.
 inline Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)
-    Vec r = (Vec)_mm512_rcp14_ps((__m512)x);  // and two of Newton's steps, half as long as a division
+    Vec r = (Vec)_mm512_rcp14_ps((__m512)x);  // and two Newton steps, which take half the time of a division
     r = fma(fma(-x, r, splat(1.0f)), r, r);
     return fma(fma(-x, r, splat(1.0f)), r, r);
 #else

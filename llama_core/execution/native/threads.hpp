@@ -1,7 +1,7 @@
 // A team of threads that runs a program of phases: all tasks of one phase, in any order, before the first of the next.
 //
-// Any thread may do any task, so a thread that the kernel has taken off its core holds up only the task in its hands. A
-// waiting thread spins for a moment, then offers its core to others (the server's own event loop shares it), then sleeps.
+// Any thread may do any task, so a descheduled thread delays only the task that it has taken. A waiting thread spins for a
+// moment, then yields its core (the server's event loop shares it), then sleeps.
 #pragma once
 
 #include <pthread.h>
@@ -22,22 +22,22 @@ struct Phase {
     int tasks;  // how many
 };
 
-// What the phases mean: task `task` of `phase`, on thread `thread` of the team.
+// What the phases do: task `task` of `phase`, on thread `thread` of the team.
 class Tasks {
   public:
     virtual void run(const Phase& phase, int task, int thread) = 0;
     // Before a thread's first task of a program and after its last.
     virtual void enter() {}
     virtual void leave() {}
-    // Called by the one thread that ended a phase, before anyone begins the next.
+    // Called by the thread that ended a phase, before any thread begins the next.
     virtual void ended(const Phase&) {}
     virtual ~Tasks() = default;
 };
 
 class Team {
   public:
-    // `cpus`: one a thread, to which it is pinned; empty to leave that to the kernel. Thread 0 is the caller of run, pinned while
-    // it runs.
+    // `cpus`: one for each thread, to which it is pinned; empty for no pinning. Thread 0 is the caller of `run`, pinned while it
+    // runs.
     Team(int size, const std::vector<int>& cpus) : size_(size), cpus_(cpus), cores_(size) {
         try {
             for (int i = 1; i < size; i++) {
@@ -54,7 +54,7 @@ class Team {
 
     int size() const { return size_; }
 
-    // Runs all phases; phases without tasks are passed over.
+    // Runs all phases; skips phases without tasks.
     void run(Tasks& what, const std::vector<Phase>& phases) {
         what_ = &what;
         phases_ = &phases;
@@ -84,8 +84,8 @@ class Team {
         pthread_setaffinity_np(thread, sizeof set, &set);
     }
 
-    // The ticket names the phase that is open and the next of its tasks that nobody has: 20 bits phase, 22 tasks, 22 next.
-    // A thread takes a task by exchanging the ticket, so one that comes late finds another phase and touches nothing.
+    // The ticket holds the open phase and the first of its tasks that no thread has taken: 20 bits phase, 22 tasks, 22 next.
+    // A thread takes a task by compare-and-swap of the ticket, so a late thread finds another phase and takes nothing.
     static uint64_t pack(uint64_t number, uint64_t tasks, uint64_t next) {
         return (number & kPhases) << 44 | tasks << 22 | next;
     }
@@ -120,7 +120,7 @@ class Team {
                 continue;
             }
             if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
-            // From here to the increment of done_ the phase cannot end, so the program stays as it is.
+            // The phase cannot end before done_ is incremented below, so the program does not change until then.
             const int index = int(((ticket >> 44) - first_) & kPhases);
             const Phase& phase = (*phases_)[index];
             if (!inside) (inside = what_)->enter();

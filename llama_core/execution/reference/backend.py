@@ -1,12 +1,12 @@
-"""A step in plain torch, on whatever device the group has: the reference for every faster way."""
+"""A step in plain torch, on any device: the reference for the other backends."""
 
 from collections.abc import Sequence as Seq
 
 import torch
 
 from llama_core.config import EngineConfig
-from llama_core.execution.attention_metadata import draws_of, lay_out
-from llama_core.execution.backend import Drawn
+from llama_core.execution.attention_metadata import build_metadata, sample_positions
+from llama_core.execution.backend import Sampled
 from llama_core.execution.kv_cache import KVCache
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.reference.model import Transformer
@@ -23,7 +23,7 @@ class TorchBackend:
         self._slots = slots
         self._dtype: torch.dtype = next(model.parameters()).dtype
         self._cache: KVCache | None = None
-        self._states = self._logits = torch.empty(0)
+        self._hidden_states = self._logits = torch.empty(0)
 
     @property
     def name(self) -> str:
@@ -56,30 +56,30 @@ class TorchBackend:
         n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
         self._cache = KVCache(n_layers, num_blocks, block_size, n_kv_heads, head_dim, dtype, self._parallel.device)
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Drawn]:
+    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Sampled]:
         assert self._cache is not None, "allocate_cache comes first"
-        tokens, layout, ends = lay_out(rows, self._slots, self._config.block_size)
-        self._states = self.model(tokens, self._cache, layout)
-        draws = draws_of(rows, ends)
-        if not draws:
-            return Pending.done(Drawn([], []))
-        last, slots, positions = torch.tensor(draws, device=self._parallel.device).unbind(1)
-        self._logits = self.model.logits(self._states[last])
-        return Pending.done(self._draw(slots, positions, self._logits))
+        tokens, metadata, ends = build_metadata(rows, self._slots, self._config.block_size)
+        self._hidden_states = self.model(tokens, self._cache, metadata)
+        samples = sample_positions(rows, ends)
+        if not samples:
+            return Pending.done(Sampled([], []))
+        last, slots, positions = torch.tensor(samples, device=self._parallel.device).unbind(1)
+        self._logits = self.model.logits(self._hidden_states[last])
+        return Pending.done(self._sample(slots, positions, self._logits))
 
-    def logits_of_draws(self, draws: Seq[int]) -> torch.Tensor:
-        return self._logits[list(draws)]
+    def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
+        return self._logits[list(samples)]
 
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
-        return self.model.logits(self._states[tokens.start : tokens.stop])
+        return self.model.logits(self._hidden_states[tokens.start : tokens.stop])
 
-    def _draw(self, index: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor) -> Drawn:
-        """Draw the tokens at `positions` of the slots `index`, both int64 [D], from logits [D, vocab], and remember them as
+    def _sample(self, index: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor) -> Sampled:
+        """Sample the tokens at `positions` of the slots `index`, both int64 [D], from logits [D, vocab], and store them as
         input."""
         slots = self._slots
         finite = logits.sum(-1).isfinite()
         if self._parallel.rank == 0:
-            # A row that is not finite draws from zeros: its token means nothing, but it must be a token.
+            # A row whose logits are not finite samples from zeros: its token means nothing, but must be a token.
             tokens = sample(
                 torch.where(finite[:, None], logits, torch.zeros_like(logits)),
                 slots.sampling.at(index),
@@ -87,10 +87,10 @@ class TorchBackend:
             )
         else:
             tokens = torch.empty_like(index)
-        # Ranks may differ in the last bit of a logit (other CPUs, other libraries): one draws for all.
+        # Ranks may differ in the last bit of a logit (other CPUs, other libraries): rank 0 samples for all.
         self._parallel.broadcast(tokens)
         slots.tokens[index, positions] = tokens
-        return Drawn(tokens.tolist(), [i for i, ok in enumerate(finite.tolist()) if not ok])
+        return Sampled(tokens.tolist(), [i for i, ok in enumerate(finite.tolist()) if not ok])
 
     def _cache_shape(self) -> tuple[int, int, int, int, torch.dtype]:
         """n_layers, block_size, key/value heads of this rank, head_dim, dtype."""

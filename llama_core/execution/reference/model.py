@@ -1,6 +1,6 @@
 """The sharded Transformer of Llama 2 on fairscale's model-parallel layers, for inference.
 
-T is the number of tokens in a step: rows of different sequences laid end to end, each token with its own position.
+T is the number of tokens in a step: rows of different sequences concatenated, each token with its own position.
 Formulas: RMSNorm (Zhang and Sennrich 2019), rotary embedding (`rotary.py`), grouped-query attention (Ainslie et al. 2023),
 SwiGLU (Shazeer 2020); names of parameters are those of Meta's checkpoints.
 """
@@ -14,7 +14,7 @@ from fairscale.nn.model_parallel.layers import ColumnParallelLinear, ParallelEmb
 from torch import nn
 
 from llama_core.execution.attention import attend_decodes, attend_prefill
-from llama_core.execution.kv_cache import KVCache, StepLayout
+from llama_core.execution.kv_cache import AttentionMetadata, KVCache
 from llama_core.execution.rotary import rotary_table, rotate
 from llama_core.model_config import ModelConfig
 
@@ -47,17 +47,19 @@ class Attention(nn.Module):
         self.wv = _column(config.dim, config.n_kv_heads * config.head_dim)
         self.wo = _row(config.n_heads * config.head_dim, config.dim)
 
-    def forward(self, x: torch.Tensor, table: torch.Tensor, cache: KVCache, layout: StepLayout) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, table: torch.Tensor, cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
         """x [T, dim] -> [T, dim]."""
         q = rotate(self.wq(x).view(-1, self.n_heads, self.head_dim), table)
         k = rotate(self.wk(x).view(-1, self.n_kv_heads, self.head_dim), table)
         v = self.wv(x).view(-1, self.n_kv_heads, self.head_dim)
-        cache.write(self.layer, layout, k, v)
+        cache.store(self.layer, metadata, k, v)
         out = torch.empty_like(q)
-        if layout.decode_index.numel():
-            keys, values = cache.of_decodes(self.layer, layout)
-            out[layout.decode_index] = attend_decodes(q[layout.decode_index], keys, values, layout.decode_lengths)
-        for row in layout.prefills:
+        if metadata.decode_index.numel():
+            keys, values = cache.of_decodes(self.layer, metadata)
+            out[metadata.decode_index] = attend_decodes(q[metadata.decode_index], keys, values, metadata.decode_lengths)
+        for row in metadata.prefills:
             keys, values = cache.of_prefill(self.layer, row)
             out[row.begin : row.end] = attend_prefill(q[row.begin : row.end], keys, values, row.start)
         result: torch.Tensor = self.wo(out.flatten(1))
@@ -84,14 +86,16 @@ class TransformerBlock(nn.Module):
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
-    def forward(self, x: torch.Tensor, table: torch.Tensor, cache: KVCache, layout: StepLayout) -> torch.Tensor:
-        h: torch.Tensor = x + self.attention(self.attention_norm(x), table, cache, layout)
+    def forward(
+        self, x: torch.Tensor, table: torch.Tensor, cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        h: torch.Tensor = x + self.attention(self.attention_norm(x), table, cache, metadata)
         out: torch.Tensor = h + self.feed_forward(self.ffn_norm(h))
         return out
 
 
 class Transformer(nn.Module):
-    """Built without memory for its weights: `load_state_dict(..., assign=True)` brings them, on their device."""
+    """Built without memory for its weights: `load_state_dict(..., assign=True)` assigns them, on their device."""
 
     def __init__(self, config: ModelConfig, world_size: int, max_seq_len: int, device: torch.device) -> None:
         super().__init__()
@@ -104,18 +108,18 @@ class Transformer(nn.Module):
             self.output = _column(config.dim, config.vocab_size, gather_output=True)
         self.rotary = rotary_table(config.head_dim, max_seq_len, config.rope_theta, device)
 
-    def forward(self, tokens: torch.Tensor, cache: KVCache, layout: StepLayout) -> torch.Tensor:
-        """tokens int64 [T] -> the last layer's normed states [T, dim]. Writes the cache."""
+    def forward(self, tokens: torch.Tensor, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
+        """tokens int64 [T] -> the last layer's normed hidden states [T, dim]. Writes the cache."""
         h = self.tok_embeddings(tokens)
-        table = self.rotary[layout.positions]
+        table = self.rotary[metadata.positions]
         for layer in self.layers:
-            h = layer(h, table, cache, layout)
-        states: torch.Tensor = self.norm(h)
-        return states
+            h = layer(h, table, cache, metadata)
+        hidden_states: torch.Tensor = self.norm(h)
+        return hidden_states
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """states [R, dim] -> float32 [R, vocab_size], whole on every rank."""
-        logits: torch.Tensor = self.output(states).float()
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [R, dim] -> float32 [R, vocab_size], whole on every rank."""
+        logits: torch.Tensor = self.output(hidden_states).float()
         return logits
 
 

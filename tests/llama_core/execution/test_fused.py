@@ -1,4 +1,4 @@
-"""The GPU's way of computing steps: on the CPU what can be shown there, on a GPU the rest.
+"""The fused backend: most of it is tested on the CPU, kernels and CUDA graphs on a GPU.
 
 That its tokens and logits are the reference's, on several ranks and in any batch, is in test_equivalence.py.
 """
@@ -39,7 +39,7 @@ def test_every_number_of_tokens_has_a_bucket_that_is_not_much_larger(largest: in
 
 
 @pytest.mark.parametrize("vocab", [40, 3000])
-def test_sampling_without_a_branch_draws_the_same(vocab: int) -> None:
+def test_sampling_without_a_branch_gives_the_same_tokens(vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     rows = 64
     logits = torch.randn(rows, vocab, generator=generator) * 3
@@ -72,24 +72,24 @@ def test_a_step_may_start_before_the_one_before_it_was_read() -> None:
             SlotInit(i, prompt, list(range(i * blocks, (i + 1) * blocks)), SamplingParams(0.9 * (i % 2), seed=i))
             for i, prompt in enumerate(prompts)
         ]
-        drawn = [runner.step(StepInput(0, 0, [Row(i, 0, 3, True) for i in range(5)], admit=admit)).tokens]
-        under_way = []
+        sampled = [runner.step(StepInput(0, 0, [Row(i, 0, 3, True) for i in range(5)], admit=admit)).tokens]
+        in_flight = []
         for number in range(1, 4):
             step = runner.start(step_of(number, [2 + number] * 5, []))
             assert not step.is_done
-            under_way.append(step)
-            if not is_behind or len(under_way) > 1:
-                drawn.append(under_way.pop(0).result().tokens)
-        drawn += [step.result().tokens for step in under_way]
-        return drawn
+            in_flight.append(step)
+            if not is_behind or len(in_flight) > 1:
+                sampled.append(in_flight.pop(0).result().tokens)
+        sampled += [step.result().tokens for step in in_flight]
+        return sampled
 
     one_by_one = run(False)
     assert run(True) == one_by_one
     assert len({tuple(row) for row in zip(*one_by_one, strict=True)}) == 5
 
 
-def test_a_slot_that_changes_hands_before_its_step_was_read_changes_nothing() -> None:
-    """The step has a row of a sequence that ended; the next one gives the slot to one that wants its prompt's logprobs."""
+def test_a_slot_given_to_another_sequence_before_its_step_was_read_changes_no_output() -> None:
+    """The step has a row of a sequence that ended; the next step gives the slot to a request for prompt logprobs."""
     runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
     prompt = [1, 5, 40]
     runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, prompt, [0], SamplingParams(0.0))]))
@@ -103,7 +103,7 @@ def test_a_slot_that_changes_hands_before_its_step_was_read_changes_nothing() ->
     assert len(following.result().prompt_logprobs[0].values) == 36
 
 
-def test_who_wants_logprobs_has_them_before_the_next_step_starts() -> None:
+def test_logprobs_are_computed_before_the_next_step_starts() -> None:
     runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
     admit = [SlotInit(0, [1, 9, 30], [0], SamplingParams(0.0, logprobs=2))]
     step = runner.start(StepInput(0, 0, [Row(0, 0, 3, True)], admit=admit))
@@ -120,7 +120,7 @@ print(json.dumps([largest_differences(torch.device("cpu"), dtype) for dtype in (
 
 
 def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Of each of the kernels from what torch computes, over several shapes."""
+    """The largest difference of each kernel from torch, over several shapes."""
     from llama_core.execution.fused.kernels import TritonOps
 
     kernels, meaning = TritonOps(), TorchOps()
@@ -206,7 +206,7 @@ def test_decode_steps_are_graphs_and_give_the_references_tokens(golden: dict[str
 
 @pytest.mark.cuda
 @needs_cuda
-def test_a_seeded_request_draws_the_same_in_graphs_and_without_them() -> None:
+def test_a_seeded_request_samples_the_same_in_graphs_and_without_them() -> None:
     settings: dict[str, Any] = {"dtype": "float32", "device": "cuda"}
     prompts = [[1, 5 + i, 9] for i in range(5)]
     texts = [

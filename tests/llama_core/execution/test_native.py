@@ -1,4 +1,4 @@
-"""The native engine: the same bits in any batch, whatever the CPU's instructions; int8; how ranks meet; where it cannot be."""
+"""The native backend: the same bits in any batch and with any instructions; int8; all-gathers; where it is unavailable."""
 
 import ctypes
 import json
@@ -20,8 +20,8 @@ from benchmarks.questions.quality import perplexity
 from llama_core import Llama
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.native import backend, build
+from llama_core.execution.native.all_gather import shared_memory
 from llama_core.execution.native.backend import AbiMismatch, NativeBackend
-from llama_core.execution.native.exchange import shared_memory
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.execution.sampling_tensors import SlotSampling
@@ -32,7 +32,7 @@ from tests.support import checkpoints, on_ranks
 
 DEMO = Path(__file__).parents[3] / "demo"
 PROMPT = [1] + [3 + i * 37 % 600 for i in range(90)]
-# 4 heads of 64 dimensions on 2 key/value heads: whole tiles.
+# 4 heads of 64 dimensions on 2 key/value heads: whole register tiles.
 SHAPE = {
     "dim": 256,
     "n_layers": 2,
@@ -42,7 +42,7 @@ SHAPE = {
     "norm_eps": 1e-5,
     "vocab_size": -1,
 }
-# Wide enough for matrices to be cut into slices, in every format, on tile registers.
+# Wide enough for K slices in every format on tile registers.
 WIDE = SHAPE | {"dim": 768, "n_heads": 12, "n_kv_heads": 4}
 FLAGS = ["", "-DLLAMA_NO_AMX", "-march=skylake-avx512", "-march=x86-64-v3", "-march=x86-64-v2"]
 
@@ -77,11 +77,11 @@ def last_logits_among_others(runner: ModelRunner, chunks: list[int], strangers: 
         rows = [Row(slot, start, chunk, start + chunk == len(PROMPT)) for slot in range(strangers + 1)]
         runner.step(StepInput(0, 0, rows[::-1], admit=admit))
         admit, start = [], start + chunk
-    return runner.backend.logits_of_draws([strangers])[0].clone()
+    return runner.backend.logits_of_samples([strangers])[0].clone()
 
 
 def check_this_build(model: str, dtype: str, quantization: str) -> dict[str, Any]:
-    """Bits in every batch and chunking; how far from torch's, and how far torch's own differ, in float32's spread."""
+    """Whether all batches and chunkings give the same bits, and the error beside torch in float32, in units of its spread."""
     runner = on_ranks.build(
         alone("cpu"), model, dtype, backend="native", quantization=quantization, max_step_tokens=800
     ).runner
@@ -168,7 +168,7 @@ def test_int8_on_two_ranks_is_near_int8_on_one(ranks: Any, model: str) -> None:
     assert bytes_of_two < 0.6 * bytes_of_one
 
 
-def logits_by_carrier(parallel: Parallel, model: str) -> Any:
+def logits_by_gloo_fallback(parallel: Parallel, model: str) -> Any:
     """As on ranks of different nodes: no shared memory."""
     vars(backend)["shared_memory"] = lambda parallel, num_bytes: None
     try:
@@ -181,8 +181,8 @@ def logits_by_shared_memory(parallel: Parallel, model: str) -> Any:
     return on_ranks.last_logits(parallel, model, PROMPT[:60], [30, 29, 1], max_seq_len=151)
 
 
-def test_ranks_exchange_the_same_values_through_gloo_as_through_shared_memory(ranks: Any, model: str) -> None:
-    assert ranks(2).call(logits_by_carrier, model) == ranks(2).call(logits_by_shared_memory, model)
+def test_ranks_gather_the_same_values_through_gloo_as_through_shared_memory(ranks: Any, model: str) -> None:
+    assert ranks(2).call(logits_by_gloo_fallback, model) == ranks(2).call(logits_by_shared_memory, model)
 
 
 def test_no_rank_uses_memory_that_another_could_not_map(ranks: Any) -> None:
@@ -191,7 +191,7 @@ def test_no_rank_uses_memory_that_another_could_not_map(ranks: Any) -> None:
 
 def shared_memory_where_rank_1_fails(parallel: Parallel) -> bool:
     with patch(
-        "llama_core.execution.native.exchange.mmap.mmap", side_effect=OSError if parallel.rank == 1 else mmap.mmap
+        "llama_core.execution.native.all_gather.mmap.mmap", side_effect=OSError if parallel.rank == 1 else mmap.mmap
     ):
         return shared_memory(parallel, 4096) is None
 
@@ -277,7 +277,7 @@ def test_a_mirror_that_does_not_fit_the_library_is_refused_by_name(
     [({"dtype": "float16"}, "float16"), ({"block_size": 24}, "block_size 24")],
     ids=["float16", "odd blocks"],
 )
-def test_what_it_cannot_do_torch_does(settings: dict[str, Any], reason: str) -> None:
+def test_torch_computes_what_the_native_backend_does_not_support(settings: dict[str, Any], reason: str) -> None:
     mp1 = str(GOLDEN / "mp1")
     assert on_ranks.build(alone("cpu"), mp1, **settings).runner.backend.name == "torch"
     with pytest.raises(ConfigError, match=reason):
@@ -286,7 +286,7 @@ def test_what_it_cannot_do_torch_does(settings: dict[str, Any], reason: str) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dim", [24, 40, 64])
-def test_what_one_request_computes_reaches_no_later_one_in_any_width(tmp_path: Path, dim: int, dtype: str) -> None:
+def test_values_of_one_request_reach_no_later_request_at_any_width(tmp_path: Path, dim: int, dtype: str) -> None:
     shape = SHAPE | {"dim": dim, "n_heads": 4, "n_kv_heads": 2}
     directory = str(checkpoints.write(tmp_path, [checkpoints.random_weights(shape)], shape))
     runner = on_ranks.build(alone("cpu"), directory, dtype, backend="native").runner
@@ -302,10 +302,10 @@ def test_what_one_request_computes_reaches_no_later_one_in_any_width(tmp_path: P
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_value_that_is_not_finite_is_told_and_not_rounded_away(tmp_path: Path, quantization: str) -> None:
+def test_a_value_that_is_not_finite_is_reported_and_not_rounded_away(tmp_path: Path, quantization: str) -> None:
     weights = checkpoints.random_weights(SHAPE)
     for name in ("layers.0.attention.wq.weight", "layers.0.attention.wk.weight"):
-        weights[name] = weights[name] * 1e30  # one product of both is past float32
+        weights[name] = weights[name] * 1e30  # their product overflows float32
     directory = str(checkpoints.write(tmp_path, [weights], SHAPE))
     with pytest.raises(NonFiniteLogits):
         on_ranks.build(alone("cpu"), directory, "float32", backend="native", quantization=quantization)

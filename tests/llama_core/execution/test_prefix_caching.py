@@ -1,4 +1,4 @@
-"""What sequences begin with in common is computed once, found again later, and never taken for something else."""
+"""A common prefix is computed once, found again later, and never confused with another prefix."""
 
 from collections import deque
 from pathlib import Path
@@ -31,16 +31,16 @@ def sequence(prompt: list[int], max_new: int = 8, **params: object) -> Sequence:
 
 
 def run(scheduler: Scheduler, ranks: FakeRanks, sequences: list[Sequence], depth: int = 2) -> int:
-    """Serve these to their end. Returns the tokens that went through the model."""
+    """Run all sequences to their end. Returns the number of computed tokens."""
     before = ranks.num_computed
     for seq in sequences:
         scheduler.add(seq)
-    flights: deque[StepOutput] = deque()
+    in_flight: deque[StepOutput] = deque()
     while scheduler.has_work:
-        if len(flights) < depth and (batch := scheduler.schedule()) is not None:
-            flights.append(ranks.step(batch))
+        if len(in_flight) < depth and (batch := scheduler.schedule()) is not None:
+            in_flight.append(ranks.step(batch))
         else:
-            scheduler.commit(flights.popleft())
+            scheduler.commit(in_flight.popleft())
     for seq in sequences:
         assert seq.output == expected_output(seq)
     assert scheduler.pool.num_used == 0
@@ -48,12 +48,12 @@ def run(scheduler: Scheduler, ranks: FakeRanks, sequences: list[Sequence], depth
 
 
 @pytest.mark.parametrize("budget", [64, 150, 512, 5000])
-def test_requests_that_arrive_together_compute_their_common_beginning_once(budget: int) -> None:
+def test_requests_that_arrive_together_compute_their_common_prefix_once(budget: int) -> None:
     scheduler, ranks = make(budget=budget), FakeRanks(16)
     sequences = [sequence([*PREFIX, 1000 + i, 7, 8], seed=i) for i in range(32)]
     computed = run(scheduler, ranks, sequences)
     assert computed == 400 + 32 * (3 + 7), (
-        "the beginning once; of each request its own tokens and all generated but one"
+        "the prefix once; of each request its own tokens and all generated tokens but one"
     )
     assert scheduler.num_prefix_hits == 31 * 400
     assert [seq.num_cached for seq in sequences] == [0] + [400] * 31
@@ -86,7 +86,7 @@ def test_the_next_turn_of_a_conversation_finds_the_answer_that_it_repeats() -> N
     assert following.num_cached == 96, "109 of the 110 tokens were computed, the last was only drawn: 6 full blocks"
 
 
-def test_who_asks_for_a_prompts_logprobs_computes_it_and_others_find_it() -> None:
+def test_a_request_for_prompt_logprobs_computes_its_prompt_and_others_find_it() -> None:
     scheduler, ranks = make(), FakeRanks(16)
     asking = [sequence(PREFIX[:100], logprobs=0, prompt_logprobs=True) for _ in range(2)]
     assert run(scheduler, ranks, asking) == 2 * (100 + 7)
@@ -95,7 +95,7 @@ def test_who_asks_for_a_prompts_logprobs_computes_it_and_others_find_it() -> Non
     assert other.num_cached == 96
 
 
-def test_a_beginning_that_differs_in_one_token_is_another() -> None:
+def test_a_prefix_that_differs_in_one_token_is_not_shared() -> None:
     scheduler, ranks = make(), FakeRanks(16)
     run(scheduler, ranks, [sequence(PREFIX[:100])])
     for at in (0, 20, 47):
@@ -104,7 +104,7 @@ def test_a_beginning_that_differs_in_one_token_is_another() -> None:
         assert seq.num_cached == at // 16 * 16
 
 
-def test_a_beginning_in_use_again_and_again_outlives_what_is_used_once() -> None:
+def test_a_prefix_that_is_used_again_outlives_one_that_is_used_once() -> None:
     scheduler, ranks = make(num_blocks=24), FakeRanks(16)
     run(scheduler, ranks, [sequence(PREFIX[:160])])
     for i in range(30):
@@ -113,7 +113,7 @@ def test_a_beginning_in_use_again_and_again_outlives_what_is_used_once() -> None
         assert seq.num_cached == 160
 
 
-def test_memory_is_reused_when_it_is_needed_and_what_was_there_is_computed_again() -> None:
+def test_cached_blocks_are_reused_when_needed_and_computed_again_later() -> None:
     scheduler, ranks = make(num_blocks=24), FakeRanks(16)
     run(scheduler, ranks, [sequence(PREFIX[:160])])
     run(scheduler, ranks, [sequence([3000 + i] * 100) for i in range(8)])
@@ -125,7 +125,7 @@ def test_a_preempted_sequence_computes_again_only_what_was_reused_meanwhile() ->
     computed = {}
     for caching in (True, False):
         scheduler, ranks = make(num_blocks=16, slots=2, prefix_caching=caching), FakeRanks(16)
-        # Admitted with 3 blocks each, both want 10: the younger gives way, and comes back when the older has ended.
+        # Admitted with 3 blocks each, both need 10: the younger is preempted and admitted again when the older has ended.
         old, young = sequence(PREFIX[:40], max_new=120), sequence(PREFIX[200:240], max_new=120)
         computed[caching] = run(scheduler, ranks, [old, young], depth=1)
         assert scheduler.num_preemptions == 1
@@ -151,14 +151,14 @@ def test_preemption_costs_little_as_long_as_its_blocks_are_not_reused() -> None:
     assert all(seq.output == expected_output(seq) for seq in sequences)
 
 
-def test_new_ranks_have_nothing_to_be_found() -> None:
+def test_new_ranks_have_an_empty_prefix_cache() -> None:
     scheduler, ranks = make(), FakeRanks(16)
     run(scheduler, ranks, [sequence(PREFIX)])
     scheduler.restart(epoch=1)
     assert run(scheduler, FakeRanks(16), [sequence(PREFIX)]) == 400 + 7
 
 
-def test_what_was_computed_for_a_failed_request_is_not_given_to_others() -> None:
+def test_blocks_of_a_failed_request_are_not_shared() -> None:
     scheduler, ranks = make(), FakeRanks(16)
     ranks.non_finite_at = (0, 100)
     failing = sequence(PREFIX[:100])
@@ -170,11 +170,11 @@ def test_what_was_computed_for_a_failed_request_is_not_given_to_others() -> None
 
 
 @pytest.mark.parametrize("length", range(40, 57))
-def test_a_token_that_is_still_on_its_way_is_in_no_key(length: int) -> None:
+def test_a_token_in_flight_is_in_no_prefix_hash(length: int) -> None:
     scheduler, ranks = make(), FakeRanks(16)
     leaving = sequence(PREFIX[:length], max_new=20)
     scheduler.add(leaving)
-    batches = [scheduler.schedule() for _ in range(4)]  # computes up to 3 tokens more than it has been told
+    batches = [scheduler.schedule() for _ in range(4)]  # schedules up to 3 tokens beyond the committed ones
     scheduler.finish(leaving, FinishReason.ABORT)
     for batch in batches:
         scheduler.commit(ranks.step(batch))  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def test_a_token_that_is_still_on_its_way_is_in_no_key(length: int) -> None:
     assert set(scheduler.pool.prefixes._block_of) == set(keys[1:])
 
 
-def test_an_aborted_prompt_is_found_as_far_as_its_steps_were_made() -> None:
+def test_an_aborted_prompt_is_cached_as_far_as_it_was_scheduled() -> None:
     scheduler, ranks = make(budget=64), FakeRanks(16)
     leaving = sequence(PREFIX)
     scheduler.add(leaving)

@@ -1,4 +1,4 @@
-"""The draw follows the reference's nucleus, in distribution and to the token."""
+"""Sampling follows the reference's nucleus, in distribution and to the token."""
 
 import pytest
 import scipy.stats
@@ -12,7 +12,7 @@ from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 def draw(
     logits: torch.Tensor, n: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 5
 ) -> torch.Tensor:
-    """n draws from one row of logits, at positions 0 .. n."""
+    """n samples from one row of logits, at positions 0 .. n."""
     return sample(
         logits.expand(n, -1),
         SamplingTensors.of(SamplingParams(temperature, top_p, top_k, seed), n),
@@ -29,7 +29,7 @@ def reference_nucleus(probs: torch.Tensor, p: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("vocab", [12, 200, NUCLEUS_GUESS + 1, 3000])
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 0.9), (1.5, 0.95), (0.3, 0.05)])
-def test_draws_follow_the_reference_nucleus(vocab: int, temperature: float, top_p: float) -> None:
+def test_samples_follow_the_reference_nucleus(vocab: int, temperature: float, top_p: float) -> None:
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * 2
     expected = reference_nucleus((logits / temperature).softmax(-1), top_p)
     n = 20_000 if vocab < 1000 else 4_000
@@ -63,11 +63,11 @@ def test_top_k_keeps_the_k_most_likely_and_top_p_counts_within_them(vocab: int) 
     logits = torch.linspace(3, 0, vocab)
     assert set(draw(logits, 3000, top_k=3).tolist()) == {0, 1, 2}
     assert set(draw(logits, 500, top_k=1).tolist()) == {0}
-    # The 3 kept are about equally likely: a half of their mass is reached by the second.
+    # The 3 tokens kept are about equally likely: the second reaches half of their mass.
     assert set(draw(logits, 3000, top_k=3, top_p=0.5).tolist()) == {0, 1}
 
 
-def test_a_row_draws_the_same_whatever_its_neighbours_are() -> None:
+def test_a_row_samples_the_same_beside_any_other_rows() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(64, 4000, generator=generator) * 3
     sampling = SamplingTensors.of(

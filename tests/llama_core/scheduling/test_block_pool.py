@@ -1,4 +1,4 @@
-"""The cache's accounts: what is free, what is shared, what can still be found, and what is reused first."""
+"""The block pool: which blocks are free, shared and registered, and which are reused first."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from llama_core.scheduling.prefix_cache import prefix_hash
 
 
 def named(pool: BlockPool, num_blocks: int, text: str) -> tuple[list[int], list[bytes]]:
-    """So many blocks in use that can be found, and their keys."""
+    """Allocated and registered blocks, and their prefix hashes."""
     blocks = pool.try_allocate(num_blocks)
     assert blocks is not None
     keys = [f"{text}{i}".encode() for i in range(num_blocks)]
@@ -16,13 +16,13 @@ def named(pool: BlockPool, num_blocks: int, text: str) -> tuple[list[int], list[
     return blocks, keys
 
 
-def test_a_key_stands_for_the_tokens_and_all_before_them() -> None:
+def test_a_prefix_hash_depends_on_the_block_and_all_tokens_before_it() -> None:
     first, other = prefix_hash(b"", [1, 2]), prefix_hash(b"", [2, 1])
     assert len({first, other, prefix_hash(first, [1, 2]), prefix_hash(other, [1, 2]), prefix_hash(b"", [1])}) == 5
     assert prefix_hash(first, [7, 8]) == prefix_hash(prefix_hash(b"", [1, 2]), [7, 8])
 
 
-def test_what_nobody_can_find_is_reused_first_and_then_what_was_given_back_longest_ago() -> None:
+def test_unregistered_blocks_are_reused_first_and_then_the_ones_released_longest_ago() -> None:
     pool = BlockPool(6, 4)
     old, old_keys = named(pool, 2, "old")
     new, new_keys = named(pool, 2, "new")
@@ -32,13 +32,13 @@ def test_what_nobody_can_find_is_reused_first_and_then_what_was_given_back_longe
     pool.release([plain])
     assert pool.try_allocate(2) == [plain, 5]
     assert pool.prefixes.lookup(old_keys) == old and pool.prefixes.lookup(new_keys) == new
-    assert pool.try_allocate(1) == [old[1]], "the end of a sequence before its beginning, without which it is of no use"
+    assert pool.try_allocate(1) == [old[1]], "the last block of a sequence before its first"
     assert pool.prefixes.lookup(old_keys) == old[:1]
     assert pool.try_allocate(2) == [old[0], new[1]]
     assert pool.prefixes.lookup(old_keys) == [] and pool.prefixes.lookup(new_keys) == new[:1]
 
 
-def test_a_block_is_free_when_its_last_holder_has_given_it_back() -> None:
+def test_a_block_is_free_when_its_last_holder_has_released_it() -> None:
     pool = BlockPool(4, 4)
     blocks, keys = named(pool, 2, "shared")
     assert pool.try_allocate(1, shared=blocks) is not None
@@ -51,7 +51,7 @@ def test_a_block_is_free_when_its_last_holder_has_given_it_back() -> None:
         pool.release(blocks)
 
 
-def test_blocks_that_come_back_from_the_free_ones_are_not_handed_out_beside() -> None:
+def test_a_shared_free_block_is_not_allocated_to_be_written() -> None:
     pool = BlockPool(4, 4)
     blocks, _ = named(pool, 3, "found")
     pool.release(blocks)
@@ -62,13 +62,13 @@ def test_blocks_that_come_back_from_the_free_ones_are_not_handed_out_beside() ->
     assert pool.num_free == 0
 
 
-def test_a_reserve_stays_free() -> None:
+def test_the_reserve_stays_free() -> None:
     pool = BlockPool(4, 4)
     assert pool.try_allocate(2, reserve=3) is None and pool.num_free == 4
     assert pool.try_allocate(2, reserve=2) is not None
 
 
-def test_a_text_that_two_computed_is_found_once() -> None:
+def test_a_prefix_that_two_sequences_computed_is_registered_once() -> None:
     pool = BlockPool(4, 4)
     (first,), (key,) = named(pool, 1, "same")
     (second,) = pool.try_allocate(1) or []
@@ -78,7 +78,7 @@ def test_a_text_that_two_computed_is_found_once() -> None:
     assert pool.prefixes.lookup([key]) == [first], "the one that lost its name to the other takes nothing with it"
 
 
-def test_what_is_forgotten_is_not_found_whoever_holds_it() -> None:
+def test_an_evicted_prefix_is_not_found_even_while_its_block_is_held() -> None:
     pool = BlockPool(6, 4)
     held, held_keys = named(pool, 2, "held")
     free, free_keys = named(pool, 2, "free")

@@ -1,4 +1,4 @@
-"""Prompt lookup: what it guesses, and when it finds guessing worthwhile."""
+"""Prompt lookup and the policy of speculation: which drafts are proposed, and when they are worthwhile."""
 
 import random
 
@@ -13,7 +13,7 @@ tokens_of_few_kinds = st.lists(st.integers(0, 4), max_size=60)
 
 
 def by_search(tokens: list[int], count: int) -> list[int]:
-    """The same by looking through all tokens: the latest occurrence of the longest ending goes on like that."""
+    """The same by a search of all tokens: what follows the latest occurrence of the longest suffix."""
     for n in NGRAMS:
         for begin in range(len(tokens) - n - 1, -1, -1):
             if tokens[begin : begin + n] == tokens[len(tokens) - n :]:
@@ -25,24 +25,24 @@ def by_search(tokens: list[int], count: int) -> list[int]:
 
 
 @given(tokens_of_few_kinds, st.integers(1, 9))
-def test_a_guess_is_how_the_latest_occurrence_of_the_ending_went_on(tokens: list[int], count: int) -> None:
+def test_drafts_continue_the_latest_occurrence_of_the_suffix(tokens: list[int], count: int) -> None:
     assert PromptLookup().propose(tokens, count) == by_search(tokens, count)
 
 
 @given(tokens_of_few_kinds, st.lists(st.integers(1, 9), max_size=20))
-def test_an_index_that_grew_with_the_text_guesses_as_one_made_at_once(tokens: list[int], pieces: list[int]) -> None:
+def test_an_index_that_grew_with_the_text_equals_one_made_at_once(tokens: list[int], pieces: list[int]) -> None:
     lookup, seen = PromptLookup(), list[int]()
     for piece in pieces:
         seen += tokens[len(seen) : len(seen) + piece]
         assert lookup.propose(seen, 5) == PromptLookup().propose(seen, 5)
 
 
-def test_three_tokens_tell_more_than_two() -> None:
+def test_a_match_of_three_tokens_is_preferred_to_one_of_two() -> None:
     assert PromptLookup().propose([1, 2, 3, 40, 9, 2, 3, 50, 1, 2, 3], 1) == [40]
     assert PromptLookup().propose([1, 2, 3, 40, 9, 2, 3, 50, 7, 2, 3], 1) == [50]
 
 
-def test_a_loop_is_guessed_to_go_on() -> None:
+def test_a_loop_is_drafted_to_continue() -> None:
     assert PromptLookup().propose([5, 6, 7, 5, 6, 7, 5], 8) == [6, 7, 5, 6, 7, 5, 6, 7]
     assert PromptLookup().propose([9, 9, 9], 4) == [9, 9, 9, 9]
 

@@ -47,13 +47,13 @@ def sequence(prompt_len: int, max_new: int, owner: str = "", **params: object) -
 
 
 def run_to_end(scheduler: Scheduler, ranks: FakeRanks, depth: int = 1) -> None:
-    flights: deque[StepOutput] = deque()
+    in_flight: deque[StepOutput] = deque()
     for _ in range(100_000):
-        batch = scheduler.schedule() if len(flights) < depth else None
+        batch = scheduler.schedule() if len(in_flight) < depth else None
         if batch is not None:
-            flights.append(ranks.step(batch))
-        elif flights:
-            scheduler.commit(flights.popleft())
+            in_flight.append(ranks.step(batch))
+        elif in_flight:
+            scheduler.commit(in_flight.popleft())
         else:
             assert not scheduler.has_work
             return
@@ -74,7 +74,7 @@ def test_any_stop_id_ends_a_sequence(stop_id: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_every_sequence_gets_its_own_tokens_whatever_runs_beside_it(depth: int) -> None:
+def test_every_sequence_gets_its_own_tokens_beside_any_other(depth: int) -> None:
     scheduler = make()
     sequences = [sequence(n, 9, ignore_eos=n % 2 == 0) for n in (1, 5, 13, 2, 8, 20, 3)]
     for seq in sequences:
@@ -88,14 +88,14 @@ def test_every_sequence_gets_its_own_tokens_whatever_runs_beside_it(depth: int) 
 @pytest.mark.parametrize(
     ("num_decodes", "num_prompts", "longest", "room"),
     [
-        (0, 1, 4000, TOKENS_ALONE),  # nobody waits for a next token
+        (0, 1, 4000, TOKENS_ALONE),  # no decode waits
         (0, 8, 4000, 8 * TOKENS_A_PROMPT),
-        (0, 20, 4000, 2000),  # all that a step may hold
+        (0, 20, 4000, 2000),  # a full step
         (1, 1, 4000, TOKENS_A_PROMPT),
-        (8, 1, 4000, TOKENS_BESIDE + 8 * TOKENS_BESIDE_EACH),  # one newcomer among many is hardly felt
+        (8, 1, 4000, TOKENS_BESIDE + 8 * TOKENS_BESIDE_EACH),  # one new prompt beside many decodes delays them little
         (8, 3, 4000, TOKENS_BESIDE + 8 * TOKENS_BESIDE_EACH),
         (8, 4, 4000, 4 * TOKENS_A_PROMPT),  # a burst
-        (8, 4, 300, 300),  # of ranks that are slow
+        (8, 4, 300, 300),  # slow ranks
     ],
 )
 def test_prompts_take_little_of_a_step_beside_decodes_unless_they_come_in_a_burst(
@@ -159,7 +159,7 @@ def test_abort_during_prefill_frees_every_block() -> None:
     assert scheduler.schedule() is None and not scheduler.has_work
 
 
-def test_a_full_queue_is_refused_and_a_free_slot_is_not_queueing() -> None:
+def test_a_full_queue_refuses_and_a_sequence_that_finds_a_slot_does_not_wait() -> None:
     scheduler = make(slots=1, max_waiting=1)
     scheduler.check_capacity([2] * 2)
     with pytest.raises(InvalidParameter, match=r"3 choices .* at most 2"):
@@ -172,7 +172,7 @@ def test_a_full_queue_is_refused_and_a_free_slot_is_not_queueing() -> None:
         scheduler.check_capacity([2] * 1)
 
 
-def test_a_bound_of_tokens_counts_newcomers_only_and_lets_one_of_any_length_wait() -> None:
+def test_the_token_limit_counts_new_sequences_only_and_lets_one_of_any_length_wait() -> None:
     scheduler = make(slots=2, budget=20, max_waiting_tokens=10)
     for _ in range(2):
         scheduler.add(sequence(8, 2))
@@ -219,7 +219,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of add, abort, stop, schedule, commit and restart, over prompts that begin alike."""
+    """Any order of add, abort, stop, schedule, commit and restart, over prompts with common prefixes."""
 
     sequences = Bundle("sequences")
 
@@ -246,13 +246,13 @@ class Machine(RuleBasedStateMachine):
         )
         self.model = model
         self.ranks = FakeRanks(self.block_size, model)
-        self.flights: deque[StepOutput] = deque()
+        self.in_flight: deque[StepOutput] = deque()
         self.depth = depth
         self.all: list[Sequence] = []
 
     @rule(
         target=sequences,
-        beginning=st.sampled_from([[], [5] * 9, [*range(10, 19)], [7, 8] * 6]),
+        prefix=st.sampled_from([[], [5] * 9, [*range(10, 19)], [7, 8] * 6]),
         own=st.lists(st.integers(3, 6), min_size=1, max_size=9),
         max_new=st.integers(0, 20),
         ignore=st.booleans(),
@@ -261,10 +261,10 @@ class Machine(RuleBasedStateMachine):
         oracle=st.booleans(),
     )
     def add(
-        self, beginning: list[int], own: list[int], max_new: int, ignore: bool, lp: bool, seed: int, oracle: bool
+        self, prefix: list[int], own: list[int], max_new: int, ignore: bool, lp: bool, seed: int, oracle: bool
     ) -> Sequence:
         params = SamplingParams(ignore_eos=ignore, prompt_logprobs=lp, logprobs=0, seed=seed)
-        prompt = beginning + own
+        prompt = prefix + own
         seq = Sequence(prompt, params, min(len(prompt) + max_new, 28))
         seq.drafting = Oracle(self.model, seed) if oracle else None
         self.scheduler.add(seq)
@@ -277,40 +277,40 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def schedule(self) -> None:
-        if len(self.flights) < self.depth and (batch := self.scheduler.schedule()) is not None:
+        if len(self.in_flight) < self.depth and (batch := self.scheduler.schedule()) is not None:
             assert batch.num_tokens <= self.scheduler.config.max_step_tokens
-            assert batch.num_draws <= self.scheduler.config.max_batch_size + self.scheduler.config.max_drafts
-            self.flights.append(self.ranks.step(batch))
+            assert batch.num_samples <= self.scheduler.config.max_batch_size + self.scheduler.config.max_drafts
+            self.in_flight.append(self.ranks.step(batch))
 
     @rule()
     def commit(self) -> None:
-        if self.flights:
-            self.scheduler.commit(self.flights.popleft())
+        if self.in_flight:
+            self.scheduler.commit(self.in_flight.popleft())
 
     @rule(num_steps=st.integers(2, 8))
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self.schedule()
-            if len(self.flights) == self.depth:
+            if len(self.in_flight) == self.depth:
                 self.commit()
 
     @rule(sends_first=st.booleans())
     def commit_what_completes_a_stop_string(self, sends_first: bool) -> None:
-        """The first of the tokens that a sequence has gained ends it; the others are taken back, perhaps a step later."""
-        if self.flights:
-            gained = self.scheduler.commit(self.flights.popleft())
+        """The first new token of a sequence ends it; the others are removed, perhaps a step later."""
+        if self.in_flight:
+            gained = self.scheduler.commit(self.in_flight.popleft())
             if sends_first:
                 self.schedule()
             for seq, tokens in gained.items():
                 if tokens:
                     seq.cut(len(tokens) - 1)
                     self.scheduler.finish(seq, FinishReason.STOP)
-                    seq.finish_reason = FinishReason.ABORT  # for the last assertions: it has a beginning of its text
+                    seq.finish_reason = FinishReason.ABORT  # for the last assertions: it has a prefix of its text
                     return
 
     @rule()
     def restart(self) -> None:
-        self.flights.clear()
+        self.in_flight.clear()
         self.ranks = FakeRanks(self.block_size, self.model)
         self.scheduler.restart(self.scheduler.epoch + 1)
 
@@ -356,8 +356,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        while self.flights:
-            self.scheduler.commit(self.flights.popleft())
+        while self.in_flight:
+            self.scheduler.commit(self.in_flight.popleft())
         run_to_end(self.scheduler, self.ranks)
         assert self.scheduler.pool.num_used == 0
         for seq in self.all:

@@ -1,4 +1,4 @@
-"""Drafts change how many steps a text takes and nothing else: no token, whatever is proposed and whatever runs beside it."""
+"""Drafts change the number of steps of a text and no token, for any drafts and beside any other sequences."""
 
 import random
 from collections import deque
@@ -36,19 +36,19 @@ def sequence(prompt: list[int], max_new: int, **params: object) -> Sequence:
 
 
 def run(scheduler: Scheduler, ranks: FakeRanks, sequences: list[Sequence], depth: int) -> int:
-    """Serve these to their end. Returns the number of steps."""
+    """Run all sequences to their end. Returns the number of steps."""
     before = ranks.num_steps
     for seq in sequences:
         scheduler.add(seq)
-    flights: deque[StepOutput] = deque()
+    in_flight: deque[StepOutput] = deque()
     while scheduler.has_work:
-        if len(flights) < depth and (batch := scheduler.schedule()) is not None:
+        if len(in_flight) < depth and (batch := scheduler.schedule()) is not None:
             assert sum(row.num_drafts for row in batch.rows) <= scheduler.config.max_drafts
             assert all(row.num_drafts <= MAX_DRAFTS_PER_ROW for row in batch.rows)
             assert batch.num_tokens <= scheduler.config.max_step_tokens
-            flights.append(ranks.step(batch))
+            in_flight.append(ranks.step(batch))
         else:
-            scheduler.commit(flights.popleft())
+            scheduler.commit(in_flight.popleft())
     assert scheduler.pool.num_used == 0
     return ranks.num_steps - before
 
@@ -57,7 +57,7 @@ requests = st.lists(
     st.tuples(
         st.lists(st.integers(3, 8), min_size=1, max_size=20),
         st.integers(1, 40),  # new tokens
-        st.integers(0, 5),  # seed: the fake model draws by it, as a sampled request does
+        st.integers(0, 5),  # seed of the fake model, as of a sampled request
         st.booleans(),  # ignore_eos
         st.sampled_from(["none", "prompt lookup", "any pattern of right and wrong"]),
     ),
@@ -126,7 +126,7 @@ def test_a_text_that_does_not_repeat_takes_no_step_more_and_no_draft(depth: int)
     assert steps[0] == steps[MAX_DRAFTS]
 
 
-def test_a_text_that_stops_repeating_stops_being_guessed_and_may_begin_again() -> None:
+def test_a_text_that_stops_repeating_gets_no_more_drafts_until_it_repeats_again() -> None:
     def model(tokens: list[int], seed: int = 0) -> int:
         return looping(tokens) if len(tokens) // 100 % 2 == 0 else arbitrary(tokens)
 
@@ -144,7 +144,7 @@ def test_a_text_that_stops_repeating_stops_being_guessed_and_may_begin_again() -
     assert drafts[1] < 40 and drafts[3] < 40
 
 
-def test_who_waits_for_its_output_holds_up_nobody() -> None:
+def test_a_sequence_that_waits_for_its_output_delays_no_other() -> None:
     scheduler, ranks = make(), FakeRanks(BLOCK_SIZE, looping)
     drafting, other = sequence([3, 4, 5], 60), sequence([7, 8], 60)
     drafting.drafting = Oracle(looping, 0)
@@ -162,7 +162,7 @@ def test_who_waits_for_its_output_holds_up_nobody() -> None:
     assert third is not None and [row.slot for row in third.rows] == [drafting.slot, other.slot]
 
 
-def test_who_waits_for_its_output_waits_also_when_so_many_come_that_none_drafts_any_more() -> None:
+def test_a_sequence_waits_for_its_output_also_when_new_sequences_end_all_drafting() -> None:
     scheduler, ranks = make(slots=8), FakeRanks(BLOCK_SIZE, looping)
     drafting = sequence([3, 4, 5], 60)
     drafting.drafting = Oracle(looping, 0)
@@ -184,7 +184,7 @@ def test_who_waits_for_its_output_waits_also_when_so_many_come_that_none_drafts_
 
 
 @pytest.mark.parametrize(("num_rows", "most"), [(1, 7), (2, 4), (3, 2), (4, 2), (5, 0), (30, 0)])
-def test_the_more_run_the_fewer_drafts_each_has_and_beyond_four_none(num_rows: int, most: int) -> None:
+def test_running_sequences_share_the_drafts_and_beyond_four_there_are_none(num_rows: int, most: int) -> None:
     scheduler, ranks = make(slots=32, num_blocks=2000), FakeRanks(BLOCK_SIZE, looping)
     sequences = [sequence([3 + i % 5, 4, 5], 50) for i in range(num_rows)]
     for seq in sequences:
@@ -202,7 +202,7 @@ def test_the_more_run_the_fewer_drafts_each_has_and_beyond_four_none(num_rows: i
 
 
 def begun(model: Model, max_new: int = 40, **params: object) -> tuple[Scheduler, FakeRanks, Sequence]:
-    """A sequence that decodes, and whose next row has drafts that an oracle made; every second one is right."""
+    """A sequence that decodes, and whose next row has an oracle's drafts; every second draft is right."""
     scheduler, ranks = make(), FakeRanks(BLOCK_SIZE, model)
     seq = sequence([3, 4, 5], max_new, **params)
     seq.drafting = AllRight(model, seq.params.seed)
@@ -212,7 +212,7 @@ def begun(model: Model, max_new: int = 40, **params: object) -> tuple[Scheduler,
 
 
 class AllRight(Oracle):
-    """Proposes what will come."""
+    """Proposes the tokens that will be sampled."""
 
     def propose(self, tokens: list[int], count: int) -> list[int]:
         truth = list(tokens)
@@ -221,7 +221,7 @@ class AllRight(Oracle):
         return truth[len(tokens) :]
 
 
-def test_an_end_of_sequence_among_the_accepted_draws_ends_the_text_there() -> None:
+def test_an_end_of_sequence_among_accepted_drafts_ends_the_text_there() -> None:
     def model(tokens: list[int], seed: int = 0) -> int:
         return EOS if len(tokens) == 7 else looping(tokens)
 
@@ -233,7 +233,7 @@ def test_an_end_of_sequence_among_the_accepted_draws_ends_the_text_there() -> No
     assert seq.output == expected_output(seq, model) == [6, 7, 8, 9]
 
 
-def test_drafts_leave_room_for_the_draw_behind_them() -> None:
+def test_drafts_leave_room_for_the_sample_behind_them() -> None:
     scheduler, ranks, seq = begun(looping, max_new=6)
     batch = scheduler.schedule()
     assert batch is not None and batch.rows[0].num_drafts == 4, (
@@ -243,11 +243,11 @@ def test_drafts_leave_room_for_the_draw_behind_them() -> None:
     assert len(tokens) == 5 and seq.finish_reason is FinishReason.LENGTH
 
 
-def test_only_draws_that_count_can_fail_a_request() -> None:
+def test_only_accepted_samples_can_fail_a_request() -> None:
     scheduler, ranks, seq = begun(looping)
     batch = scheduler.schedule()
     assert batch is not None
-    batch.drafts[0].tokens[2] = 99  # the draws behind it are made from a wrong text
+    batch.drafts[0].tokens[2] = 99  # the samples behind it follow a wrong text
     output = replace(ranks.step(batch), non_finite=[4, 6])
     (tokens,) = scheduler.commit(output).values()
     assert tokens == [7, 8, 9] and seq.error is None and not seq.finished
@@ -258,7 +258,7 @@ def test_only_draws_that_count_can_fail_a_request() -> None:
 
 
 @pytest.mark.parametrize("how", ["abort", "preempt", "restart"])
-def test_what_happens_to_a_sequence_while_its_drafts_are_checked(how: str) -> None:
+def test_a_sequence_may_be_preempted_aborted_or_restarted_while_its_drafts_are_checked(how: str) -> None:
     scheduler, ranks, seq = begun(looping)
     batch = scheduler.schedule()
     assert batch is not None and batch.drafts
@@ -280,7 +280,7 @@ def test_what_happens_to_a_sequence_while_its_drafts_are_checked(how: str) -> No
     assert seq.output == expected_output(seq, looping)
 
 
-def test_blocks_for_drafts_are_nobody_elses() -> None:
+def test_blocks_for_drafts_are_taken_from_no_other_sequence() -> None:
     scheduler, ranks = make(num_blocks=6, slots=2), FakeRanks(BLOCK_SIZE, looping)
     first, second = sequence([3, 4, 5], 8), sequence([7, 8], 8)
     for seq in (first, second):

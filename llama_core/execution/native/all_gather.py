@@ -1,4 +1,4 @@
-"""How native ranks reach each other: memory that ranks of one node share, or gloo between nodes."""
+"""The all-gather of native ranks: shared memory between ranks of one node, gloo as the fallback between nodes."""
 
 import ctypes
 import mmap
@@ -16,8 +16,8 @@ _NONCE_BYTES = 16
 def shared_memory(parallel: Parallel, num_bytes: int) -> mmap.mmap | None:
     """`num_bytes` of zeros, mapped by every rank; None on every rank unless all could map it.
 
-    It has no name, so nothing is left of it, however the processes end: the others open rank 0's descriptor through /proc.
-    A nonce behind the bytes tells whether it is the right one (nodes have processes of equal numbers).
+    The memory has no name, so nothing of it remains after the processes end: the other ranks open rank 0's descriptor through
+    /proc. A nonce behind the bytes tells whether a rank has opened the right one (nodes may have processes with equal ids).
     """
     greeting = torch.zeros(_NONCE_BYTES + 16, dtype=torch.uint8)
     descriptor = -1
@@ -32,7 +32,7 @@ def shared_memory(parallel: Parallel, num_bytes: int) -> mmap.mmap | None:
                 where = os.getpid().to_bytes(8, "big") + descriptor.to_bytes(8, "big")
                 greeting = torch.frombuffer(bytearray(nonce + where), dtype=torch.uint8)
             except OSError:
-                pass  # the greeting stays zeros, which no nonce is
+                pass  # the greeting stays zeros, and no nonce is zero
         dist.broadcast(greeting, src=0)
         said = bytes(greeting.tolist())
         nonce, pid, number = (
@@ -51,19 +51,19 @@ def shared_memory(parallel: Parallel, num_bytes: int) -> mmap.mmap | None:
             return None
         return mapped
     finally:
-        # Every rank has opened it by now: `smallest` waits for all.
+        # Every rank has opened the memory by now: `smallest` waits for all.
         if descriptor >= 0:
             os.close(descriptor)
 
 
-class Carrier:
-    """Gathers bytes over torch's group when the engine asks. An exception cannot pass through C: it is kept for `reraise`."""
+class GlooFallback:
+    """All-gathers bytes over torch's group for the engine. An exception cannot pass through C: it is kept for `reraise`."""
 
     def __init__(self, parallel: Parallel) -> None:
         self._error: BaseException | None = None
         ranks = parallel.world_size
 
-        def carry(send: int, receive: int, num_bytes: int) -> int:
+        def gather(send: int, receive: int, num_bytes: int) -> int:
             try:
                 mine = torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(send), dtype=torch.uint8)
                 buffer = (ctypes.c_uint8 * (num_bytes * ranks)).from_address(receive)
@@ -73,7 +73,7 @@ class Carrier:
                 self._error = self._error or error
                 return 1
 
-        self.function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(carry)
+        self.function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(gather)
 
     def reraise(self) -> None:
         assert self._error is not None

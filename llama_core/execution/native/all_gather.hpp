@@ -1,7 +1,7 @@
-// How ranks see each other's values: everyone writes into its own place, then reads everyone's.
+// All-gather between ranks: each rank writes its own part, then reads the parts of all.
 //
-// Ranks of one node do so in shared memory. Two places a rank, used in turn: when a rank begins to write for exchange n + 2,
-// every peer has come to exchange n + 1 and is done reading n. Elsewhere a function of the caller's carries the bytes.
+// Ranks of one node use shared memory, with two buffers for each rank, used in turn: when a rank begins to write for all-gather
+// n + 2, every peer has reached n + 1 and has finished reading n. Between nodes a function of the caller (gloo) moves the bytes.
 #pragma once
 
 #include <algorithm>
@@ -12,27 +12,27 @@
 
 namespace llama {
 
-class Exchange {
+class AllGather {
   public:
-    virtual ~Exchange() = default;
-    // Where this rank writes for the next exchange.
+    virtual ~AllGather() = default;
+    // Where this rank writes its part of the next all-gather.
     virtual char* mine() = 0;
-    // Gives `bytes` of mine() to all; returns when all ranks have done so. Then of(rank) holds theirs until the next but one.
-    virtual void swap(size_t bytes) = 0;
+    // Publishes `bytes` of mine(); returns when all ranks have done so. of(rank) then holds their parts until the next but one.
+    virtual void gather(size_t bytes) = 0;
     virtual const char* of(int rank) = 0;
-    // Whether a swap did not succeed: what was computed since means nothing.
+    // Whether an all-gather failed: values computed since then mean nothing.
     virtual bool failed() const { return false; }
-    // Seconds from when this rank had come to a swap to when the last one had, in all.
+    // Seconds between this rank's arrivals and the last rank's, summed over all all-gathers.
     double waited() const { return waited_; }
 
   protected:
     double waited_ = 0;
 };
 
-class SharedMemoryExchange : public Exchange {
+class SharedMemoryAllGather : public AllGather {
   public:
-    // `memory`: size_for(ranks, bytes), zeroed before anyone came, mapped by all ranks.
-    SharedMemoryExchange(char* memory, int rank, int ranks, size_t bytes)
+    // `memory`: size_for(ranks, bytes), zeroed before the first use, mapped by all ranks.
+    SharedMemoryAllGather(char* memory, int rank, int ranks, size_t bytes)
         : memory_(memory), rank_(rank), ranks_(ranks), bytes_(align(bytes)) {}
 
     static size_t size_for(int ranks, size_t bytes) { return ranks * (kLine + 2 * align(bytes)); }
@@ -40,7 +40,7 @@ class SharedMemoryExchange : public Exchange {
     char* mine() override { return place(rank_, number_ + 1); }
     const char* of(int rank) override { return place(rank, number_); }
 
-    void swap(size_t) override {
+    void gather(size_t) override {
         number_++;
         const double here = seconds_now();
         came(rank_).store(here, std::memory_order_relaxed);
@@ -51,7 +51,7 @@ class SharedMemoryExchange : public Exchange {
             await(peer);
             last = std::max(last, came(peer).load(std::memory_order_relaxed));
         }
-        // Not until now: a rank that was without a core meanwhile is late by itself.
+        // Measured by the arrival times, so that time without a core after the last arrival does not count.
         waited_ += last - here;
     }
 
@@ -59,7 +59,7 @@ class SharedMemoryExchange : public Exchange {
     static constexpr size_t kLine = 128;
     static size_t align(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
     std::atomic<uint32_t>& arrived(int rank) { return *reinterpret_cast<std::atomic<uint32_t>*>(memory_ + rank * kLine); }
-    // When a rank came to this swap, by the clock that all processes of a host share. Two places, as for what it brought.
+    // When a rank reached this all-gather, by the clock that all processes of a host share. Two values, as for its parts.
     std::atomic<double>& came(int rank) {
         return *reinterpret_cast<std::atomic<double>*>(memory_ + rank * kLine + 8 + number_ % 2 * 8);
     }
@@ -72,7 +72,7 @@ class SharedMemoryExchange : public Exchange {
         if (waiters(rank).load()) futex_wake(&arrived(rank), true);
     }
 
-    // A peer may be at work on its last few microseconds, or without a core: spin, yield, then sleep until it says so.
+    // A peer may be a few microseconds late, or without a core: spin, yield, then sleep until it arrives.
     void await(int peer) {
         for (int turn = 0; turn < 2048; turn++) {
             if (there(peer)) return;
@@ -95,25 +95,26 @@ class SharedMemoryExchange : public Exchange {
     uint32_t number_ = 0;
 };
 
-// `carry(send, receive, bytes)`: gathers every rank's `send` into `receive` [ranks][bytes]; 0, or not if it failed.
-using Carry = int (*)(const char* send, char* receive, size_t bytes);
+// `gather(send, receive, bytes)`: gathers every rank's `send` into `receive` [ranks][bytes]; 0, or not if it failed.
+using GatherFunction = int (*)(const char* send, char* receive, size_t bytes);
 
-class CarriedExchange : public Exchange {
+class FallbackAllGather : public AllGather {
   public:
-    CarriedExchange(Carry carry, int ranks, size_t bytes)
-        : carry_(carry), send_(new char[bytes]), receive_(new char[bytes * ranks]) {}
+    FallbackAllGather(GatherFunction gather, int ranks, size_t bytes)
+        : gather_(gather), send_(new char[bytes]), receive_(new char[bytes * ranks]) {}
     char* mine() override { return send_.get(); }
-    void swap(size_t bytes) override {
+    void gather(size_t bytes) override {
         bytes_ = bytes;
         const double here = seconds_now();
-        failed_ = failed_ || carry_(send_.get(), receive_.get(), bytes) != 0;  // once failed, it would only fail again, late
+        failed_ = failed_ ||
+                  gather_(send_.get(), receive_.get(), bytes) != 0;  // after one failure, further ones would only come later
         waited_ += seconds_now() - here;
     }
     const char* of(int rank) override { return receive_.get() + rank * bytes_; }
     bool failed() const override { return failed_; }
 
   private:
-    Carry carry_;
+    GatherFunction gather_;
     bool failed_ = false;
     std::unique_ptr<char[]> send_, receive_;
     size_t bytes_ = 0;
