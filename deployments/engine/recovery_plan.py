@@ -37,9 +37,14 @@ class RecoveryPlan:
     failed_bundles: list[int | None] = field(default_factory=list)  # of each failed attempt; None if it named no rank
 
     @property
+    def is_first_growth(self) -> bool:
+        """Whether the next attempt is the one to grow. The attempts after it go back to the former bundles."""
+        return self.is_growth and not self.failed_bundles
+
+    @property
     def wanted(self) -> list[int]:
         """All bundles for the first attempt to grow; otherwise those in which ranks served."""
-        return self.all_bundles if self.is_growth and not self.failed_bundles else self.bundles
+        return self.all_bundles if self.is_first_growth else self.bundles
 
     def choose(self, usable: Sequence[int]) -> list[int]:
         """The bundles to try next, out of the `usable` ones; empty while waiting is better."""

@@ -196,7 +196,7 @@ class Supervisor:
                     async with asyncio.timeout(min(longest_s, deadline - time.monotonic())):
                         return await self._start_group(self._num_blocks)
                 except Exception as error:
-                    if isinstance(error, _SAME_AGAIN) and not plan.is_growth:
+                    if isinstance(error, _SAME_AGAIN) and not plan.is_first_growth:
                         raise
                     assert self._group is not None
                     await self._group.stop()

@@ -476,6 +476,27 @@ async def test_a_node_that_joins_with_an_unusable_checkpoint_ends_no_stream(
         assert served.groups.bundles_opened[:4] == [[1, 2], [1], [1, 2], [1]]
 
 
+async def test_a_checkpoint_replaced_before_the_ranks_grow_ends_every_stream_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)
+    async with with_two_ranks() as served:
+
+        def replaced() -> FakeGroup:
+            group = Group(steady)
+            if len(served.groups.bundles_opened) >= 3:
+                group.start_error = CheckpointChanged("consolidated.00.pth: other contents")
+            return group
+
+        served.groups.make = replaced
+        served.groups.room = lambda: [1] if len(served.groups.made) == 1 else [1, 2]
+        served.groups.made[0].fail()
+        await until(lambda: not served.service.live())
+        with pytest.raises(CheckpointChanged):
+            served.ask([1, 5])
+        assert served.groups.bundles_opened == [[1, 2], [1], [1, 2], [1]]
+
+
 async def test_the_largest_number_of_ranks_that_the_model_can_be_split_over_is_used() -> None:
     async with Served(
         lambda: Group(steady), ckpt_dir="demo", model_parallel_size=4, shrink_after_s=0.0, max_seq_len=64
