@@ -1,0 +1,70 @@
+"""How `llama-ray up` ends: its exit status, its signals, and the cause that it shows."""
+
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments.local import up
+from deployments.local.deployment_watcher import last_error
+from deployments.local.shutdown import Shutdown
+
+
+class Lines:
+    """A console that keeps what it is told."""
+
+    log = None
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, text: str) -> None:
+        self.events.append(text)
+
+    def end_of_log(self) -> str:
+        return "ValidationError: port"
+
+
+@pytest.mark.parametrize(
+    ("is_requested", "failure", "status", "said"),
+    [
+        (True, None, 0, "Stopped"),
+        (False, None, 1, "ValidationError: port"),
+        (False, "a shard is missing", 1, None),
+        (True, "a shard is missing", 1, None),
+    ],
+)
+def test_only_a_requested_shutdown_is_a_success(
+    is_requested: bool, failure: str | None, status: int, said: str | None
+) -> None:
+    console: Any = Lines()
+    watcher: Any = SimpleNamespace(failure=failure)
+    shutdown: Any = SimpleNamespace(is_requested=is_requested)
+    assert up._exit_status(watcher, shutdown, console) == status
+    assert [said] == [text.splitlines()[-1] for text in console.events] if said else console.events == []
+
+
+@pytest.mark.parametrize("failure", [None, "a shard is missing"])
+def test_the_second_signal_or_one_after_a_failure_ends_at_once(
+    failure: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(Shutdown, "_drain_and_end", lambda _: begun.append("drain"))
+    stopping = SimpleNamespace(set=lambda: begun.append("watcher stops"))
+    watcher: Any = SimpleNamespace(failure=failure, stopping=stopping, owns_cluster=False)
+    console: Any = Lines()
+    shutdown = Shutdown(watcher, console, "tag", Path("/nowhere"), lambda: None)
+    if failure is None:
+        shutdown.on_signal(signal.SIGINT, None)
+        shutdown.finish()
+        assert shutdown.is_requested and sorted(begun) == ["drain", "watcher stops"]
+    with pytest.raises(KeyboardInterrupt):
+        shutdown.on_signal(signal.SIGINT, None)
+
+
+def test_the_cause_of_a_failure_is_the_last_error_of_a_traceback() -> None:
+    text = "Traceback:\n  File x\nKeyError: 1\nDuring handling:\nllama_core.errors.CheckpointError: a shard\n  is missing\n"
+    assert last_error(text) == "llama_core.errors.CheckpointError: a shard is missing"
+    assert last_error("still deploying") == ""
