@@ -19,9 +19,7 @@ NOT_OURS = ("build", "dist", "node_modules")
 # Still in use today. Empty when the last of them is renamed.
 PENDING = frozenset(
     {
-        "flights",
         "given up",
-        "under way",
     }
 )
 
