@@ -1,4 +1,4 @@
-"""What a rank reports of itself to the driver: who it is, how far it is, and what loading came to."""
+"""A rank's reports to the driver: its identity, its progress, and the result of loading."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
+from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.sequence_stream import SequenceStream
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
@@ -25,9 +26,6 @@ log = logging.getLogger(__name__)
 
 # How long a step with prompts may take: new requests wait for it, and so do the running ones.
 LONGEST_STEP_S = 3.0
-SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 120.0  # the range of Retry-After when the queue is full
-# The throughput of requests is measured in the shortest of these windows that has enough ends of requests.
-THROUGHPUT_WINDOWS_S, MIN_ENDS = (5.0, 30.0, LONGEST_RETRY_S), 4
 
 
 class StepStats(NamedTuple):
@@ -87,7 +85,7 @@ class EngineLoop:
         self._depth = pipeline_depth
         self._on_step = on_step
         self._streams: dict[Sequence, SequenceStream] = {}
-        self._ends: deque[float] = deque(maxlen=64)  # when the latest requests ended, in time.monotonic()
+        self._retry = RetryEstimate()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -112,7 +110,7 @@ class EngineLoop:
         try:
             self.scheduler.check_capacity(lengths, owner)
         except QueueFull as error:
-            error.retry_after_s = self._wait_s()
+            error.retry_after_s = self._retry.seconds(self.scheduler.num_waiting)
             raise
 
     def submit(
@@ -256,19 +254,6 @@ class EngineLoop:
         """Seconds since a step completed while work waited; 0 when idle."""
         return time.monotonic() - self.last_progress_s if self._streams else 0.0
 
-    def _wait_s(self) -> float:
-        """Seconds until half of the waiting requests have ended, at the throughput of late: the queue has room then."""
-        now = time.monotonic()
-        latest: list[float] = []
-        # The shortest window with enough ends counts: a burst is faster than the quiet hours before it.
-        for window_s in THROUGHPUT_WINDOWS_S:
-            if len(latest := [end for end in self._ends if now - end <= window_s]) >= MIN_ENDS:
-                break
-        if len(latest) < 2:
-            return SHORTEST_RETRY_S
-        ends_per_s = len(latest) / max(now - latest[0], 1e-3)
-        return min(max(SHORTEST_RETRY_S, self.scheduler.num_waiting / 2 / ends_per_s), LONGEST_RETRY_S)
-
     def _send(self, runner: Runner, in_flight: deque[_SentStep]) -> None:
         while len(in_flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
             try:
@@ -304,7 +289,7 @@ class EngineLoop:
                 self.scheduler.finish(seq, FinishReason.ERROR)
                 stream.fail(EngineError("the tokens of this request could not be decoded to text"))
             if seq.finished:
-                self._ends.append(self.last_progress_s)
+                self._retry.request_ended(self.last_progress_s)
                 self._drop(seq)
 
     def _limit_prompt_tokens(self, batch: StepInput, output: StepOutput) -> None:

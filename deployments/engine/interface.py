@@ -115,7 +115,7 @@ class TokenStream(Protocol):
         """Ends the sequence and frees its cache blocks; does nothing when it has ended already."""
 
     def end(self, error: LlamaError) -> None:
-        """`cancel`, with an error for the reader, who gets it after what there is to take."""
+        """`cancel`, with an error that the reader gets after the remaining tokens."""
 
 
 class Engine(Protocol):

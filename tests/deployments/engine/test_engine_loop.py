@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from deployments.engine.engine_loop import SHORTEST_RETRY_S, EngineLoop, StepStats
+from deployments.engine.engine_loop import EngineLoop, StepStats
+from deployments.engine.retry_after import SHORTEST_RETRY_S
 from deployments.engine.sequence_stream import SequenceStream
 from llama_core.config import MAX_DRAFTS
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
@@ -371,12 +372,12 @@ async def test_a_full_queue_says_when_half_of_those_who_wait_will_have_been_serv
         loop.submit([1, 3, 4, 5, 6], greedy(20))
     assert refused.value.retry_after_s == SHORTEST_RETRY_S, "nothing has ended yet"
     now = time.monotonic()
-    loop._ends.extend([now - 20, now - 15, now - 10, now - 5])
+    loop._retry._ends.extend([now - 20, now - 15, now - 10, now - 5])
     with pytest.raises(QueueFull) as refused:
         loop.submit([1, 3, 4, 5, 6], greedy(20))
     assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 20), rel=0.1)
-    loop._ends.clear()
-    loop._ends.extend([now - 3600 + 60 * n for n in range(50)] + [now - 1 + 0.25 * n for n in range(4)])
+    loop._retry._ends.clear()
+    loop._retry._ends.extend([now - 3600 + 60 * n for n in range(50)] + [now - 1 + 0.25 * n for n in range(4)])
     with pytest.raises(QueueFull) as refused:
         loop.submit([1, 3, 4, 5, 6], greedy(20))
     assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 1), rel=0.1), "the quiet hour before says nothing"
