@@ -61,7 +61,7 @@ class ApiKeys:
     def _read(self, file: Path) -> None:
         self._checked_s = time.monotonic()
         status = file.stat()
-        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        stamp = (status.st_ctime_ns, status.st_size, status.st_ino)  # no process can set the ctime
         if stamp == self._stamp:
             return
         lines = (line.strip() for line in file.read_bytes().splitlines())

@@ -292,7 +292,7 @@ def _kind_of_backend(
 def _token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: list[int]) -> list[TokenLogprob]:
     chosen, values, ids = logprobs_of(logits, torch.tensor(tokens, device=logits.device), max(num_top))
     rows = zip(chosen.tolist(), values.tolist(), ids.tolist(), num_top, strict=True)
-    return [TokenLogprob(logprob, list(zip(top_ids[:n], top[:n], strict=True))) for logprob, top, top_ids, n in rows]
+    return [TokenLogprob(logprob, tuple(zip(top_ids[:n], top[:n], strict=True))) for logprob, top, top_ids, n in rows]
 
 
 def _device_name(device: torch.device) -> str:

@@ -48,10 +48,13 @@ def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[in
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural log of the raw softmax (no temperature, no top-p) at one position; `top` is sorted, most likely first."""
+    """Natural log of the raw softmax (no temperature, no top-p) at one position; `top` is sorted, most likely first.
+
+    `top` is a tuple: the garbage collector visits each list again in every full pass, and a request may have 500,000.
+    """
 
     logprob: float
-    top: list[tuple[int, float]]
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(slots=True, eq=False)

@@ -104,7 +104,7 @@ class FakeRanks:
             tokens, end = self._tokens[slot], start + length
             assert end <= len(tokens), "a row has tokens that no message carried"
             self._compute(slot, start, end)
-            values = [TokenLogprob(float(p), []) for p in range(start + 1, min(end + 1, self._prompt_logprobs[slot]))]
+            values = [TokenLogprob(float(p), ()) for p in range(start + 1, min(end + 1, self._prompt_logprobs[slot]))]
             if values:
                 prompt_logprobs.append(PromptLogprobs(index, start, values))
             if samples:
@@ -113,7 +113,7 @@ class FakeRanks:
                     len(drawn) + i for i in range(len(draws)) if (slot, end - num_drafts + i) == self.non_finite_at
                 ]
                 drawn += draws
-                logprobs += [TokenLogprob(float(at), []) for at in range(end - num_drafts, end + 1)]
+                logprobs += [TokenLogprob(float(at), ()) for at in range(end - num_drafts, end + 1)]
                 tokens[end - num_drafts :] = draws
         return StepOutput(batch.epoch, batch.step, drawn, logprobs, prompt_logprobs, non_finite)
 

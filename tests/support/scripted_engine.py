@@ -236,7 +236,7 @@ class FakeEngine:
 @cache
 def _logprob(token: int, num_top: int, vocab_size: int) -> TokenLogprob:
     value = -0.1 - (token % 7) / 3
-    return TokenLogprob(value, [((token + i) % vocab_size, value - i) for i in range(num_top)])
+    return TokenLogprob(value, tuple(((token + i) % vocab_size, value - i) for i in range(num_top)))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Messages as bytes: what goes in comes out, whatever the pieces; what is no message is refused."""
 
+import gc
 import os
 import pickle
 import socket
@@ -48,7 +49,7 @@ steps = st.builds(
     grow=st.lists(st.builds(Grow, ids, ids)),
     drafts=st.lists(st.builds(Draft, ids, ids, st.lists(ids))),
 )
-logprobs = st.builds(TokenLogprob, numbers, st.lists(st.tuples(ids, numbers)))
+logprobs = st.builds(TokenLogprob, numbers, st.lists(st.tuples(ids, numbers)).map(tuple))
 outputs = st.builds(
     StepOutput,
     ids,
@@ -80,6 +81,15 @@ def test_a_step_comes_out_as_it_went_in(step: StepInput) -> None:
 @given(replies)
 def test_a_reply_comes_out_as_it_went_in(reply: wire.Reply) -> None:
     assert wire.decode_reply(payload_of(reply)) == reply
+
+
+def test_the_garbage_collector_does_not_visit_the_alternatives_of_a_token() -> None:
+    entries: list[TokenLogprob | None] = [TokenLogprob(-0.5, ((7, -0.5), (8, -1.5))) for _ in range(3)]
+    reply = wire.decode_reply(payload_of(Answer(StepOutput(1, 1, [7, 7, 7], logprobs=entries))))
+    for _ in range(2):
+        gc.collect()
+    assert isinstance(reply, Answer) and reply.output.logprobs == entries
+    assert not any(entry is None or gc.is_tracked(entry.top) for entry in reply.output.logprobs)
 
 
 @given(st.lists(steps, min_size=1, max_size=4), st.integers(1, 50))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from pathlib import Path
 
 import httpx
@@ -118,6 +119,20 @@ def test_the_key_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch:
         assert [bool(keys.owner_of(key.encode())) for key in ("first", "second")] == [False, True], (
             "nobody is locked out"
         )
+
+
+def test_a_key_of_the_same_length_and_modification_time_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_keys, "CHECK_INTERVAL_S", 0.0)
+    file = tmp_path / "keys"
+    file.write_text("revoked")
+    modified_ns = file.stat().st_mtime_ns
+    keys = ApiKeys(file=file)
+    time.sleep(0.02)  # more than a tick of the file system's clock
+    file.write_text("granted")
+    os.utime(file, ns=(modified_ns, modified_ns))
+    assert keys.owner_of(b"granted") and not keys.owner_of(b"revoked")
 
 
 @pytest.mark.parametrize("content", [None, "# nothing\n"], ids=["missing", "empty"])

@@ -100,7 +100,7 @@ def test_two_ids_with_one_text_keep_the_likelier_and_infinity_becomes_a_number()
     tokenizer = FakeEngine().tokenizer
     byte_token, letter = (i for i in range(tokenizer.n_words) if tokenizer.token_bytes(i) == b"A")
     assert tokenizer.token_name(byte_token) == tokenizer.token_name(letter) == "A"
-    entry = TokenLogprob(-3.0, [(letter, -0.5), (byte_token, -3.0), (5, float("-inf"))])
+    entry = TokenLogprob(-3.0, ((letter, -0.5), (byte_token, -3.0), (5, float("-inf"))))
     completion = CompletionLogprobs(tokenizer, 3, [])
     written = json.loads(completion.written([completion.take([byte_token], [entry])]))
     assert written["top_logprobs"] == [{"A": -0.5, tokenizer.token_name(5): -9999.0}]
