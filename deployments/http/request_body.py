@@ -20,7 +20,11 @@ from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, Q
 
 # So many of each, outside strings, are parsed within 50 ms.
 MOST_OF_EACH = {b"[": 50_000, b"{": 50_000, b",": 1_000_000, b":": 100_000, b'"': 400_000}
-MOST_OF_EACH_IN_WORDS = "50000 lists, 50000 objects, 100000 keys, 200000 strings and 1000000 commas"
+MOST_OF_EACH_IN_WORDS = (
+    "50000 lists, 50000 objects, 100000 keys, 200000 strings, 1000000 commas and 2 MB of long integers"
+)
+DIGITS = 500  # the time to parse an integer grows with the square of its digits
+MOST_DIGIT_RUNS = 4000  # pieces of so many digits in a row
 MOST_ESCAPES = 4_000_000  # so many are passed over within 50 ms
 MAX_FIELDS = 1000  # of the body itself: each is looked at once more than those inside it
 INLINE_BYTES = 128 * 2**10  # larger bodies are parsed in a thread; so many bytes take 3 ms at most
@@ -142,7 +146,10 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 
 def _has_too_much(raw: bytes) -> bool:
-    return any(raw.count(mark) > most for mark, most in MOST_OF_EACH.items())
+    if any(raw.count(mark) > most for mark, most in MOST_OF_EACH.items()):
+        return True
+    pieces = range(0, len(raw), DIGITS) if len(raw) > DIGITS * MOST_DIGIT_RUNS else ()
+    return sum(raw[begin : begin + DIGITS].isdigit() for begin in pieces) > MOST_DIGIT_RUNS
 
 
 def _without_texts(raw: bytes) -> bytes:

@@ -66,7 +66,13 @@ def test_a_million_strings_are_refused_before_they_are_parsed(monkeypatch: pytes
             parse_json(b'{"prompt": "x", "metadata": [' + strings + b"]}")
 
 
-@pytest.mark.parametrize("text", ["[1,2],[,,]", "{:}", '\\"', '"', "\\\\", '[\\\\"],'])
+def test_megabytes_of_long_integers_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.http.request_body.from_json", lambda *_, **__: pytest.fail("was parsed"))
+    with pytest.raises(InvalidJson, match="long integers"):
+        parse_json(b'{"prompt": "x", "metadata": [' + b",".join([b"9" * 4299] * 3800) + b"]}")
+
+
+@pytest.mark.parametrize("text", ["1234567890", "[1,2],[,,]", "{:}", '\\"', '"', "\\\\", '[\\\\"],'])
 def test_what_a_string_holds_does_not_count_as_structure(text: str) -> None:
     body = {"prompt": text * 300_000, "stop": ["\\", '"']}
     assert parse_json(json.dumps(body).encode()) == body
