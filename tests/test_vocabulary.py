@@ -16,12 +16,6 @@ TEXT = (*CODE, ".sh", ".toml", ".yaml", ".md", ".html", ".js", ".css", ".env", "
 # The list itself and its page, the stories of the demo model, and the benchmarks' results.
 NOT_READ = ("tests/data", "tests/test_vocabulary.py", "docs/renames.md", "scripts/demo", "demo", "benchmarks/results")
 NOT_OURS = ("build", "dist", "node_modules")
-# Still in use today. Empty when the last of them is renamed.
-PENDING = frozenset(
-    {
-        "given up",
-    }
-)
 
 
 @cache
@@ -84,19 +78,8 @@ def test_retired_words_are_found_in_identifiers_and_sentences() -> None:
     assert uses("`Old` and a seat\n", "a.md", names, words) == ["a.md:1: seat"]
 
 
-def test_pending_words_are_on_the_list_and_in_use() -> None:
-    names, words = retired(LIST.read_text())
-    assert names | set(words) >= PENDING
-    unused = [
-        word
-        for word in PENDING
-        if not any(re.search(rf"\b{word}\b", text.replace("_", " ") + text, re.IGNORECASE) for text in files().values())
-    ]
-    assert unused == [], "nothing uses these: remove them from PENDING"
-
-
 @pytest.mark.parametrize("where", sorted(files()))
 def test_no_file_uses_a_retired_word(where: str) -> None:
     names, words = retired(LIST.read_text())
-    found = uses(files()[where], where, names - PENDING, [word for word in words if word not in PENDING])
+    found = uses(files()[where], where, names, words)
     assert found == [], "\n".join(found)

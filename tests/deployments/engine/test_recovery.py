@@ -261,8 +261,8 @@ async def test_too_many_verdicts_without_a_completed_step_fail_the_replica() -> 
         results = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(20)), return_exceptions=True)
         assert all(isinstance(result, LlamaError) for result in results)
         assert not served.service.live() and "no step was done" in served.service.readiness().detail
-        given_up = sum(isinstance(result, PoisonRequest) for result in results)
-        assert given_up == MAX_VERDICTS_WITHOUT_PROGRESS + 1 and len(served.groups.made) < 5 * given_up
+        num_verdicts = sum(isinstance(result, PoisonRequest) for result in results)
+        assert num_verdicts == MAX_VERDICTS_WITHOUT_PROGRESS + 1 and len(served.groups.made) < 5 * num_verdicts
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "dies"])

@@ -96,7 +96,7 @@ def test_an_ended_request_leaves_nothing_in_the_quarantine() -> None:
     assert quarantine.num_quarantined == quarantine.num_failures(seq) == 0
 
 
-def test_ranks_are_given_up_after_consecutive_failures_without_a_step_between_them() -> None:
+def test_recovery_stops_after_consecutive_failures_without_a_step_between_them() -> None:
     streak = FailureStreak()
     for _ in range(MAX_FAILURES_WITHOUT_PROGRESS):
         streak.failed(0, 1.0)
@@ -114,7 +114,7 @@ def test_a_failure_long_after_the_recovery_is_not_counted_as_consecutive() -> No
     assert streak.reason_to_give_up is None
 
 
-def test_ranks_are_given_up_after_too_many_verdicts_without_a_step_between_them() -> None:
+def test_recovery_stops_after_too_many_verdicts_without_a_step_between_them() -> None:
     streak = FailureStreak()
     for _ in range(MAX_VERDICTS_WITHOUT_PROGRESS + 1):
         assert streak.reason_to_give_up is None
