@@ -80,8 +80,8 @@ class EventStream:
                     self._sending_since_s = loop.time()
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self._sending_since_s = None
-                    if self._coalescing is not None and (interval_s := self._coalescing.interval_s):
-                        await self._choices.wait_for_end(interval_s)
+                    if not self._has_more and self._coalescing is not None and self._coalescing.interval_s:
+                        await self._choices.wait_for_end(self._coalescing.interval_s)
                 if self._has_more:
                     await asyncio.sleep(0)  # other tasks run between slices
                     body = self._take()

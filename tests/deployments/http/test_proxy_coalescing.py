@@ -13,7 +13,7 @@ from deployments.http.choices import Choices
 from deployments.http.limits import HttpLimits
 from deployments.http.plan import Plan
 from deployments.http.proxy_coalescing import ProxyCoalescing
-from deployments.http.sse import EventStream
+from deployments.http.sse import SLICE_BYTES, EventStream
 from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.scripted_engine import FakeEngine, eventually, serve
@@ -80,7 +80,30 @@ class PlainSerializer:
         return b"[DONE]"
 
 
-async def messages(coalescing: ProxyCoalescing | None) -> list[bytes]:
+class LargeChoices:
+    """One choice whose whole answer, of several slices, can be read at once. Counts the waits between messages."""
+
+    num_open = 1
+    num_waits = 0
+
+    def __init__(self) -> None:
+        self._num_left = 5
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        return True
+
+    def take(self) -> tuple[int, Delta] | None:
+        if not self._num_left:
+            return None
+        self._num_left -= 1
+        self.num_open = int(self._num_left > 0)
+        return 0, Delta("x" * SLICE_BYTES, [0], [], None)
+
+    async def wait_for_end(self, timeout_s: float) -> None:
+        self.num_waits += 1
+
+
+async def messages(coalescing: ProxyCoalescing | None, choices: Any = None) -> list[bytes]:
     """The bodies that one stream sends."""
     sent: list[bytes] = []
 
@@ -88,7 +111,7 @@ async def messages(coalescing: ProxyCoalescing | None) -> list[bytes]:
         if message["type"] == "http.response.body":
             sent.append(message["body"])
 
-    choices = TimedChoices()
+    choices = choices or TimedChoices()
     record: Any = SimpleNamespace(delta=lambda _: None, succeeded=lambda: None)
     stream = EventStream(
         cast(Any, choices),
@@ -108,6 +131,13 @@ async def test_beside_other_streams_messages_are_fewer_and_say_the_same() -> Non
     assert each == [b"x"] * (NUM_TOKENS - 1) + [b"x[DONE]"], "one stream alone sends every token at once"
     assert joined == [b"x", *[b"x" * 10] * 4, b"x" * 9 + b"[DONE]"], "then a message every 100 ms"
     assert (alone.num_streams, beside.num_streams) == (0, 31)
+
+
+async def test_the_slices_of_a_large_answer_follow_each_other_without_an_interval() -> None:
+    choices = LargeChoices()
+    sent = await messages(ProxyCoalescing(num_streams=31), choices)
+    assert b"".join(sent) == b"x" * (5 * SLICE_BYTES) + b"[DONE]"
+    assert choices.num_waits == 0
 
 
 async def test_without_coalescing_every_token_leaves_at_once() -> None:
