@@ -178,21 +178,24 @@ def take_turns(
 
 
 def summary(found: Mapping[str, Mapping[str, Samples]]) -> dict[str, Any]:
-    """Figures by load and contender, and the ratios of each contender's to the last one's."""
+    """Figures by load and contender, and the ratios to the last contender's. Raises ValueError where one of those is 0."""
     loads: dict[str, Any] = {}
     for load, contenders in found.items():
         figures = {name: samples.figures() for name, samples in contenders.items()}
         *others, last = figures
         ratios = {
-            name: {figure: _value(figures[name][figure]) / _value(figures[last][figure]) for figure in RATIOS}
+            name: {figure: _ratio(figures[name][figure], figures[last][figure], figure) for figure in RATIOS}
             for name in others
         }
         loads[load] = {"contenders": figures, "ratios": ratios}
     return loads
 
 
-def _value(figure: float | Spread) -> float:
-    return figure.median if isinstance(figure, Spread) else figure
+def _ratio(ours: float | Spread, theirs: float | Spread, figure: str) -> float:
+    one, other = (value.median if isinstance(value, Spread) else value for value in (ours, theirs))
+    if not other:
+        raise ValueError(f"the last contender's {figure} is 0, so there is no ratio to it")
+    return one / other
 
 
 def meets_goals(ratios: Mapping[str, float]) -> bool:

@@ -36,9 +36,12 @@ def test_percentiles_are_of_all_rounds_and_ratios_are_to_the_last_contender() ->
     assert not meets_goals(result["ratios"]["ours"] | {"per_token_p50_ms": 0.76})
 
 
-def test_a_load_whose_every_request_failed_is_an_error() -> None:
+def test_a_load_without_answers_or_without_time_between_tokens_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"no request was answered: .*refused"):
         Samples(failed=["refused"]).figures()
+    instant = {"a": Samples([1.0], [1.0], [1.0]), "b": Samples([1.0], [0.0], [1.0])}
+    with pytest.raises(ValueError, match="per_token_p50_ms is 0"):
+        summary({"2 req/s": instant})
 
 
 def test_a_result_of_vllm_bench_serve_gives_times_of_each_request() -> None:
