@@ -58,7 +58,7 @@ class CoreSharing {
     // Takes note of a yield from `before` to `after`, in seconds of any clock.
     void observe(double before, double after) {
         if (after - before < kSlice) {
-            if (++cheap_in_a_row_ >= kCheap) pause_ = kFirstPause;
+            if (cheap_in_a_row_ < kCheap && ++cheap_in_a_row_ == kCheap) pause_ = kFirstPause;
             return;
         }
         // One long yield may be the server's own event loop at work. Two within a moment are a process that never sleeps.
