@@ -61,11 +61,15 @@ class CoreSharing {
             if (cheap_in_a_row_ < kCheap && ++cheap_in_a_row_ == kCheap) pause_ = kFirstPause;
             return;
         }
-        // One long yield may be the server's own event loop at work. Two within a moment are a process that never sleeps.
-        const bool again = pause_ > kFirstPause || before - last_costly_ < kMoment;
-        last_costly_ = after;
         cheap_in_a_row_ = 0;
-        if (!again) return;
+        if (before - window_begin_ > kWindow) {
+            window_begin_ = before;
+            lost_ = 0;
+        }
+        lost_ += after - before;
+        // The server's own event loop takes a core for a slice or two once a step. A process that never sleeps takes most of
+        // the window.
+        if (pause_ == kFirstPause && lost_ < kMostLost) return;
         paused_until_ = after + pause_;
         pause_ = std::min(2 * pause_, kLongestPause);
     }
@@ -74,10 +78,12 @@ class CoreSharing {
     bool is_paused(double now) const { return now < paused_until_; }
 
   private:
-    static constexpr double kSlice = 1.4e-3, kMoment = 20e-3, kFirstPause = 100e-3, kLongestPause = 800e-3;
-    static constexpr int kCheap = 16;  // short yields in a row after which the core counts as free again
+    static constexpr double kSlice = 1.4e-3, kWindow = 15e-3, kFirstPause = 100e-3, kLongestPause = 800e-3;
+    static constexpr double kMostLost = 0.4 * kWindow;  // seconds that yields may cost in a window before yielding pauses
+    static constexpr int kCheap = 16;                   // short yields in a row after which the core counts as free again
 
-    double paused_until_ = 0, last_costly_ = -1, pause_ = kFirstPause;
+    double paused_until_ = 0, pause_ = kFirstPause;
+    double window_begin_ = -1, lost_ = 0;
     int cheap_in_a_row_ = 0;
 };
 
