@@ -49,14 +49,7 @@ COMMANDS = {
         (str(Path(sys.executable).with_name("clang-format")), "--dry-run", "--Werror", *CXX_FILES),
     ),
     # Two minutes under load, with a rank killed every half minute.
-    "soak": (
-        (
-            sys.executable,
-            "-m",
-            "tests.chaos.soak",
-            *["--seconds", "120", "--every", "30", "--streams", "6", "--pause", "1"],
-        ),
-    ),
+    "soak": ((sys.executable, "-m", "tests.chaos.soak", *SOAK),),
 }
 ENDING = re.compile(
     r"^=*\s*(\d+ (?:passed|failed|error|skipped|deselected|no tests ran).* in [\d.]+s.*?)\s*=*$", re.MULTILINE
