@@ -3,14 +3,16 @@
 import asyncio
 import os
 import signal
-import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 import httpx
 import pytest
 
 from tests.chaos.load import Ask, Heard, hear
 from tests.support.server import Server, served
+from tests.support.waiting import until, until_true, wait_until
 
 NUM_STREAMS = 8
 
@@ -44,23 +46,20 @@ async def streams(
             asyncio.create_task(hear(client, ask, each)) for ask, each in zip(asks(num_tokens), heard, strict=True)
         ]
         if meanwhile is not None:
-            async with asyncio.timeout(60):
-                while not all(each.times for each in heard):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until_true("every stream has begun", lambda: all(each.times or each.error for each in heard))
             await meanwhile()
         return await asyncio.gather(*hearing)
 
 
-async def answers(server: Server, timeout_s: float) -> Heard:
+async def answers(server: Server) -> None:
     """Wait for the first complete answer."""
-    deadline = time.monotonic() + timeout_s
-    async with httpx.AsyncClient(base_url=server.url, timeout=timeout_s, trust_env=False) as client:
-        while True:
+
+    async def is_answered() -> bool:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
             heard = await hear(client, asks(20)[0])
-            if heard.error is None and heard.done:
-                return heard
-            assert time.monotonic() < deadline, heard.error
-            await asyncio.sleep(0.2)
+        return heard.error is None and heard.done
+
+    await until("an answer is complete", is_answered, 240, 0.2)
 
 
 def processes(server: Server, name: str) -> set[int]:
@@ -89,27 +88,20 @@ async def test_no_request_fails_when_serves_controller_is_killed(server: Server)
 
     assert contents(await streams(server, kill_it)) == contents(undisturbed)
     assert contents(await streams(server)) == contents(undisturbed)
-    async with asyncio.timeout(120):
-        while not processes(server, "ray::ServeController") - killed:  # noqa: ASYNC110
-            await asyncio.sleep(0.2)
+    await until_true("Serve has a new controller", lambda: processes(server, "ray::ServeController") - killed)
     assert server.get("/ready")[0] == 200
 
 
 async def test_a_killed_replica_breaks_its_streams_visibly_and_is_replaced(server: Server) -> None:
     ranks = {rank["pid"] for rank in server.get("/props")[1]["ranks"]} | processes(server, "ray::RankWorker")
-    killed_at = 0.0
 
     async def kill_it() -> None:
-        nonlocal killed_at
-        killed_at = time.monotonic()
         kill(server, "ray::ServeReplica")
 
-    heard = await streams(server, kill_it)
+    heard = await streams(server, kill_it, 4000)  # so that none has ended when the replica is killed
     assert all(each.error is not None and not each.done for each in heard), "no stream merely stops"
-    while ranks & server.processes().keys():
-        assert time.monotonic() - killed_at < 30
-        await asyncio.sleep(0.2)
-    await answers(server, 240)
+    await until_true("the killed replica's ranks have ended", lambda: not ranks & server.processes().keys(), 60)
+    await answers(server)
     props = server.get("/props")[1]
     assert not ranks & {rank["pid"] for rank in props["ranks"]}
     replica = processes(server, "ray::ServeReplica")
@@ -120,33 +112,40 @@ async def test_a_killed_haproxy_is_replaced_and_the_ranks_keep_running(server: S
     before = server.get("/props")[1]
     kill(server, "bin/haproxy")
     assert server.get("/ready")[0] == 0
-    await answers(server, 240)
+    await answers(server)
     assert server.get("/props")[1]["ranks"] == before["ranks"]
 
 
 async def test_every_replica_completes_its_live_streams_at_a_shutdown() -> None:
+    """Clients stream one answer after the other until both replicas have been seen with streams. Then the server is ended."""
     args = {"model_parallel_size": 1, "cpus_per_rank": 1, "spare_ranks": False, "max_seq_len": 4096}
     with served(args=args, num_replicas=2) as server:
-        running: dict[int, int] = {}  # by the pid of a replica's rank
+        looks: deque[tuple[int, int]] = deque(maxlen=10)  # the pid of a replica's rank, and its running requests
+        heard: list[Heard] = []
+        stopping = asyncio.Event()
 
-        async def look() -> None:
+        async def replicas(least_running: int) -> bool:
             status, props = await asyncio.to_thread(server.get, "/props")
             if status == 200 and props["ranks"]:
-                running[props["ranks"][0]["pid"]] = props["requests_running"]
+                looks.append((props["ranks"][0]["pid"], props["requests_running"]))
+            return len({pid for pid, num_running in looks if num_running >= least_running}) == 2
 
-        async def end_it() -> None:
-            running.clear()
-            while sum(num > 0 for num in running.values()) < 2:
-                await look()
-            server.process.send_signal(signal.SIGINT)
+        async def stream_on(client: httpx.AsyncClient, ask: Ask) -> None:
+            while not stopping.is_set():
+                heard.append(answer := Heard())
+                await hear(client, ask, answer)
 
         server.wait_ready()
-        async with asyncio.timeout(120):
-            while len(running) < 2:
-                await look()
-        heard = await streams(server, end_it, 1500)
-        assert all(running.values()), "a replica had no stream: this shows nothing"
-        assert all(each.error is None and each.done for each in heard)
+        await until("both replicas are ready", partial(replicas, 0), 240)
+        async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
+            streaming = [asyncio.create_task(stream_on(client, ask)) for ask in asks(3000)]
+            await until("both replicas run streams", partial(replicas, 1), pause_s=0.01)
+            begun = [each for each in heard if each.times]
+            assert not all(each.done for each in begun)
+            stopping.set()
+            server.process.send_signal(signal.SIGINT)
+            await asyncio.gather(*streaming)
+        assert [each.error for each in begun if each.error is not None or not each.done] == []
         assert server.process.wait(180) == 0
 
 
@@ -155,7 +154,7 @@ def test_a_signal_to_the_process_group_ends_every_process(server: Server) -> Non
     os.killpg(server.process.pid, signal.SIGTERM)
     assert server.process.wait(120) == 0
     assert not server.wait_gone()
-    deadline = time.monotonic() + 20  # other tests that run now may have files there for a moment
-    while (left := set(os.listdir("/dev/shm")) - SHARED_MEMORY_BEFORE) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left, "shared memory of the killed ranks"
+    # Other tests that run now may have files there for a while.
+    wait_until(
+        "the shared memory of the killed ranks is gone", lambda: not set(os.listdir("/dev/shm")) - SHARED_MEMORY_BEFORE
+    )
