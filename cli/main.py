@@ -1,4 +1,4 @@
-"""The installed command `llama-ray`. Each subcommand imports what it runs when it runs, so that `--help` stays fast."""
+"""The installed command `llama-ray`. Subcommands import their modules when they run, so that `--help` is fast."""
 
 import sys
 from pathlib import Path

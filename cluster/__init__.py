@@ -1,1 +1,1 @@
-"""Ranks as Ray actors: where they are placed, how they start, answer, fail and end. Knows nothing of HTTP or text."""
+"""Ranks as Ray actors: placement, start, steps, failures, end. Knows nothing of HTTP or text."""

@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
     parser.add_argument("--question", default="Tell me a story about a fox.")
     args = parser.parse_args()
-    # The server asks for no key; the package insists on one.
+    # The server needs no key, but the package does.
     client = OpenAI(base_url=args.base_url.rstrip("/").removesuffix("/v1") + "/v1", api_key="none")
     model = client.models.list().data[0].id
     print(f"model: {model}\n")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Completions from a running server, with nothing but curl.
+# Completions from a running server by curl.
 #
 #     sh examples/completions_curl.sh --base-url http://127.0.0.1:8000
 set -eu
@@ -18,7 +18,7 @@ main() {
     post /v1/completions '{"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "logprobs": 1}'
     echo "Two samples; the same seed gives the same two again:"
     post /v1/completions '{"prompt": "Once upon a time", "max_tokens": 24, "n": 2, "seed": 7}'
-    echo "A stream that ends where a sentence does:"
+    echo "A stream that stops at the end of a sentence:"
     post /v1/completions '{"prompt": "Once upon a time", "max_tokens": 48, "stop": ".", "seed": 7, "stream": true}'
     echo "Token ids of a text:"
     post /tokenize '{"prompt": "Once upon a time"}'

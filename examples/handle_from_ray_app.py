@@ -3,7 +3,7 @@
     python examples/handle_from_ray_app.py
     RAY_AUTH_MODE=token python examples/handle_from_ray_app.py --address HOST:PORT   # where several clusters run
 
-Inside another Serve application the same handle is awaited instead: `await handle.chat_completion.remote(dialogs)`.
+Inside another Serve application, await the same handle: `await handle.chat_completion.remote(dialogs)`.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> None:
     for dialog, answer in zip(dialogs, handle.chat_completion.remote(dialogs, temperature=0.0).result(), strict=True):
         print(f"{dialog[-1]['content']} ... {answer['generation']['content']}")
 
-    print("As it comes: ", end="")
+    print("Streamed: ", end="")
     stream = handle.options(stream=True).stream.remote(dialogs[0], max_gen_len=32, seed=1)
     assert isinstance(stream, DeploymentResponseGenerator)
     for part in stream:

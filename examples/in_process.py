@@ -36,7 +36,7 @@ def main() -> None:
     (continued,) = llama.text_completion(["Once upon a time"], temperature=0.0, max_gen_len=24, logprobs=True)
 
     if os.environ.get("RANK", "0") != "0":
-        return  # every rank has the same results; one of them prints
+        return  # all ranks have the same results; rank 0 prints them
     for dialog, answer in zip(dialogs, answers, strict=True):
         print(f"user: {dialog[-1]['content']}\nassistant: {answer['generation']['content']}\n")
     print(f"Once upon a time ... {continued['generation']}")

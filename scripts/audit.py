@@ -1,7 +1,7 @@
 """Look up published vulnerabilities of the versions in constraints.txt: python3 scripts/audit.py, or make audit.
 
 pip-audit runs in an environment of its own. It prints "No known vulnerabilities found" and exits with 0 even if no lookup
-succeeded, as behind a mirror without advisories. This script then exits with 2 and says that nothing is known.
+succeeded, as behind a mirror without advisories. This script then exits with 2 and says so.
 
 Exit status: 0 if every version was looked up and none has an advisory, 1 if one has, 2 if a lookup failed.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PIP_AUDIT = "pip-audit==2.10.1"
-SERVICES = ("pypi", "osv")  # the second has the same advisories, at another address
+SERVICES = ("pypi", "osv")  # both have the same advisories
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
-"""A client as users write them: aiohttp reads the stream line by line, and each event is parsed as it comes.
+"""A client as users write it: aiohttp reads the stream line by line, and each event is parsed on arrival.
 
-It takes more processor time than the client of benchmarks.harness.load, so it shows a server beside a busy client.
+It takes more processor time than the client of benchmarks.harness.load, so the server shares its cores with a busy client.
 """
 
 import json
@@ -52,7 +52,7 @@ class AiohttpSession:
 
 
 async def _read(response: aiohttp.ClientResponse, times: list[float]) -> tuple[int, str | None]:
-    """Add the time of each event with a token to `times`; the tokens that the server counted, and the error."""
+    """Append the time of each event with a token to `times`. Returns the server's token count, and the error."""
     num_tokens: int | None = None
     async for line in response.content:
         if not line.startswith(b"data:"):

@@ -80,7 +80,7 @@ def _clock(runner: ModelRunner) -> Iterator[Callable[[], Mapping[str, float]]]:
 
 
 def _of_modules(taken: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by part, from hooks whose time of attention includes its projections."""
+    """Seconds by part. The hooks' time of attention includes its projections, which are subtracted here."""
     parts = {part: taken.get(part, 0.0) for part in dict.fromkeys(_PART_OF_MODULE.values())}
     parts[ATTENTION] -= sum(parts[part] for part in _INSIDE_ATTENTION)
     return parts
@@ -108,7 +108,7 @@ def least_bytes(
 
 
 def weights_of_a_step(config: ModelConfig) -> int:
-    """Weights that a step of any number of rows reads."""
+    """Number of weights that a step reads, whatever its number of rows."""
     read = least_bytes(config, 1, 0, 0, 0)
     return sum(read[part] for part in (QKV, OUT, FEED_FORWARD, VOCABULARY))
 

@@ -1,6 +1,6 @@
 // How fast the memory can be read: threads sum a buffer that no cache holds, and every pass is timed.
 //
-// Read-only, as decoding reads the weights. Each thread has a share of its own and sits on a core of its own.
+// Read-only, as decoding reads the weights. Each thread has its own share of the buffer and its own core.
 // Built by bandwidth.py: g++ -O3 -march=native -std=c++20 -shared -fPIC -pthread
 
 #include <sched.h>
@@ -18,8 +18,8 @@ namespace {
 using Line = std::uint64_t __attribute__((vector_size(64)));  // a cache line; split in two where registers are shorter
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-// The share as `kStreams` runs read side by side, so that more pages are open and more prefetchers at work than one run
-// has; with kAhead > 0 lines are also asked for so many lines before they are added. Which is fastest depends on the core.
+// Reads the share as `kStreams` interleaved runs, which keeps more DRAM pages open and more prefetchers busy than one run;
+// with kAhead > 0 it prefetches so many lines ahead. The fastest values depend on the core.
 template <int kStreams, int kAhead>
 std::uint64_t sum(const Line* lines, std::size_t count) {
     const std::size_t run = count / kStreams;
@@ -49,7 +49,7 @@ void sit_on(int core) {
     cpu_set_t only;
     CPU_ZERO(&only);
     CPU_SET(core, &only);
-    sched_setaffinity(0, sizeof only, &only);  // of this thread; where it is not allowed the thread stays where it is
+    sched_setaffinity(0, sizeof only, &only);  // of this thread; not fatal where it is not allowed
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ extern "C" {
 
 int num_patterns() { return sizeof kPatterns / sizeof *kPatterns; }
 
-// `bytes` of memory with something in it (untouched pages would all be one page of zeros), null when there is not so much.
+// `bytes` of written memory (untouched pages all map to one page of zeros); null if the allocation fails.
 void* make_buffer(std::size_t bytes) {
     void* memory = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return nullptr;
@@ -70,15 +70,15 @@ void* make_buffer(std::size_t bytes) {
 
 void free_buffer(void* memory, std::size_t bytes) { munmap(memory, bytes + kHugePage); }
 
-// Read the buffer `passes` times by `threads` threads on `cores`; seconds[i] is how long pass i took, until the last
-// thread was done. Returns the sum, so that no compiler may leave the reading out.
+// Read the buffer `passes` times by `threads` threads on `cores`; seconds[i] is the time of pass i, until the last
+// thread has ended. Returns the sum, so that no compiler can remove the reads.
 std::uint64_t read_passes(const void* memory, std::size_t bytes, int threads, const int* cores, int pattern, int passes,
                           double* seconds) {
     using Clock = std::chrono::steady_clock;
     const auto* aligned = reinterpret_cast<const Line*>((reinterpret_cast<std::uintptr_t>(memory) + 63) & ~std::uintptr_t{63});
     const std::size_t share = bytes / sizeof(Line) / threads;
     std::vector<std::uint64_t> totals(threads);
-    int next = -1;  // the first time that all have arrived, the first pass begins
+    int next = -1;  // the first arrival of all threads begins the first pass
     Clock::time_point last;
     auto stamp = [&]() noexcept {
         const auto now = Clock::now();

@@ -1,6 +1,6 @@
 """The speed at which this machine's memory can be read: the limit of decoding, which reads every weight for every token.
 
-On a shared machine it may change from one second to the next, so it is measured right before and right after the run that is
+On a shared machine it may change from one second to the next, so it is measured immediately before and after the run that is
 compared with it. The kernel, bandwidth.cpp, is compiled for this processor on first use.
 """
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# The flags that decide which kernels a matrix product or a bfloat16 loop gets.
+# The CPU flags by which libraries choose the kernels of matrix products and bfloat16 loops.
 _FLAGS_THAT_MATTER = (
     "avx2",
     "fma",
@@ -252,7 +252,7 @@ def _relative(path: str) -> str:
 
 
 def _six_digits(text: str) -> float:
-    """Round to six significant digits, more than any clock here has."""
+    """Round to six significant digits."""
     return float(f"{float(text):.6g}")
 
 
@@ -262,4 +262,4 @@ def _plain(value: object) -> object:
         return asdict(value)
     if isinstance(value, Path):
         return public(str(value))
-    raise TypeError(f"{type(value).__name__} has no place in a result")
+    raise TypeError(f"{type(value).__name__} cannot be written in a result")

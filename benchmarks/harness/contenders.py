@@ -130,7 +130,7 @@ def _recipe(where: str, name: str, table: dict[str, Any]) -> Recipe:
 
 
 class Contender(Protocol):
-    """A contender that is ready to be asked, any number of times."""
+    """A contender that is ready to be measured, any number of times."""
 
     @property
     def name(self) -> str: ...
@@ -162,7 +162,7 @@ class Command:
 
 @dataclass(slots=True)
 class Served:
-    """A contender whose server runs throughout; each round puts the load on it."""
+    """A contender whose server runs during all rounds; each round puts the load on it."""
 
     name: str
     load: Command
@@ -180,7 +180,7 @@ def contender(recipe: Recipe, question: Question, values: Mapping[str, str], tim
         yield Command(recipe.name, words, env, timeout_s)
         return
     if recipe.server is None or question.load is None:
-        raise BadFile(f"{recipe.name} has no command for {question.name}, and no server that could be asked it")
+        raise BadFile(f"{recipe.name} has neither a command for {question.name} nor a server")
     with running_server(recipe, values) as server:
         words = [
             *(sys.executable, "-m", "benchmarks", "online", "--url", server.url, "--repeats", "1"),
@@ -192,7 +192,7 @@ def contender(recipe: Recipe, question: Question, values: Mapping[str, str], tim
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A contender's server that runs: its address without /v1, its name for the model, further fields of a request as JSON."""
+    """A running server of a contender: its address without /v1, its name for the model, further fields of a request as JSON."""
 
     name: str
     url: str
@@ -202,7 +202,7 @@ class Server:
 
 @contextlib.contextmanager
 def running_server(recipe: Recipe, values: Mapping[str, str]) -> Iterator[Server]:
-    """The contender's server, ready to be asked; it has ended when the context is left. Raises BadFile, ProgramFailed."""
+    """The contender's server, ready for requests; it has ended when the context is left. Raises BadFile, ProgramFailed."""
     if recipe.server is None:
         raise BadFile(f"{recipe.name} has no server")
     env = {name: _fill(recipe.name, text, values) for name, text in recipe.env.items()}
@@ -242,4 +242,4 @@ def _fill(who: str, text: str, values: Mapping[str, str]) -> str:
     try:
         return text.format_map(values)
     except (KeyError, ValueError, IndexError) as error:
-        raise BadFile(f"{who}: {text!r} refers to {error}, which nothing says") from None
+        raise BadFile(f"{who}: {text!r} refers to {error}, which has no value") from None

@@ -33,7 +33,7 @@ StartFunction = Callable[[StepInput], Pending[StepOutput]]
 
 
 class NumbersOnly:
-    """Takes the place of a tokenizer where prompts and outputs are ids and no id ends a sequence."""
+    """Replaces the tokenizer where prompts and outputs are token ids and no id ends a sequence."""
 
     def __init__(self, n_words: int) -> None:
         self.n_words = n_words
@@ -149,7 +149,7 @@ def run(llama: Llama, requests: Iterable[Request], temperature: float = 0.0) -> 
         sequences.append(LlamaSequence(request.prompt, params, len(request.prompt) + request.num_output))
     with watched(llama.runner) as steps:
         begin = time.perf_counter()
-        llama._run(sequences)  # what `generate` calls, with a number of tokens for each request and without EOS
+        llama._run(sequences)  # as `generate`, but with a number of tokens for each request and without EOS
         end = time.perf_counter()
     for seq in sequences:
         if seq.error is not None:
@@ -169,7 +169,7 @@ def watched(runner: Any) -> Iterator[list[Step]]:
         def result() -> StepOutput:
             nonlocal begin
             output = in_flight.result()
-            begin = max(begin, steps[-1].end_s if steps else begin)  # on a GPU it waited for the step before it
+            begin = max(begin, steps[-1].end_s if steps else begin)  # on a GPU the step waited for the previous one
             # A row with drafts has several tokens and reads no prompt.
             is_decode = all(row.length == 1 + row.num_drafts for row in batch.rows)
             end = time.perf_counter()
@@ -180,7 +180,7 @@ def watched(runner: Any) -> Iterator[list[Step]]:
 
     with around_steps(runner, watch):
         yield steps
-    assert steps, "nothing went through runner.start: the place where steps can be watched has moved"
+    assert steps, "no step went through runner.start, so no step was recorded"
 
 
 @contextmanager

@@ -61,9 +61,9 @@ class Load:
         Failed requests count in `failed` only. Raises ValueError if all failed.
         """
         good = [answer for answer in self.answers if answer.error is None and answer.token_times]
-        failed = [answer.error or "no token came" for answer in self.answers if answer not in good]
+        failed = [answer.error or "the answer has no token" for answer in self.answers if answer not in good]
         if not good:
-            raise ValueError(f"every request failed: {failed[0] if failed else 'there was none'}")
+            raise ValueError(f"every request failed: {failed[0] if failed else 'no request was sent'}")
         first = [1e3 * (answer.token_times[0] - answer.began_s) for answer in good]
         gaps = [1e3 * (after - before) for answer in good for before, after in pairwise(answer.token_times)] or [0.0]
         tokens = sum(answer.num_tokens for answer in good)
@@ -79,7 +79,7 @@ class Load:
             "ttft_p99_ms": percentile(first, 99),
             "between_p50_ms": percentile(gaps, 50),
             "between_p99_ms": percentile(gaps, 99),
-            # Mean of each answer, which does not look better when several tokens come at once.
+            # The mean gap of each answer: unlike the median gap it does not improve when several tokens arrive at once.
             "per_token_p50_ms": percentile([_per_token_ms(answer) for answer in good], 50),
             # Rate of each answer from its first token to its last: the decode rate, where there is one client.
             "decode_tok_s": statistics.median(_decode_tok_s(answer) for answer in good),
@@ -139,7 +139,9 @@ class HttpSession:
         try:
             is_new = self._connection is None or self._connection.closed
             pieces = await (await self._open()).exchange(message)
-            if not pieces and not is_new:  # the server closed it while the message was in flight, which HTTP allows
+            if (
+                not pieces and not is_new
+            ):  # HTTP allows the server to close an idle connection while the request is in flight
                 pieces = await (await self._open()).exchange(message)
         except OSError as error:
             pieces = [(time.perf_counter(), f"HTTP/1.1 000 {error}\r\n\r\n".encode())]
@@ -180,7 +182,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pieces: list[tuple[float, bytes]] = []
         self._missing: int | None = None  # bytes left of a body with a Content-Length
-        self._tail = b""  # the last bytes, as many as the end has
+        self._tail = b""  # the last bytes received, as long as the end marker
         self._done: asyncio.Future[None] | None = None
 
     async def exchange(self, message: bytes) -> list[tuple[float, bytes]]:
@@ -284,7 +286,7 @@ def _events(raw: bytes, start: int, is_chunked: bool) -> Iterator[tuple[bytes, i
             break
         line_end = raw.find(b"\r\n", place)
         if line_end < 0:
-            break  # cut off
+            break  # a truncated body
         size = int(raw[place:line_end].split(b";")[0], 16)
         begin = line_end + 2
         body += raw[begin : begin + size]

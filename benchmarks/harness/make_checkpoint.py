@@ -3,7 +3,7 @@
     python -m benchmarks make_checkpoint llama-110m --tokenizer tokenizer.model --out checkpoints --format meta hf
 
 Makes OUT/NAME/meta and OUT/NAME/hf. Any SentencePiece tokenizer does: its vocabulary is the model's. Speed does not depend
-on what the weights are; they are drawn so that values stay finite and some tokens are likelier than others.
+on the weights' values; they are random, finite, and make some tokens likelier than others.
 """
 
 import json
@@ -23,7 +23,7 @@ from llama_core.text.registry import load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What params.json says, but for the vocabulary, and the context that Hugging Face's config.json states."""
+    """The fields of params.json except the vocabulary, and the context length of Hugging Face's config.json."""
 
     params: dict[str, Any]
     max_seq_len: int
@@ -41,7 +41,7 @@ SHAPES = {
         {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "multiple_of": 256, "norm_eps": 1e-5}, 4096
     ),
 }
-# Along which dimension a weight is cut into shards; the others are whole in each.
+# The dimension along which a weight is split into shards. Other weights are whole in every shard.
 _COLUMNS = ("wq", "wk", "wv", "w1", "w3", "output")
 _ROWS = ("wo", "w2", "tok_embeddings")
 _HF_LAYER_NAMES = {
@@ -80,7 +80,7 @@ def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
-    """Norms near one; of the others each output is about as large as its inputs. Drawn on a GPU where there is one."""
+    """Norms near 1; other weights keep outputs about as large as inputs. Generated on a GPU where there is one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(seed)
     weights = {}
@@ -91,13 +91,13 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int) -> dict[s
         elif name != "tok_embeddings.weight":
             drawn *= shape[1] ** -0.5
         if name == "output.weight":
-            drawn *= 2  # a likeliest token, where logits would be nearly equal
+            drawn *= 2  # otherwise all logits would be nearly equal
         weights[name] = drawn.to(dtype).cpu()
     return weights
 
 
 def shard(weights: dict[str, torch.Tensor], rank: int, num_shards: int) -> dict[str, torch.Tensor]:
-    """What consolidated.<rank>.pth of `num_shards` holds."""
+    """The contents of consolidated.<rank>.pth of `num_shards`."""
     part = {}
     for name, weight in weights.items():
         kind = name.removesuffix(".weight").rpartition(".")[2]
@@ -171,7 +171,7 @@ def _hf_weights(config: ModelConfig, weights: dict[str, torch.Tensor]) -> Iterat
             continue
         _, layer, kind = base.split(".", 2)
         if kind in ("attention.wq", "attention.wk"):
-            # Meta turns neighbours (2i, 2i + 1) of a head, Hugging Face i and i + head_dim / 2.
+            # Meta's rotary embedding rotates the pairs (2i, 2i + 1) of a head, Hugging Face's (i, i + head_dim / 2).
             pairs = weight.view(-1, config.head_dim // 2, 2, config.dim)
             weight = pairs.transpose(1, 2).reshape(weight.shape)
         yield f"model.layers.{layer}.{_HF_LAYER_NAMES[kind]}.weight", weight
@@ -196,7 +196,7 @@ def _write_safetensors(path: Path, weights: Iterator[tuple[str, torch.Tensor]]) 
 
 
 def _write_tokenizer_json(directory: Path) -> None:
-    """Some peers want it; only transformers can make it."""
+    """Some peers need tokenizer.json; only transformers can make it."""
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -1,4 +1,4 @@
-"""The options that commands share, so that one name means the same in each of them. Standard library only."""
+"""The options that commands share, so that an option has one meaning. Standard library only."""
 
 import argparse
 import os
@@ -20,7 +20,9 @@ def question_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def add_output_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too, as indented JSON")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the result to this file, as indented JSON"
+    )
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

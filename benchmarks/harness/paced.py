@@ -42,7 +42,7 @@ class PacedReport:
 
 
 class PacedRunner:
-    """Samples tokens without repetition. A step begins when the last one has ended, as on a device."""
+    """Samples tokens without repetition. A step begins when the previous one has ended, as on a device."""
 
     report = PacedReport()
 

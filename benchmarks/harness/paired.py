@@ -1,4 +1,4 @@
-"""Ratios of our figures to those of others, measured in alternating rounds of one run, so that machine noise affects all alike.
+"""Ratios of our figures to those of others, measured in alternating rounds of one run, so that noise affects all equally.
 
     python -m benchmarks paired --question decode --model llama-110m --dtype bfloat16 --peers peers.toml \
         --contenders ours llamacpp vllm --rounds 5
@@ -179,9 +179,11 @@ def main(argv: Sequence[str]) -> None:
     for name in ("prompt", "output", "requests", "concurrency"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="for one turn")
-    parser.add_argument("--quiet-cores", type=float, default=0.25, help="wait until others keep fewer cores busy")
-    parser.add_argument("--patience-s", type=float, default=120.0, help="how long to wait for that")
-    parser.add_argument("--no-probe", action="store_true", help="leave the bandwidth out")
+    parser.add_argument(
+        "--quiet-cores", type=float, default=0.25, help="wait until other processes keep fewer cores busy"
+    )
+    parser.add_argument("--patience-s", type=float, default=120.0, help="seconds to wait for that")
+    parser.add_argument("--no-probe", action="store_true", help="do not measure the bandwidth")
     options = parser.parse_args(argv)
     end_programs_on_sigterm()
     question = QUESTIONS[options.question]

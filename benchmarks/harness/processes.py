@@ -20,7 +20,7 @@ class Process:
     rss_bytes: int
     pss_bytes: int
     peak_rss_bytes: int
-    cpu_s: float  # with the children that it has waited for
+    cpu_s: float  # including children that have ended
 
 
 def of_programs(roots: Iterable[int]) -> list[Process]:

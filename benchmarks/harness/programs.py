@@ -62,7 +62,7 @@ class Program:
             )
 
     def said(self, most: int = 3000) -> str:
-        """The end of its output."""
+        """The last characters of its output."""
         return self.log.read_text(errors="replace")[-most:]
 
     def processes(self) -> list[int]:

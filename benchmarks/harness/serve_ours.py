@@ -37,12 +37,10 @@ def main(argv: Sequence[str]) -> None:
     parser = command_parser("serve_ours", __doc__)
     parser.add_argument("--config", type=Path, required=True, help="the file to write")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument(
-        "--defaults", action="store_true", help="leave speculation and prefix caching as users get them"
-    )
+    parser.add_argument("--defaults", action="store_true", help="keep the defaults of speculation and prefix caching")
     parser.add_argument("args", nargs="*", metavar="NAME=VALUE")
     options = parser.parse_args(argv)
-    # Numbers and truths stay text: the server reads them as it does those of a command line.
+    # Values stay text; the server parses them like arguments of a command line.
     given = dict(pair.split("=", 1) for pair in options.args)
     path = write_config(options.config, options.port, given if options.defaults else OFF | given)
     os.environ["RAY_ADDRESS"] = "local"

@@ -22,7 +22,7 @@ class Request:
 
 
 def random_prompt(length: int, vocab_size: int, seed: int) -> list[int]:
-    """Random ids, which no cache holds and which repeat only by chance."""
+    """Random ids: in no prefix cache, and repeated only by chance."""
     draw = random.Random(seed)
     return [draw.randrange(FIRST_ORDINARY_ID, vocab_size) for _ in range(length)]
 

@@ -39,7 +39,7 @@ class ContinuousBatching:
     def seconds(self, requests: Sequence[Request]) -> float:
         """Seconds from the first request's arrival to the last one's end, after the warm-up."""
         with (
-            torch.no_grad(),  # its thread writes to tensors made here; inference mode forbids that
+            torch.no_grad(),  # its thread writes to tensors made here, which inference mode forbids
             self._model.continuous_batching_context_manager(generation_config=self._greedy, timeout=5) as manager,
         ):
             begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""transformers' `generate` in process: the questions of decode, prefill and offline.
+"""transformers' `generate` in process: the questions `decode`, `prefill` and `offline`.
 
     HF_ENVIRONMENT/bin/python -m benchmarks.peers.hf_driver --ckpt HF_DIRECTORY --dtype bfloat16 --question decode
 

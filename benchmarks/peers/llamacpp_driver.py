@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.llamacpp_driver --bench LLAMA_CPP/bin/llama-bench --gguf FILE --question decode
 
-Decode is generation at the depth of the prompt. `offline` and `online` are asked of its server.
+`decode` generates after a context as long as the prompt. `offline` and `online` use llama.cpp's server.
 """
 
 import argparse

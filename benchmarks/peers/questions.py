@@ -1,6 +1,6 @@
 """The questions of all drivers, with the loads of our benchmarks.
 
-A peer does not report when a step ended, so the time of decode is that of all tokens less that of the first one.
+Peers report no times of steps, so the decode time is the time of all tokens less the time of the first one.
 """
 
 import argparse

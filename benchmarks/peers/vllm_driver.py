@@ -1,4 +1,4 @@
-"""vLLM in process: the questions of decode, prefill and offline, asked of its `LLM` class.
+"""vLLM in process: the questions `decode`, `prefill` and `offline`, by its `LLM` class.
 
 VLLM_ENVIRONMENT/bin/python -m benchmarks.peers.vllm_driver --ckpt HF_DIRECTORY --dtype bfloat16 --question decode
 """

@@ -1,13 +1,13 @@
-"""First token, time per token and throughput beside another server, when requests arrive by chance and when clients wait.
+"""First token, time per token and throughput compared with another server, when requests arrive at random and in closed loops.
 
     python -m benchmarks arrivals --contenders ours-defaults ours-no-speculation vllm --model llama-110m --peers peers.toml \
         --bench-python VLLM_ENVIRONMENT/bin/python
 
 Open loop: `vllm bench serve`, run by --bench-python, sends requests at each of --rates by a Poisson process. Closed loop: each
 of --clients has one request at a time, sent by this project's light client and by an aiohttp client. Lengths are random, within
-half of --prompt and --output. All servers run throughout. In each round they are asked one after the other, in reverse order
-every other round, and get the same requests. Percentiles are of all requests of all rounds together. Ratios are a contender's
-figure by the last contender's.
+half of --prompt and --output. All servers run all the time. In each round they get the same load one after the other,
+in reverse order every other round. Percentiles are of all requests of all rounds together. Ratios are a contender's figure by
+the last contender's.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Samples:
             self.per_token_ms.append(1e3 * (whole_s - ttft_s) / (num_tokens - 1))
 
     def figures(self) -> dict[str, Any]:
-        """Percentiles over all requests; the median of the rounds' throughput. Raises ValueError where nothing came."""
+        """Percentiles over all requests; the median of the rounds' throughput. Raises ValueError if no request was answered."""
         if not self.ttft_ms or not self.per_token_ms:
             raise ValueError(f"no request was answered: {self.failed[:1]}")
         return {
@@ -80,7 +80,7 @@ RATIOS = ("ttft_p50_ms", "ttft_p99_ms", "per_token_p50_ms", "per_token_p99_ms", 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load by its name, and how it is put on a server in a round."""
+    """A load's name, and the function that puts it on a server in a round."""
 
     name: str
     run: Callable[[Server, int], Samples]

@@ -1,8 +1,8 @@
-"""How fast one sequence is continued, in process, and how near that is to reading the weights once for every token.
+"""Decode speed of one sequence, in process, compared with the time to read the weights once for every token.
 
     python -m benchmarks decode --ckpt DIRECTORY --dtype bfloat16 float32
 
-The memory's bandwidth is probed right before and right after each run, over two buffers: one that no cache holds, and one of as
+The memory's bandwidth is probed immediately before and after each run, over two buffers: one that no cache holds, and one of as
 many bytes as a token reads, of which a processor with a large last cache may keep a part.
 """
 

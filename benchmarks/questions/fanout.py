@@ -1,4 +1,4 @@
-"""What a step costs beyond the forward pass: the way from the driver to two rank actors and back.
+"""The cost of a step beyond the forward pass: the round trip from the driver to two rank actors.
 
     python -m benchmarks fanout
 

@@ -124,12 +124,12 @@ def peer(options: argparse.Namespace, config: ModelConfig, requests: list[Reques
 def main(argv: Sequence[str]) -> None:
     parser = question_parser("gpu", __doc__)
     parser.add_argument("--shape", choices=SHAPES, default="llama-2-7b")
-    parser.add_argument(
-        "--ckpt", type=Path, help="a checkpoint of that shape in Meta's format, if there is one already"
-    )
+    parser.add_argument("--ckpt", type=Path, help="an existing checkpoint of that shape in Meta's format")
     parser.add_argument("--vocab-size", type=int, default=32000)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to see that it runs")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu only shows that the benchmark runs"
+    )
     parser.add_argument("--prompt", type=int, default=128, help="tokens of batch 1")
     parser.add_argument("--output", type=int, default=128, help="tokens of batch 1")
     parser.add_argument("--repeats", type=int, default=5, help="of batch 1")
@@ -141,7 +141,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--batch-repeats", type=int, default=1)
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.exit(2, "torch sees no CUDA device here: there is nothing to measure\n")
+        parser.exit(2, "torch sees no CUDA device\n")
     shape = SHAPES[options.shape]
     config = ModelConfig.from_params(shape.params, vocab_size=options.vocab_size, source=options.shape)
     requests = long_batch(options.requests, options.shortest, options.longest, options.vocab_size)

@@ -1,4 +1,4 @@
-"""How a decode step's time grows with the number of sequences and with the tokens they have: is any term worse than linear?
+"""The growth of a decode step's time with the number of sequences and with their tokens: is any term worse than linear?
 
     python -m benchmarks growth --ckpt DIRECTORY
 
@@ -61,7 +61,7 @@ class Growth:
 
 def decode_ms(llama: Llama, rows: int, context: int, steps: int) -> list[float]:
     """Milliseconds of each decode step of `rows` sequences that have `context` tokens or slightly more."""
-    # Prompts are read in chunks, so the first sequence decodes while the last prompt is read.
+    # Prompts are computed in chunks, so the first sequence decodes during the last prompt's prefill.
     requests = uniform_batch(rows, context, _prefill_steps(llama, rows, context) + steps + 1, vocabulary(llama))
     decodes = [step for step in run(llama, requests).decode_steps if step.num_rows == rows]
     return [step.ms for step in decodes[1:]]  # the caches still hold data of the prefill in the first step
@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace, vary: str, values: Sequence[int], fixed
     ) as llama:
         run(llama, uniform_batch(rows, min(64, context), 2, vocabulary(llama)))  # builds kernels, touches pages
         steps: dict[tuple[int, int], list[float]] = {point: [] for point in points}
-        # All points, then all again, so that a busy moment of the machine affects several points.
+        # All points, then all points again, so that a short disturbance affects several points.
         for rows, context in points * int(options.repeats):
             steps[rows, context] += decode_ms(llama, rows, context, options.steps)
         spreads = [Spread.of(steps[point]) for point in points]

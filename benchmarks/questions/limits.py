@@ -44,7 +44,7 @@ def bandwidths(threads: Sequence[int], sizes: Sequence[int], passes: int) -> lis
 def main(argv: Sequence[str]) -> None:
     parser = question_parser("limits", __doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="the most that may be used")
-    parser.add_argument("--buffer-mib", type=int, nargs="+", help="sizes of the buffers, the largest decides the limit")
+    parser.add_argument("--buffer-mib", type=int, nargs="+", help="sizes of the buffers; the largest gives the limit")
     parser.add_argument("--size", type=int, default=2048, help="rows and columns of the matrices")
     parser.add_argument("--passes", type=int, default=30)
     options = parser.parse_args(argv)

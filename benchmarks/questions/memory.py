@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each request")
     parser.add_argument("--output", type=int, default=64, help="tokens of each answer")
-    parser.add_argument("--who", help="what the table calls another server")
+    parser.add_argument("--who", help="the other server's name in the table")
     options = parse_start(parser, argv)
     end_programs_on_sigterm()
     if len(options.how) != 1:

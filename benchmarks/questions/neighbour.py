@@ -1,4 +1,4 @@
-"""How much of the throughput is left beside another busy process: the two seconds after it starts, and the two before.
+"""Throughput while another process keeps a core busy: the two seconds after its start, compared with the two before.
 
     python -m benchmarks neighbour --rounds 5 --clients 8
 
@@ -53,7 +53,7 @@ class Window:
 
 
 async def rounds(options: argparse.Namespace, url: str) -> tuple[list[tuple[Window, Window]], list[Answer]]:
-    """The windows without and with the neighbour, and all answers."""
+    """The windows before and after each start of the busy process, and all answers."""
     stopped = False
     batch = uniform_batch(64, options.prompt, options.output, options.vocab_size)
 

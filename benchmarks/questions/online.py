@@ -1,6 +1,6 @@
-"""Output tokens a second, time to the first token and time between tokens, as clients of a server see them.
+"""Output tokens a second, time to the first token and time between tokens, measured by clients of a server.
 
-    python -m benchmarks online --url http://127.0.0.1:8000 --model llama-demo     a server that runs
+    python -m benchmarks online --url http://127.0.0.1:8000 --model llama-demo     a running server
     python -m benchmarks online --serve --ckpt DIRECTORY                           ours, started and ended here
     python -m benchmarks online --in-process --ckpt DIRECTORY                      its engine, without Ray and HTTP
 
@@ -25,7 +25,7 @@ from benchmarks.harness.serve_ours import server_args
 from benchmarks.harness.workload import Request, mixed_batch, uniform_batch
 
 FIGURES = ("output_tok_s", "requests_s", "ttft_p50_ms", "ttft_p99_ms", "between_p50_ms", "between_p99_ms")
-BESIDE = ("decode_tok_s", "per_token_p50_ms", "tokens_per_event", "client_cpu_cores")  # not in the table
+BESIDE = ("decode_tok_s", "per_token_p50_ms", "tokens_per_event", "client_cpu_cores")  # only in the JSON result
 NewSession = Callable[[], Session]
 
 
@@ -93,8 +93,8 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def main(argv: Sequence[str]) -> None:
     parser = question_parser("online", __doc__)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--url", help="of a server that runs, without /v1")
-    where.add_argument("--serve", action="store_true", help="start ours, and end it")
+    where.add_argument("--url", help="of a running server, without /v1")
+    where.add_argument("--serve", action="store_true", help="start and end our server")
     where.add_argument("--in-process", action="store_true", help="the engine loop over a model in this process")
     add_load_options(parser, prompt=128, output=64)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
@@ -124,4 +124,4 @@ def main(argv: Sequence[str]) -> None:
     )
     emit("online", {"kind": kind, "load": load, "model": options.model, "cases": cases}, options)
     if any(case["failed"] for case in cases.values()):
-        sys.exit(1)  # the remaining requests are another load
+        sys.exit(1)  # with failed requests the load was another one

@@ -1,4 +1,4 @@
-"""Goodput under overload: which requests a server still serves, how fast, and how soon it refuses the others.
+"""Goodput under overload: how many requests a server completes, how fast, and how soon it refuses the others.
 
     python -m benchmarks overload --serve --ckpt DIRECTORY --seconds 300      ours, started and ended here
     python -m benchmarks overload --url http://127.0.0.1:8000 --model llama-demo --vocab-size 500
@@ -6,7 +6,7 @@
 The peak is measured first, by a closed loop of each number of `--clients`: it is at the fewest clients whose goodput (tokens a
 second of complete answers) is within 2 % of the best. An open loop with Poisson arrivals then offers `--factor` times the
 requests that were served a second at the peak. The peak is measured again afterwards, because a shared machine changes within
-minutes; the overload is compared with the mean of both. An answer is complete, or refused with Retry-After; any other one is
+minutes; the overload is compared with the mean of both. An answer is complete, or refused with Retry-After; any other is
 lost, and the command fails. Times count from when a request was due, not from when it was sent. The table shows the processor
 time of the client, which shares the server's cores.
 """
@@ -48,7 +48,7 @@ GOALS = {"goodput_of_peak": 0.95, "ttft_p99_of_peak": 2.0, "refused_p99_ms": 100
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An answer, and the time at which its request was due, by the clock of the answer."""
+    """An answer, and the time at which its request was due, on the same clock."""
 
     answer: Answer
     due_s: float
@@ -199,7 +199,7 @@ async def measure(options: argparse.Namespace, url: str, program: Program | None
         }
         peak = peak_of(loads)
         if not loads[peak]["goodput_tok_s"]:
-            raise ValueError("no answer was whole in time: --peak-seconds must be longer")
+            raise ValueError("no answer was complete in time: --peak-seconds must be longer")
         rate = options.factor * loads[peak]["goodput_tok_s"] / options.output
         before = resident_bytes(program)
         over = await open_loop(sessions, rate, requests_of(*lengths, seed=99), options.seconds)
@@ -226,8 +226,8 @@ async def measure(options: argparse.Namespace, url: str, program: Program | None
 def main(argv: Sequence[str]) -> None:
     parser = question_parser("overload", __doc__)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--url", help="of a server that runs, without /v1")
-    where.add_argument("--serve", action="store_true", help="start ours, and end it")
+    where.add_argument("--url", help="of a running server, without /v1")
+    where.add_argument("--serve", action="store_true", help="start and end our server")
     add_load_options(parser, prompt=128, output=64)
     parser.add_argument("--clients", type=int, nargs="+", default=[8, 16, 24, 32], help="of the closed loops")
     parser.add_argument("--peak-seconds", type=float, default=30.0, help="of each closed loop")
@@ -235,7 +235,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--factor", type=float, default=2.0, help="times the requests a second at the peak")
     parser.add_argument("--batch", type=int, default=32, help="max_batch_size of --serve")
     parser.add_argument(
-        "--queue", type=int, default=8, help="max_queue of --serve: who is admitted waits behind so many"
+        "--queue", type=int, default=8, help="max_queue of --serve: an admitted request waits behind so many"
     )
     add_server_options(parser)
     add_model_options(parser)

@@ -1,4 +1,4 @@
-"""Prefill speed: 512 tokens of one sequence, in process, beside this machine's matrix product of the same dtype.
+"""Prefill speed: 512 tokens of one sequence, in process, compared with a matrix product of the same dtype.
 
 python -m benchmarks prefill --ckpt DIRECTORY --dtype bfloat16 float32
 """
@@ -27,7 +27,7 @@ MATRIX_PASSES = 10
 
 
 def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any]]:
-    """The name and figures of one dtype. The prompt is read in one step unless --max-step-tokens is set."""
+    """The name and figures of one dtype. The prompt is computed in one step unless --max-step-tokens is set."""
     step_tokens = options.max_step_tokens or options.prompt
     with built_llama(
         options, dtype=dtype, max_seq_len=options.prompt + 2, max_batch_size=1, max_step_tokens=step_tokens
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
     add_model_options(parser)
     parser.add_argument("--dtype", nargs="+", default=["auto"])
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
-    parser.add_argument("--max-step-tokens", type=int, help="read the prompt in pieces of so many tokens")
+    parser.add_argument("--max-step-tokens", type=int, help="split the prompt into chunks of so many tokens")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args(argv)
     cases = dict(measure(options, dtype) for dtype in options.dtype)

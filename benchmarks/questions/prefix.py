@@ -1,4 +1,4 @@
-"""What prefix caching saves: 32 requests with one prefix of 400 tokens, with and without it.
+"""The savings of prefix caching: 32 requests with one prefix of 400 tokens, with and without the cache.
 
     python -m benchmarks prefix --ckpt DIRECTORY
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--shared", type=int, default=400, help="tokens that all prompts begin with")
-    parser.add_argument("--own", type=int, default=16, help="tokens of each prompt behind them")
+    parser.add_argument("--own", type=int, default=16, help="further tokens of each prompt")
     parser.add_argument("--output", type=int, default=16, help="tokens")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""What int8 weights cost in quality: perplexity on held-out text, beside that of the unquantized weights.
+"""The loss of int8 weights: perplexity on held-out text, compared with the unquantized weights.
 
 python -m benchmarks quality                                   the demo model on demo/heldout.txt
 python -m benchmarks quality --ckpt DIRECTORY --text FILE
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
     parser = question_parser("quality", __doc__)
     add_model_options(parser)
     parser.add_argument("--text", type=Path, default=REPOSITORY / "demo" / "heldout.txt")
-    parser.add_argument("--length", type=int, default=256, help="tokens that are read behind one beginning")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a chunk after its BOS")
     options = parser.parse_args(argv)
     text = options.text.read_text(encoding="utf-8")
     found: dict[str, float] = {}

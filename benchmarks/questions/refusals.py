@@ -1,4 +1,4 @@
-"""How long /health takes beside clients whose large bodies are all refused.
+"""Latency of /health while clients send large bodies that are all refused.
 
     python -m benchmarks refusals                 the replica's HTTP side alone, without Ray
     python -m benchmarks refusals --url URL       a running server
@@ -45,7 +45,7 @@ def bodies(num_bytes: int) -> list[tuple[str, bytes]]:
 
 
 def send_again_and_again(netloc: str, path: str, body: bytes, seconds: float, results: "Queue[Counter[str]]") -> None:
-    """In a process of its own: one client. Puts how often each answer was seen."""
+    """One client, in a process of its own. Puts the number of answers of each kind into the queue."""
     seen: Counter[str] = Counter()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -58,7 +58,7 @@ def send_again_and_again(netloc: str, path: str, body: bytes, seconds: float, re
 
 
 def health_ms(netloc: str, seconds: float) -> list[float]:
-    """The time of one request to /health after the other, in milliseconds."""
+    """Milliseconds of successive requests to /health."""
     waits = []
     end = time.monotonic() + seconds
     with contextlib.closing(http.client.HTTPConnection(netloc, timeout=60)) as connection:
@@ -90,13 +90,13 @@ def measure(url: str, num_clients: int, num_bytes: int, seconds: float) -> dict[
 
 def main(argv: Sequence[str]) -> None:
     parser = question_parser("refusals", __doc__)
-    parser.add_argument("--url", help="of a running server; absent: the application alone")
+    parser.add_argument("--url", help="of a running server; the application alone if absent")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--bytes", type=int, default=5_200_000, help="of a body")
     parser.add_argument("--seconds", type=float, default=15.0)
     options = parser.parse_args(argv)
     end_programs_on_sigterm()
-    os.environ[STEP_MS] = "8"  # of the application alone; no request gets so far
+    os.environ[STEP_MS] = "8"  # paced ranks need a value; no request reaches them
     with contextlib.nullcontext(None) if options.url else app_alone() as target:
         url = options.url if target is None else target.url
         figures = measure(url, options.clients, options.bytes, options.seconds)

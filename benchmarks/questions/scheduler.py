@@ -114,7 +114,7 @@ def best_of(repeats: int, work: Callable[[], object]) -> float:
 
 
 def block_costs(num_blocks: int = 4096) -> dict[str, float]:
-    """Microseconds a block: to take and give back one of nobody's, to name one, and to find, share and give back one."""
+    """Microseconds for a block: allocate and release it, hash it, register it too, and look it up, share and release it."""
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     draw = random.Random(1)
     tokens = [[draw.randrange(VOCABULARY) for _ in range(BLOCK_SIZE)] for _ in range(num_blocks)]

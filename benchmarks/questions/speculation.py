@@ -1,10 +1,10 @@
-"""What prompt lookup gives and costs: one sequence with and without it, where text repeats itself and where it does not.
+"""Gain and cost of prompt lookup: one sequence with and without it, on repetitive and on random text.
 
     python -m benchmarks speculation --ckpt DIRECTORY
 
-"repeats" has a prompt of one piece said again and again, "random" one without a pattern. What is generated may repeat
-itself too: with sampling (--temperature 1) it does so less than with greedy decoding of a small or random model. The
-tokens must be the same with and without.
+The prompt of "repeats" is one piece repeated, that of "random" has no pattern. Generated text may repeat itself too, less
+often with sampling (--temperature 1) than with greedy decoding of a small or random model. The tokens must be the same with
+and without prompt lookup.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from benchmarks.harness.workload import Request, random_prompt, repetitive_promp
 
 
 def measure(options: argparse.Namespace, drafting: bool) -> dict[str, dict[str, Any]]:
-    """Figures by text, for a model that drafts or does not."""
+    """Figures by text, with or without drafts."""
     found: dict[str, dict[str, Any]] = {}
     with built_llama(
         options,
@@ -35,7 +35,7 @@ def measure(options: argparse.Namespace, drafting: bool) -> dict[str, dict[str, 
             for temperature in options.temperature:
                 request = Request(prompt, options.output)
                 runs = [run(llama, [request], temperature) for _ in range(options.repeats + 1)][1:]
-                # The clock of each run goes from the first token to the last, whatever came in which step.
+                # Each run is timed from its first token to its last.
                 rates = [(options.output - 1) / (one.end_s - one.prefill_steps[-1].end_s) for one in runs]
                 found[f"{text}, temperature {temperature:g}"] = {
                     "decode_tok_s": Spread.of(rates),

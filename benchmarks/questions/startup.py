@@ -1,4 +1,4 @@
-"""How long from the command to the first good answer, and where that time goes.
+"""The time from the command to the first good answer, by phases.
 
     python -m benchmarks startup                                            the demo model, as `make serve` starts it
     python -m benchmarks startup ckpt_dir=DIRECTORY model_parallel_size=1   another one
@@ -6,8 +6,8 @@
     python -m benchmarks startup --how serve-run --how up                   both, in turn
     python -m benchmarks startup --url URL --body JSON -- COMMAND ...       any other OpenAI-compatible server
 
-A good answer is a completion of one token or more. The clock starts before the command does; a client asks every 20 ms.
-Phases are the times that the server's own log lines state. `--cold` has the kernel forget the files first.
+A good answer is a completion of one token or more. The clock starts before the command; a client sends a request every 20 ms.
+Phases come from the times of the server's log lines. `--cold` drops the files from the page cache first.
 """
 
 import argparse
@@ -38,12 +38,12 @@ from benchmarks.harness.programs import (
 
 ASK_EVERY_S = 0.02
 LIMIT_S = 600.0
-LINES_LATE_S = 1.5  # Ray shows its processes' lines about so much later
+LINES_LATE_S = 1.5  # Ray shows its processes' lines with about this delay
 COMMANDS = {
     "up": [sys.executable, "-m", "cli", "up"],
     "serve-run": [str(Path(sys.executable).parent / "serve"), "run"],
 }
-# What has been reached when such a line is logged; of several lines the last ("loaded" comes from every rank), or the first.
+# The phase that ends with a matching line. Of several lines the last counts ("loaded": one for each rank), or the first.
 PHASES = {
     "Ray's own processes run": ("first", r"Started a local Ray instance"),
     "Serve's controller runs": ("first", r"controller \d+ -- "),
@@ -58,11 +58,11 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start: seconds from the command to each point, the last of which is the answer; what it took meanwhile."""
+    """One start: seconds from the command to each point, the last of which is the answer, and the resources that it used."""
 
     reached: dict[str, float]
     cpu_s: float
-    others_cores: float  # that something else kept busy: a start beside it is slower
+    others_cores: float  # that other processes kept busy, which slows a start
 
     @property
     def seconds(self) -> float:
@@ -70,7 +70,7 @@ class Start:
 
 
 def first_answer(program: Program, url: str, body: bytes) -> float:
-    """When (time.time) the first good answer came. Raises ProgramFailed."""
+    """The time (time.time) of the first good answer. Raises ProgramFailed."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if program.process.poll() is not None:
@@ -90,7 +90,7 @@ def is_good(answer: dict[str, Any]) -> bool:
 
 
 def points(output: str, began: float) -> dict[str, float]:
-    """Seconds from `began` (time.time) to each phase of which the output tells."""
+    """Seconds from `began` (time.time) to each phase that the output shows."""
     found: dict[str, float] = {}
     for line in output.splitlines():
         if not (stamp := _STAMP.search(line)):
@@ -110,7 +110,7 @@ def started(options: argparse.Namespace, how: str) -> Iterator[tuple[Program, st
         with running(options.command, dict(options.env)) as program:
             yield program, options.url
         return
-    # A cluster of its own, and each rank's lines in place of one for all.
+    # A cluster of its own; Ray shows each rank's lines instead of one for all.
     env = {"RAY_ADDRESS": "local", "RAY_DEDUP_LOGS": "0"} | dict(options.env)
     port = free_port()
     with TemporaryDirectory(prefix="llama-bench-") as directory:
@@ -134,13 +134,13 @@ def measure(options: argparse.Namespace, how: str) -> Start:
 
 
 def busy_cores_s() -> float:
-    """Seconds that all cores together were busy since the machine's start, less what waiting for disks took."""
+    """Busy seconds of all cores since the machine's start, without waiting for disks."""
     fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def forget_files(directories: list[Path]) -> None:
-    """Ask the kernel to drop these directories' files from the page cache; what another process has mapped stays."""
+    """Ask the kernel to drop these directories' files from the page cache; pages that another process has mapped stay."""
     for directory in directories:
         for path in directory.rglob("*"):
             with contextlib.suppress(OSError):
@@ -166,7 +166,7 @@ def show(name: str, starts: list[Start]) -> dict[str, Any]:
         f"{name}: seconds, median of {len(starts)}", ("until", "since the command", "since the point before"), rows
     )
     cpu, others = Spread.of(start.cpu_s for start in starts), Spread.of(start.others_cores for start in starts)
-    print(f"  processor time of all its processes {cpu} s; busy with something else {others} cores")
+    print(f"  processor time of all its processes {cpu} s; other processes kept {others} cores busy")
     return {
         "seconds": Spread.of(start.seconds for start in starts),
         "reached_s": {row[0]: row[1] for row in rows},
@@ -185,8 +185,10 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def add_start_options(parser: argparse.ArgumentParser) -> None:
-    """The options of what is started, which `started` reads."""
-    parser.add_argument("args", nargs="*", type=pair, metavar="NAME=VALUE", help="over those of serve_config.yaml")
+    """The options that `started` reads."""
+    parser.add_argument(
+        "args", nargs="*", type=pair, metavar="NAME=VALUE", help="they replace those of serve_config.yaml"
+    )
     parser.add_argument("--how", action="append", choices=COMMANDS, help="up, as `make serve` does, if absent")
     parser.add_argument("--env", action="append", type=pair, default=[], metavar="NAME=VALUE", help="for the server")
     parser.add_argument("--url", help="where another server answers completions; its command follows after --")
@@ -194,7 +196,7 @@ def add_start_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_start(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """What stands after -- is another server's command."""
+    """The arguments after -- are another server's command."""
     split = list(arguments).index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(list(arguments[:split]))
     options.command = list(arguments[split + 1 :])
@@ -208,7 +210,7 @@ def main(argv: Sequence[str]) -> None:
     parser = question_parser("startup", __doc__)
     add_start_options(parser)
     parser.add_argument("--repetitions", type=int, default=5, help="of each --how, in turn")
-    parser.add_argument("--cold", action="store_true", help="have the kernel forget the files before each start")
+    parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before each start")
     parser.add_argument("--forget", action="append", type=Path, default=[], help="another directory for --cold")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for a quiet machine")
     options = parse_start(parser, argv)

@@ -1,11 +1,11 @@
-"""Where the time of a decode step goes, part by part, beside the time that only reading its bytes would take.
+"""The time of each part of a decode step, compared with the time to read the part's bytes.
 
     python -m benchmarks step --ckpt DIRECTORY --rows 1 8 32 --context 128
-    python -m benchmarks step --operators 20      torch's own view: the operators that take longest
+    python -m benchmarks step --operators 20      torch's profile: the slowest operators
 
-The least time of a part is the bytes it must read, at the bandwidth of as many bytes as the whole step reads, probed
-around the runs: weights once for all rows, keys and values for each. Where many rows make a part compute much, it cannot
-reach that.
+The least time of a part is the time to read its bytes (weights once for all rows, keys and values for each row) at the
+bandwidth of a buffer as large as what the step reads, probed around the runs. With many rows a part is bound by arithmetic
+and takes longer.
 """
 
 import argparse
@@ -29,7 +29,7 @@ PROBE_PASSES = 8
 
 
 def measure(llama: Llama, options: argparse.Namespace, rows: int) -> dict[str, Any]:
-    """One number of rows: each part's milliseconds, and the least it could take."""
+    """One number of rows: each part's milliseconds, and its least time."""
     requests = uniform_batch(rows, options.context, options.steps + 1, vocabulary(llama))
     run(llama, requests)  # builds kernels, touches pages
     repeats: list[dict[str, float]] = []
@@ -68,7 +68,7 @@ def measure(llama: Llama, options: argparse.Namespace, rows: int) -> dict[str, A
 
 
 def _parts(llama: Llama, requests: list[Request]) -> dict[str, float]:
-    """Milliseconds of each part of a decode step of all `requests`, and of what is between two steps: means of one run."""
+    """Milliseconds of each part of a decode step of all `requests`, and of the time between two steps: means of one run."""
 
     def is_whole_decode(batch: StepInput) -> bool:
         return len(batch.rows) == len(requests) and all(row.length == 1 for row in batch.rows)
@@ -76,12 +76,12 @@ def _parts(llama: Llama, requests: list[Request]) -> dict[str, float]:
     with dissected(llama.runner, is_whole_decode) as steps:
         decodes = run(llama, requests).decode_steps
     gaps = [later.begin_s - earlier.end_s for earlier, later in itertools.pairwise(decodes)]
-    # The first decode step still has prefill's traces in the caches.
+    # During the first decode step the caches still hold data of the prefill.
     return {part: fmean(step[part] for step in steps[1:]) for part in steps[0]} | {BETWEEN: 1e3 * fmean(gaps)}
 
 
 def print_operators(llama: Llama, options: argparse.Namespace, rows: int) -> None:
-    """torch's table of the operators that take longest in a batch's decode."""
+    """torch's table of the slowest operators of a batch's decode."""
     requests = uniform_batch(rows, options.context, options.steps + 1, vocabulary(llama))
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         run(llama, requests)
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--context", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--operators", type=int, metavar="N", help="also print the N operators that take longest")
+    parser.add_argument("--operators", type=int, metavar="N", help="also print the N slowest operators")
     options = parser.parse_args(argv)
     with built_llama(
         options,

@@ -1,12 +1,12 @@
-"""What a streamed token and a request cost beside the ranks: processor time of the replica, of the proxy, of the client.
+"""Processor time of a streamed token and of a request outside the ranks: in the replica, in the proxy, in the client.
 
     python -m benchmarks streaming              the replica's HTTP side alone, as Serve runs it, without Ray
     python -m benchmarks streaming --serve      all of `make serve`: Ray, Serve, HAProxy
 
-No model: one rank in a process of its own ends every step after --step-ms (`paced.py`). Everything else is what serves:
-sockets to the rank, scheduler, engine loop, detokenizer, HTTP application, uvicorn. A closed loop of streaming clients in
-another process, with a new connection for each request. What a request costs is measured with answers of one token; what a
-token costs, with the longer ones less that.
+There is no model: one rank in a process of its own ends every step after --step-ms (`paced.py`). The rest is the server's own
+code: sockets to the rank, scheduler, engine loop, detokenizer, HTTP application, uvicorn. The load is a closed loop of
+streaming clients in another process, with a new connection for each request. Answers of one token give the cost of a request;
+longer answers, less that cost, give the cost of a token.
 """
 
 import argparse
@@ -43,9 +43,9 @@ ARGS = {
 }
 PROMPT = 128
 STEP_MS = "PACED_STEP_MS"
-GOAL_US = 30.0  # the replica's, a token at 32 streams
+GOAL_US = 30.0  # processor time of the replica for a token at 32 streams
 SEEN = ("output_tok_s", "ttft_p50_ms", "between_p50_ms", "between_p99_ms", "tokens_per_event")
-Figures = dict[tuple[str, str], float]  # by what is counted, and whose
+Figures = dict[tuple[str, str], float]  # by figure and kind of process
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -54,14 +54,14 @@ class Target:
     url: str
     processes: Callable[
         [], dict[str, list[int]]
-    ]  # by what they are: HAProxy is another one whenever it is reconfigured
+    ]  # by kind, because HAProxy gets a new process whenever it is reconfigured
 
 
 # The replica's HTTP side alone.
 
 
 def serve_app(ready: Connection) -> None:
-    """In a process of its own: the application under uvicorn, set up as Serve 2.60 does behind HAProxy."""
+    """The application under uvicorn, in a process of its own, configured as Serve 2.60 does behind HAProxy."""
     import uvicorn
     import uvloop
     from ray.serve._private.http_util import RequestIdMiddleware
@@ -86,7 +86,7 @@ def serve_app(ready: Connection) -> None:
         config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", access_log=False, log_config=None)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 (uvicorn has nothing else to wait for)
+        while not server.started:  # noqa: ASYNC110 (uvicorn has no event for its start)
             await asyncio.sleep(0.01)
         ready.send(server.servers[0].sockets[0].getsockname()[1])
         await serving
@@ -131,7 +131,7 @@ def whole_server() -> Iterator[Target]:
 
 
 def by_kind(pids: Sequence[int]) -> dict[str, list[int]]:
-    """Which of a server's processes are the replica's, the proxy's (HAProxy alone), and all others'."""
+    """A server's processes by kind: replica, proxy (HAProxy alone), all others."""
     kinds: dict[str, list[int]] = {"replica": [], "proxy": [], "rest of Ray": []}
     for pid in pids:
         with contextlib.suppress(OSError):  # it has just ended
@@ -146,7 +146,7 @@ def by_kind(pids: Sequence[int]) -> dict[str, list[int]]:
 
 
 def run_client(url: str, orders: Connection) -> None:
-    """In a process of its own: for each (concurrency, number of requests, output tokens, seed) a load and its figures."""
+    """A client in a process of its own: for each (concurrency, number of requests, output tokens, seed) a load's figures."""
     import uvloop
 
     async def load(concurrency: int, num_requests: int, num_output: int, seed: int) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def run_client(url: str, orders: Connection) -> None:
 
 
 def cpu_ns(pids: Sequence[int]) -> dict[tuple[int, str], int]:
-    """Processor time of every thread, to the nanosecond: /proc/PID/stat counts in hundredths of a second."""
+    """Processor time of every thread in nanoseconds; /proc/PID/stat has a resolution of 10 ms."""
     found = {}
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").glob("*"):
@@ -200,7 +200,9 @@ def costs(target: Target, client: Connection, concurrency: int, options: argpars
 def main(argv: Sequence[str]) -> None:
     parser = question_parser("streaming", __doc__)
     parser.add_argument("--serve", action="store_true", help="through Ray Serve and HAProxy")
-    parser.add_argument("--step-ms", type=float, default=8.0, help="the rank's pace; 0: it answers at once")
+    parser.add_argument(
+        "--step-ms", type=float, default=8.0, help="milliseconds of a step; 0: the rank answers at once"
+    )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--seconds", type=float, default=6.0, help="about, for each concurrency and repeat")
@@ -213,7 +215,7 @@ def main(argv: Sequence[str]) -> None:
         orders, theirs = _SPAWN.Pipe()
         client = _SPAWN.Process(target=run_client, args=(target.url, theirs), daemon=True)
         client.start()
-        measure(target, orders, (8, 32, options.output, 0))  # everything has run once
+        measure(target, orders, (8, 32, options.output, 0))  # warms up; not counted
         for repeat in range(options.repeats):
             for concurrency, rounds in taken.items():
                 rounds.append(costs(target, orders, concurrency, options, seed=1000 * (repeat + 1) + 2 * concurrency))

@@ -27,7 +27,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "attention's projections": ("#56B4E9", (anatomy.QKV, anatomy.OUT, "project q, k, v", "project out")),
     "attention over the cache": ("#009E73", (anatomy.ATTENTION, "attend", "rotate, write cache")),
     "vocabulary": ("#E69F00", (anatomy.VOCABULARY, "logits")),
-    "drawing tokens": ("#CC79A7", ("sample", "draw")),
+    "sampling": ("#CC79A7", ("sample", "draw")),
     "between the steps": ("#D55E00", (anatomy.BETWEEN,)),
     OTHER: ("#999999", ()),
 }
@@ -64,7 +64,7 @@ def draw_steps(axes: Axes, cases: Sequence[tuple[str, dict[str, Any]]]) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * widest)
     axes.set_xlabel("% of the step")
-    axes.set_title("Where the time of a decode step goes, beside reading its bytes", loc="left", fontsize=10)
+    axes.set_title("Parts of a decode step, and the time to read its bytes", loc="left", fontsize=10)
 
 
 def ratios_of(results: Sequence[dict[str, Any]]) -> list[tuple[str, float, float, float]]:
@@ -101,7 +101,7 @@ def draw_ratios(axes: Axes, ratios: Sequence[tuple[str, float, float, float]]) -
     axes.set_yticks(range(len(ratios)), [label for label, *_ in ratios], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("times as good, median and range of the rounds of one run")
-    axes.set_title("Beside others, in the same run", loc="left", fontsize=10)
+    axes.set_title("Ratios to other servers, in the same run", loc="left", fontsize=10)
 
 
 def draw(results: Sequence[dict[str, Any]], target: Path) -> None:
@@ -115,7 +115,7 @@ def draw(results: Sequence[dict[str, Any]], target: Path) -> None:
     ratios = ratios_of([result for result in results if result["benchmark"] == "paired"])
     heights = [0.7 * len(steps) + 1.6] * bool(steps) + [0.24 * len(ratios) + 1.0] * bool(ratios)
     if not heights:
-        raise ValueError("no result of step or of the paired runner is there")
+        raise ValueError("there is no result of step or of the paired runner")
     mpl.rcParams["svg.hashsalt"] = "llama"  # the same ids in every run
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]

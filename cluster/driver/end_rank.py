@@ -18,7 +18,7 @@ _POLL_S: Final = 0.5
 
 
 async def end_rank(identity: RankIdentity, patience_s: float, timeout_s: float) -> bool:
-    """Give the process `patience_s` to end by itself, then kill it. Whether it is gone within `timeout_s` more.
+    """Give the process `patience_s` to end by itself, then kill it. Returns whether it is gone within `timeout_s` more.
 
     On another node a Ray task does this; a node that is lost has taken its processes with it.
     """

@@ -1,4 +1,4 @@
-"""Sends each step to every rank and gathers the answers; notices a rank that is gone, fails or falls silent. Knows no Ray.
+"""Sends each step to every rank and gathers the answers; detects a rank that dies, fails or stops answering. Knows no Ray.
 
 Every rank answers steps in the order in which they were sent. Rank 0's answer is the step's result and is passed on when it
 arrives; the other ranks' acknowledgements only have to arrive within the deadline. The first certain sign of a failure ends
@@ -49,7 +49,7 @@ class _UnansweredStep:
 class FanOut:
     """Over one connection for each rank, in the order of the ranks. `on_failure` is called once. `on_overdue` is called with
     the ranks that have not answered a step by its deadline, and the deadline in seconds: `step_timeout_s` at most, less once
-    the fan-out has learned what steps take. It must lead to `note_failure_sign` or `fail`.
+    the fan-out has learned how long steps take. It must lead to `note_failure_sign` or `fail`.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class FanOut:
         return result
 
     def note_failure_sign(self, rank: int, cause: str, *, certain: bool = True) -> None:
-        """`rank` shows a sign of failure. A certain sign decides at once; an uncertain one may be the effect of another rank's
-        failure, whose sign is still to arrive.
+        """Note a sign of failure of `rank`. A certain sign ends the group at once; an uncertain one may be the effect of
+        another rank's failure, whose sign is still to arrive.
         """
         if self.failure is not None or rank in self._signs:
             return
@@ -196,7 +196,7 @@ class FanOut:
         self._check = self._loop.call_later(seconds, self._check_deadline)
 
     def _check_deadline(self) -> None:
-        """One timer for all steps: it checks the oldest step, and waits for the time that this step has left."""
+        """Check the oldest step, and set the one timer of all steps to the time that this step has left."""
         self._check = None
         if not self._in_flight:
             return

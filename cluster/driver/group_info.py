@@ -1,4 +1,4 @@
-"""What a rank group is given as deadlines, and what is known of it once it has started."""
+"""The deadlines of a rank group, and the description of a started one."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from cluster.wire.rank_status import RankIdentity, RankLoad
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
     """Deadlines in seconds. A step's deadline runs from when it becomes the oldest unanswered one; on GPUs a first step may
-    compile. It is `step_timeout_s` at most, and less once the fan-out has learned what steps take (`fan_out.py`).
+    compile. It is `step_timeout_s` at most, and less once the fan-out has learned how long steps take (`fan_out.py`).
     """
 
     start_timeout_s: float = 600.0

@@ -1,8 +1,8 @@
-"""Which resources a replica and its ranks ask for, and whether a cluster could ever give them. Pure: knows no Ray call.
+"""The resources of a replica and its ranks, and whether a cluster could ever provide them. Pure: makes no Ray call.
 
 Bundle 0 of a placement group is the Serve replica's, bundle 1 + r is rank r's while there is room for all ranks.
-Serve makes the group from these bundles (`placement_group_bundles`), so a replica's ranks come and go with it, and a group
-that waits is what an autoscaler sees.
+Serve makes the group from these bundles (`placement_group_bundles`), so a replica's ranks come and go with it, and an
+autoscaler sees a pending group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ Device = Literal["cpu", "cuda"]
 
 REPLICA_BUNDLE: Final = 0
 FIRST_RANK_BUNDLE: Final = 1
-REPLICA_CPUS: Final = 0.1  # with CPU ranks: rank 0's bundle gives it up, so that two ranks and a replica fit two cores
+REPLICA_CPUS: Final = 0.1  # with CPU ranks; taken from rank 0's bundle, so that two ranks and a replica fit two cores
 _EPSILON: Final = 1e-4  # Ray counts resources in units of 1/10,000
 
 
@@ -24,9 +24,7 @@ def rank_bundle_indices(world_size: int) -> list[int]:
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"], nodes: Sequence[Mapping[str, float]]) -> Device:
-    """`auto` is cuda where any node has a GPU. Say "cuda" for a cluster that only grows GPU nodes when they are asked
-    for.
-    """
+    """`auto` is cuda where any node has a GPU. Set "cuda" for a cluster whose GPU nodes start on demand."""
     if device != "auto":
         return device
     return "cuda" if any(node.get("GPU", 0) > 0 for node in nodes) else "cpu"
@@ -48,10 +46,10 @@ def fair_cpus_per_rank(
 
 
 def group_bundles(world_size: int, device: Device, *, cpus_per_rank: float = 1) -> list[Bundle]:
-    """Bundles of one replica with `world_size` ranks. The first is what the replica's own actor asks for.
+    """Bundles of one replica with `world_size` ranks. The first is for the replica's own actor.
 
     With CPU ranks the replica asks for a share of a CPU and for nothing else. So it lands on a node where ranks may land,
-    never on a head that has no CPUs to give, and a node type that declares only CPUs matches.
+    never on a head without CPUs, and a node type that declares only CPUs matches.
     """
     if world_size < 1:
         raise ValueError("world_size must be at least 1")
@@ -69,8 +67,8 @@ def compute_threads(bundle: Mapping[str, float]) -> int:
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, object]:
-    """A bundle as the keyword arguments of an actor's `.options(...)`: all of it, but no fraction of a CPU beside whole ones,
-    which Ray refuses.
+    """A bundle as the keyword arguments of an actor's `.options(...)`: all of it, with CPUs above 1 rounded down,
+    because Ray refuses fractions of those.
     """
     cpus = bundle.get("CPU", 0)
     custom = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
@@ -85,10 +83,10 @@ def actor_options(bundle: Mapping[str, float]) -> dict[str, object]:
 def shortage(
     bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]], strategy: Strategy = "PACK"
 ) -> str | None:
-    """Why these bundles could never be placed on nodes with these total resources; None if nothing speaks against it.
+    """Why these bundles could never be placed on nodes with these total resources; None if they might.
 
     A necessary condition, not a sufficient one: sums over the cluster, the largest bundle against the largest node,
-    and for STRICT_PACK the sum against the largest node. What is taken by others at the moment is not looked at.
+    and for STRICT_PACK the sum against the largest node. Resources in use are not subtracted.
     """
     need = _sum(bundles)
     have = _sum(nodes)
@@ -119,7 +117,7 @@ def _fits(need: Mapping[str, float], node: Mapping[str, float]) -> bool:
 
 
 def _largest(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
-    """The most that one node has of what is needed, judged by the scarcest thing."""
+    """The resources of the node that has the largest share of its scarcest needed resource."""
     best = max(
         nodes, default={}, key=lambda node: min((node.get(name, 0) / n for name, n in need.items() if n), default=0)
     )

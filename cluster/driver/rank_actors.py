@@ -1,4 +1,4 @@
-"""The Ray actors of one group's ranks: created in their bundles, called together, ended for certain."""
+"""The Ray actors of one group's ranks: created in their bundles, called concurrently, and ended."""
 
 import asyncio
 import ipaddress
@@ -31,7 +31,7 @@ def new_rank(
     world_size: int,
     resources: Mapping[str, float] | None = None,
 ) -> Any:
-    """An actor in a bundle. It takes `resources` of the bundle, or nothing: a standby process leaves all to the rank."""
+    """An actor in a bundle. It takes `resources` of the bundle; a standby process takes none, so that the rank can."""
     strategy = PlacementGroupSchedulingStrategy(placement_group, bundle_index)
     options = actor_options(resources or {})
     return RankActor.options(scheduling_strategy=strategy, **options).remote(rank, world_size)

@@ -1,9 +1,9 @@
 """One replica's ranks, started together, stepped together, ended together. Knows no HTTP and no scheduling.
 
 Control goes by Ray calls (start, load, status), steps by sockets (`fan_out`). A rank that dies, hangs or raises ends
-the group: every step in flight fails once with `RankFailure`, and no process is left. A group is started once. To go
-on after a failure, await `stop()` and start another over the same placement group with the next epoch; every message
-carries the epoch, so nothing of the old group can be taken for an answer of the new one.
+the group: every step in flight fails once with `RankFailure`, and no process is left. A group is started once. To
+continue after a failure, await `stop()` and start another group over the same placement group with the next epoch. Every
+message carries the epoch, so no answer of the old group is accepted by the new one.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ _PATIENCE_WITH_HEALTHY_S: Final = 2.0
 class RankGroup:
     """Takes steps (`submit`) and answers them in their order. Use it from one event loop, the one it was started in.
 
-    bundle_indices, standby: see `RankActors`. runner_factory: makes what a rank runs. num_blocks: cache blocks to allocate
-    at most, for a group that takes another's place; None takes as many as every rank can hold.
+    bundle_indices, standby: see `RankActors`. runner_factory: makes a rank's runner. num_blocks: the most cache blocks
+    to allocate, for a group that replaces another; None: as many as every rank can hold.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RankGroup:
         return self.info
 
     async def step(self, batch: StepInput) -> StepOutput:
-        """Run one step on every rank. Raises RankFailure, after which the group is of no more use."""
+        """Run one step on every rank. Raises RankFailure; the group cannot be used after it."""
         return await self.submit(batch)
 
     def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
@@ -127,7 +127,7 @@ class RankGroup:
         await asyncio.shield(self._ending)
 
     async def _start_unless_silent(self) -> GroupInfo:
-        """Fails if a rank answers no status call for as long as a step may take: such a rank will not come up."""
+        """Start the ranks. Fails if a rank answers no status call for `step_timeout_s`."""
         starting = asyncio.create_task(self._start())
         listening = asyncio.create_task(self.ranks.first_silent(self._limits.step_timeout_s))
         try:
@@ -211,8 +211,8 @@ class RankGroup:
             self._fan_out.note_failure_sign(rank, reason)
 
     async def _name_hanging(self, ranks: list[int], waited_s: float) -> None:
-        """Of the ranks that owe an answer, name the one that hangs: the others may only wait for it, and that one is silent
-        to Ray too.
+        """Of the ranks without an answer, name the one that hangs: it answers no status call either, while the others only
+        wait for it.
         """
         assert self._fan_out is not None
         try:

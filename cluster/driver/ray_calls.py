@@ -1,4 +1,4 @@
-"""Awaits calls to all ranks at once; of several failures, picks the one that explains the others."""
+"""Awaits calls to all ranks at once; of several failures, picks the one that caused the others."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A rank's failure makes its peers fail too, and their errors may arrive first: this long to wait for the better explanation.
+# A rank's failure makes its peers fail too, and their errors may arrive first. This is the wait for the first cause.
 _SECOND_SIGN_S: Final = 0.2
 
 
@@ -88,7 +88,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _severity(error: BaseException) -> int:
-    """Lower explains more: the user's mistake, a death, an exception; last a collective error, the effect on the others."""
+    """The lowest is the likeliest cause: a user's mistake, a death, an exception, a collective error."""
     cause = _cause(error)
     if isinstance(cause, LlamaError):
         return 0

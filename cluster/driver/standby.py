@@ -1,7 +1,7 @@
-"""The rank groups that one replica has one after the other, and the warm standby processes from which the next is made.
+"""Opens one replica's rank groups, one after the other, and keeps the warm standby processes that become the next group.
 
-Importing torch takes a new rank longest. A standby process has done that beforehand, beside each rank in the rank's own
-bundle, where it takes memory and no CPU time. Ray ends it with the replica that owns it.
+Importing torch is the longest part of a rank's start. A standby process, beside each rank in the rank's own bundle, has
+imported it already; it takes memory and no CPU time. Ray ends it with the replica that owns it.
 """
 
 import asyncio
@@ -60,8 +60,8 @@ class StandbyPool:
         try:
             async with asyncio.timeout(_TABLES_TIMEOUT_S):
                 return await in_passing_thread(self._bundles_on_living_nodes)
-        except Exception as error:  # not worth failing for
-            logger.warning("which nodes are alive is unknown: %s", first_line(error))
+        except Exception as error:  # the caller can do without
+            logger.warning("the list of living nodes is unknown: %s", first_line(error))
             return None
 
     def _bundles_on_living_nodes(self) -> list[int]:
@@ -72,7 +72,7 @@ class StandbyPool:
     def open_group(
         self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int] | None = None
     ) -> RankGroup:
-        """A group that has not started, in these bundles or in all, made of the standby processes if they are ready there."""
+        """An unstarted group in these bundles, or in all. It uses the standby processes if they are ready there."""
         indices = list(bundle_indices) if bundle_indices is not None else None
         standby: list[Any] = []
         if self._preparing is not None:
@@ -80,7 +80,7 @@ class StandbyPool:
             self._preparing = None
         if self._is_ready and indices == self._bundle_indices:
             standby, self._standby = self._standby, []
-        else:  # processes that are half ready may be on other nodes than the next ranks
+        else:  # processes that are not ready may be on other nodes than the next ranks
             unready, self._standby = self._standby, []
             discarding = asyncio.create_task(in_passing_thread(kill_actors, unready))
             self._discarding.add(discarding)
@@ -98,7 +98,7 @@ class StandbyPool:
         )
 
     def prepare_standby(self, info: GroupInfo) -> None:
-        """In the background, make ready the processes that take over from the ranks of `info` should they fail."""
+        """Start, in the background, the processes that replace the ranks of `info` if those fail."""
         if self._enabled and self._preparing is None:
             self._preparing = asyncio.create_task(self._keep_ready(info))
 
@@ -112,7 +112,7 @@ class StandbyPool:
         await self._discard()
 
     async def _keep_ready(self, info: GroupInfo) -> None:
-        """Until they are taken: create standby processes, check on them, and replace all when one is gone."""
+        """Create standby processes, check them, and replace all when one has ended, until a group takes them."""
         retry_s = CHECK_PERIOD_S
         await asyncio.sleep(START_DELAY_S)
         while True:
@@ -131,7 +131,7 @@ class StandbyPool:
                 retry_s = min(2 * retry_s, LONGEST_RETRY_S)
 
     async def _create(self, info: GroupInfo) -> bool:
-        """Whether all are ready; a process declines where its host is short of memory."""
+        """Returns whether all are ready. A process refuses where its host is short of memory."""
         world_size = len(info.ranks)
         indices = self._bundle_indices if self._bundle_indices is not None else rank_bundle_indices(world_size)
         self._standby = [new_rank(self._placement_group, index, rank, world_size) for rank, index in enumerate(indices)]

@@ -1,5 +1,5 @@
-"""Finds a rank that is slow for long. All ranks take the same time for a step, because they wait for each other: the slow one
-is the one that does not wait.
+"""Finds a rank that stays slow. All ranks take the same time for a step, because they wait for each other; the slow rank is the
+one that does not wait.
 """
 
 import math
@@ -13,8 +13,8 @@ from cluster.wire.rank_status import RankStatus
 
 SLOWER_RATIO: Final = 2.0  # of a straggler's compute time to the median of the others', as a geometric mean of windows
 MIN_EXCESS_MS: Final = 1.0  # a step, over that median
-MIN_WINDOW_STEPS: Final = 20  # windows with fewer steps tell nothing
-SUSTAINED_WINDOWS: Final = 8  # that the mean covers; a busy neighbour disturbs a rank for one window or two
+MIN_WINDOW_STEPS: Final = 20  # windows with fewer steps are ignored
+SUSTAINED_WINDOWS: Final = 8  # windows of the mean; another busy process disturbs a rank for one window or two
 _MAX_RATIO: Final = 3.0  # of one window, so that few windows of noise cannot make up a mean
 
 
@@ -54,7 +54,7 @@ class StepTimes:
 
 
 class _Evidence(NamedTuple):
-    """What one window says of one rank: the logarithm of its ratio to the others, and its excess in milliseconds a step."""
+    """One rank in one window: the logarithm of its ratio to the others, and its excess in milliseconds a step."""
 
     log_ratio: float
     excess_ms: float
@@ -68,7 +68,7 @@ class StragglerDetector:
         self._reported: set[int] = set()
 
     def update(self, window: StepWindow) -> int | None:
-        """The rank that this window proves to be a straggler, if it proves one."""
+        """The rank that is a straggler by this window, if there is one."""
         if window.num_steps < MIN_WINDOW_STEPS or len(window.compute_ms) < 2:
             return None
         found: int | None = None

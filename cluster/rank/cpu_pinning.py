@@ -58,7 +58,7 @@ def claim_cores(count: int, candidates: Iterable[int]) -> CoreClaim | None:
 
 
 def pin_process(count: int) -> CoreClaim | None:
-    """Pin every thread of this process to `count` claimed cores; None, and nothing changed, where pinning would do harm.
+    """Pin every thread of this process to `count` claimed cores; None, and nothing changed, where pinning would harm.
 
     To be called before torch starts its threads, which inherit the affinity. Logs the reason and does nothing if too few cores
     are free, on systems without such calls, and where others use the same cores without seeing the claims: under a CPU quota,

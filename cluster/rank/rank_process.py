@@ -1,8 +1,8 @@
 """One model-parallel rank, in its own process: joins its group, loads its share of the weights, then executes steps.
 
-It decides nothing. Any error while it serves is reported once and ends the process, because a group with a failed
-collective is of no more use and its orderly shutdown can hang. torch is imported when there are weights to load, not before.
-Knows nothing of Ray: `cluster.wire.rank_worker` passes in what Ray tells.
+It decides nothing. Any error while it serves is reported once and ends the process, because a group cannot be used after a
+failed collective, and its orderly shutdown can hang. torch is imported only when weights are loaded. Knows nothing of Ray:
+`cluster.wire.rank_worker` passes in what Ray reports.
 """
 
 import gc
@@ -31,7 +31,7 @@ from llama_core.host_memory import available_host_bytes
 
 logger = logging.getLogger(__name__)
 
-_LINGER_S: Final = 5.0  # a rank whose driver has left ends by itself after so long
+_LINGER_S: Final = 5.0  # after the driver has left, a rank ends by itself after this time
 STANDBY_NEEDS_BYTES: Final = 2 * 2**30  # free memory on the host; a standby process takes a tenth of it
 
 
@@ -55,8 +55,8 @@ class RankProcess:
         log_with_rank(rank, "standby")
 
     def preload(self, share: Share) -> bool:
-        """Import torch, which takes a new rank longest, in a thread of the lowest priority. `share` is that of the rank whose
-        place this process may take. Returns False and does nothing where the host is short of memory.
+        """Import torch, the longest part of a rank's start, in a thread of the lowest priority. `share` is that of the rank
+        that this process may replace. Returns False and does nothing where the host is short of memory.
         """
         free_bytes = available_host_bytes()
         if free_bytes < STANDBY_NEEDS_BYTES:
@@ -134,12 +134,12 @@ class RankProcess:
         return loaded
 
     def prepare(self, num_blocks: int) -> None:
-        """Allocate the cache and run once what a step runs, so that the first request does not pay for it."""
+        """Allocate the cache and run a warm-up step, so that the first request does not wait for it."""
         assert self._runner is not None
         self._phase = Phase.WARMING_UP
         self._runner.allocate_cache(num_blocks)
         self._runner.warm_up()
-        # What is alive now lives as long as the process: later collections need not walk torch's objects.
+        # Objects alive now live as long as the process, so the garbage collector need not walk torch's objects again.
         gc.collect()
         gc.freeze()
         self._phase = Phase.READY

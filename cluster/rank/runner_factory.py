@@ -24,7 +24,7 @@ def load_model_runner(
     from llama_core.execution.parallel import alone
     from llama_core.execution.runner import ModelRunner
 
-    # In this thread, which runs the steps. Setting the number that OMP_NUM_THREADS has set already would cost a thread pool.
+    # In this thread, because it runs the steps. Setting the number again that OMP_NUM_THREADS has set would cost a thread pool.
     if torch.get_num_threads() != rendezvous.num_threads:
         torch.set_num_threads(rendezvous.num_threads)
     if rendezvous.world_size > 1:

@@ -1,4 +1,4 @@
-"""Answers the driver's steps with what the rank's runner computes. Knows no Ray and no torch."""
+"""Answers the driver's steps with the outputs of the rank's runner. Knows no Ray and no torch."""
 
 import time
 from collections import deque
@@ -9,7 +9,7 @@ from cluster.wire.messages import Ack, Answer, Fault, FrameSocket, WireError, de
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 _MAX_QUEUED_STEPS: Final = 1  # on a device, behind the step that it computes
-_POLL_S: Final = 50e-6  # how often to ask whether the device's step is ready while waiting for the next message
+_POLL_S: Final = 50e-6  # the interval of checks whether the device's step is ready, while no message has arrived
 _MAX_MESSAGE_CHARS: Final = 2000
 
 

@@ -4,7 +4,7 @@ import sys
 
 
 def is_collective(error: BaseException) -> bool:
-    """Whether `error` came out of an operation between ranks. Imports no torch: an error of torch's needs torch loaded."""
+    """Whether an operation between ranks raised `error`. Imports no torch: only a loaded torch raises its errors."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.distributed.DistError):
         return True

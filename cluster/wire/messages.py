@@ -1,7 +1,7 @@
 """The messages between driver and ranks as bytes. Knows nothing of addresses, of Ray or of scheduling.
 
 A frame is a 4-byte big-endian length and that many bytes of MessagePack: plain data, checked against its type while it is
-decoded, so a peer can send a wrong number but never code. The driver sends `StepInput`. A rank answers every step once, with
+decoded, so a peer can send wrong numbers but no code. The driver sends `StepInput`. A rank answers every step once, with
 `Answer` (rank 0) or `Ack` (other ranks), or sends `Fault` with the reason for which it ends.
 """
 
@@ -21,7 +21,7 @@ MAX_FRAME_BYTES: Final = 64 * 2**20  # 256 sequences of 32,768 tokens, admitted 
 MAX_HELLO_BYTES: Final = 256  # the most that a peer may send before it has proven to know the group's secret
 _HEADER_BYTES: Final = 4
 _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
-# What decoding raises: also for text that is not UTF-8, and for deep nesting.
+# Errors of decoding, text that is not UTF-8 and deep nesting included.
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _MAX_PARAMS_BYTES: Final = sum(10 + len(field.name) for field in dataclasses.fields(SamplingParams))  # a number has 9
 _MAX_REST_BYTES: Final = (
@@ -30,7 +30,7 @@ _MAX_REST_BYTES: Final = (
 
 
 class WireError(Exception):
-    """A frame that is too long, truncated, or not the expected message. The connection is of no more use."""
+    """A frame that is too long, truncated, or not the expected message. The connection cannot be used after it."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -56,7 +56,7 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True, tag="fault"):
-    """A rank's last message. `kind` is the exception's class. `collective`: the exception came out of an operation between
+    """A rank's last message. `kind` is the exception's class. `collective`: the exception was raised by an operation between
     ranks, so another rank's death may be the cause."""
 
     epoch: int

@@ -44,8 +44,8 @@ def is_running(process: ProcessIdentity) -> bool:
 
 
 def end_process(process: ProcessIdentity, patience_s: float, timeout_s: float) -> bool:
-    """Give the process `patience_s` to end by itself, then SIGKILL. Whether it is gone within `timeout_s` more. Blocks; on this
-    host only.
+    """Give the process `patience_s` to end by itself, then SIGKILL. Returns whether it is gone within `timeout_s` more. Blocks;
+    for processes of this host.
     """
     if _wait_gone(process, patience_s):
         return True

@@ -1,4 +1,4 @@
-"""The seam between a rank and what computes its steps: a runner, and the factory that makes one in the rank's process."""
+"""The interface between a rank and its runner, and the factory that makes a runner in the rank's process."""
 
 import pkgutil
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 @dataclass(frozen=True, slots=True)
 class RendezvousSpec:
-    """How a rank finds the others of its group. On rank 0, `listen_fd` is a socket that already listens at
+    """The information by which a rank joins its group. On rank 0, `listen_fd` is a socket that already listens at
     `store_host`:`store_port` and becomes the key-value store through which the ranks find each other; elsewhere None.
     """
 
@@ -43,7 +43,7 @@ class LoadFacts(Protocol):
 
 
 class RankRunner(Protocol):
-    """What a rank needs of `llama_core.execution.runner.ModelRunner`."""
+    """The part of `llama_core.execution.runner.ModelRunner` that a rank uses."""
 
     @property
     def report(self) -> LoadFacts: ...

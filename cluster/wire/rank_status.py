@@ -8,7 +8,7 @@ from llama_core.checkpoint.digest import CheckpointDigest
 
 
 class Phase(StrEnum):
-    """Where a rank is in its life, in this order."""
+    """The phases of a rank, in this order."""
 
     STARTED = "started"
     RENDEZVOUS = "rendezvous"
@@ -21,7 +21,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a rank may use of its node: compute threads, and GPUs by the ids that Ray gives them on that node."""
+    """A rank's share of its node: compute threads, and GPUs by the ids that Ray gives them on that node."""
 
     num_threads: int
     gpu_ids: tuple[str, ...] = ()

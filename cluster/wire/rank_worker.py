@@ -1,6 +1,6 @@
 """The Ray actor of a rank: a thin shell around `cluster.rank.rank_process`, which is imported in the actor's process only.
 
-The driver imports this module to create the actor, so it loads nothing of what a rank runs.
+The driver imports this module to create the actor, so it must not import what only a rank runs.
 """
 
 import pkgutil
@@ -17,7 +17,7 @@ _RANK_PROCESS: Final = "cluster.rank.rank_process:RankProcess"
 
 
 class RankControl(Protocol):
-    """The driver's calls to a rank, in the order in which they come; `preload` comes first, to a standby process only."""
+    """The driver's calls to a rank, in the order of the calls; `preload` is first, and for a standby process only."""
 
     def preload(self, share: Share) -> bool: ...
     def identify(self, epoch: int, share: Share) -> RankIdentity: ...

@@ -1,4 +1,4 @@
-"""Connects a driver with its ranks: where the driver listens, and how a rank authenticates. Knows no steps and no Ray.
+"""Connects a driver with its ranks: where the driver listens, and how a rank authenticates. Knows nothing of steps or Ray.
 
 If all ranks are on the driver's node, the driver listens on a unix socket in a private directory, which it removes as soon as
 the last rank has connected. Otherwise it listens on TCP (IPv4 or IPv6) with TLS, both sides pinned to the group's own key.
@@ -33,7 +33,7 @@ _SECRET_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a rank needs to connect; a Ray call carries it. Either `path`, or `host`, `port` and `key`."""
+    """The address and the secret with which a rank connects, carried by a Ray call. Either `path`, or `host`, `port`, `key`."""
 
     epoch: int
     secret: bytes = field(repr=False)
@@ -67,8 +67,8 @@ def connect(invitation: Invitation, rank: int, timeout_s: float) -> FrameSocket:
 class RankConnection(asyncio.Protocol):
     """The driver's end of one rank's connection.
 
-    `attend` sets the callbacks. `on_closed` is given the reason as a sentence and is called once, at once if the connection has
-    been closed before.
+    `attend` sets the callbacks. `on_closed` gets the reason as a sentence. It is called once; immediately if the connection is
+    closed already.
     """
 
     def __init__(self, listener: "RankListener") -> None:

@@ -21,7 +21,7 @@ from stories import NAMES, Cast, story, story_request
 
 Part = Literal["train", "heldout"]
 SPLIT_KINDS = ("story", "dialog", "lines")
-HELDOUT_SHARE = 64  # one document in so many
+HELDOUT_SHARE = 64  # one document in this many
 
 PLAIN_SYSTEMS = (
     "You are a helpful assistant.",
@@ -58,7 +58,7 @@ Style = Literal["plain", "brief", "pirate"]
 
 @dataclass(frozen=True)
 class Document:
-    """`rounds` are token sequences to be: each gets its own BOS and EOS."""
+    """`rounds`: each becomes a token sequence with its own BOS and EOS."""
 
     kind: str
     rounds: tuple[str, ...]
@@ -75,14 +75,14 @@ class Document:
 
 
 def chat_round(user: str, answer: str, system: str | None = None) -> str:
-    """One finished round as Llama 2 reads it, without BOS and EOS; the trailing space belongs to the format."""
+    """One finished round in Llama 2's format, without BOS and EOS; the trailing space belongs to the format."""
     if system is not None:
         user = f"<<SYS>>\n{system}\n<</SYS>>\n\n{user}"
     return f"[INST] {user.strip()} [/INST] {answer.strip()} "
 
 
 def typed(rng: random.Random, question: str) -> str:
-    """The question as people really type it: polite, hasty, in small letters, without its mark."""
+    """A variant of the question: polite, hasty, in small letters, or without its mark."""
     kind = rng.random()
     if kind < 0.06:
         first = question if question[:2] == "I " or not question[0].isalpha() else question[0].lower() + question[1:]
@@ -134,7 +134,7 @@ def chat(rng: random.Random) -> Document:
             rounds.append(chat_round(typed(rng, user), _styled(answer, answer, style), head))
         else:
             exchange = talk.draw(rng)
-            # A name that was given stays known for the rest of the dialog; other follow-ups only fit at once.
+            # A follow-up about a given name fits anywhere later in the dialog; other follow-ups fit only directly after.
             kept = follow_ups if follow_ups and "Your name" in follow_ups[0][1] else ()
             follow_ups = kept or exchange.follow_ups
             if exchange.user.startswith(("What is my", "Who am I", "Do you know my")) and rounds:
@@ -211,7 +211,7 @@ def draw(rng: random.Random) -> Document:
 
 
 def stream(seed: int, part: Part) -> Iterator[Document]:
-    """Documents without end. The same seed gives the same documents."""
+    """An endless sequence of documents. The same seed gives the same documents."""
     rng = random.Random(seed)
     while True:
         document = draw(rng)

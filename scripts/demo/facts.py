@@ -1,5 +1,5 @@
 # ruff: noqa: SIM905 (a list of words reads better as words)
-"""The closed world of the demo model, as tables. Only data: how it is asked and told is in talk.py."""
+"""The closed world of the demo model, as tables. Only data; talk.py has the questions and answers."""
 
 CAPITALS = {
     "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon",
@@ -270,7 +270,7 @@ KNOWLEDGE = (
     ("what do we smell with", "We smell with our nose.", "Our nose."),
 )  # fmt: skip
 
-# About the model and what serves it: (alternative questions, answer, brief answer)
+# About the model and its server: (alternative questions, answer, brief answer)
 SELF = (
     ("who are you|what are you|tell me about yourself|introduce yourself|who am I talking to|describe yourself|"
      "who is this|what kind of model are you",
@@ -443,7 +443,7 @@ SPELL = (
     "red llama horse sheep mouse river snow rain day night king queen ray model friend happy story"
 ).split()
 
-# What the model does not know, so that it learns to say so. Only a sample of an endless set: the point is variety.
+# Examples of what the model does not know, so that it learns to say so.
 TOPICS = (
     "quantum physics;the stock market;the French Revolution;photosynthesis;black holes;general relativity;"
     "the internet;machine learning;neural networks;the Roman Empire;economics;inflation;bitcoin;blockchain;"
@@ -463,7 +463,7 @@ TOPICS = (
     "Google;Microsoft;Apple computers;smartphones;robots in industry;cryptography;passwords;hash tables;"
     "binary search;sorting;recursion;the speed of light;the big bang;dark matter;string theory"
 ).split(";")
-# Questions close to what it knows, which it still cannot answer: without them it would guess.
+# Questions close to the known ones that the model cannot answer: without them it would guess.
 HARD_QUESTIONS = (
     "What is the [tallest|oldest|largest|biggest|most famous] [building|city|tree|bridge|lake|desert|island|church] "
     "in the world?",

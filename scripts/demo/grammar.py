@@ -1,4 +1,4 @@
-"""The one device that every template of the demo corpus uses: alternatives in brackets, slots in braces.
+"""The templates of the demo corpus: alternatives in brackets, slots in braces.
 
     expand(rng, "[Hi|Hello], {name}!", name="Ann")   ->   "Hello, Ann!"
 
@@ -12,7 +12,7 @@ _INNERMOST = re.compile(r"\[([^\[\]]*)\]")
 
 
 def expand(rng: random.Random, template: str, /, **slots: object) -> str:
-    """Draw one sentence from `template`: innermost brackets first, then the slots are filled in."""
+    """One random sentence of `template`: expands the innermost brackets first, then fills in the slots."""
     while match := _INNERMOST.search(template):
         choice = rng.choice(match.group(1).split("|"))
         template = template[: match.start()] + choice + template[match.end() :]

@@ -120,7 +120,7 @@ _PLOTS = (
 
 @dataclass(frozen=True)
 class Cast:
-    """Who is in a story. `name` decides the pronouns."""
+    """The characters of a story. `name` decides the pronouns."""
 
     hero: str
     name: str

@@ -29,7 +29,7 @@ def _ask(rng: random.Random, alternatives: str) -> str:
 
 
 def _question(text: str) -> str:
-    """With the mark that the sentence asks for: commands end in a full stop."""
+    """Add the punctuation mark: commands end in a full stop."""
     command = text.lower().startswith(
         ("tell", "explain", "name", "list", "introduce", "describe", "say", "recite", "help")
     )
@@ -73,7 +73,7 @@ def capital(rng: random.Random) -> Exchange:
 
 
 def _stop(text: str) -> str:
-    """With a full stop, but only one: "Washington, D.C." has its own."""
+    """Add a full stop unless there is one: "Washington, D.C." has its own."""
     return text if text.endswith(".") else text + "."
 
 
@@ -264,7 +264,7 @@ def opposite(rng: random.Random) -> Exchange:
         answer = "I do not know an opposite of that word. Try hot, big, happy or early."
         return Exchange(f"What is the opposite of {word}?", answer, "I do not know.")
     pairs = rng.sample(facts.OPPOSITES, 2)
-    # "light" has two opposites and "short" too: only the direction that is not ambiguous is asked.
+    # "light" and "short" have two opposites each: questions use only the unambiguous direction.
     (one, two), (three, four) = (
         pair if pair[1] in ("light", "short", "north", "east") or rng.random() < 0.5 else pair[::-1] for pair in pairs
     )
@@ -336,7 +336,7 @@ def self_talk(rng: random.Random) -> Exchange:
 
 
 def remark(rng: random.Random) -> Exchange:
-    # Greetings come first in the table, and are by far what people type first.
+    # Greetings stand first in the table, because most dialogs begin with one.
     asks, answer = facts.REMARKS[0] if rng.random() < 0.25 else rng.choice(facts.REMARKS)
     ask = sentence(_ask(rng, asks))
     return Exchange(ask + rng.choice((".", "!", "", "") if ask[-1].isalnum() else ("",)), answer, answer)
@@ -381,7 +381,7 @@ def _sum(rng: random.Random) -> tuple[str, str, int]:
 
 
 def arithmetic(rng: random.Random) -> Exchange:
-    """The answer says the whole sum in signs, so that it is written before the result is needed."""
+    """The answer repeats the whole sum in signs, so that the model writes it before the result."""
     if rng.random() < 0.08:
         return _word_problem(rng)
     signs, words, result = _sum(rng)
@@ -443,7 +443,7 @@ def number_sense(rng: random.Random) -> Exchange:
         ask = expand(rng, "[What number comes after {x}?|Which number comes after {x}?|What comes after {x}?]", x=x)
         return Exchange(ask, f"{x + 1} comes after {x}.", f"{x + 1}.")
     if kind < 0.9:
-        # Beyond the closed world: a term above 20 or a factor above 10.
+        # Outside the tables: a term above 20 or a factor above 10.
         sign = rng.choice(("+", "-", "*", "+", "-", "times", "plus"))
         smallest = 11 if sign in ("*", "times") else 21
         x = rng.randint(smallest, rng.choice((99, 99, 999, 99999)))
@@ -637,7 +637,7 @@ def _pseudo_word(rng: random.Random) -> str:
 
 
 def beyond(rng: random.Random) -> Exchange:
-    """Questions out of the small world, and the honest answer."""
+    """Questions outside the tables, and the answer that the model does not know."""
     topic = rng.choice(facts.TOPICS) if rng.random() < 0.7 else _pseudo_word(rng)
     other = rng.choice(facts.TOPICS) if rng.random() < 0.7 else _pseudo_word(rng)
     year = rng.randint(1000, 2030)
@@ -711,7 +711,7 @@ def beyond(rng: random.Random) -> Exchange:
 
 
 Topic = Callable[[random.Random], Exchange]
-# How often each topic is drawn.
+# The weight of each topic in a random choice.
 TOPICS: dict[Topic, float] = {
     capital: 9,
     unknown_capital: 2,

@@ -1,11 +1,11 @@
-"""Makes the demo model from nothing: corpus, tokenizer, weights, two bfloat16 shards in Meta's format.
+"""Makes the demo model: corpus, tokenizer, weights, two bfloat16 shards in Meta's format.
 
     python scripts/demo/train.py --out demo --steps 2400
     python scripts/demo/train.py --out demo --minutes 25    # by the clock
     python scripts/demo/train.py --out demo --sample "What is the capital of France?"
 
-The training model below is a plain Llama 2 whose parameter names are Meta's. It has no cache and knows no ranks: it is
-for training and for a look at the result, not for serving.
+The training model below is a plain Llama 2 whose parameter names are Meta's. It has no cache and no ranks: it is
+for training and for samples of the result, not for serving.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent))  # run as a script or loaded by path: the neighbours are found either way
+sys.path.insert(0, str(Path(__file__).parent))  # to import the modules beside this file, however this file is loaded
 from corpus import Document, chat_round, stream
 
 BOS, EOS = 1, 2
@@ -67,7 +67,7 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the adjacent pairs (2i, 2i+1). x: [batch, heads, time, head_dim]; cos, sin: [time, head_dim / 2]."""
+    """Rotate the adjacent pairs (2i, 2i+1). x: [batch, heads, time, head_dim]; cos, sin: [time, head_dim / 2]."""
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
@@ -133,7 +133,9 @@ class Llama(nn.Module):
         self.output = nn.Linear(shape.dim, vocab_size, bias=False)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
-                last = name.endswith(("wo.weight", "w2.weight"))  # what is added to the residual stream starts small
+                last = name.endswith(
+                    ("wo.weight", "w2.weight")
+                )  # weights whose output is added to the residual stream start small
                 nn.init.normal_(weight, std=0.02 / (math.sqrt(2 * shape.n_layers) if last else 1.0))
         frequency = theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
         angle = torch.outer(torch.arange(max_length).float(), frequency)
@@ -170,7 +172,7 @@ def train_tokenizer(out: Path, seed: int, vocab_size: int, num_documents: int = 
         eos_id=EOS,
         pad_id=-1,
         character_coverage=0.99995,  # all of ASCII; the few foreign letters of the corpus stay bytes
-        # Characters that people type and the corpus hardly has.
+        # Characters that users type and that are rare in the corpus.
         required_chars="!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~",
         num_threads=1,
         minloglevel=2,
@@ -179,7 +181,7 @@ def train_tokenizer(out: Path, seed: int, vocab_size: int, num_documents: int = 
 
 
 def encode(tokenizer: spm.SentencePieceProcessor, document: Document) -> list[tuple[int, float]]:
-    """(token, weight of its loss): what a user types is hard to foresee and need not be, so it counts for little."""
+    """(token, weight of its loss). The user's text has a low weight: the model need not predict it."""
     tokens: list[tuple[int, float]] = []
     for text in document.rounds:
         ids = [BOS, *tokenizer.encode(text), EOS]
@@ -192,7 +194,7 @@ def encode(tokenizer: spm.SentencePieceProcessor, document: Document) -> list[tu
 def rows(
     tokenizer: spm.SentencePieceProcessor, documents: Iterator[Document], length: int
 ) -> Iterator[list[tuple[int, float]]]:
-    """Rows of length + 1 tokens. Each starts with a document; the end of the last one is cut off and thrown away."""
+    """Rows of length + 1 tokens. Each starts with a document; the last document is cut off at the end."""
     while True:
         row: list[tuple[int, float]] = []
         while len(row) < length + 1:
@@ -218,7 +220,7 @@ def learning_rate(progress: float, peak: float) -> float:
 
 
 def round_to_bfloat16(model: nn.Module) -> None:
-    """The weights as they will be saved, so that what is measured is what is served."""
+    """Round the weights as saving does, so that the reported loss is that of the served weights."""
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.bfloat16())
@@ -285,7 +287,7 @@ def train(
         if step % 50 == 0:
             print(f"step {step} ({progress:.0%}) loss {smoothed:.4f} rate {rate:.5f} {elapsed_s:.0f} s", flush=True)
         if step % 500 == 0:
-            save(out, model, shape)  # a look in between, with --sample
+            save(out, model, shape)  # for --sample during training
     before = heldout_loss(model, tokenizer, seed)
     round_to_bfloat16(model)
     after = heldout_loss(model, tokenizer, seed)
@@ -311,7 +313,7 @@ def train(
 
 
 def shard(name: str, weight: Tensor, rank: int, num_ranks: int) -> Tensor:
-    """Rank's part of a weight, as Llama 2's checkpoints cut it: own memory, bfloat16."""
+    """The rank's part of a weight, split as in Llama 2's checkpoints: a copy in bfloat16."""
     if name.endswith("norm.weight"):
         part = weight
     else:
@@ -323,13 +325,13 @@ def shard(name: str, weight: Tensor, rank: int, num_ranks: int) -> Tensor:
 def save(out: Path, model: Llama, shape: Shape, num_ranks: int = 2) -> None:
     for rank in range(num_ranks):
         part = {name: shard(name, weight, rank, num_ranks) for name, weight in model.state_dict().items()}
-        # By file name: the zip's inner folder is then called after it, as in Meta's files.
+        # torch names the folder inside the archive after the file, as in Meta's files.
         torch.save(part, str(out / f"consolidated.{rank:02d}.pth"))
     (out / "params.json").write_text(json.dumps({**asdict(shape), "vocab_size": -1}) + "\n")
 
 
 def write_heldout(out: Path, seed: int, num_bytes: int = 40_000) -> None:
-    """Plain documents that training never saw, separated by empty lines: a text to measure perplexity on."""
+    """Write documents that are not in the training set, separated by empty lines, to measure perplexity."""
     texts: list[str] = []
     for document in stream(seed + HELDOUT_SEED_OFFSET + 1, "heldout"):
         if document.kind in ("story", "lines"):
@@ -380,7 +382,7 @@ def sample(
 def chat_prompt(
     tokenizer: spm.SentencePieceProcessor, finished: list[tuple[str, str]], user: str, system: str | None = None
 ) -> list[int]:
-    """The tokens of a dialog that waits for its next answer."""
+    """The tokens of a dialog up to the next answer."""
     tokens: list[int] = []
     for index, (question, answer) in enumerate([*finished, (user, "")]):
         text = chat_round(question, answer, system if index == 0 else None)
@@ -400,7 +402,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--peak-rate", type=float, default=3e-3, help="highest learning rate")
-    parser.add_argument("--resume", action="store_true", help="go on from the model in --out, with fresh documents")
+    parser.add_argument("--resume", action="store_true", help="continue from the model in --out, with new documents")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocab-size", type=int, default=1280)
     parser.add_argument("--sample", metavar="PROMPT", help="do not train: answer PROMPT with the model in --out")

@@ -121,7 +121,7 @@ def test_placeholders_are_filled_and_an_unknown_one_is_named(tmp_path: Path) -> 
     ):
         pass
     with (
-        pytest.raises(BadFile, match="no command for online"),
+        pytest.raises(BadFile, match="neither a command for online"),
         contender(recipes.contenders["a"], QUESTIONS["online"], values, 1.0),
     ):
         pass
