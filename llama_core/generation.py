@@ -32,7 +32,8 @@ from llama_core.results import (
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence, check_prompt, describe_request, warn_of_unfinished
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
-from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import Pending, StepOutput
 from llama_core.text.chat_format import Dialog
 from llama_core.text.registry import DEFAULT_CHAT_FORMAT, find_chat_format, load_tokenizer

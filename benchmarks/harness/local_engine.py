@@ -14,7 +14,8 @@ from llama_core import Llama
 from llama_core.execution.runner import ModelRunner
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 
 

@@ -22,7 +22,8 @@ from llama_core.scheduling.prefix_cache import prefix_hash
 from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 
 BLOCK_SIZE = 16

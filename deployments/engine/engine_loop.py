@@ -14,18 +14,17 @@ from typing import NamedTuple, Protocol
 
 from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.step_pacing import SentStep, StepPacing
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason, Sequence, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler
+from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.step import StepInput, StepOutput
+from llama_core.scheduling.step_costs import StepShape
 from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-# How long a step with prompts may take: new requests wait for it, and so do the running ones.
-LONGEST_STEP_S = 3.0
 
 
 class StepStats(NamedTuple):
@@ -57,14 +56,6 @@ class Runner(Protocol):
     def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]: ...
 
 
-class _SentStep(NamedTuple):
-    """A step in step."""
-
-    batch: StepInput
-    output: asyncio.Future[StepOutput]
-    sent_s: float
-
-
 class EngineLoop:
     """Serves streams from one scheduler, over the runner that `run` is given."""
 
@@ -92,7 +83,7 @@ class EngineLoop:
         self._failure: EngineError | None = None
         self._draining = False
         self._counts = (0, 0, 0)  # the scheduler's totals at the last report
-        scheduler.limit_prompt_tokens(TOKENS_ALONE)  # until the first steps show how fast the ranks are
+        self._pacing = StepPacing(scheduler)
 
     @property
     def failure(self) -> EngineError | None:
@@ -175,11 +166,11 @@ class EngineLoop:
         After an error of the runner's the caller either ends the streams with `fail`, or continues every stream with `restart`,
         then `run` with the runner of other ranks.
         """
-        in_flight: deque[_SentStep] = deque()
+        in_flight: deque[SentStep] = deque()
         self.last_progress_s = time.monotonic()
         try:
             while True:
-                self._send(runner, in_flight)
+                due_s = self._send(runner, in_flight)
                 if not in_flight:
                     assert not self.scheduler.has_work, "work waits, and no step is in flight that could free blocks"
                     self._idle.set()
@@ -187,18 +178,22 @@ class EngineLoop:
                     await self._wake.wait()
                     self.last_progress_s = time.monotonic()
                     continue
+                if due_s is not None:
+                    await asyncio.wait((in_flight[0].output,), timeout=max(0.0, due_s - time.monotonic()))
+                    if not in_flight[0].output.done():
+                        self._send(runner, in_flight, late=True)
                 output = await in_flight[0].output
                 answered = in_flight.popleft()
                 self.num_steps += not self._is_canary(answered.batch)
                 gained = self.scheduler.commit(output)
                 self.last_progress_s = time.monotonic()
+                self._pacing.completed(answered, output, self.last_progress_s)
                 # The ranks get their next step before the readers get the last one's tokens. So a stop string is noticed a step
                 # late, which wastes a row. The tokens are delivered even if sending fails.
                 try:
                     self._send(runner, in_flight)
                 finally:
                     self._deliver(gained)
-                self._limit_prompt_tokens(answered.batch, output)
                 self._report(answered, output, gained)
         finally:
             for step in in_flight:
@@ -254,14 +249,21 @@ class EngineLoop:
         """Seconds since a step completed while work waited; 0 when idle."""
         return time.monotonic() - self.last_progress_s if self._streams else 0.0
 
-    def _send(self, runner: Runner, in_flight: deque[_SentStep]) -> None:
-        while len(in_flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
+    def _send(self, runner: Runner, in_flight: deque[SentStep], *, late: bool = False) -> float | None:
+        """Fill the pipeline with steps. Returns when the next one is due, by time.monotonic, where it is held back for requests
+        that may still join it; `late` sends that one too."""
+        while len(in_flight) < self._depth:
+            if not late and (due_s := self._pacing.due_s(in_flight, time.monotonic())) is not None:
+                return due_s
+            if (batch := self.scheduler.schedule()) is None:
+                return None
             try:
                 output = runner.submit(batch)
             except RankFailure:
                 self.scheduler.drop_unsent()  # so that no request in it counts as harmful
                 raise
-            in_flight.append(_SentStep(batch, output, time.monotonic()))
+            in_flight.append(SentStep(batch, output, StepShape.of(batch), time.monotonic(), bool(in_flight)))
+        return None
 
     def _drop(self, seq: Sequence) -> SequenceStream | None:
         """Forget the stream of a sequence that has ended."""
@@ -292,14 +294,7 @@ class EngineLoop:
                 self._retry.request_ended(self.last_progress_s)
                 self._drop(seq)
 
-    def _limit_prompt_tokens(self, batch: StepInput, output: StepOutput) -> None:
-        """Learn from a step with prompts how many prompt tokens fit into the longest time that a step may take."""
-        num_prompt_tokens = sum(row.length for row in batch.rows if row.length > 1 + row.num_drafts)
-        if num_prompt_tokens >= TOKENS_A_PROMPT and output.elapsed_ms > 0:
-            fitting = int(batch.num_tokens / output.elapsed_ms * 1e3 * LONGEST_STEP_S)
-            self.scheduler.limit_prompt_tokens(max(TOKENS_A_PROMPT, fitting))
-
-    def _report(self, step: _SentStep, output: StepOutput, gained: dict[Sequence, list[int]]) -> None:
+    def _report(self, step: SentStep, output: StepOutput, gained: dict[Sequence, list[int]]) -> None:
         scheduler, batch = self.scheduler, step.batch
         canary = scheduler.quarantine.canary
         counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)

@@ -19,7 +19,8 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
-from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.text.registry import find_chat_format, load_tokenizer
 
 log = logging.getLogger(__name__)

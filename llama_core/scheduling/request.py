@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from llama_core.errors import ContextLengthExceeded, InvalidParameter, LlamaError
+from llama_core.scheduling.drafting import Drafting
 from llama_core.scheduling.sampling_params import SamplingParams, whole_number
-from llama_core.scheduling.speculation import Drafting
 
 log = logging.getLogger(__name__)
 

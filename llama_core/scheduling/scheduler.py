@@ -19,55 +19,25 @@ alone.
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final
 
-from llama_core.config import EngineConfig
 from llama_core.errors import NonFiniteLogits, RankFailure
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.drafting import new_drafting
 from llama_core.scheduling.fair_queue import OUTPUT_COST
 from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
-from llama_core.scheduling.speculation import Speculation, new_drafting
+from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.scheduling.speculation import Speculation
 from llama_core.scheduling.step import Draft, Grow, Row, SlotInit, StepInput, StepOutput
+from llama_core.scheduling.step_costs import StepCosts
 
-# Prompt tokens beside decodes: on CPUs these take about as long as the decodes' own step, and each lengthens that step.
-TOKENS_BESIDE: Final = 64
-TOKENS_BESIDE_EACH: Final = 2
+# Prompt tokens beside decodes: most prompts fit into one step, and no step delays the decodes by more.
+TOKENS_BESIDE: Final = 256
 TOKENS_ALONE: Final = 512  # prompt tokens of a step without decodes
 TOKENS_A_PROMPT: Final = 128  # what each of many prompts may add to a step
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """max_batch_size: slots. max_step_tokens: tokens of one step. max_waiting and max_waiting_tokens: sequences that
-    may wait and their tokens, None for any number. max_drafts: proposed tokens of one step, 0 for no speculation."""
-
-    max_batch_size: int
-    max_step_tokens: int
-    stop_ids: frozenset[int]
-    max_waiting: int | None = None
-    max_drafts: int = 0
-    prefix_caching: bool = True
-    max_waiting_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        assert 0 < self.max_batch_size <= self.max_step_tokens, "each running sequence has a row in a step"
-
-    @classmethod
-    def of(
-        cls,
-        config: EngineConfig,
-        stop_ids: frozenset[int],
-        *,
-        max_waiting: int | None = None,
-        max_waiting_tokens: int | None = None,
-    ) -> "SchedulerConfig":
-        """Every attribute of `config` that has the name of a field, and the limits of the queue."""
-        own = {"stop_ids": stop_ids, "max_waiting": max_waiting, "max_waiting_tokens": max_waiting_tokens}
-        same = {f.name: getattr(config, f.name) for f in fields(cls) if f.name not in own}
-        return cls(**same, **own)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -218,6 +188,15 @@ class Scheduler:
         """Put at most this many tokens of prompts into one step."""
         self.max_prompt_tokens = num_tokens
 
+    def use_costs(self, costs: StepCosts) -> None:
+        """Weigh drafts by what these measurements say that they cost."""
+        self.speculation.costs = costs
+
+    @property
+    def admits_newcomers(self) -> bool:
+        """Whether a request that came now would be admitted to the next step: none waits before it, and a slot is free."""
+        return bool(self.admission.free_slots) and not self._waiting
+
     def drop_unsent(self) -> None:
         """The step made last has reached no rank. For `restart` to follow: its tokens were counted as computed and are not."""
         self._in_flight.pop()
@@ -312,6 +291,7 @@ class Scheduler:
         """Rows for all sequences with one token to compute. Returns those with more, and the rest of the step's budget."""
         batch, block_size = step.batch, self.pool.block_size
         max_drafts = self.speculation.max_drafts_per_row(len(self._running))
+        price = self.speculation.price(len(self._running), len(self._waiting))
         prefills: list[Sequence] = []
         num_tokens = 0
         # Oldest first: a preempted sequence is never older than the one that needs the blocks, so it comes later in this loop.
@@ -323,9 +303,8 @@ class Scheduler:
                 continue
             drafts: list[int] = []
             if max_drafts and seq.drafting is not None:
-                limit, alone = min(max_drafts, seq.max_length - length - 1), len(self._running) == 1
-                ignore_eos = seq.params.ignore_eos
-                drafts = self.speculation.propose(seq.drafting, seq.tokens, limit, alone=alone, ignore_eos=ignore_eos)
+                limit, ignore_eos = min(max_drafts, seq.max_length - length - 1), seq.params.ignore_eos
+                drafts = self.speculation.propose(seq.drafting, seq.tokens, limit, price, ignore_eos=ignore_eos)
                 if drafts and seq.inflight:
                     continue  # the position of its next drafts is not known yet
             if length > len(seq.blocks) * block_size and not self._grow(seq, length, batch.grow):
@@ -342,11 +321,11 @@ class Scheduler:
     def _prompt_budget(self, num_decodes: int, num_prefills: int) -> int:
         """Prompt tokens beside so many decodes, which they delay by the time that they take themselves.
 
-        A prompt that comes alone is computed in chunks that delay the decodes little. Where many come at once, a third of all
-        sequences or more wait for their first token, and few long steps delay them and the others less than many short ones:
-        every prompt may add a chunk.
+        A prompt that comes alone is computed in chunks, so that a long one delays the decodes in many short steps. Where many
+        come at once, a third of all sequences or more wait for their first token, and few long steps delay them and the others
+        less than many short ones: every prompt may add a chunk.
         """
-        budget = TOKENS_BESIDE + TOKENS_BESIDE_EACH * num_decodes if num_decodes else TOKENS_ALONE
+        budget = TOKENS_BESIDE if num_decodes else TOKENS_ALONE
         num_prompts = num_prefills + min(len(self._waiting), len(self.admission.free_slots))
         if 2 * num_prompts >= num_decodes:
             budget = max(budget, TOKENS_A_PROMPT * num_prompts)

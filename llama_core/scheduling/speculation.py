@@ -1,55 +1,17 @@
 """Decides when drafts are worth a step's time, and counts how many are accepted. Knows nothing of models or steps.
 
-Whether drafts pay is learned for each sequence from the drafts that would have been accepted, which costs nothing while none is
-sent. Every decision depends on tokens alone, never on time: ranks that schedule for themselves (torchrun) must decide alike.
+What drafts gain is learned for each sequence (`drafting.py`). What they cost is learned from the time of steps, where a replica
+measures it (`step_costs.py`): drafts lengthen the step for every running and waiting sequence. Without measurements every
+decision depends on tokens alone, because ranks that schedule for themselves (torchrun) must decide alike.
 """
 
-from typing import Final, Protocol
+from typing import Final
 
-from llama_core.scheduling.prompt_lookup import PromptLookup
+from llama_core.scheduling.drafting import MAX_DRAFTS_PER_ROW, PRICE_ALONE, PRICE_BESIDE_OTHERS, Drafting, DraftPrice
+from llama_core.scheduling.step_costs import StepCosts
 
-MAX_DRAFTS_PER_ROW: Final = 7  # with the known token eight, a size that kernels handle well
-_FIRST_ACCEPTANCE: Final = 0.25
-_MEMORY: Final = 8  # drafts after which an old one counts about a third
-# Seven drafts make a step of one row on a CPU up to a third longer, and while a sequence waits for its output, no step is in
-# flight. Beside other running sequences, one that waits has a row in every second step only.
-_MIN_ACCEPTANCE: Final = 0.1
-_MIN_GAIN_ALONE: Final = 0.5
-_MIN_GAIN_BESIDE_OTHERS: Final = 1.5
-
-
-class Drafter(Protocol):
-    """Proposes tokens for one sequence, whose list of tokens only grows."""
-
-    def propose(self, tokens: list[int], count: int) -> list[int]:
-        """Up to `count` tokens that may follow `tokens`."""
-
-
-class Drafting:
-    """One sequence's drafter, and `acceptance`: how likely its next draft is to be accepted."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.acceptance = _FIRST_ACCEPTANCE
-
-    def observe(self, num_accepted: int, num_rejected: int) -> None:
-        for _ in range(num_accepted):
-            self.acceptance += (1.0 - self.acceptance) / _MEMORY
-        for _ in range(num_rejected):
-            self.acceptance -= self.acceptance / _MEMORY
-
-    def num_worthwhile(self, limit: int, *, alone: bool) -> int:
-        """How many drafts, up to `limit`, a step should check; 0 where the sequence should not wait for its output. `alone`: no
-        other sequence runs.
-
-        A draft counts only if every draft before it is accepted: the n-th with acceptance ** n.
-        """
-        reached, gain, count = self.acceptance, 0.0, 0
-        while count < limit and reached > _MIN_ACCEPTANCE:
-            gain += reached
-            reached *= self.acceptance
-            count += 1
-        return count if gain >= (_MIN_GAIN_ALONE if alone else _MIN_GAIN_BESIDE_OTHERS) else 0
+# With measurements: drafts must gain more than they cost by this factor, because both are estimates.
+_SAFETY: Final = 1.25
 
 
 class Speculation:
@@ -59,6 +21,7 @@ class Speculation:
         """max_drafts: of one step, 0 for no speculation."""
         self.num_drafts = 0
         self.num_accepted = 0
+        self.costs: StepCosts | None = None
         self._max_drafts = max_drafts
         self._max_step_tokens = max_step_tokens
         self._stop_ids = stop_ids
@@ -70,9 +33,22 @@ class Speculation:
         num_drafts = min(self._max_drafts, self._max_step_tokens - num_running) // num_running
         return min(num_drafts, MAX_DRAFTS_PER_ROW) if num_drafts > 1 else 0
 
-    def propose(self, drafting: Drafting, tokens: list[int], limit: int, *, alone: bool, ignore_eos: bool) -> list[int]:
+    def price(self, num_running: int, num_waiting: int) -> DraftPrice:
+        """Of a draft in a step of `num_running` sequences, while `num_waiting` others wait: each loses that time."""
+        alone = num_running == 1
+        if self.costs is None or not (decode_ms := self.costs.decode_ms(num_running)):
+            return PRICE_ALONE if alone else PRICE_BESIDE_OTHERS
+        draft_ms = self.costs.draft_ms(num_running) or 0.0
+        once = 1.0
+        if alone:
+            once = PRICE_ALONE.once if self.costs.gap_ms is None else self.costs.gap_ms / decode_ms
+        return DraftPrice(_SAFETY * (num_running + num_waiting) * draft_ms / decode_ms, _SAFETY * once)
+
+    def propose(
+        self, drafting: Drafting, tokens: list[int], limit: int, price: DraftPrice, *, ignore_eos: bool
+    ) -> list[int]:
         """Up to `limit` drafts, none of them a stop id; [] when checking them would not pay."""
-        count = drafting.num_worthwhile(limit, alone=alone)
+        count = drafting.num_worthwhile(limit, price)
         drafts = drafting.drafter.propose(tokens, count) if count else []
         if not ignore_eos:
             for at, token in enumerate(drafts):
@@ -92,7 +68,3 @@ class Speculation:
         self.num_drafts += len(proposed)
         self.num_accepted += num_accepted
         return num_accepted
-
-
-def new_drafting() -> Drafting:
-    return Drafting(PromptLookup())

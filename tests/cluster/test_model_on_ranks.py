@@ -16,7 +16,8 @@ from llama_core.errors import CheckpointError, ConfigError, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.text.registry import load_tokenizer
 from tests.cluster.conftest import LIMITS
 from tests.conftest import GOLDEN

@@ -12,7 +12,8 @@ from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import WaitingQueue
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
-from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 

@@ -9,8 +9,8 @@ or a failed assertion.
 
 from collections.abc import Callable
 
+from llama_core.scheduling.drafting import Drafting, DraftPrice
 from llama_core.scheduling.request import Sequence, TokenLogprob
-from llama_core.scheduling.speculation import Drafting
 from llama_core.scheduling.step import PromptLogprobs, StepInput, StepOutput
 
 EOS = 2
@@ -59,7 +59,7 @@ class Oracle(Drafting):
         self._model = model
         self._seed = seed
 
-    def num_worthwhile(self, limit: int, *, alone: bool) -> int:
+    def num_worthwhile(self, limit: int, price: DraftPrice) -> int:
         return max(0, limit)
 
     def propose(self, tokens: list[int], count: int) -> list[int]:

@@ -1,7 +1,6 @@
 """The engine loop: every stream gets its own text and ends exactly once."""
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,8 +15,9 @@ from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull,
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler, SchedulerConfig
-from llama_core.scheduling.step import Row, StepInput, StepOutput
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.text.registry import load_tokenizer
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, until
@@ -415,28 +415,6 @@ async def test_a_stall_is_seen_and_idleness_is_none() -> None:
         group.go.set()
         await read(stream)
         assert loop.stalled_s() == 0.0
-
-
-@pytest.mark.parametrize(("tokens_a_second", "longest"), [(1000.0, 3000), (10.0, TOKENS_A_PROMPT)])
-async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(tokens_a_second: float, longest: int) -> None:
-    class Timed(FakeGroup):
-        async def _compute(self, batch: StepInput) -> StepOutput:
-            elapsed_ms = 1e3 * batch.num_tokens / tokens_a_second
-            return dataclasses.replace(await super()._compute(batch), elapsed_ms=elapsed_ms)
-
-    scheduler = Scheduler(SchedulerConfig(4, 4000, frozenset({EOS})), BlockPool(1000, 16))
-    loop = EngineLoop(scheduler, TOKENIZER, max_seq_len=4000)
-    assert scheduler.max_prompt_tokens == TOKENS_ALONE, "nothing is known yet"
-    task = asyncio.create_task(loop.run(Timed(num_blocks=1000)))
-    await read(loop.submit([1, 3], greedy(5)))
-    assert scheduler.max_prompt_tokens == TOKENS_ALONE, "decodes say nothing of prompts"
-    await read(loop.submit([1] * 400, greedy(1)))
-    assert scheduler.max_prompt_tokens == longest
-    loop._limit_prompt_tokens(
-        StepInput(0, 0, [Row(slot, 9, 1, True) for slot in range(300)]), StepOutput(0, 0, [], elapsed_ms=1e6)
-    )
-    assert scheduler.max_prompt_tokens == longest, "nor do many"
-    task.cancel()
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -15,7 +15,7 @@ from deployments.engine.service import LlamaService
 from llama_core.config import DEFAULT_STEP_TOKENS, EngineConfig
 from llama_core.errors import CheckpointError, ConfigError, LlamaError, NotReady, TokenizerError
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import SchedulerConfig
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import continuation

@@ -14,7 +14,8 @@ from deployments.http.plan import Plan
 from llama_core.errors import InvalidParameter, QueueFull
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.text.registry import load_tokenizer
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llama_core.scheduling.drafting import (
+    MAX_DRAFTS_PER_ROW,
+    PRICE_ALONE,
+    PRICE_BESIDE_OTHERS,
+    DraftPrice,
+    new_drafting,
+)
 from llama_core.scheduling.prompt_lookup import NGRAMS, PromptLookup
-from llama_core.scheduling.speculation import MAX_DRAFTS_PER_ROW, new_drafting
 
 tokens_of_few_kinds = st.lists(st.integers(0, 4), max_size=60)
 
@@ -52,19 +58,17 @@ def test_no_draft_is_proposed_for_a_text_that_never_repeats() -> None:
     assert all(lookup.propose(list(range(n)), 3) == [] for n in range(30))
 
 
-@pytest.mark.parametrize(("alone", "num_accepted"), [(True, 2), (False, 6)])
+@pytest.mark.parametrize(("price", "num_accepted"), [(PRICE_ALONE, 2), (PRICE_BESIDE_OTHERS, 6)])
 def test_a_few_accepted_drafts_make_drafting_worthwhile_and_rejected_ones_end_it(
-    alone: bool, num_accepted: int
+    price: DraftPrice, num_accepted: int
 ) -> None:
     drafting = new_drafting()
     for _ in range(3):
-        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, alone=alone) == 0, (
-            "nothing is known of a sequence that begins"
-        )
+        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, price) == 0, "nothing is known of a sequence that begins"
         drafting.observe(num_accepted, 0)
-        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, alone=alone) > 1
+        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, price) > 1
         drafting.observe(20, 0)
-        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, alone=alone) == MAX_DRAFTS_PER_ROW
+        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, price) == MAX_DRAFTS_PER_ROW
         drafting.observe(0, 11)
 
 
@@ -73,7 +77,7 @@ def test_no_draft_beyond_the_point_where_acceptance_is_unlikely() -> None:
     drafting = new_drafting()
     for _ in range(200):
         drafting.observe(draw.randrange(4), draw.randrange(2))
-        counts = [drafting.num_worthwhile(limit, alone=True) for limit in range(9)]
+        counts = [drafting.num_worthwhile(limit, PRICE_ALONE) for limit in range(9)]
         assert all(count <= limit for limit, count in enumerate(counts))
         best = max(counts)
         assert best == 0 or drafting.acceptance**best > 0.1
@@ -87,4 +91,4 @@ def test_beside_other_sequences_drafting_must_gain_more_to_be_worthwhile(
     drafting = new_drafting()
     for num_accepted, num_rejected in seen:
         drafting.observe(num_accepted, num_rejected)
-    assert drafting.num_worthwhile(limit, alone=False) in (0, drafting.num_worthwhile(limit, alone=True))
+    assert drafting.num_worthwhile(limit, PRICE_BESIDE_OTHERS) in (0, drafting.num_worthwhile(limit, PRICE_ALONE))

@@ -17,10 +17,9 @@ from llama_core.scheduling.scheduler import (
     TOKENS_A_PROMPT,
     TOKENS_ALONE,
     TOKENS_BESIDE,
-    TOKENS_BESIDE_EACH,
     Scheduler,
-    SchedulerConfig,
 )
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepOutput
 from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
@@ -91,9 +90,9 @@ def test_every_sequence_gets_its_own_tokens_beside_any_other(depth: int) -> None
         (0, 1, 4000, TOKENS_ALONE),  # no decode waits
         (0, 8, 4000, 8 * TOKENS_A_PROMPT),
         (0, 20, 4000, 2000),  # a full step
-        (1, 1, 4000, TOKENS_A_PROMPT),
-        (8, 1, 4000, TOKENS_BESIDE + 8 * TOKENS_BESIDE_EACH),  # one new prompt beside many decodes delays them little
-        (8, 3, 4000, TOKENS_BESIDE + 8 * TOKENS_BESIDE_EACH),
+        (1, 1, 4000, TOKENS_BESIDE),
+        (8, 1, 4000, TOKENS_BESIDE),  # one long prompt beside decodes comes in chunks
+        (8, 3, 4000, TOKENS_BESIDE),
         (8, 4, 4000, 4 * TOKENS_A_PROMPT),  # a burst
         (8, 4, 300, 300),  # slow ranks
     ],

@@ -13,11 +13,12 @@ from llama_core.config import MAX_DRAFTS
 from llama_core.execution.native.build import Unavailable
 from llama_core.execution.parallel import alone
 from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.drafting import MAX_DRAFTS_PER_ROW, Drafting
 from llama_core.scheduling.prompt_lookup import PromptLookup
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import Scheduler, SchedulerConfig
-from llama_core.scheduling.speculation import MAX_DRAFTS_PER_ROW, Drafting
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
 from tests.support import on_ranks
@@ -313,7 +314,7 @@ def test_the_model_gives_the_same_tokens_with_and_without_greedy_and_sampled(
         ]
 
     monkeypatch.setattr(PromptLookup, "propose", propose)
-    monkeypatch.setattr(Drafting, "num_worthwhile", lambda lookup, limit, alone: max(0, limit))
+    monkeypatch.setattr(Drafting, "num_worthwhile", lambda lookup, limit, price: max(0, limit))
     steps = counted_steps(drafting, monkeypatch)
     for temperature in (0.0, 0.8):
         options = {"max_gen_len": 90, "temperature": temperature, "logprobs": True, "echo": True, "seed": 4}
