@@ -10,11 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import SentStep, StepPacing
+from deployments.engine.step_stats import StepStats
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason, Sequence, check_prompt
@@ -25,26 +26,6 @@ from llama_core.scheduling.step_costs import StepShape
 from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-
-class StepStats(NamedTuple):
-    """One completed step, for metrics. Times are in milliseconds; `round_trip_ms` runs from sending the step to its output.
-
-    num_sampled: tokens that the step gave to requests. num_prefix_hits: prompt tokens found in the prefix cache.
-    num_drafts, num_drafts_accepted: draft tokens verified and accepted. All since the last step's report.
-    """
-
-    num_rows: int
-    num_tokens: int
-    num_sampled: int
-    elapsed_ms: float
-    round_trip_ms: float
-    num_non_finite: int
-    device_memory_bytes: int
-    decode_only: bool
-    num_prefix_hits: int = 0
-    num_drafts: int = 0
-    num_drafts_accepted: int = 0
 
 
 class Runner(Protocol):

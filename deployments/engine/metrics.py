@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 import prometheus_client
 import ray
 
-from deployments.engine.engine_loop import StepStats
 from deployments.engine.interface import Engine
 from deployments.engine.metric import Count, Gauge, Histogram, RenamedCount
+from deployments.engine.step_stats import StepStats
 from llama_core.errors import LlamaError, RankFailure
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from cluster.driver.group_info import GroupInfo, RankReport
 from deployments.args import ServerArgs
-from deployments.engine.engine_loop import EngineLoop, StepStats
+from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.interface import EngineState, RankState, Readiness
 from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.step_stats import StepStats
 from deployments.engine.supervisor import GroupPool, Supervisor
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure

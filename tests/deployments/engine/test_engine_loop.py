@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from deployments.engine.engine_loop import EngineLoop, StepStats
+from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.retry_after import SHORTEST_RETRY_S
 from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.step_stats import StepStats
 from llama_core.config import MAX_DRAFTS
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
 from llama_core.scheduling.block_pool import BlockPool

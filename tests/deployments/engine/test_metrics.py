@@ -6,9 +6,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray.serve import metrics as ray_metrics
 
 from deployments.engine import metrics as metrics_module
-from deployments.engine.engine_loop import StepStats
 from deployments.engine.metric import BATCH_SIZE
 from deployments.engine.metrics import Metrics
+from deployments.engine.step_stats import StepStats
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import until
 from tests.support.scripted_engine import FakeEngine
