@@ -2,7 +2,7 @@
 
 LLAMA_API_KEYS, read where the application is built, holds keys separated by commas. The key file holds one key a line; empty
 lines and lines that begin with # are skipped. Only the SHA-256 of a key is kept and passed on. A key is compared with every
-digest in constant time, so the time of an answer does not tell how close a guess was.
+digest in constant time, so the time of an answer says nothing about a guess.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ CHECK_INTERVAL_S = 1.0  # of whether the key file has changed
 
 
 class ApiKeys:
-    """The configured keys. Without any, `are_required` is False and every request is let through."""
+    """The configured keys. Without any, `are_required` is False."""
 
     def __init__(self, digests: Iterable[str] = (), file: Path | None = None) -> None:
         """`digests`: the result of `digests_of`. Raises ConfigError if the file cannot be read or has no key in it."""
@@ -42,7 +42,7 @@ class ApiKeys:
         return bool(self._fixed or self._file)
 
     def owner_of(self, key: bytes) -> str | None:
-        """A short name of this key's owner, from which the key cannot be told; None if the key is not configured."""
+        """A short name of this key's owner that does not reveal the key; None if the key is not configured."""
         self._refresh()
         digest, known = _digest(key), False
         for other in self._fixed | self._from_file:

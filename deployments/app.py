@@ -15,7 +15,7 @@ from deployments.local.serve_run import builds_before_ray_starts, replica_variab
 
 log = logging.getLogger(__name__)
 
-HEALTH_CHECK_PERIOD_S = 2.0  # Serve replaces a replica after three bad answers
+HEALTH_CHECK_PERIOD_S = 2.0  # Serve replaces a replica after three failed checks
 HEALTH_CHECK_TIMEOUT_S = 30.0
 # Serve must pass on more requests than the server queues, so that the server refuses the excess, with OpenAI's error body. The
 # spare ones are for health checks and slow senders: a request over the limit waits in Serve. HAProxy opens no more connections.
@@ -54,7 +54,7 @@ def build_app(args: ServerArgs) -> Application:
         graceful_shutdown_wait_loop_s=1.0,
         graceful_shutdown_timeout_s=args.drain_timeout_s + 10.0,
         max_constructor_retry_count=2,
-        # The request log says more than Serve's line for each request, which costs time even at a level that drops it.
+        # The request log replaces Serve's line for each request, which costs time even at a level that drops it.
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )(LlamaIngress)
     return deployment.bind(args.model_copy(update={"device": device, "model_parallel_size": num_ranks}))
@@ -74,15 +74,15 @@ def _has_room_for(bundles: list[dict[str, float]]) -> bool:
 
 
 def _node_resources() -> list[dict[str, float]]:
-    """Total resources of each living node. Without a connected cluster, as when `serve run module:build_app` builds: this
-    machine's GPUs, which `device: auto` needs; nothing else is known then."""
+    """Total resources of each living node. Without a connected cluster, as when `serve run module:build_app` builds: only
+    this machine's GPUs, which `device: auto` needs."""
     if not ray.is_initialized():
         return [{"GPU": float(gpus)}] if (gpus := len(glob.glob("/dev/nvidia[0-9]*"))) else []
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def __getattr__(name: str) -> Any:
-    # Bound on first use: importing `build_app` should not look for the default checkpoint.
+    # Made on first use, because importing `build_app` must not need the default checkpoint.
     if name == "app":
         return build_app(ServerArgs())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -80,7 +80,7 @@ class ServerArgs(BaseModel):
         True, description="Propose tokens that repeat earlier text, and verify several in one step."
     )
     backend: BackendName = Field(
-        "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto: the fastest that works here."
+        "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto: the fastest one possible."
     )
     quantization: Quantization = Field(
         "none", description="int8 keeps linear layers' weights in 8 bits; needs the native backend."
@@ -111,7 +111,7 @@ class ServerArgs(BaseModel):
     )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        60.0, description="A rank that takes longer for a step counts as hanging."
+        60.0, description="A rank that takes longer for a step counts as hung."
     )
     start_timeout_s: Annotated[float, Field(gt=0)] = Field(1800.0, description="Deadline for loading and warming up.")
     recovery_timeout_s: Annotated[float, Field(gt=0)] = Field(
@@ -131,7 +131,7 @@ class ServerArgs(BaseModel):
     runner_factory: str | None = Field(
         None,
         pattern=r"^[\w.]+:\w+$",
-        description="module:function that replaces what a rank runs; for tests of failures.",
+        description="module:function that makes a rank's runner instead of the model's; for tests of failures.",
     )
     drain_timeout_s: Annotated[float, Field(gt=0)] = Field(
         60.0, description="Time for live streams to end when a replica stops."

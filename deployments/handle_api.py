@@ -85,7 +85,7 @@ class HandleApi:
         top_k: int = 0,
         seed: int | None = None,
     ) -> Generated:
-        """As `llama_core.Llama.generate`; prompts of other callers run beside these. Every prompt has the same `seed`."""
+        """As `llama_core.Llama.generate`; prompts of other callers run in the same batch. Every prompt has the same `seed`."""
         with self._call("generate") as call:
             return await self._generate(
                 call, prompt_tokens, max_gen_len, temperature, top_p, logprobs, echo, top_k, seed
@@ -142,7 +142,7 @@ class HandleApi:
         seed: int | None = None,
         stop: Sequence[str] = (),
     ) -> AsyncIterator[dict[str, Any]]:
-        """One prompt (text, token ids or a dialog), continued piece by piece; for `handle.options(stream=True)`.
+        """One prompt (text, token ids or a dialog), as a stream; for `handle.options(stream=True)`.
 
         Yields {"generation": text, "tokens": ids, "finish_reason": None}; the last has "stop" or "length".
         """
@@ -185,7 +185,7 @@ class HandleApi:
         try:
             for prompt in prompts:
                 own = replace(params, seed=self.service.next_seed() if seed is None else seed)
-                # Prompts that the queue has no room for wait here, until some of this call's own have ended.
+                # Prompts that do not fit the queue wait here until some of this call's own have ended.
                 while (stream := self._try_submit(list(prompt), own, can_wait=num_read < len(streams))) is None:
                     await _read_to_end(streams[num_read], call)
                     num_read += 1
@@ -208,7 +208,7 @@ class HandleApi:
 
     @contextmanager
     def _call(self, method: str) -> Iterator[_Call]:
-        """Count and log one call, however it ends."""
+        """Count and log one call, whether it succeeds or fails."""
         call = _Call(self.metrics, method)
         try:
             yield call

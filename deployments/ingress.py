@@ -54,7 +54,7 @@ class LlamaIngress(HandleApi):
         try:
             # Serve sends requests to a replica from here on. If another replica serves, this one waits until it is ready.
             limit = None if await _another_replica_runs() else args.answer_after_s
-            # Built while the ranks start: Serve asks for it only after this returns.
+            # Build it while the ranks start: Serve needs it only after this returns.
             self._http_app = build_http_app(
                 self.service,
                 self.metrics,
@@ -76,8 +76,8 @@ class LlamaIngress(HandleApi):
     def _started(self, starting: asyncio.Task[None]) -> None:
         if starting.cancelled() or starting.exception() is not None:  # the service has logged it
             return
-        # Objects that live as long as the replica are exempt from garbage collection: one full collection would delay every
-        # stream by 0.15 s. A request leaves hardly any cycles, so collections can be rare.
+        # Exempt the objects that live as long as the replica from garbage collection: one full collection would delay every
+        # stream by 0.15 s. Requests leave few cycles, so collections can be rare.
         gc.freeze()
         gc.set_threshold(10_000)
         if is_behind_python_proxy():
@@ -103,7 +103,7 @@ class LlamaIngress(HandleApi):
                 handler.flush()
 
     async def describe(self) -> dict[str, Any]:
-        """What GET /props answers, and whether HTTP asks for API keys."""
+        """The answer of GET /props, and whether HTTP needs API keys."""
         return self._describe()
 
     def _describe(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ async def _another_replica_runs() -> bool:
     try:
         status = await in_passing_thread(serve.status)
         states = status.applications[context.app_name].deployments[context.deployment].replica_states
-    except Exception as error:  # not worth a failed start
+    except Exception as error:  # the start can continue without it
         log.warning("the state of the other replicas is unknown: %s", type(error).__name__)
         return False
     return any(state == "RUNNING" and count > 0 for state, count in states.items())

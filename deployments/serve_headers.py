@@ -1,4 +1,4 @@
-"""Rewrites the request headers that Serve itself would act on. Runs in Serve's proxies and replicas, before Serve.
+"""Rewrites request headers on which Serve itself would act. Runs in Serve's proxies and replicas, before Serve.
 
 Serve 2.60 reads some request headers and answers in a shape of its own: a header that is not UTF-8 with a 500, and
 `x-request-timeout-seconds` with a 408 or, in the middle of a stream, by cutting the answer off before our own deadline.

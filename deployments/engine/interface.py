@@ -1,4 +1,4 @@
-"""The seam between the HTTP layer and the engine, so that HTTP can be tested without Ray or a model.
+"""The interface between the HTTP layer and the engine: HTTP can be tested without Ray or a model.
 
 Knows nothing of HTTP, Ray or tensors. `service.py` implements `Engine`; the tests have a fake.
 """
@@ -43,7 +43,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What GET /props answers, field by field: the model, its ranks, the limits, and how full the cache and the queues are."""
+    """The fields of GET /props: the model, its ranks, the limits, and the load of cache and queues."""
 
     model: str
     phase: str
@@ -69,7 +69,7 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether requests are served now. phase: loading, ready, recovering, draining or failed. detail: a sentence for people."""
+    """Whether requests are served now. phase: loading, ready, recovering, draining or failed. detail: a sentence."""
 
     ready: bool
     phase: str
@@ -82,13 +82,13 @@ class Readiness:
         return self.ready or self.phase == "recovering"
 
     def not_ready(self) -> NotReady:
-        """The error for a request that cannot be taken now: says why, and when to retry."""
+        """The error for a request that cannot be taken now, with the reason and the time to retry."""
         detail = f"The server is not ready ({self.phase}). {self.detail}".strip()
         return NotReady(detail, retry_after_s=self.retry_after_s)
 
 
 class TokenStream(Protocol):
-    """One sequence being continued, for one reader. What a slow reader has not taken reaches it as one delta.
+    """One sequence being continued, for one reader. A slow reader gets all tokens since its last read as one delta.
 
     prompt_logprobs: of prompt positions 1, 2, ..., complete once the first delta has arrived.
     """
@@ -103,13 +103,13 @@ class TokenStream(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the last token or the error is there, taken or not."""
+        """Whether the sequence has ended; the reader may not have taken the last token or the error yet."""
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """`wake` is called when there is something to take: once, until it has been taken, and now if there is already."""
+        """Call `wake` when there is something to take: once until the next `take`, at once if there is already something."""
 
     def take(self) -> Delta | None:
-        """Everything since the last time; None when there is nothing. Raises the LlamaError that ended it, if one did."""
+        """The delta since the last call; None if there is none. Raises the LlamaError that ended it, if one did."""
 
     def cancel(self) -> None:
         """Ends the sequence and frees its cache blocks; does nothing when it has ended already."""
@@ -119,7 +119,7 @@ class TokenStream(Protocol):
 
 
 class Engine(Protocol):
-    """What a replica serves."""
+    """The engine of one replica, as the HTTP layer uses it."""
 
     @property
     def model_id(self) -> str: ...
@@ -129,8 +129,8 @@ class Engine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def max_request_tokens(self) -> int:
-        """Prompt tokens that all sequences of one request may have together: more could never be taken, however idle the
-        engine is."""
+        """Prompt tokens that all sequences of one request may have together: an idle engine could not take
+        more."""
 
     @property
     def chat_format(self) -> ChatFormat: ...
@@ -139,7 +139,7 @@ class Engine(Protocol):
         """False when only a restart helps."""
 
     def check_capacity(self, owner: str = "") -> None:
-        """Raises NotReady if no request is taken now, or QueueFull if not even one sequence of `owner` may wait: to be asked
+        """Raises NotReady if no request is taken now, or QueueFull if not even one sequence of `owner` may wait. Call it
         before a body is parsed."""
 
     def submit_all(

@@ -1,6 +1,6 @@
 """One metric, recorded in two places: for GET /metrics of this replica, and in Ray's metrics.
 
-Recording costs next to nothing, because every step records; `publish` does the rest, once a second.
+Recording is cheap, because every step records; `publish` writes the values once a second.
 """
 
 import itertools
@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 import prometheus_client
 from ray.serve import metrics as ray_metrics
 
-BATCH_SIZE = (
-    64  # values of a histogram that one call publishes: Ray takes 10 us for one, and streams must go on meanwhile
-)
+BATCH_SIZE = 64  # values of a histogram that one call publishes: Ray takes 10 us for one, and streams must not wait
 MAX_UNPUBLISHED = 100_000
 
 Labels = tuple[tuple[str, str], ...]

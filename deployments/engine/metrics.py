@@ -1,8 +1,8 @@
 """The operators' metrics of one replica, each defined once and recorded for GET /metrics and in Ray's metrics (`metric.py`).
 
-Six names are those that operators of Meta's reference watch, and stay: tokens_generated_per_second, prefill_time_ms,
-time_per_decoding_step_ms, gpu_memory_used_bytes, cuda_oom_errors_count, invalid_dialog_assertions_count. Others end as Ray's
-own dashboards for LLMs expect; counts end in "_total".
+Six names are kept for operators of Meta's reference: tokens_generated_per_second, prefill_time_ms,
+time_per_decoding_step_ms, gpu_memory_used_bytes, cuda_oom_errors_count, invalid_dialog_assertions_count. Other names end as
+Ray's dashboards for LLMs expect; counts end in "_total".
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Metrics:
         self._metrics: list[Gauge | Histogram] = []
         self._recent: deque[tuple[float, int]] = deque()  # (when, tokens) within the rate's window
         self._recent_tokens = 0
-        self._timed_ranks: set[int] = set()  # that have a value of rank_step_ms
+        self._timed_ranks: set[int] = set()  # ranks with a value of rank_step_ms
         self._engine: Engine | None = None
         self._refreshing: asyncio.Task[None] | None = None
 

@@ -1,7 +1,7 @@
-"""Decides in which bundles ranks are tried next, after a failure or when there is room for more. Pure: makes no call, never
-waits.
+"""Chooses the bundles of the next attempt to start ranks, after a failure or when there is room for more. Pure: makes no
+call and never waits.
 
-The bundles in which ranks served come first. If those do not come back, the plan takes the most of the remaining bundles
+The bundles in which ranks served come first. If ranks cannot start in those, the plan takes the most of the remaining bundles
 over which the model can be split.
 """
 
@@ -38,7 +38,7 @@ class RecoveryPlan:
 
     @property
     def is_first_growth(self) -> bool:
-        """Whether the next attempt is the one to grow. The attempts after it go back to the former bundles."""
+        """Whether the next attempt is the first of a growth. Later attempts use the former bundles."""
         return self.is_growth and not self.failed_bundles
 
     @property

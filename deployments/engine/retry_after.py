@@ -12,7 +12,7 @@ MIN_ENDS: Final = 4
 
 
 class RetryEstimate:
-    """`request_ended` for each request; `seconds` for an answer that refuses one."""
+    """Call `request_ended` for each request; `seconds` is for the Retry-After of a refusal."""
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=64)  # of the latest requests, in time.monotonic()
@@ -21,7 +21,7 @@ class RetryEstimate:
         self._ends.append(when_s)
 
     def seconds(self, num_waiting: int) -> float:
-        """Until half of the waiting requests have ended, at the throughput of late: the queue has room then."""
+        """Seconds until half of the waiting requests have ended at the latest throughput."""
         now = time.monotonic()
         latest: list[float] = []
         # The shortest window with enough ends counts: a burst is faster than the quiet hours before it.

@@ -29,7 +29,7 @@ class SequenceStream:
         self._has_stops = bool(stop)
         self._on_cancel = on_cancel
         self._wake: Callable[[], None] | None = None
-        self._has_news = False  # the reader has been woken and has not taken it yet
+        self._has_news = False  # the reader has been woken and has not called `take` yet
         self._text: list[str] = []
         self._num_taken = seq.prompt_len  # tokens of the sequence that the reader has, with its prompt
         self._stopped = False
@@ -56,8 +56,8 @@ class SequenceStream:
     # For the engine loop.
 
     def push(self, tokens: list[int]) -> bool:
-        """Take the tokens that the sequence has gained; none when it ended without one. Returns True if its text has reached a
-        stop string. Tokens of the same step behind the one that completed the stop string are then taken back."""
+        """Add the tokens that the sequence has gained; none when it ended without one. Returns True if its text has reached a
+        stop string. Later tokens of the same step are then removed."""
         for num_pushed, token in enumerate(tokens, 1):
             if text := self._detokenizer.push_one(token):
                 self._extend(text)
@@ -72,7 +72,7 @@ class SequenceStream:
         return self._stopped
 
     def fail(self, error: LlamaError) -> None:
-        """Give the reader `error` after what it has not read yet."""
+        """Give the reader `error` after the tokens that it has not read."""
         if self._error is None:
             self._error = error
         self._tell(is_end=True)
@@ -81,7 +81,7 @@ class SequenceStream:
 
     @property
     def ended(self) -> bool:
-        """Whether the last token or the error is there, taken or not."""
+        """Whether the sequence has ended; the reader may not have taken the last token or the error yet."""
         return self.sequence.finish_reason is not None or self._error is not None
 
     def cancel(self) -> None:
@@ -94,14 +94,14 @@ class SequenceStream:
         self.fail(error)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when there is something to take: once until it has been taken, once more at the end, and now if there is
-        something already."""
+        """Call `wake` when there is something to take: once until the next `take`, once more at the end, and at once if there
+        is something already."""
         self._wake = wake
         if self._has_news:
             wake()
 
     def take(self) -> Delta | None:
-        """Everything since the last call; None when there is nothing. Raises the LlamaError that ended the stream."""
+        """The delta since the last call; None if there is none. Raises the LlamaError that ended the stream."""
         if not self._has_news or self._done:
             return None
         self._has_news = False

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class LlamaService:
-    """The constructor checks what the files can tell without ranks. Then `start`, serve, `stop`; `start` calls `open_pool`."""
+    """The constructor checks the files that need no ranks. Call `start`, later `stop`. `start` calls `open_pool`."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class LlamaService:
             log.warning("live requests have not ended within %.0f s and are aborted", self.args.drain_timeout_s)
 
     async def stop(self) -> None:
-        """End what is left. No process of the group remains when this returns."""
+        """End remaining requests and all ranks. No process of the group remains when this returns."""
         self._draining = True
         if self._serving is not None:
             self._serving.cancel()
@@ -138,7 +138,7 @@ class LlamaService:
 
     @property
     def info(self) -> GroupInfo | None:
-        """The ranks that serve, or did before they failed; None until the first ranks have started."""
+        """The ranks that serve, or the latest that served; None until the first ranks have started."""
         return self._supervisor.info if self._supervisor is not None else None
 
     @property
@@ -163,10 +163,10 @@ class LlamaService:
         return Readiness(True, "ready")
 
     def live(self) -> bool:
-        """False once only a new replica can help: the ranks cannot be brought back, or work waits and no step completes."""
+        """False when only a new replica helps: the ranks could not be brought back, or work waits and no step completes."""
         if self._failure is not None:
             return False
-        # The group's own step deadline is shorter; this one catches what that does not see. Recovery has its own limits.
+        # A second deadline behind the group's own shorter step deadline. Recovery has its own limits.
         return (
             self._loop is None
             or (self._supervisor is not None and self._supervisor.recovering is not None)

@@ -18,12 +18,12 @@ class HasStatuses(Protocol):
 
 
 async def watch_stragglers(group: HasStatuses, on_compute_ms: Callable[[Mapping[int, float]], None]) -> None:
-    """Runs until cancelled. `on_compute_ms` is given each window's milliseconds of a step that each rank computed."""
+    """Runs until cancelled. `on_compute_ms` gets, for each window, the milliseconds that each rank computed in a step."""
     times, detector = StepTimes(), StragglerDetector()
     while True:
         try:
             window = times.next_window(await group.statuses())
-        except Exception as error:  # only figures are lost; the group itself reports when it fails
+        except Exception as error:  # the metrics miss one reading; the group reports its own failures
             log.warning("the ranks' step times are unknown: %s", type(error).__name__)
             window = StepWindow()
         on_compute_ms(window.compute_ms)

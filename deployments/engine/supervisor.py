@@ -1,5 +1,5 @@
-"""Keeps ranks running under the engine loop: replaces ranks that fail, goes on with fewer where a node is lost, and returns
-to all of them when there is room.
+"""Keeps ranks running for the engine loop: replaces failed ranks, uses fewer where a node is lost, and all of them again when
+there is room.
 
 Every live request continues from its tokens, so its reader sees a pause. Knows nothing of HTTP, of prompts or of Serve.
 """
@@ -27,10 +27,10 @@ from llama_core.scheduling.quarantine import FailureStreak
 log = logging.getLogger(__name__)
 
 PROGRESS_PERIOD_S: Final = 1.0
-RETRY_AFTER_S: Final = 0.5  # between attempts to bring the ranks back; longer with each attempt
+RETRY_AFTER_S: Final = 0.5  # between attempts to start ranks; longer with each attempt
 ROOM_CHECK_S: Final = 10.0  # while fewer ranks serve than configured; doubles with each attempt to grow that fails
 LONGEST_ROOM_CHECK_S: Final = 600.0
-# An attempt to bring ranks back may take this many times what the first start took, and at least so long.
+# The limit of an attempt to start ranks: this many times the first start's time, and a minimum in seconds.
 TIMES_FIRST_START: Final = 5.0
 SHORTEST_ATTEMPT_S: Final = 60.0
 # Another attempt would read the same files.
@@ -38,7 +38,7 @@ _SAME_AGAIN: Final = (CheckpointError, CheckpointChanged, TokenizerError)
 
 
 class Group(Runner, Protocol):
-    """What the supervisor needs of a rank group. Implemented by `cluster.driver.rank_group.RankGroup`."""
+    """A rank group as the supervisor uses it. Implemented by `cluster.driver.rank_group.RankGroup`."""
 
     async def start(self) -> GroupInfo: ...
     async def statuses(self) -> Sequence[RankStatus | None]: ...
@@ -58,7 +58,7 @@ class GroupPool(Protocol):
     def open_group(
         self, config: EngineConfig, epoch: int, num_blocks: int | None, bundle_indices: Sequence[int]
     ) -> Group:
-        """A group that has not started, with at most `num_blocks` cache blocks, or as many as fit if None."""
+        """An unstarted group with at most `num_blocks` cache blocks, or as many as fit if None."""
 
     @property
     def num_standby(self) -> int:
@@ -69,7 +69,7 @@ class GroupPool(Protocol):
 
 
 class Supervisor:
-    """`start` the first ranks, `serve` until even new ranks would not help, `stop`."""
+    """`start` starts the first ranks, `serve` keeps ranks running until that is impossible, `stop` ends all."""
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class Supervisor:
         on_failure: Callable[[LlamaError], None],
         on_compute_ms: Callable[[Mapping[int, float]], None] = lambda compute_ms: None,
     ) -> None:
-        """on_failure: is given every failure. on_compute_ms: is given, every few seconds, the milliseconds of a step that each
-        rank computed without waiting, by rank."""
+        """on_failure: gets every failure. on_compute_ms: gets, every few seconds, the milliseconds of a step that each rank
+        computed without waiting, by rank."""
         self.num_ranks = args.num_ranks()  # as configured
-        self.num_ranks_now = self.num_ranks  # that serve, or did until they failed
+        self.num_ranks_now = self.num_ranks  # ranks that serve, or served last
         self.info: GroupInfo | None = None
         self.epoch = 0  # of the group that serves, or is being started
         self.recovering: str | None = None  # the reason
-        self.loading = "the ranks are being placed"  # the progress of new ranks, for people
+        self.loading = "the ranks are being placed"  # the progress of new ranks, as a sentence
         self._args = args
         self._config = config
         self._model = model
@@ -104,7 +104,7 @@ class Supervisor:
         self._resumed_s = 0.0  # when the ranks last came up after a failure
 
     async def start(self) -> GroupInfo:
-        """Raises what kept the first ranks from coming up."""
+        """Start the first ranks. Raises the error that prevented it."""
         began = time.monotonic()
         self.info = await self._start_group(None)
         self._first_start_s = time.monotonic() - began
@@ -113,7 +113,7 @@ class Supervisor:
         return self.info
 
     async def serve(self, loop: EngineLoop) -> NoReturn:
-        """Raises LlamaError when the ranks cannot be brought back."""
+        """Replace failed ranks. Raises LlamaError when no ranks can be started."""
         while True:
             assert self._group is not None
             watching = asyncio.create_task(watch_stragglers(self._group, self._on_compute_ms))
@@ -139,8 +139,8 @@ class Supervisor:
             await self._group.stop()
 
     async def _recover(self, loop: EngineLoop, failure: RankFailure | None) -> None:
-        """Start other ranks and let every live request continue on them. `failure` is None where the old ranks give way to
-        more ranks. Raises LlamaError if no ranks can be started."""
+        """Start other ranks and let every live request continue on them. `failure` is None where more ranks replace
+        healthy ones. Raises LlamaError if no ranks can be started."""
         plan = RecoveryPlan(
             self._model,
             all_bundles=self._all_bundles,
@@ -175,7 +175,9 @@ class Supervisor:
             self._room_check_s = ROOM_CHECK_S
             return
         log.warning("%d of %d ranks serve until there is room for all", len(self._bundles), self.num_ranks)
-        if plan.faulty_bundle is not None:  # its node is alive, so only an attempt can tell, and each one is a pause
+        if (
+            plan.faulty_bundle is not None
+        ):  # its node is alive, so only an attempt can show its state, and each attempt is a pause
             self._room_check_s = LONGEST_ROOM_CHECK_S
         else:
             self._room_check_s = min(self._room_check_s * (2 if plan.is_growth else 1), LONGEST_ROOM_CHECK_S)
@@ -188,7 +190,7 @@ class Supervisor:
             if loop.restart(self.epoch, failure):
                 self._streak.verdict_given()
             usable = await self._pool.usable_bundles()
-            if usable is None:  # unknown: an attempt finds out
+            if usable is None:  # unknown: try
                 usable = plan.all_bundles
             if bundles := plan.choose(usable):
                 self._bundles = bundles
@@ -219,7 +221,7 @@ class Supervisor:
         if isinstance(error, RankFailure):
             return error
         if isinstance(error, TimeoutError):
-            return RankFailure(f"that took too long: {self.loading}")
+            return RankFailure(f"the start took too long: {self.loading}")
         return RankFailure(f"{type(error).__name__}: {error}")
 
     async def _room_for_all(self) -> None:
@@ -242,7 +244,7 @@ class Supervisor:
         return info
 
     def _remember_files(self, info: GroupInfo) -> None:
-        """Later ranks must load what the first ranks loaded, and need not read unchanged files again to verify them."""
+        """Later ranks must load the same contents, and need not read unchanged files again to verify them."""
         loads = [report.load for report in info.ranks]
         verified = {**self._config.verified, **{load.files_id: load.digest for load in loads}}
         expected = self._config.expected or (loads[0].digest if loads else None)

@@ -74,7 +74,7 @@ def build_http_app(
     allowed_hosts: Iterable[str] = (),
     sends_request_id: bool = True,
 ) -> HttpApp:
-    """An ASGI application that serves `engine`, which may still be loading: then requests are answered 503.
+    """An ASGI application that serves `engine`. While the engine loads, requests are answered 503.
 
     allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none (`hosts.py`).
     sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself.
@@ -107,7 +107,7 @@ def build_http_app(
     paths = frozenset(route.path for route in routes)
 
     def on_refused(scope: Scope, error: LlamaError) -> None:
-        """Counts and logs a refused request. All paths that are no route's are "other": anybody can make them up."""
+        """Counts and logs a refused request. Unknown paths count as "other", because clients can invent any number of them."""
         path = route_path(scope)
         RequestRecord(metrics, path if path in paths else "other", scope["state"]["request_id"]).failed(error)
 

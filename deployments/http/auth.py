@@ -1,7 +1,7 @@
 """Decides which requests are answered: those with a configured API key, or, without any keys, those to an allowed host.
 
 The key is sent as `Authorization: Bearer KEY`, as the password of `Basic`, or as `x-api-key`. The probes /health and /ready
-are always answered; what they say of the cause is for requests that are let through.
+are always answered, but give a cause only to requests that are admitted.
 """
 
 import base64
@@ -17,9 +17,7 @@ from deployments.http.routing import route_path
 from llama_core.errors import LlamaError
 
 PROBE_PATHS = frozenset({"/health", "/ready"})  # load balancers and Kubernetes send no key, and any Host
-PAGE_PATHS = frozenset(
-    {"/", "/docs"}
-)  # a browser asks its user for a password here, and sends it with the page's requests
+PAGE_PATHS = frozenset({"/", "/docs"})  # makes browsers ask for a password, which they send with the page's requests
 
 
 class AccessGuard:

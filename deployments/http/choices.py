@@ -1,6 +1,6 @@
 """All choices of one request as one stream with one end.
 
-A failure of one choice ends all of them, and `cancel` frees every choice's cache blocks. Knows nothing of how an answer looks.
+A failure of one choice ends all of them, and `cancel` frees every choice's cache blocks. Knows nothing of the answer's format.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from llama_core.scheduling.request import FinishReason
 
 
 def _followers(plan: Plan) -> dict[int, range]:
-    """The choices that repeat another choice's prompt logprobs, by that choice: they are read after its first delta."""
+    """By choice, the choices that reuse its prompt logprobs; they are read after its first delta."""
     if not plan.shares_prompt_logprobs:
         return {}
     return {first: range(first + 1, first + plan.n) for first in range(0, plan.num_choices, plan.n)}
@@ -63,7 +63,7 @@ class Choices:
         return None
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until there is a delta to take: True; or for `timeout_s`, which must be the same at every call: False."""
+        """Waits for a delta; False after `timeout_s`, which must be the same at every call."""
         if self._ready:
             return True
         self._waiter = self._loop.create_future()
@@ -77,7 +77,7 @@ class Choices:
             self._waiter = None
 
     async def wait_for_end(self, timeout_s: float) -> None:
-        """Until a choice has ended, or for so long; returns at once where the end of a choice has not been taken yet."""
+        """Waits for the end of a choice, or for the timeout; returns at once if an end has not been taken yet."""
         if any(self.streams[index].ended for index in self._ready):
             return
         self._end_waiter = waiter = self._loop.create_future()
@@ -94,7 +94,7 @@ class Choices:
             stream.end(error)
 
     def cancel(self) -> None:
-        """Ends every choice. Idempotent; never waits, so it also works while a cancelled task is being unwound."""
+        """Ends every choice. Idempotent; never waits, so it also works in a cancelled task."""
         if self._alarm is not None:
             self._alarm.cancel()
         for stream in self.streams:
@@ -111,7 +111,7 @@ class Choices:
             self._end_waiter.cancel()
 
     def _on_alarm(self, timeout_s: float) -> None:
-        """One timer serves all waits, because there is a wait for every token: it is set again for the time that is left."""
+        """One timer serves all waits, because every token has a wait: it is set again to the remaining time."""
         self._alarm = None
         if self._waiter is None or self._waiter.done():
             return  # the next wait sets the timer again

@@ -1,4 +1,4 @@
-"""Ends the work on one request from outside: its client disconnects, or stops reading.
+"""Cancels the work on one request whose client disconnects or stops reading.
 
 The scope cancels the request's own task, as `asyncio.timeout` does, so the work needs no task of its own.
 """
@@ -16,7 +16,7 @@ from llama_core.errors import RequestCancelled
 class DisconnectScope:
     """`with DisconnectScope() as scope:` a block that `scope.cancel(error)` cancels and makes raise `error`.
 
-    A cancellation of the task by anybody else passes through unchanged.
+    Any other cancellation of the task passes through unchanged.
     """
 
     def __enter__(self) -> "DisconnectScope":
@@ -46,7 +46,7 @@ class DisconnectScope:
 async def disconnect_scope(receive: Receive) -> AsyncIterator[DisconnectScope]:
     """A block that raises RequestCancelled when the client disconnects.
 
-    To be entered after the whole body has been read: the next ASGI message is then the disconnect.
+    Enter it after the whole body has been read, because the next ASGI message is then the disconnect.
     """
 
     async def watch() -> None:

@@ -1,6 +1,6 @@
 """HTTP errors: turns exceptions into answers in OpenAI's shape, {"error": {message, type, param, code}}.
 
-Decides status, type and Retry-After by one table. Messages come from the exceptions, which never repeat the caller's input.
+Decides status, type and Retry-After by one table. Messages are the exceptions' own and never repeat the caller's input.
 """
 
 import math
@@ -98,7 +98,7 @@ TYPES = {
     504: "timeout_error",
 }  # any other status: invalid_request_error
 RANK_FAILURE_RETRY_S = 5.0  # about the recovery time of a small group of ranks
-INTERNAL = LlamaError("The server failed to answer this request; its log says why under the request's id.")
+INTERNAL = LlamaError("The server failed to answer this request; its log has the cause under the request's id.")
 
 
 def status_of(error: LlamaError) -> int:
@@ -111,7 +111,7 @@ def as_llama_error(error: BaseException) -> LlamaError:
 
 
 def exception_response(error: Exception) -> Response:
-    """The answer to whatever an endpoint, or the router itself, raised."""
+    """The answer to an exception of an endpoint or of the router."""
     if not isinstance(error, HTTPException):
         return error_response(as_llama_error(error))
     if error.status_code == 404:
@@ -143,5 +143,5 @@ def error_response(error: LlamaError, headers: dict[str, str] | None = None) -> 
     retry = retry_after_s(error)
     extra = {} if retry is None else {"Retry-After": str(retry)}
     if isinstance(error, PoisonRequest | DeadlineExceeded):
-        extra["x-should-retry"] = "false"  # OpenAI's clients retry any other 5xx by themselves
+        extra["x-should-retry"] = "false"  # OpenAI's clients retry a 5xx without this header
     return json_response(error_object(error), status_of(error), {**(headers or {}), **extra})

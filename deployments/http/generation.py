@@ -1,4 +1,4 @@
-"""The two generation routes, and one request on its way through them: received, planned, submitted, answered, closed."""
+"""The two generation routes, and the states of one request: received, planned, submitted, answered, closed."""
 
 import asyncio
 import math
@@ -28,14 +28,14 @@ from llama_core.errors import DeadlineExceeded, InvalidParameter, RequestCancell
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
-# Where Serve sees `x-request-timeout-seconds` too (`serve_headers.py` hides it), Serve would end the request with a text of
-# its own, and a stream by cutting it off. Our deadline comes first.
+# Where Serve sees `x-request-timeout-seconds` too (`serve_headers.py` hides it), Serve would end the request with its own
+# text, and cut a stream off. This server's deadline is earlier.
 HEAD_START_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationKind(Generic[BodyT]):
-    """What tells completions from chat completions: the body, how it is planned, how the answer is written."""
+    """The differences between completions and chat completions: body, planning, answer."""
 
     path: str
     summary: str
@@ -144,7 +144,7 @@ class _GenerationRequest:
     async def _plan(self) -> Plan:
         endpoint = self._endpoint
         async with endpoint.bodies.received(self._request) as raw:
-            # After the body has come, or the connection could not be used again; before any of it costs time.
+            # After the body has arrived, or the connection could not be reused; before it is parsed.
             endpoint.engine.check_capacity(self._owner)
             body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder)

@@ -1,7 +1,8 @@
-"""Which names of this server a request may use in its Host header, where no API keys are configured.
+"""The names that a request may have in its Host header, where no API keys are configured.
 
-Without the check, a web page could reach a server on loopback by DNS rebinding: the page's own name is made to resolve to
-127.0.0.1, and the browser then takes the server for the page's origin. Such an attack needs a name, so addresses are safe.
+Without the check, a web page could reach a server on loopback by DNS rebinding: the attacker makes the page's own
+name resolve to 127.0.0.1, and the browser takes the server for the page's origin. The attack needs a name, so addresses are
+safe.
 """
 
 import ipaddress

@@ -1,4 +1,4 @@
-"""Bounds how many pieces of expensive work run at once in threads, and how much work may wait for its turn."""
+"""Bounds the number of threads with expensive work, and the amount of work that may wait for one."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,8 +12,8 @@ Result = TypeVar("Result")
 class ConcurrencyLimiter:
     """`await limiter.run(work, weight)`: at most `at_once` threads run; other work waits in the order of its arrival.
 
-    A weight says how much memory a piece of work holds, in any unit. All work together, running and waiting, weighs at most
-    `max_weight`; a piece that is alone may weigh more.
+    A weight is the memory that a piece of work holds, in any unit. All work together, running and waiting, weighs at most
+    `max_weight`; a single piece alone may weigh more.
     """
 
     def __init__(self, at_once: int, max_weight: int) -> None:
@@ -24,10 +24,10 @@ class ConcurrencyLimiter:
     async def run(self, work: Callable[[], Result], weight: int = 1) -> Result:
         """The result of `work`. Raises QueueFull at once when too much work runs and waits already.
 
-        A thread cannot be cancelled: where the caller is, its work counts until the thread has ended.
+        A thread cannot be cancelled: the work of a cancelled caller counts until its thread has ended.
         """
         if self.weight and self.weight + weight > self._max_weight:
-            raise QueueFull("Too many long texts are in work at once.")
+            raise QueueFull("Too many long texts are being tokenized at once.")
         self.weight += weight
         try:
             await self._slots.acquire()

@@ -12,6 +12,6 @@ class HttpLimits:
     body: BodyLimits = field(default_factory=BodyLimits)
     text: TextLimits = field(default_factory=TextLimits)
     ping_s: float = 15.0  # the interval of ": ping" on an idle stream
-    send_timeout_s: float = 30.0  # a client that reads nothing for so long is cut off
+    send_timeout_s: float = 30.0  # a client that reads nothing for so long is disconnected
     coalescing: ProxyCoalescing | None = None  # of streamed events, behind a proxy in Python
     request_timeout_s: float | None = None  # from a request's head to its answer's end; a client may ask for less

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's two routes write them.
+"""Log-probabilities in the formats of OpenAI's two routes.
 
 Numbers pass through unchanged: clients compare the chosen token's with the largest by equality.
 """
@@ -17,8 +17,8 @@ from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # JSON has no infinity
-SLICE_ENTRIES = 4096  # log-probabilities, the alternatives among them, that are written at a stretch: about 5 ms
-CONTEXT_TOKENS = 256  # the last tokens of a prompt, which decide how the text after it begins
+SLICE_ENTRIES = 4096  # log-probabilities, alternatives included, that are written in one slice: about 5 ms
+CONTEXT_TOKENS = 256  # the last tokens of a prompt: they decide the first characters of the text after it
 
 Json = dict[str, object]
 Fragments = tuple[bytes, ...]  # the items of each of an object's lists as JSON, without the brackets
@@ -43,7 +43,7 @@ def names_of(tokenizer: Any) -> TokenNames:
 
 
 class LogprobsWriter(ABC):
-    """Writes the log-probabilities of one choice, in as many parts as its stream has."""
+    """Writes the log-probabilities of one choice, one part for each delta of its stream."""
 
     def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
         self._tokenizer = tokenizer
@@ -51,24 +51,24 @@ class LogprobsWriter(ABC):
         self._num_top = num_top
 
     def copy(self) -> Self:
-        """A writer for another choice that goes on from the same place."""
+        """A writer for another choice, in the same state."""
         return copy.copy(self)
 
     def slices(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
     ) -> Iterator[tuple[Sequence[int], Sequence[TokenLogprob | None]]]:
-        """Tokens with their log-probabilities, in pieces that `take` writes at a stretch."""
+        """Tokens with their log-probabilities, in pieces for one `take` each."""
         num_tokens = max(1, SLICE_ENTRIES // (self._num_top + 1))
         for begin in range(0, len(tokens), num_tokens):
             yield tokens[begin : begin + num_tokens], logprobs[begin : begin + num_tokens]
 
     @abstractmethod
     def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Fragments:
-        """`logprobs`: one for each token; None for the first token of a prompt, which nothing predicted."""
+        """`logprobs`: one for each token; None for the first token of a prompt, which has none."""
 
     @abstractmethod
     def written(self, parts: Sequence[Fragments]) -> bytes:
-        """The JSON object that consecutive parts add up to."""
+        """The JSON object of consecutive parts, joined."""
 
 
 class CompletionLogprobs(LogprobsWriter):
@@ -77,7 +77,7 @@ class CompletionLogprobs(LogprobsWriter):
     fields: ClassVar = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, before: Sequence[int]) -> None:
-        """before: the prompt; empty where it is echoed, since it then comes through `take` like the rest."""
+        """before: the prompt; empty where it is echoed, because `take` then gets it too."""
         super().__init__(tokenizer, num_top)
         self._detokenizer = IncrementalDetokenizer(tokenizer, prefix=before[-CONTEXT_TOKENS:])
         self._offset = 0
@@ -107,7 +107,7 @@ class CompletionLogprobs(LogprobsWriter):
         return b"{" + b",".join(lists) + b"}"
 
     def _top(self, token: int, entry: TokenLogprob) -> dict[str, float]:
-        """Most likely first; of two ids with the same text the likelier counts; the chosen one is always there."""
+        """The alternatives, most likely first, the chosen token included. Of two ids with the same text the likelier counts."""
         top: dict[str, float] = {}
         names = self._names
         for token_id, logprob in [*entry.top[: self._num_top], (token, entry.logprob)]:

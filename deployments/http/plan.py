@@ -24,7 +24,7 @@ from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, m
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 MAX_OWNER_CHARS = 64
-# Of one request: about 15 MB of answer. A prompt's log-probabilities cost no decode step that would slow a client down.
+# Of one request: about 15 MB of answer. No decode step paces a client that asks for prompt log-probabilities.
 MAX_PROMPT_LOGPROBS = 2**18
 
 
@@ -33,7 +33,7 @@ class Plan:
     """One request. Choice i of prompt p has index p * n + i; choice 0 has the request's own seed, as with n = 1."""
 
     prompts: list[list[int]]
-    params: list[SamplingParams]  # one a prompt: without a limit of its own, it depends on the prompt's length
+    params: list[SamplingParams]  # one for each prompt, because the default max_tokens depends on the prompt's length
     n: int = 1
     stop: tuple[str, ...] = ()
     echo: bool = False
@@ -55,7 +55,7 @@ class Plan:
         for prompt, params in zip(self.prompts, self.params, strict=True):
             yield prompt, params
             for i in range(1, self.n):
-                # The first choice computes the prompt's logprobs for all: computed again, they would be the same.
+                # The first choice computes the prompt's logprobs for all choices.
                 yield prompt, replace(params, seed=mix_seed(params.seed, i), prompt_logprobs=False)
 
 
@@ -95,7 +95,7 @@ def _check_against_model(body: GenerationBody, engine: Engine, neutral: Mapping[
 
 
 def _max_tokens(prompt: list[int], limit: int | None, default: int, param: str, engine: Engine) -> int:
-    """The requested limit, or the default bounded by the context. The prompt is known to leave room for one token."""
+    """The requested limit, or the default bounded by the context. The prompt leaves room for one token."""
     if limit is None:
         return min(default, engine.max_seq_len - len(prompt))
     check_length(len(prompt), limit, engine.max_seq_len, param=param)

@@ -1,6 +1,6 @@
-"""Turns the texts of requests into token ids, and decides where that work runs.
+"""Turns the texts of requests into token ids, on the event loop or in a thread.
 
-Short texts are encoded on the event loop, long ones in a few threads, so that streams go on meanwhile: SentencePiece
+Short texts are encoded on the event loop, long ones in a few threads, so that streams continue: SentencePiece
 releases the interpreter's lock. A prompt that cannot fit is refused as early as that is certain: by its number of
 characters before anything is encoded, or by its tokens before the next prompt is encoded.
 """
@@ -16,9 +16,9 @@ from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.text.chat_format import Message
 
-INLINE_CHARS = 8192  # of all texts of a request together; encoding so many takes about 5 ms
-CHARS_PER_MESSAGE = 32  # a chat's message takes as long as so many more characters
-CHARS_PER_ID = 4  # an id in a list takes as much memory as so many wide characters
+INLINE_CHARS = 8192  # of all texts of a request together: about 5 ms of encoding
+CHARS_PER_MESSAGE = 32  # a chat's message takes as much time as this many characters
+CHARS_PER_ID = 4  # an id in a list takes as much memory as this many wide characters
 
 Result = TypeVar("Result")
 
@@ -28,7 +28,7 @@ class TextLimits:
     """Bounds for texts too long for the event loop, of all requests together."""
 
     threads: int = 2  # a request's texts are encoded one after the other, in one thread
-    max_chars: int = 2**25  # of texts in work and waiting; a wide character takes 4 bytes
+    max_chars: int = 2**25  # of texts being encoded or waiting; a wide character takes 4 bytes
 
 
 class PromptEncoder:
@@ -68,7 +68,7 @@ class PromptEncoder:
         return await self._run(sum(len(m.content) + CHARS_PER_MESSAGE for m in messages), encode)
 
     async def text(self, text: str, *, bos: bool) -> list[int]:
-        """Ids of a text that may be longer than the context: clients of /tokenize cut it themselves."""
+        """Ids of a text that may be longer than the context, as /tokenize allows."""
         return await self._run(len(text), lambda: self._engine.tokenizer.encode(text, bos=bos, eos=False))
 
     async def decode(self, ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""How long a stream collects its events before the next message, where every message passes through a proxy in Python.
+"""The time for which a stream collects events before its next message, where messages pass through a proxy in Python.
 
 Serve's own proxy and the replica spend about 1 ms of processor time on each message of a stream, however long the message is.
 With many streams fewer and larger messages leave that time to the ranks. HAProxy needs none of this.

@@ -1,7 +1,7 @@
-"""Reads a request's body and makes a checked object of it, or says what is wrong without repeating any of it.
+"""Reads a request's body and turns it into a checked object, or raises an error that repeats none of it.
 
 Raw bytes first, with a cap and a deadline, then strict JSON, then the schema. Parsing holds the interpreter's lock, so
-what a body may hold is bounded before it is parsed, and large bodies are parsed one at a time in a thread.
+the contents of a body are bounded before it is parsed, and large bodies are parsed one at a time in a thread.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from deployments.http.errors import BodyTimeout, BodyTooLarge, IncompleteBody, I
 from deployments.http.limiter import ConcurrencyLimiter
 from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, QueueFull, RequestCancelled
 
-# So many of each, outside strings, are parsed within 50 ms.
+# Limits for each kind, outside strings: all of them are parsed within 50 ms.
 MOST_OF_EACH = {b"[": 50_000, b"{": 50_000, b",": 1_000_000, b":": 100_000, b'"': 400_000}
 MOST_OF_EACH_IN_WORDS = (
     "50000 lists, 50000 objects, 100000 keys, 200000 strings, 1000000 commas and 2 MB of long integers"
 )
 DIGITS = 500  # the time to parse an integer grows with the square of its digits
 MOST_DIGIT_RUNS = 4000  # pieces of so many digits in a row
-MOST_ESCAPES = 4_000_000  # so many are passed over within 50 ms
-MAX_FIELDS = 1000  # of the body itself: each is looked at once more than those inside it
-INLINE_BYTES = 128 * 2**10  # larger bodies are parsed in a thread; so many bytes take 3 ms at most
+MOST_ESCAPES = 4_000_000  # skipped within 50 ms
+MAX_FIELDS = 1000  # of the body itself: the schema checks each of them
+INLINE_BYTES = 128 * 2**10  # larger bodies are parsed in a thread; this many bytes take 3 ms at most
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 REASONS = {
-    # pydantic's error types, in words of our own: its messages may quote the input
+    # Own messages for pydantic's error types, because its messages may quote the input.
     "missing": "is required",
     "string_type": "must be a string",
     "int_type": "must be an integer",
@@ -63,15 +63,15 @@ class BodyReader:
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        # A second thread would only wait for the interpreter's lock. `num_pending_bytes` bounds what waits.
+        # A second thread would only wait for the interpreter's lock. `num_pending_bytes` bounds the waiting bodies.
         self._parsing = ConcurrencyLimiter(at_once=1, max_weight=sys.maxsize)
         self.num_pending_bytes = 0
 
     def received(self, request: Request) -> "ReceivedBody":
         """`async with bodies.received(request) as raw:` the whole body, which counts as pending inside the block.
 
-        Raises an InvalidRequest when the body is not JSON by its type, too large, too slow or cut short; QueueFull when so
-        many bytes are pending that there is no room for more.
+        Raises an InvalidRequest when the body is not JSON by its type, too large, too slow or cut short; QueueFull when too
+        many bytes are pending.
         """
         return ReceivedBody(self, request)
 
@@ -134,7 +134,7 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     try:
         value = from_json(
             raw, allow_inf_nan=False, cache_strings="none"
-        )  # a cache costs thrice where no string repeats
+        )  # a cache triples the time where no string repeats
     except ValueError as error:
         at = re.search(r"at line \d+ column \d+$", str(error))  # jiter's message ends so and quotes no input
         raise InvalidJson(f"The body is not valid JSON{' ' + at[0] if at else ''}.") from None
@@ -153,7 +153,7 @@ def _has_too_much(raw: bytes) -> bool:
 
 
 def _without_texts(raw: bytes) -> bytes:
-    """Valid JSON without what its strings hold; unchanged where that would take too long to tell."""
+    """The JSON with empty strings; unchanged where removing their contents would take too long."""
     if raw.count(b"\\") > MOST_ESCAPES:
         return raw
     raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -174,7 +174,7 @@ def _explain(details: ErrorDetails) -> InvalidRequest:
     context = details.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, InvalidRequest) and not details["loc"]:
-        return type(cause)(cause.message, param=cause.param)  # a contradiction between fields, which it names itself
+        return type(cause)(cause.message, param=cause.param)  # a contradiction between fields; its message names them
     param = ""
     for part in details["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part

@@ -1,4 +1,4 @@
-"""Around every request: its id, and an answer in OpenAI's shape for every exception."""
+"""Gives every request an id, and answers every exception in OpenAI's shape."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ class RequestScope:
     """Sets `request.state.request_id`, sends it as X-Request-ID, and answers every exception: a LlamaError by its own code,
     any other as a 500.
 
-    `sends_id` is False behind a server that adds the header itself, as Ray Serve does: two would read as "abc, abc".
+    `sends_id` is False behind a server that adds the header itself, as Ray Serve does: clients would join both to "abc, abc".
 
     A connection whose request was answered before its body had arrived is closed. The rest of the body is read and dropped
     for LINGER_S first: a client that sends all of it before it reads would otherwise lose the answer.

@@ -20,13 +20,14 @@ from llama_core.scheduling.request import FinishReason
 
 log = logging.getLogger("llama.requests")
 BATCH_S = 0.25
-OWNER_DIGITS = 12  # of a SHA-256: tells users apart, and does not name them
+OWNER_DIGITS = 12  # of a SHA-256: distinguishes users without naming them
 MOST_IN_A_BATCH = 32  # about a millisecond
 
 
 class Batched(logging.Handler):
-    """Passes records to other handlers in batches, at most BATCH_S later. A batch costs a third of single lines, which would
-    run between two tokens with cold processor caches. An error is passed on at once, after the records before it.
+    """Passes records to other handlers in batches, at most BATCH_S later. A batch takes a third of the time
+    of single lines, which would find cold processor caches between two tokens. An error is passed on at once, after earlier
+    records.
     """
 
     def __init__(self, targets: Sequence[logging.Handler]) -> None:
@@ -103,7 +104,7 @@ class RequestRecord:
             self._end(LlamaError.code, logging.ERROR)
 
     def closed(self) -> None:
-        """The request is over. Without any other outcome, its client has disconnected."""
+        """End the request. Without another outcome, its client has disconnected."""
         self._end("cancelled", logging.INFO)
 
     def _end(self, outcome: str, level: int) -> None:

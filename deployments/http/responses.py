@@ -1,8 +1,8 @@
-"""Writes answers as OpenAI's two routes do: whole ones, and the chunks of a stream.
+"""Writes whole answers and the chunks of streams in the formats of OpenAI's two routes.
 
-Chunks without log-probabilities are the hot path (one a token a stream), so what does not change is encoded once. Answers
-with log-probabilities can be megabytes: they are written in slices (`slices.py`), and what the choices of one prompt have
-in common is written once.
+Chunks without log-probabilities are the hot path (one a token a stream), so their constant parts are encoded once. Answers
+with log-probabilities can be megabytes: they are written in slices (`slices.py`), and the part that the choices of one prompt
+share is written once.
 """
 
 import time
@@ -24,11 +24,11 @@ from llama_core.text.tokenizer import Tokenizer
 _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
-TEXT_MARK = "\x1f"  # stands for the text while the bytes around the text are made
+TEXT_MARK = "\x1f"  # placeholder of the text while the bytes around it are encoded
 
 
 class Part(NamedTuple):
-    """What a delta adds to one choice of the answer. logprobs: a JSON object."""
+    """The part of one choice's answer that a delta adds. logprobs: a JSON object."""
 
     text: str
     logprobs: bytes | None
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class CollectedChoice:
-    """The deltas of one choice of a whole answer, joined as they come."""
+    """The deltas of one choice of a whole answer, joined."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -56,7 +56,7 @@ class CollectedChoice:
 
 
 class PromptShare:
-    """What the choices of one prompt share: the echoed text, and the writer of log-probabilities as it is after the prompt."""
+    """Shared by the choices of one prompt: the echoed text, and the log-probabilities' writer in its state after the prompt."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Sequence[int], writer: LogprobsWriter | None) -> None:
         self._tokenizer = tokenizer
@@ -87,7 +87,7 @@ class PromptShare:
         return self._writer.copy()
 
     def logprobs_object(self, fragments: Sequence[Fragments]) -> bytes:
-        """The JSON object that consecutive fragments of one choice add up to."""
+        """The JSON object of consecutive fragments of one choice, joined."""
         assert self._writer is not None, "the request asks for log-probabilities"
         return self._writer.written(fragments)
 
@@ -133,7 +133,7 @@ class ResponseSerializer(ABC):
         self._only_text_varies = not self.has_logprobs and not plan.continuous_usage
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        """The event of a delta without log-probabilities; b"" if the delta has nothing for the client yet."""
+        """The event of a delta without log-probabilities; b"" if the delta has no text for the client yet."""
         around = self._around_text[index]
         if around is not None and delta.finish_reason is None:
             self._num_generated += len(delta.tokens)
@@ -172,7 +172,7 @@ class ResponseSerializer(ABC):
         return b"".join(pieces)
 
     def end_of_stream(self) -> bytes:
-        """What follows the last choice's last chunk."""
+        """The events after the last choice's last chunk."""
         if not self._plan.include_usage:
             return DONE
         return event({**self._head, "object": self.chunk_name, "choices": [], "usage": self.usage()}) + DONE
@@ -209,13 +209,13 @@ class ResponseSerializer(ABC):
         }
 
     def _part(self, index: int, delta: Delta) -> Part:
-        """All of a delta but its log-probabilities."""
+        """The part of a delta, without log-probabilities."""
         is_first, self._begun[index] = not self._begun[index], True
         self._num_generated += len(delta.tokens)
         return Part(self._text(index, delta, is_first), None, delta.finish_reason, is_first)
 
     def _logprobs(self, index: int, delta: Delta, is_first: bool) -> Iterator[Fragments]:
-        """What a delta adds to the log-probabilities of a choice, one slice at a time."""
+        """The log-probabilities that a delta adds to a choice, one slice at a time."""
         prompt = self._prompt(index)
         if is_first:
             if self._plan.echo:
@@ -228,7 +228,7 @@ class ResponseSerializer(ABC):
             yield writer.take(tokens, entries)
 
     def _prompt(self, index: int) -> PromptShare:
-        """The share of the prompt that this choice continues."""
+        """The `PromptShare` of this choice's prompt."""
         return self._prompts[index // self._plan.n]
 
     def _text(self, index: int, delta: Delta, is_first: bool) -> str:
@@ -254,7 +254,7 @@ class ChatSerializer(ResponseSerializer):
         return None if num_top is None else ChatLogprobs(self._tokenizer, num_top)
 
     def _chunk_fields(self, part: Part) -> bytes:
-        """The role is sent with the first token: benchmarks would take a chunk with the role alone for the first token."""
+        """The role is sent with the first token, because benchmarks count a chunk with the role alone as the first token."""
         if part.is_first:
             return b'"delta":{"role":"assistant","content":' + _encode(part.text) + b"}"
         return b'"delta":{"content":' + _encode(part.text) + b"}" if part.text else b'"delta":{}'
@@ -268,7 +268,9 @@ class CompletionSerializer(ResponseSerializer):
 
     def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
         super().__init__(engine, plan, streams)
-        self._space: list[str | None] = [None] * plan.num_choices  # owed before a choice's text; None: not known yet
+        self._space: list[str | None] = [
+            None
+        ] * plan.num_choices  # the space before a choice's text; None: not known yet
 
     def _text(self, index: int, delta: Delta, is_first: bool) -> str:
         """A completion continues its prompt, so it includes the first token's leading space, which decoding alone drops."""

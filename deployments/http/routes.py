@@ -1,4 +1,4 @@
-"""The routes beside generation: models, the tokenizer, what operators ask, and the two pages."""
+"""All routes but generation: models, tokenizer, health, metrics and state, and the two pages."""
 
 import time
 from dataclasses import replace
@@ -160,7 +160,7 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             props,
             tag="operation",
             summary="Properties",
-            description="What is served, on what, and how full it is.",
+            description="Model, ranks, limits and load.",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""A route of the application, with what the API reference says about the route."""
+"""A route of the application, with its entry of the API reference."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,6 @@
 """The bodies that clients send: every field typed strictly and every number bounded.
 
-Decides what is well formed and which of OpenAI's and vLLM's fields this server does not support. Unknown fields are
+Defines the valid values, and the fields of OpenAI and vLLM that this server does not support. Unknown fields are
 ignored and null means absent, because clients send both. Knows nothing of the model: `plan.py` checks the context, the
 vocabulary and the order of a dialog.
 """
@@ -40,7 +40,7 @@ def _prompts(value: object) -> TextPrompts | IdPrompts:
         raise InvalidParameter(kinds)
     if not value:
         raise InvalidParameter("must not be an empty list")
-    if set(map(type, value)) == {int}:  # the fastest check of thousands of ids; a bool is not an int here
+    if set(map(type, value)) == {int}:  # the fastest check of thousands of ids; excludes bool
         return [value]
     if len(value) > MAX_CHOICES:
         raise InvalidParameter(f"must have at most {MAX_CHOICES} prompts")
@@ -268,7 +268,7 @@ MESSAGE_NEUTRAL = {"tool_calls": _empty, "function_call": _none_at_all, "audio":
 def refuse_unsupported(
     fields: Mapping[str, object], neutral: Mapping[str, Callable[[object], bool]], where: str = ""
 ) -> None:
-    """Raises Unsupported for the first field that asks for something this server cannot do. `where` prefixes its name."""
+    """Raises Unsupported for the first field whose value this server does not support. `where` prefixes its name."""
     for name, value in fields.items():
         if value is not None and name in neutral and not neutral[name](value):
             raise Unsupported(f"{where}{name}: this server supports only its neutral value", param=where + name)

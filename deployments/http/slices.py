@@ -12,7 +12,7 @@ Sliced = Generator[None, None, Result]  # yields between slices of about 5 ms; r
 
 
 async def run_in_slices(work: Sliced[Result]) -> Result:
-    """The result of `work`, which other tasks may interrupt wherever it yields."""
+    """The result of `work`; other tasks run wherever it yields."""
     while True:
         try:
             next(work)

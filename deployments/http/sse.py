@@ -1,7 +1,7 @@
-"""Server-sent events: a request's deltas as OpenAI's chunks, and the end of a stream that nobody reads.
+"""Server-sent events: a request's deltas as OpenAI's chunks, and the end of a stream whose client does not read.
 
-An error before the first token is a proper HTTP status (see `request_id.py`); after that it is a chunk with `error`, and no
-[DONE] follows, so no client can take half an answer for a whole one.
+An error before the first token has its own HTTP status (see `request_id.py`); a later error is a chunk with `error`, and no
+[DONE] follows, so clients can distinguish a partial answer from a whole one.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from llama_core.errors import LlamaError, RequestCancelled
 
 log = logging.getLogger(__name__)
 
-SLICE_BYTES = 256 * 2**10  # of events that are made at a stretch: about 5 ms for those with log-probabilities
+SLICE_BYTES = 256 * 2**10  # of events in one slice: about 5 ms for those with log-probabilities
 
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -30,9 +30,9 @@ HEADERS = (
 
 
 class EventStream:
-    """Writes one request's events as they come; what is there at once, of one choice or several, leaves in one piece.
+    """Writes one request's events. Events that are ready at the same time, of one choice or several, are one message.
 
-    This is the hot path, once a token of every stream: no task, timer or timeout here is one token's own.
+    This is the hot path, once a token of every stream: no token has a task, timer or timeout of its own.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class EventStream:
         send_timeout_s: float,
         coalescing: ProxyCoalescing | None = None,
     ) -> None:
-        """An idle stream says ": ping" so often; a client that reads nothing for `send_timeout_s` is cut off.
+        """An idle stream sends ": ping" every `ping_s`; a client that reads nothing for `send_timeout_s` is disconnected.
 
-        coalescing: events wait for the next message as long as it says, all but the first.
+        coalescing: the interval between two messages; the first message never waits.
         """
         self.has_started = False
         self._choices, self._serializer, self._record = choices, serializer, record
         self._ping_s, self._send_timeout_s = ping_s, send_timeout_s
         self._coalescing = coalescing
         self._is_over = False
-        self._has_more = False  # after a slice, and what is left can be written at once
+        self._has_more = False  # the last slice was full: the next one is written without waiting
         self._events: Iterator[bytes] | None = None  # the rest of a delta with log-probabilities
         self._has_failed = False
         self._sending_since_s: float | None = None
 
     async def run(self, send: Send, scope: DisconnectScope) -> None:
-        """To be run in the block that `scope` can cancel. Raises an error that comes before anything else."""
+        """Run it in the block that `scope` can cancel. Raises an error that occurs before the first event."""
         if self._coalescing is None:
             await self._run(send, scope)
             return
@@ -135,11 +135,11 @@ class EventStream:
         return True
 
     def _check_sending(self, loop: asyncio.AbstractEventLoop, scope: DisconnectScope) -> None:
-        """One timer for all writes: it looks at the present one, and sleeps for what that one has left."""
+        """One timer for all writes: it checks the current write and is set to that write's remaining time."""
         since_s = loop.time() if self._sending_since_s is None else self._sending_since_s
         left_s = since_s + self._send_timeout_s - loop.time()
         if left_s > 0:
             self._watch = loop.call_later(left_s, self._check_sending, loop, scope)
             return
-        log.warning("a client did not read its stream for %g s; it was cut off", self._send_timeout_s)
+        log.warning("a client did not read its stream for %g s and was disconnected", self._send_timeout_s)
         scope.cancel(RequestCancelled("the client did not read its stream"))

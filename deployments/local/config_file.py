@@ -1,4 +1,4 @@
-"""The configuration file that `llama-ray up` serves, with the command line's key=value arguments put in."""
+"""The configuration file that `llama-ray up` serves, with the command line's key=value arguments applied."""
 
 import socket
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class ConfigFile:
 
 
 def read_config(path: Path, overrides: Sequence[str], directory: Path) -> ConfigFile:
-    """Read the file and put in the overrides. A changed copy is written to `directory`.
+    """Read the file and apply the overrides. A changed copy is written to `directory`.
 
     Raises ConfigError for a file without applications and for an override that is not key=value.
     """
@@ -74,7 +74,7 @@ def read_config(path: Path, overrides: Sequence[str], directory: Path) -> Config
 
 
 def check_port_is_free(host: str, port: int) -> None:
-    """Raises ConfigError. HAProxy and Serve's proxy share a port that another server has: each gets some of its requests."""
+    """Raises ConfigError. HAProxy and Serve's proxy would share a port with another server: each would get some requests."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections do not count

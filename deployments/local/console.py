@@ -1,4 +1,4 @@
-"""What a user sees of `llama-ray up`: its own lines on the terminal, and everything else in a log file.
+"""The output of `llama-ray up`: its own lines on the terminal, everything else in a log file.
 
 Ray, Serve and HAProxy write about 40 lines before a server is ready. Console redirects the process's standard output and
 standard error to a log file, and keeps the terminal for one line a phase, the banner, and one line for each event that matters.

@@ -1,6 +1,6 @@
-"""How often Serve's controller runs its control loop: every 0.1 s at start and shutdown, every 0.5 s while it serves.
+"""The interval of Serve's control loop: 0.1 s at start and shutdown, 0.5 s while the server serves.
 
-One pass of the loop holds a core for 1.5 ms, which all ranks wait for where they share the cores with the controller. Serve
+One pass of the loop holds a core for 1.5 ms. Where ranks share the cores with the controller, all ranks wait for it. Serve
 has an environment variable for the interval, but its value holds for the controller's whole life.
 """
 

@@ -1,6 +1,6 @@
 """Follows one Serve application from its deployment until it is ready, or has failed, and tells the console.
 
-`serve run` submits a configuration and then sleeps, whatever becomes of the application.
+`serve run` submits a configuration and then sleeps; it does not report whether the application runs.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from deployments.local.config_file import ConfigFile
 from deployments.local.console import Console
 
 LOOK_EVERY_S: Final = 0.2
-PENDING_NOTICE_S: Final = 10.0  # how long a placement group may wait before the user is told what the cluster lacks
+PENDING_NOTICE_S: Final = 10.0  # wait of a placement group after which the user is told what the cluster lacks
 LOADING_NOTICE_S: Final = 10.0  # between two lines about ranks that load
 
 
 @dataclass(frozen=True, slots=True)
 class ApplicationState:
-    """What Serve says of the application. `status` is None while Serve does not know the application."""
+    """The application's state in Serve. `status` is None while Serve does not know the application."""
 
     status: str | None = None
     cause: str = ""
@@ -81,7 +81,7 @@ class DeploymentWatcher(threading.Thread):
         """Whether the server is ready; the banner has then been printed. Notes a failure."""
         try:
             readiness, props = self._get("/ready"), self._get("/props")
-        except (OSError, ValueError):  # nothing answers there yet
+        except (OSError, ValueError):  # no server answers yet
             return False
         phase, detail = readiness.get("phase"), str(readiness.get("detail", ""))
         if phase == "failed":
@@ -90,7 +90,7 @@ class DeploymentWatcher(threading.Thread):
             if phase == "loading":
                 self._report_loading(detail)
             return False
-        if "error" in props:  # HTTP asks for an API key, a handle does not; but a handle brings eleven threads along
+        if "error" in props:  # HTTP needs an API key; a handle needs none, but eleven threads
             from ray import serve
 
             try:
@@ -117,7 +117,7 @@ class DeploymentWatcher(threading.Thread):
             return ApplicationState()
         try:
             application = serve.status().applications.get(self.app_name)
-        except Exception:  # Serve is only coming up
+        except Exception:  # Serve is still starting
             return ApplicationState()
         if application is None:
             return ApplicationState()
@@ -150,16 +150,16 @@ def last_error(text: str) -> str:
 
 
 def _pending() -> str | None:
-    """What a placement group that waits asks for, and what the cluster has. None while no group waits."""
+    """The resources that a pending placement group needs, and those of the cluster. None while no group is pending."""
     import ray
     from ray.util import placement_group_table
 
     from cluster.driver.placement import shortage
 
-    with contextlib.suppress(Exception):  # Ray's control service is busy; the next look asks again
+    with contextlib.suppress(Exception):  # Ray's control service is busy; the next check asks again
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         for group in placement_group_table().values():
             if group["state"] == "PENDING":
                 bundles = list(group["bundles"].values())
-                return shortage(bundles, nodes, group["strategy"]) or "all that it needs is in use"
+                return shortage(bundles, nodes, group["strategy"]) or "all of it is in use"
     return None

@@ -1,4 +1,4 @@
-"""How Serve 2.60 runs HAProxy on a machine where other servers run too: its variables, and how many requests are open."""
+"""Serve 2.60's variables for HAProxy on a machine with other servers, and the number of open requests."""
 
 import csv
 import os
@@ -28,7 +28,7 @@ def settings(directory: Path) -> dict[str, str]:
         **({"RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER)} if ray_patches.is_supported() else {}),
         "LLAMA_HAPROXY_BINARY": get_haproxy_binary(),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        # One thread forwards 100,000 tokens a second, and wakes less often than two threads do. Serve's default is 4.
+        # One thread forwards 100,000 tokens a second, and wakes less often than two threads. Serve's default is 4.
         "RAY_SERVE_HAPROXY_NBTHREAD": str(max(1, min(4, (os.cpu_count() or 1) // 4))),
         # HAProxy opens both ports even without metrics; with the fixed defaults a second server on this machine cannot start.
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
@@ -67,8 +67,8 @@ def _num_open(path: Path) -> int:
 def _free_ports(count: int) -> list[int]:
     """Ports of the loopback interface, all different.
 
-    They lie below the ports that the kernel gives to a process that asks for any: before HAProxy binds its ports, Ray's
-    processes take dozens of those.
+    They lie below the kernel's range of ephemeral ports, of which Ray's processes take dozens before HAProxy binds its
+    ports.
     """
     found: list[int] = []
     while len(found) < count:

@@ -1,7 +1,7 @@
 """Keeps a server on one machine on loopback: Ray's processes, and the port that Serve 2.60 opens in each replica.
 
-Ray binds to loopback where a node's address is 127.0.0.1. But a Ray client replaces this address, or one that it finds by
-itself ("auto"), by the machine's other address, and finds nothing there. Ray does not replace the name LOCALHOST in
+Ray binds to loopback where a node's address is 127.0.0.1. But a Ray client replaces this address, given or found
+("auto"), by the machine's other address, where no Ray listens. Ray does not replace the name LOCALHOST in
 capitals, and the resolver ignores case.
 """
 

@@ -1,4 +1,4 @@
-"""The no-op agent: takes the place of the raylet's dashboard agent, and does nothing until the raylet, its parent, ends.
+"""The no-op agent: replaces the raylet's dashboard agent, and waits until the raylet, its parent, ends.
 
     python -I -S noop_agent.py
 
@@ -12,7 +12,7 @@ CHECK_EVERY_S = 1.0
 
 
 def is_raylet(pid: int) -> bool:
-    """Whether the process is a raylet. True where /proc is missing and nothing can be seen."""
+    """Whether the process is a raylet. True where /proc is missing."""
     try:
         with open(f"/proc/{pid}/comm") as name:
             return name.read().strip() == "raylet"

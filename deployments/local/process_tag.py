@@ -1,6 +1,6 @@
 """Tags every process that `llama-ray up` starts, so that the command can end the processes that Ray leaves behind.
 
-The tag is an environment variable with a value of its own for each command. Child processes inherit the variable, and
+The tag is an environment variable whose value is unique to each command. Child processes inherit the variable, and
 /proc shows the environment of every process of the same user.
 """
 

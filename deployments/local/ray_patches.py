@@ -1,7 +1,7 @@
 """Every place where this project changes Ray or relies on Ray's private names, with one guard on Ray's version.
 
-Ray's private names may change in any release. The guard skips all patches on a Ray version in which they were not read: the
-server then starts as plain Ray starts it, slower and with ports on every interface, and one line says so.
+Ray's private names may change in any release. The guard skips all patches on an unknown Ray version: the server then
+starts as plain Ray starts it, slower and with ports on every interface, and one line says so.
 """
 
 import importlib
@@ -24,7 +24,7 @@ class Patch:
     reason: str
 
     def resolve(self) -> Any:
-        """The object of Ray that the patch is about. Raises ImportError or AttributeError where Ray has no such name."""
+        """The object of Ray that the patch changes. Raises ImportError or AttributeError where Ray has no such name."""
         module, _, names = self.target.partition(":")
         found: Any = importlib.import_module(module)
         for name in names.split("."):
@@ -85,7 +85,7 @@ PATCHES: Final = (
 
 
 def is_supported(version: str = ray.__version__) -> bool:
-    """Whether this is a Ray version in which every patch was read."""
+    """Whether the patches were written for this Ray version."""
     return tuple(version.split(".")[:2]) == tuple(map(str, READ_IN))
 
 

@@ -1,4 +1,4 @@
-"""What plain `serve run` can still set of what `llama-ray up` sets, and what it lacks.
+"""The settings of `llama-ray up` that plain `serve run` can have too, and a warning about those that it lacks.
 
 Ray's processes read Serve's variables when they start. `serve run deployments.app:build_app` builds the application before it
 starts Ray, so all variables can be set then, for a cluster that this command starts. `serve run CONFIG` starts Ray first;
@@ -17,23 +17,23 @@ from typing import Final
 from deployments.local import haproxy
 
 SAFE_HEADERS: Final = "deployments.serve_headers.middlewares"
-# One event loop for HTTP and the engine. With a thread of its own for the replica's code, every token would change threads.
+# One event loop for HTTP and the engine. With Serve's own thread for the replica's code, every token would change threads.
 ONE_LOOP: Final = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 
 
 def cluster_variables(directory: Path) -> dict[str, str]:
-    """What every process of the cluster should have. All files of HAProxy go into `directory`."""
+    """Variables for every process of the cluster. All files of HAProxy go into `directory`."""
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         **ONE_LOOP,
-        # Serve reads some of the clients' headers before the replica does, and answers by itself those that it does not accept.
+        # Serve reads some of the clients' headers before the replica does, and answers invalid ones by itself.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": SAFE_HEADERS,
         **haproxy.settings(directory),
     }
 
 
 def replica_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a replica's process should have and would not inherit."""
+    """Variables for a replica's process, which would not inherit them."""
     return {name: value for name, value in ONE_LOOP.items() if name not in environment}
 
 
@@ -44,10 +44,10 @@ def builds_before_ray_starts(arguments: Sequence[str] | None = None) -> bool:
 
 
 def set_cluster_variables(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what is not set yet. HAProxy's files are removed when this process ends."""
+    """Set the variables that are not set yet. HAProxy's files are removed when this process ends."""
     directory = tempfile.mkdtemp(prefix="llama-ray-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    # `serve run` ends no process that outlives Ray, as `llama-ray up` does.
+    # `serve run`, unlike `llama-ray up`, does not end processes that outlive Ray.
     for name, value in {**cluster_variables(Path(directory)), "LLAMA_HAPROXY_ENDS_WITH_PARENT": "1"}.items():
         environment.setdefault(name, value)
 

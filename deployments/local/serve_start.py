@@ -1,4 +1,4 @@
-"""Starts Serve sooner than `serve run` does: its controller, its proxies and the application's imports beside each other."""
+"""Starts Serve sooner than `serve run` does: controller, proxies and the application's imports start concurrently."""
 
 import contextlib
 import importlib
@@ -15,8 +15,8 @@ _NAMESPACE = "serve"
 def start_serve_early(config: dict[str, Any], watcher: DeploymentWatcher) -> None:
     """Return as soon as Serve's controller exists.
 
-    `serve run` deploys to a Serve instance that it finds; one that it starts itself it waits for, until every proxy listens.
-    Meanwhile a worker imports the application that it is about to build.
+    `serve run` deploys at once to a running Serve instance, but waits until every proxy of its own instance listens.
+    Meanwhile a worker imports the application.
     """
     import ray
     from pydantic import ValidationError
@@ -27,7 +27,7 @@ def start_serve_early(config: dict[str, Any], watcher: DeploymentWatcher) -> Non
 
     try:
         schema = ServeDeploySchema.model_validate(config)
-    except ValidationError:  # `serve run` reports what is wrong
+    except ValidationError:  # `serve run` reports the error
         return
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # INFO would report a Serve instance with other options
     import_module = ray.remote(num_cpus=0, max_retries=0)(_import_module)
@@ -43,7 +43,7 @@ def start_serve_early(config: dict[str, Any], watcher: DeploymentWatcher) -> Non
                 grpc_options=schema.grpc_options.model_dump(),
             )
         except RayActorError as error:
-            # On a slow machine Serve now and then takes a new proxy for dead, and starts another.
+            # On a slow machine Serve may take a new proxy for dead and start another.
             if not _exists(SERVE_CONTROLLER_NAME):
                 watcher.fail(f"Serve did not start: {error}")
         except Exception as error:
@@ -66,6 +66,6 @@ def _exists(actor_name: str) -> bool:
 
 
 def _import_module(import_path: str) -> None:
-    """Runs in the worker that Serve will give the task of building the application. The build reports what is wrong."""
+    """Runs in the worker that will build the application. The build reports import errors."""
     with contextlib.suppress(Exception):
         importlib.import_module(import_path.partition(":")[0])

@@ -1,4 +1,4 @@
-"""Ends a server on a signal: the first lets live requests end, the second ends everything at once."""
+"""Ends a server on a signal: the first signal lets live requests end, the second ends everything at once."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from deployments.local.console import Console
 from deployments.local.deployment_watcher import DeploymentWatcher
 from deployments.local.process_tag import end_tagged_processes, has_raylet
 
-SLOW_READERS_S: Final = 60.0  # how long generated text may take to reach clients before the server ends
+SLOW_READERS_S: Final = 60.0  # the time for generated text to reach clients before the server ends
 _LOOK_EVERY_S: Final = 0.2
 
 
@@ -47,7 +47,7 @@ class Shutdown:
             threading.Thread(target=self._end_without_ray, daemon=True, name="raylet-watcher").start()
 
     def finish(self) -> None:
-        """Stop the threads: the caller is about to disconnect from Ray, which they would then wait for in vain."""
+        """Stop the threads, which would wait for ever after the caller has disconnected from Ray."""
         self._is_over.set()
         if self._thread.is_alive():
             self._thread.join(5)
@@ -55,11 +55,11 @@ class Shutdown:
     def _end_without_ray(self) -> None:
         """End at once when Ray has been ended too, as by systemd, which by default signals all processes of a unit.
 
-        Nothing can be drained then, and every call to Ray would wait for ever.
+        No replica can drain then, and every call to Ray would wait for ever.
         """
         while not self._is_over.wait(_LOOK_EVERY_S):
             if not has_raylet(self._tag):
-                self._console.event("Ray has been ended too: nothing can be drained.")
+                self._console.event("Ray has ended too: live requests cannot be drained.")
                 end_tagged_processes(self._tag, terminate_for_s=1.0)
                 self._clean_up()
                 os._exit(0)
@@ -70,7 +70,7 @@ class Shutdown:
         app = self._watcher.app_name
         if self._watcher.owns_cluster:
             controller_interval.set_interval(controller_interval.STARTING_S)
-        with contextlib.suppress(Exception):  # whatever fails here, the server must end
+        with contextlib.suppress(Exception):  # the server must end even if this fails
             if serve.status().applications[app].status == "RUNNING":
                 self._console.event("Draining: live requests may end. A second Ctrl-C ends them at once.")
                 serve.get_app_handle(app).broadcast("drain").results()
@@ -78,7 +78,7 @@ class Shutdown:
         self._console.event("Stopping")
         hide_controller_errors()
         os.kill(os.getpid(), signal.SIGINT)
-        # Serve asks every replica to drain, also one that still waits for room, and waits for its answer in vain.
+        # Serve would wait for ever for the drain of a replica that is still pending.
         while not self._is_over.wait(_LOOK_EVERY_S):
             with contextlib.suppress(Exception):
                 _end_pending_replicas(app)

@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine alone, for one server, without the processes that such a server never uses.
+"""A Ray cluster on this machine for one server, without the processes that such a server never uses.
 
 `ray.init()` of Ray 2.60 also starts a dashboard with a process for each of its pages, and waits for it; a monitor for
 the autoscaler of a cluster that cannot grow; and exporters of metrics, whose fixed port makes a second cluster on the
@@ -30,10 +30,10 @@ from deployments.local import loopback, ray_patches
 
 # Read by every process of the cluster.
 SETTINGS: Final = {
-    # The threads that report to the dashboard and the exporters would find neither.
+    # Without dashboard and exporters, the threads that report to them are not needed.
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
-    "RAY_start_python_gc_manager_thread": "0",  # without this thread the caller runs the collection
+    "RAY_start_python_gc_manager_thread": "0",  # the caller runs the collection instead
     "RAY_object_manager_rpc_threads_num": "1",  # one thread serves objects to other nodes, not one for each core
     # Idle workers end, but not at once: between two steps of a start a worker may be idle for a second.
     "RAY_num_workers_soft_limit": "0",
@@ -60,7 +60,7 @@ def start(namespace: str, report: Callable[[str], None]) -> None:
     if not loopback.is_resolved():
         report(
             f"This machine does not resolve {loopback.NAME} to {loopback.ADDRESS}, so Ray's own ports, guarded by its "
-            "token, are open on every interface. A line for localhost in /etc/hosts changes that."
+            "token, are open on every interface. A line for localhost in /etc/hosts prevents that."
         )
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -79,7 +79,7 @@ class _SmallNode(ray._private.node.Node):
         super().__init__(ray_params, **options)
 
     def start_head_processes(self) -> None:
-        # Rotating the agents' output takes threads that copy it, and there is next to no output.
+        # Rotation needs threads that copy the agents' output, and there is hardly any output.
         self.max_bytes = 0
         super().start_head_processes()  # type: ignore[no-untyped-call]
 
@@ -90,7 +90,7 @@ class _SmallNode(ray._private.node.Node):
             self._gcs_address = f"{loopback.NAME}:{self._gcs_address.rpartition(':')[2]}"
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
-        """Not started."""
+        """Do not start the dashboard."""
 
     def start_ray_processes(self) -> None:
         super().start_ray_processes()  # type: ignore[no-untyped-call]
@@ -101,8 +101,8 @@ class _SmallNode(ray._private.node.Node):
             time.sleep(0.01)
 
     def start_raylet(self, *arguments: Any, **options: Any) -> None:
-        """Without the dashboard's agent, which takes 15 threads and 110 MB. The raylet ends when its agent ends, so a
-        no-op agent takes its place; the raylet also waits for the agent's ports (-1: none)."""
+        """Start the raylet without the dashboard's agent, which takes 15 threads and 110 MB. The raylet ends when its agent
+        ends, so a no-op agent takes its place; the raylet also waits for the agent's ports (-1: none)."""
         for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
             persist_port(self.get_session_dir_path(), self.node_id, name, -1)  # type: ignore[no-untyped-call]
         start_process: Callable[..., Any] = services.start_ray_process

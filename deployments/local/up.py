@@ -3,8 +3,8 @@
 `serve run` runs in the main thread, and a second thread follows the deployment. HAProxy in front of the replicas is on
 unless RAY_SERVE_ENABLE_HA_PROXY=0.
 
-A cluster of the command's own starts sooner than `serve run` alone would: without what a single server does not need
-(`small_cluster`), and with steps side by side that `serve run` takes one after another (`serve_start`).
+The command's own cluster starts sooner than that of `serve run`: without processes that a single server does not need
+(`small_cluster`), and with concurrent steps that `serve run` performs one after another (`serve_start`).
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
 def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:
     """Set the variables that Ray's and Serve's processes inherit. Returns whether this command starts the Ray cluster."""
     os.environ[process_tag.VARIABLE] = tag
-    # A cluster of its own, unless told otherwise: Ray would join one that runs here, and Ctrl-C end all that is served there.
+    # A new cluster unless RAY_ADDRESS names one: Ray would join a running cluster, and Ctrl-C would end all its applications.
     owns_cluster = os.environ.get("RAY_ADDRESS", "local") == "local"
     if owns_cluster:
         os.environ.pop("RAY_ADDRESS", None)  # `serve run` would look for another cluster there
@@ -82,7 +82,7 @@ def _run(config: ConfigFile, watcher: DeploymentWatcher, shutdown: Shutdown, con
     from deployments.local import small_cluster, worker_lines
     from deployments.local.serve_start import start_serve_early
 
-    # Importing Serve takes as long as Ray's processes take to come up.
+    # Import Serve while Ray's processes start; both take about as long.
     threading.Thread(target=importlib.import_module, args=("ray.serve.scripts",), daemon=True, name="import").start()
     # Before `serve run`, because connecting replaces the handler of SIGTERM by one that skips the shutdown.
     if watcher.owns_cluster:
@@ -95,7 +95,7 @@ def _run(config: ConfigFile, watcher: DeploymentWatcher, shutdown: Shutdown, con
     signal.signal(signal.SIGTERM, shutdown.on_signal)
     signal.signal(
         signal.SIGINT, shutdown.on_signal
-    )  # a shell that starts a command in the background ignores SIGINT for it
+    )  # a shell has SIGINT ignored by the commands that it starts in the background
     watcher.start()
     if watcher.owns_cluster:
         start_serve_early(config.content, watcher)
@@ -122,7 +122,7 @@ def _end(watcher: DeploymentWatcher, shutdown: Shutdown, tag: str, clean_up: Cal
 
 
 def _exit_status(watcher: DeploymentWatcher, shutdown: Shutdown, console: Console) -> int:
-    """`serve run` ends with status 0 whatever goes wrong: only a shutdown that was asked for is a success."""
+    """0 for a requested shutdown, else 1: `serve run` ends with status 0 even after an error."""
     if shutdown.is_requested and watcher.failure is None:
         console.event("Stopped")
         return 0

@@ -1,4 +1,4 @@
-"""Picks, from all lines that Ray carries from its workers to the driver, the few that a user must see on the terminal."""
+"""Selects the lines for the terminal from all lines that Ray forwards from its workers to the driver."""
 
 import re
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ _RANK_LINE: Final = re.compile(
     r"\S+ (?P<time>\d\d:\d\d:\d\d),\d+ (?P<level>[A-Z]+) rank=(?P<rank>\S+) epoch=\S+ \S+ (?P<text>.*)"
 )
 _MATTERS: Final = ("WARNING", "ERROR", "CRITICAL")
-# The request log's lines, and Serve's about a port that it tries again: neither asks for anything of the user.
+# The request log's lines, and Serve's about a port that it tries again: neither needs an action.
 _ROUTINE: Final = re.compile(r"^request \{|Retrying\.\.\.$")
 _RECOVERY: Final = re.compile(r"\brecover(ed|ing)\b")
-# Of Serve's controller only what becomes of a replica: "Actor for Replica(...) crashed", "failed the health check".
+# Of Serve's controller only lines about failed replicas: "Actor for Replica(...) crashed", "failed the health check".
 _REPLICA: Final = re.compile(r"crashed|health check")
 _LONGEST: Final = 400
 
 
 def follow(console: Console) -> None:
-    """Show the lines that matter on the console from now on. To be called once, after `ray.init`."""
+    """Show the selected lines on the console from now on. Call it once, after `ray.init`."""
     from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
     def on_lines(batch: Mapping[str, Any]) -> None:

@@ -445,7 +445,9 @@ async def test_a_hanging_attempt_is_followed_by_another_and_readiness_says_why(m
         await anext(stream)
         served.groups.make = lambda: _gated(Group(steady), asyncio.Event())
         served.groups.made[0].fail()
-        await until(lambda: re.search(r"attempt \d+ failed: that took too long", served.service.readiness().detail))
+        await until(
+            lambda: re.search(r"attempt \d+ failed: the start took too long", served.service.readiness().detail)
+        )
         served.groups.make = lambda: Group(steady)
         assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
 
