@@ -40,6 +40,12 @@ def _names(value: object) -> object:
     return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
 
 
+def _host_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", value):
+        raise ValueError("must be a plain host name without scheme or port")
+    return value
+
+
 def _not_blank(value: str) -> str:
     if not value.strip():
         raise ValueError("is set, but names no file: leave it out to serve without a key file")
@@ -105,7 +111,7 @@ class ServerArgs(BaseModel):
         None,
         description="File of API keys, one a line, read again when it changes. Without any key, everyone has access.",
     )
-    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+    allowed_hosts: Annotated[tuple[Annotated[str, AfterValidator(_host_name)], ...], BeforeValidator(_names)] = Field(
         (),
         description="Names that a Host header may have, beside IP addresses and localhost, where there are no API keys.",
     )

@@ -61,9 +61,14 @@ def group_bundles(world_size: int, device: Device, *, cpus_per_rank: float = 1) 
     return [{"CPU": share}, {"CPU": cpus_per_rank - share}, *({"CPU": cpus_per_rank} for _ in range(world_size - 1))]
 
 
-def compute_threads(bundle: Mapping[str, float]) -> int:
-    """Threads of the rank in this bundle: its whole CPUs, counting the share that the replica has of rank 0's."""
-    return max(1, int(bundle.get("CPU", 1) + REPLICA_CPUS + _EPSILON))
+def compute_threads(bundles: Sequence[Mapping[str, float]], index: int) -> int:
+    """Threads of the rank in bundle `index`: the whole CPUs of `cpus_per_rank`, the same number for every rank, and at least
+    one. Rank 0's bundle has given the replica a share.
+    """
+    cpus = bundles[index].get("CPU", 1)
+    if index == FIRST_RANK_BUNDLE and not bundles[index].get("GPU"):
+        cpus += min(REPLICA_CPUS, bundles[REPLICA_BUNDLE].get("CPU", 0))
+    return max(1, int(cpus + _EPSILON))
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, object]:

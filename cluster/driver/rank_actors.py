@@ -66,7 +66,7 @@ class RankActors:
         world_size = len(indices)
         if world_size < 1:
             raise RankFailure("the placement group has no bundle for a rank")
-        self._num_threads = [compute_threads(bundles[index]) for index in indices]
+        self._num_threads = [compute_threads(bundles, index) for index in indices]
         if self._standby:
             assert len(self._standby) == world_size
             self.actors, self._standby = self._standby, []

@@ -20,7 +20,7 @@ from deployments.engine.engine_loop import EngineLoop, Runner
 from deployments.engine.recovery_plan import RecoveryPlan
 from deployments.engine.straggler_watch import watch_stragglers
 from llama_core.config import EngineConfig
-from llama_core.errors import CheckpointChanged, CheckpointError, LlamaError, RankFailure, TokenizerError
+from llama_core.errors import CheckpointChanged, CheckpointError, ConfigError, LlamaError, RankFailure, TokenizerError
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.quarantine import FailureStreak
 
@@ -200,6 +200,9 @@ class Supervisor:
                 except Exception as error:
                     if isinstance(error, _SAME_AGAIN) and not plan.is_first_growth:
                         raise
+                    if isinstance(error, ConfigError) and len(bundles) < min(self.num_ranks, len(plan.bundles)):
+                        text = f"{len(bundles)} of {self.num_ranks} ranks cannot serve: {error.message}"
+                        raise ConfigError(text, param=error.param) from error
                     assert self._group is not None
                     await self._group.stop()
                     failure = self._as_failure(error)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.engine.interface import Engine
@@ -23,6 +22,7 @@ from deployments.http.responses import ChatSerializer, CollectedChoice, Completi
 from deployments.http.schemas import ChatBody, CompletionBody, GenerationBody
 from deployments.http.slices import run_in_slices
 from deployments.http.sse import EventStream
+from deployments.http.whole_answer import send_whole
 from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
 from llama_core.errors import DeadlineExceeded, InvalidParameter, RequestCancelled
 
@@ -89,6 +89,7 @@ class _GenerationRequest:
         self._began_s = self._loop.time()
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
+        self._sends_whole = False
         self._deadline: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -102,7 +103,7 @@ class _GenerationRequest:
             await self._answer(plan, serializer)
         except BaseException as error:
             self._record.failed(error)
-            has_answer = self._stream is not None and self._stream.has_started
+            has_answer = self._sends_whole or (self._stream is not None and self._stream.has_started)
             if not (has_answer and isinstance(error, RequestCancelled)):
                 raise
         finally:
@@ -161,8 +162,9 @@ class _GenerationRequest:
                 await self._answer_in_stream(serializer, scope)
                 return
             body = await self._whole_answer(serializer)
-        answer = Response(body, media_type="application/json")
-        await answer(self._request.scope, self._request.receive, self._send)
+            self._sends_whole = True
+            await send_whole(body, self._send, self._endpoint.limits.send_timeout_s)
+        self._record.succeeded()
 
     async def _answer_in_stream(self, serializer: ResponseSerializer, scope: DisconnectScope) -> None:
         limits = self._endpoint.limits
@@ -184,9 +186,7 @@ class _GenerationRequest:
             while (item := choices.take()) is not None:
                 self._record.delta(item[1])
                 collected[item[0]].add(item[1])
-        body = await run_in_slices(serializer.whole(collected))
-        self._record.succeeded()
-        return body
+        return await run_in_slices(serializer.whole(collected))
 
     def _close(self) -> None:
         if self._deadline is not None:

@@ -6,10 +6,12 @@ safe.
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 
 LOCAL_NAMES = frozenset({"localhost"})
+_HOST = re.compile(r"(?:\[(?P<ipv6>[^][]+)\]|(?P<name>[^][:]+))(?::[0-9]*)?")  # all of it: a browser resolves all of it
 
 
 class AllowedHosts:
@@ -24,10 +26,12 @@ class AllowedHosts:
         return all(self._allows(value) for name, value in headers if name == b"host")
 
     def _is_allowed(self, host: bytes) -> bool:
-        name = host.decode("latin-1").strip().lower()
-        if name.startswith("["):
-            return _is_address(name[1:].partition("]")[0])
-        name = name.partition(":")[0].rstrip(".")
+        match = _HOST.fullmatch(host.decode("latin-1").strip().lower())
+        if match is None:
+            return False
+        if match["ipv6"] is not None:
+            return _is_address(match["ipv6"])
+        name = match["name"].rstrip(".")
         return name in self._names or _is_address(name)
 
 

@@ -26,6 +26,8 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 MAX_OWNER_CHARS = 64
 # Of one request: about 15 MB of answer. No decode step paces a client that asks for prompt log-probabilities.
 MAX_PROMPT_LOGPROBS = 2**18
+# Of the tokens that one request may generate: about 110 MB in the replica until the request ends, and up to 90 MB of answer.
+MAX_LOGPROBS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
     if body.echo and body.logprobs is not None:
         _check_prompt_logprobs(sum(map(len, prompts)) * (body.n or 1) * (body.logprobs + 1))
     limits = [_max_tokens(prompt, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
+    if body.logprobs is not None:
+        _check_logprobs(limits, body.n or 1, body.logprobs, "logprobs")
     return _plan(body, prompts, limits, engine, logprobs=body.logprobs, echo=bool(body.echo))
 
 
@@ -78,6 +82,8 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     prompt = await encoder.dialog(body.messages, n=body.n or 1)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limits = [_max_tokens(prompt, body.token_limit, engine.max_seq_len, "messages", engine)]
+    if logprobs is not None:
+        _check_logprobs(limits, body.n or 1, logprobs, "top_logprobs")
     return _plan(body, [prompt], limits, engine, logprobs=logprobs)
 
 
@@ -108,6 +114,17 @@ def _check_prompt_logprobs(num_logprobs: int) -> None:
             f"logprobs: with echo, prompt tokens x n x (logprobs + 1) must be at most {MAX_PROMPT_LOGPROBS}, "
             f"not {num_logprobs}",
             param="logprobs",
+        )
+
+
+def _check_logprobs(limits: list[int], n: int, num_top: int, param: str) -> None:
+    """limits: the most new tokens of each prompt."""
+    num_logprobs = sum(limits) * n * (num_top + 1)
+    if num_logprobs > MAX_LOGPROBS:
+        raise InvalidParameter(
+            f"{param}: prompts x n x max_tokens x ({param} + 1) must be at most {MAX_LOGPROBS}, not {num_logprobs}; "
+            "lower max_tokens, which in a chat is the rest of the context unless given",
+            param=param,
         )
 
 

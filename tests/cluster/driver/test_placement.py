@@ -32,12 +32,13 @@ def test_a_cpu_replica_asks_for_cpus_only_so_that_it_lands_where_ranks_land() ->
 
 
 @pytest.mark.parametrize(
-    ("cpus_per_rank", "threads"), [(1, [1, 1]), (4, [4, 4]), (2.5, [2, 2]), (0.5, [1, 1]), (0.1, [1, 1])]
+    ("cpus_per_rank", "threads"),
+    [(1, 1), (4, 4), (2.5, 2), (1.9, 1), (1.95, 1), (0.95, 1), (0.5, 1), (0.1, 1)],
 )
-def test_rank_0_lends_the_replica_a_share_and_keeps_its_threads(cpus_per_rank: float, threads: list[int]) -> None:
+def test_rank_0_lends_the_replica_a_share_and_keeps_its_threads(cpus_per_rank: float, threads: int) -> None:
     bundles = group_bundles(2, "cpu", cpus_per_rank=cpus_per_rank)
     assert sum(bundle["CPU"] for bundle in bundles) == pytest.approx(2 * cpus_per_rank)
-    assert [compute_threads(bundle) for bundle in bundles[1:]] == threads
+    assert [compute_threads(bundles, index) for index in (1, 2)] == [threads, threads]
 
 
 def test_a_cuda_rank_has_a_gpu_and_a_core() -> None:

@@ -17,6 +17,7 @@ from deployments.engine.service import LlamaService
 from llama_core.errors import (
     CheckpointChanged,
     CheckpointError,
+    ConfigError,
     DeadlineExceeded,
     LlamaError,
     PoisonRequest,
@@ -497,6 +498,42 @@ async def test_a_checkpoint_replaced_before_the_ranks_grow_ends_every_stream_at_
         with pytest.raises(CheckpointChanged):
             served.ask([1, 5])
         assert served.groups.bundles_opened == [[1, 2], [1], [1, 2], [1]]
+
+
+async def test_fewer_ranks_that_the_configuration_does_not_allow_fail_the_replica_at_once() -> None:
+    async with with_two_ranks(recovery_timeout_s=60.0) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+
+        def too_large() -> FakeGroup:
+            group = Group(steady)
+            group.start_error = ConfigError("rank 0 needs 9 GB, 5 GB are free")
+            return group
+
+        served.groups.make = too_large
+        served.groups.room = lambda: [1]
+        served.groups.made[0].fail()
+        with pytest.raises(LlamaError, match=r"1 of 2 ranks cannot serve: rank 0 needs 9 GB, 5 GB are free"):
+            async with asyncio.timeout(5):
+                await read(stream)
+        assert not served.service.live() and len(served.groups.made) == 2
+
+
+async def test_a_configuration_error_of_as_many_ranks_as_before_is_tried_again() -> None:
+    """Free memory may be short until the processes of a failed group are gone."""
+    async with with_two_ranks() as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+
+        def short_of_memory() -> FakeGroup:
+            group = Group(steady)
+            group.start_error = ConfigError("5 GB are free") if len(served.groups.made) == 1 else None
+            return group
+
+        served.groups.make = short_of_memory
+        served.groups.made[0].fail()
+        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+        assert len(served.groups.made) == 3
 
 
 async def test_the_largest_number_of_ranks_that_the_model_can_be_split_over_is_used() -> None:

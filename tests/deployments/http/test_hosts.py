@@ -2,6 +2,7 @@
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from deployments.api_keys import ApiKeys, digests_of
 from deployments.args import ServerArgs
@@ -38,7 +39,22 @@ async def test_addresses_and_localhost_are_allowed(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "", "[evil]", "1.2.3"],
+    [
+        "evil.example",
+        "evil.example:8000",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "",
+        ".",
+        ":8000",
+        "[evil]",
+        "[::1].evil.example",
+        "[::1]evil.example:8000",
+        "[::1]:8000.evil.example",
+        "localhost:8000.evil.example",
+        "127.0.0.1:evil",
+        "1.2.3",
+    ],
 )
 async def test_a_name_that_is_not_configured_is_403_on_every_route(host: str) -> None:
     engine = FakeEngine()
@@ -85,3 +101,15 @@ def test_names_are_a_list_or_separated_by_commas(monkeypatch: pytest.MonkeyPatch
     assert ServerArgs.model_validate({"allowed_hosts": ["a", "b"]}).allowed_hosts == ("a", "b")
     monkeypatch.setenv("LLAMA_ALLOWED_HOSTS", "llama.example, box")
     assert ServerArgs().allowed_hosts == ("llama.example", "box")
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "*", "http://box", "box:8000", "a b", "box,"])
+def test_a_blank_or_malformed_allowed_host_stops_the_start(name: str) -> None:
+    with pytest.raises(ValidationError, match="allowed_hosts") as caught:
+        ServerArgs.model_validate({"allowed_hosts": ["box", name]})
+    assert "a plain host name without scheme or port" in str(caught.value)
+
+
+def test_plain_names_and_addresses_are_allowed_hosts() -> None:
+    names = ("llama.example", "box_1", "BOX.", "10.1.2.3", "xn--bcher-kva.example")
+    assert ServerArgs.model_validate({"allowed_hosts": names}).allowed_hosts == names

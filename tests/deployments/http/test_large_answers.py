@@ -6,20 +6,24 @@ import gc
 import json
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from deployments.engine.metrics import Metrics
-from deployments.http.app import build_http_app
+from deployments.http import plan
+from deployments.http.app import HttpLimits, build_http_app
 from deployments.http.logprobs import SLICE_ENTRIES, CompletionLogprobs
 from deployments.http.slices import run_in_slices
+from deployments.http.whole_answer import PIECE_BYTES
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, sse
 
 MOST_CPU_S = 0.1  # between two turns of any other task: 10 ms on a quiet machine, and room for a busy one
 MAX_PROMPT_LOGPROBS = 262_144  # that docs/http.md states
 N = 128
+REPOSITORY = Path(__file__).parents[3]
 LONGEST_PROMPT = [5 + i for i in range(MAX_PROMPT_LOGPROBS // (N * 21))]
 
 
@@ -92,6 +96,93 @@ async def test_more_log_probabilities_of_prompts_than_the_limit_are_400(prompt: 
         assert str(MAX_PROMPT_LOGPROBS) in error["message"]
         assert not engine.streams
         assert (await asking.post("/v1/completions", json=body)).status_code == 200  # without echo
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "body"),
+    [
+        ("completions", "logprobs", {"prompt": "x", "n": N, "max_tokens": 253}),
+        ("completions", "logprobs", {"prompt": ["x"] * N, "max_tokens": 253}),
+        ("chat/completions", "top_logprobs", {"n": N, "logprobs": True}),
+    ],
+    ids=["choices", "prompts", "a chat that may fill the context"],
+)
+async def test_more_log_probabilities_of_generated_tokens_than_the_limit_are_400_before_any_is_generated(
+    monkeypatch: pytest.MonkeyPatch, path: str, param: str, body: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(plan, "MAX_LOGPROBS", 2**15)
+    engine = FakeEngine("Yes.")
+    body = body | ({"messages": [{"role": "user", "content": "x"}]} if path.startswith("chat") else {}) | {param: 20}
+    async with client(engine) as asking:
+        answer = await asking.post(f"/v1/{path}", json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", param)
+        assert "32768" in error["message"] and "max_tokens" in error["message"]
+        assert not engine.streams
+        assert (await asking.post(f"/v1/{path}", json=body | {"max_tokens": 12})).status_code == 200
+        assert (
+            await asking.post(f"/v1/{path}", json=body | {"top_logprobs": None, "logprobs": None})
+        ).status_code == 200
+
+
+def test_a_batch_of_128_whole_contexts_of_llama_2_is_over_the_limit_and_one_is_not() -> None:
+    assert 4096 * 21 * 8 <= plan.MAX_LOGPROBS < 128 * 4095 * 21
+    assert f"{plan.MAX_LOGPROBS:,}" in (REPOSITORY / "docs" / "http.md").read_text()
+
+
+class Stalled:
+    """A client that sends a request and then reads only the first `num_pieces` pieces of its answer."""
+
+    def __init__(self, body: dict[str, Any], num_pieces: int) -> None:
+        self._body, self._left = json.dumps(body).encode(), num_pieces
+        self._sent = False
+        self.pieces: list[bytes] = []
+        self.was_completed = False
+
+    async def receive(self) -> dict[str, Any]:
+        if self._sent:
+            await asyncio.Event().wait()
+        self._sent = True
+        return {"type": "http.request", "body": self._body, "more_body": False}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.body":
+            if not self._left:
+                await asyncio.Event().wait()
+            self._left -= 1
+            self.pieces.append(message["body"])
+            self.was_completed = not message.get("more_body")
+
+    async def ask(self, app: Any) -> None:
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+        await app(scope, self.receive, self.send)
+
+
+LARGE = {"prompt": "x", "n": 50, "max_tokens": 100, "logprobs": 20, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("num_pieces", [0, 2])
+async def test_a_client_that_does_not_read_its_whole_answer_is_cut_off(
+    num_pieces: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics(in_ray=False)
+    stalled = Stalled(LARGE, num_pieces)
+    async with asyncio.timeout(20):
+        await stalled.ask(build_http_app(FakeEngine(), metrics, HttpLimits(send_timeout_s=0.1)))
+    assert not stalled.was_completed
+    assert "a client did not read its answer for 0.1 s" in caplog.text
+    assert 'requests_total{outcome="cancelled",path="/v1/completions"} 1.0' in metrics.render().decode()
+    assert max(map(len, stalled.pieces), default=0) <= PIECE_BYTES
+
+
+async def test_a_whole_answer_in_pieces_is_the_answer() -> None:
+    metrics = Metrics(in_ray=False)
+    reading = Stalled(LARGE, 10_000)
+    await reading.ask(build_http_app(FakeEngine(), metrics))
+    assert len(reading.pieces) > 5 and reading.was_completed
+    assert len(json.loads(b"".join(reading.pieces))["choices"]) == 50
+    assert 'requests_total{outcome="ok",path="/v1/completions"} 1.0' in metrics.render().decode()
 
 
 async def test_the_log_probabilities_of_a_prompt_are_written_once_for_all_choices(
