@@ -1,7 +1,7 @@
-"""`python -m tests` runs every test and the linters in lanes, as `make test` does, and says how long each lane took.
+"""`python -m tests` runs every test and the linters in lanes, as `make test` does, and reports each lane's time.
 
-The tests of ranks run alone, because they pin cores and bound times. Then three lanes run at a time: one that computes
-beside two that mostly wait for servers to start, fail and recover. A lane prints one line when it ends, and all of its
+The tests of ranks run alone, because they pin cores and bound times. Then three lanes run at a time: one that computes,
+and two that mostly wait for servers to start, fail and recover. A lane prints one line when it ends, and all of its
 output if it failed. The last line counts all tests. The exit status is 1 if a lane failed.
 Further arguments go to every pytest.
 """
@@ -55,12 +55,12 @@ ENDING = re.compile(
     r"^=*\s*(\d+ (?:passed|failed|error|skipped|deselected|no tests ran).* in [\d.]+s.*?)\s*=*$", re.MULTILINE
 )
 COUNT = re.compile(r"(\d+) (failed|passed|skipped|xfailed|errors?)")
-LET_END_S = 120.0  # for what a lane has started, after Ctrl-C
+LET_END_S = 120.0  # for a lane's processes to end after Ctrl-C
 
 
 @dataclass(slots=True)
 class Lane:
-    """Commands that run one after the other, and what they said."""
+    """Commands that run one after the other, and their output."""
 
     name: str
     commands: Sequence[Sequence[str]]
@@ -95,7 +95,7 @@ class Lane:
         self.seconds = time.monotonic() - began
 
     def interrupt(self) -> None:
-        """As Ctrl-C does, so that fixtures end the servers that they started."""
+        """Send SIGINT, as Ctrl-C does, so that fixtures end their servers."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             try:
@@ -132,7 +132,7 @@ def commands(extra: Sequence[str]) -> Mapping[str, Sequence[Sequence[str]]]:
 
 
 def run_lanes(computing: Sequence[Lane], waiting: Sequence[Lane], stopping: threading.Event, at_once: int) -> None:
-    """Run all lanes, `at_once` at a time; of those that compute one at a time."""
+    """Run all lanes, `at_once` at a time, but only one computing lane at a time."""
     first, others, lock = deque(computing), deque(waiting), threading.Lock()
 
     def work(queues: Sequence[deque[Lane]]) -> None:

@@ -1,4 +1,4 @@
-"""The documents and the shipped files name what the code has."""
+"""Documents and shipped files agree with the code: arguments, routes, metrics, files, links."""
 
 import ast
 import inspect
@@ -20,13 +20,13 @@ from llama_core.generation import Llama
 from tests.support.scripted_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]
-RENAMES = ROOT / "docs" / "renames.md"  # names what is no more
+RENAMES = ROOT / "docs" / "renames.md"  # has names that no longer exist
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path != RENAMES)
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *PAGES]
 
 
 def written(default: object) -> str:
-    """A default as YAML has it; nothing for None."""
+    """A default in YAML; empty for None."""
     return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 

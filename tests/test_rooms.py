@@ -38,7 +38,7 @@ REPLICA = (
     *PURE,
 )
 ROOMS: Mapping[str, tuple[str, ...]] = {
-    # What every process loads: no tensors.
+    # Loaded by every process: no tensors.
     "llama_core": ("llama_core.generation",),  # `Llama`, imported on first use
     "llama_core.errors": (),
     "llama_core.host_memory": ("llama_core.errors",),
@@ -47,7 +47,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.config": BASE,
     "llama_core.text": BASE,
     "llama_core.scheduling": (*BASE, "llama_core.config"),
-    # What a rank loads.
+    # Loaded by ranks.
     "llama_core.checkpoint.loader": BASE,
     "llama_core.checkpoint.meta_weights": BASE,
     "llama_core.checkpoint.meta": (*BASE, "llama_core.checkpoint.meta_weights"),  # imported when weights are opened
@@ -57,7 +57,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.execution.native": MODEL,
     "llama_core.execution.verify_files": MODEL,
     "llama_core.execution.runner": (*MODEL, *BACKENDS, "llama_core.execution.verify_files"),
-    # What uses the core in one process.
+    # Users of the core in one process.
     "llama_core.results": PURE,
     "llama_core.reshard": (*MODEL, "llama_core.checkpoint.meta"),
     "llama_core.generation": (*CORE, "llama_core.results"),
@@ -96,7 +96,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "cli": (*REPLICA, "deployments.local", "deployments.app", "deployments.http"),
     "deployments.up": ("deployments", "deployments.local", "cli"),
 }
-# The modules of these folders have a row each: they lie at different heights.
+# Each module of these folders has a row of its own, because their positions in the order differ.
 ONLY_THEIR_INIT = ("llama_core", "deployments")
 # Libraries that a room never loads: not even through another library, when each of its modules is imported.
 HTTP = ("fastapi", "starlette", "pydantic")
@@ -128,7 +128,7 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "driver and wire": (("cluster.driver", "cluster.wire"), ("torch", "fairscale", "fastapi")),
     "replica": (("deployments", "cli"), ("torch", "fairscale")),
 }
-# Libraries that no file of a package names in an import, whatever else loads them.
+# Libraries that no file of a package imports directly.
 NEVER_IMPORTED: Mapping[str, tuple[str, ...]] = {"llama_core": ("ray", "msgspec", *HTTP), "cluster": HTTP}
 # Modules that only a machine with a GPU, or a command, can import.
 NOT_IMPORTED_HERE = ("__main__", "kernels")
@@ -211,7 +211,7 @@ def test_tarjans_algorithm_finds_a_circle() -> None:
 
 
 def test_no_circle_of_modules() -> None:
-    # `llama_core` imports `Llama` on first use, which is how a caller reaches it; nothing in the package goes through it.
+    # `llama_core` imports `Llama` on first use, for callers; no module of the package uses that import.
     graph = {name: targets - {"llama_core"} for name, targets in import_graph().items()}
     assert circles(graph) == []
 

@@ -1,4 +1,4 @@
-"""The claims of SECURITY.md that the code and the shipped files can show."""
+"""The claims of SECURITY.md that can be checked in the code and the shipped files."""
 
 import ast
 import importlib.metadata
@@ -14,7 +14,7 @@ PRODUCT = [
     path for package in ("llama_core", "cluster", "deployments") for path in sorted((ROOT / package).rglob("*.py"))
 ]
 UNPICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-# Collectives of torch that pickle what they carry.
+# Collectives of torch that pickle their objects.
 OBJECT_COLLECTIVES = {f"{verb}_object{end}" for verb in ("all_gather", "gather", "broadcast", "scatter", "send", "recv")
                       for end in ("", "_list")}  # fmt: skip
 SHIPPED = [

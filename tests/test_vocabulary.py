@@ -1,4 +1,4 @@
-"""Retired words stay retired: code and documents use the field's terms. The list is tests/data/retired_words.txt."""
+"""Code and documents use the field's terms instead of retired words. The list is tests/data/retired_words.txt."""
 
 import io
 import re

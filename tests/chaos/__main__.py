@@ -64,7 +64,7 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
             await ready(server)
             after, settled_by = footprint(server), time.monotonic() + options.settle
             while leaks(before, after, num_ranks(options)) and time.monotonic() < settled_by:
-                await asyncio.sleep(1.0)  # starting standby processes, and workers that Ray keeps for a while
+                await asyncio.sleep(1.0)  # standby processes start, and Ray keeps idle workers for a while
                 after = footprint(server)
             if options.log:
                 options.log.write_text(server.output())
@@ -77,7 +77,10 @@ async def strike(server: Server, directory: Path, draw: random.Random, options: 
         await asyncio.sleep(draw.uniform(0.0, options.pause))
         kind: Kind = draw.choice(options.kinds)
         rank, phase = draw.randrange(options.ranks), draw.choice(PHASES)
-        if kind == "partition" and phase in ("load", "rendezvous"):  # a rank that hangs there has start_timeout_s
+        if kind == "partition" and phase in (
+            "load",
+            "rendezvous",
+        ):  # only start_timeout_s bounds a hang in these phases
             phase = "decode"
         if kind in ("raise", "memory"):
             # Repeated exceptions in one prefill, without progress between them, look like a request that crashes its ranks.
@@ -85,7 +88,7 @@ async def strike(server: Server, directory: Path, draw: random.Random, options: 
             await asyncio.sleep(1.0)
         pending = order(directory, rank, kind, phase)
         if phase in ("load", "rendezvous"):
-            # The next group's ranks suffer it, so this group is ended, unless it is ending already.
+            # The fault strikes the next group's ranks, so end this group unless it is ending already.
             await ready(server)
             faults.append(Fault("kill", kill_a_rank(server, draw), "any", time.time()))
         elif draw.random() < 0.2:
@@ -106,7 +109,7 @@ async def happened(done: Path) -> float:
             return float(done.read_text())  # noqa: ASYNC240 (a few bytes)
         except (FileNotFoundError, ValueError):
             await asyncio.sleep(0.01)
-    raise TimeoutError(f"nobody came to take {done.name}")
+    raise TimeoutError(f"no rank took {done.name}")
 
 
 def report(
@@ -160,7 +163,7 @@ def report(
 
 
 def num_ranks(options: argparse.Namespace) -> int:
-    """With spares."""
+    """Ranks, standby processes included."""
     return int(options.ranks * (2 if options.spares else 1))
 
 
@@ -175,18 +178,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between faults at most")
-    parser.add_argument(
-        "--settle", type=float, default=60.0, help="seconds for memory and threads to be what they were"
-    )
+    parser.add_argument("--settle", type=float, default=60.0, help="seconds for memory and threads to settle")
     parser.add_argument("--step-timeout", type=float, default=3.0)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--spares", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument(
-        "--timed", action=argparse.BooleanOptionalAction, default=True, help="fail where one is seen late"
+        "--timed", action=argparse.BooleanOptionalAction, default=True, help="fail where a fault is detected late"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--log", type=Path, help="the server's output goes there")
+    parser.add_argument("--log", type=Path, help="file for the server's output")
     options = parser.parse_args(arguments)
     result = asyncio.run(main_async(options))
     text = json.dumps(result, indent=2)

@@ -18,7 +18,7 @@ READY_TIMEOUT_S = 120.0
 
 
 def kill_a_rank(server: Server, draw: random.Random) -> int:
-    """Kill a serving rank, whatever it does. Returns its number."""
+    """Kill a serving rank in any phase. Returns its number."""
     ranks: list[dict[str, Any]] = []
     while not ranks:
         ranks = server.get("/props")[1].get("ranks", [])
@@ -43,11 +43,11 @@ async def ready(server: Server) -> None:
         if (await asyncio.to_thread(server.get, "/ready"))[0] == 200:
             return
         await asyncio.sleep(0.05)
-    raise TimeoutError("the server does not come back:\n" + server.output()[-3000:])
+    raise TimeoutError("the server does not recover:\n" + server.output()[-3000:])
 
 
 def _field(name: str, status: str) -> int:
-    """A number of /proc/PID/status: of threads, or of kilobytes. Raises ValueError where it is missing, as of a zombie."""
+    """A number of /proc/PID/status: threads, or kilobytes. Raises ValueError where it is missing, as for a zombie."""
     found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
     if found is None:
         raise ValueError(name)

@@ -158,7 +158,7 @@ class Streams:
             self.num_answers += 1
             self.times.append(heard.times)
             if heard.error is not None or not heard.done:
-                self.lost.append(f"{ask.kind}: {heard.error or 'ended without a word'}")
+                self.lost.append(f"{ask.kind}: {heard.error or 'ended without an error'}")
                 await asyncio.sleep(0.2)
             elif heard.content != expected.content:
                 self.differing.append(f"{ask.kind}: {heard.content!r:.400} instead of {expected.content!r:.400}")

@@ -21,7 +21,7 @@ from tests.chaos.load import Streams, asks
 from tests.support.server import Server, served
 
 STILL_COMING_S = 0.2
-SETTLE_S = 25.0  # standby ranks start 5 s after ranks serve; lost ones are replaced within half a minute
+SETTLE_S = 25.0  # standby processes start 5 s after ranks serve; lost ones are replaced within half a minute
 
 
 async def main_async(options: argparse.Namespace) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def report(
 ) -> dict[str, Any]:
     seen = samples[1:] or samples or [after]
     footprints = {name: trend([sample.get(name, 0.0) for sample in seen]) for name in after}
-    # The first recoveries start thread pools and keep memory; that is no growth yet.
+    # The first recoveries start thread pools and keep memory, which does not count as growth.
     before = {name: of_it["first"] for name, of_it in footprints.items()}
     return {
         "command": "python -m tests.chaos.soak " + " ".join(sys.argv[1:]),
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--log", type=Path, help="the server's output goes there")
+    parser.add_argument("--log", type=Path, help="file for the server's output")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that `served` ends the server
     result = asyncio.run(main_async(options))

@@ -1,1 +1,1 @@
-"""Made-up input for every part that reads what others send: `python -m tests.fuzz`. Nothing may crash, hang, leak or lie."""
+"""Generated input for every part that reads untrusted data: `python -m tests.fuzz`. None may crash, hang, leak or answer wrongly."""

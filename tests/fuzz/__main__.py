@@ -30,11 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--cases", type=int, help=f"of each part; else {', '.join(f'{n} {p}' for p, (_, n) in PARTS.items())}"
     )
     parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same cases")
-    parser.add_argument(
-        "--json", type=Path, help="where the report goes; parts that did not run stay as they are there"
-    )
+    parser.add_argument("--json", type=Path, help="file of the report; its entries of parts that did not run stay")
     options = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)  # the inputs provoke log lines
+    logging.disable(logging.CRITICAL)  # the inputs cause thousands of log lines
     ran: dict[str, dict[str, Any]] = {}
     for part in options.parts:
         run, cases = PARTS[part]

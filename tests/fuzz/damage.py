@@ -42,7 +42,7 @@ def damaged(content: bytes, draw: Random, begin: int = 0, end: int | None = None
 
 
 class Archive:
-    """A parsed shard: where its pickle lies, and the parts needed to write it again."""
+    """A parsed shard: the place of its pickle, and the parts needed to write the shard again."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -82,7 +82,7 @@ def damage_checkpoint(archive: Archive, draw: Random) -> tuple[bytes, bool]:
 
 
 class _Calls:
-    """An object whose pickle calls a function where it is loaded."""
+    """An object whose pickle calls a function when it is loaded."""
 
     def __init__(self, function: object, arguments: tuple[object, ...]) -> None:
         self._what = (function, arguments)

@@ -53,7 +53,7 @@ def load_checkpoint(directory: Path, vocab_size: int) -> str:
 
 
 def use_tokenizer(directory: Path) -> None:
-    """Load a tokenizer, encode and decode with it: a tokenizer that loads must also work."""
+    """Load a tokenizer, then encode and decode with it: a tokenizer that loads must also work."""
     tokenizer = load_tokenizer(directory / "tokenizer.model")
     for text in _TEXTS:
         ids = tokenizer.encode(text, bos=True, eos=False)
@@ -76,7 +76,7 @@ def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undam
     except LlamaError as error:
         expected = (TokenizerError,) if kind == "tokenizer" else (CheckpointError, ConfigError)
         if not isinstance(error, expected):
-            return type(error).__name__, f"{type(error).__name__} is not for files: {error.message[:300]}"
+            return type(error).__name__, f"{type(error).__name__} is no error about files: {error.message[:300]}"
         if len(error.message) > 2000:
             return type(error).__name__, f"a message of {len(error.message)} characters: {error.message[:300]}"
         if str(directory) not in error.message and error.param is None:

@@ -19,7 +19,7 @@ _DROPPED = {"connection", "content-length", "host", "user-agent", "accept", "acc
 
 
 def covering(document: dict[str, Any]) -> Iterator[Message]:
-    """Every boundary of every field of every route, one at a time, valid and invalid."""
+    """Requests with every boundary value of every field of every route, one at a time, valid and invalid."""
     schema = schemathesis.openapi.from_dict(document)
     for found in schema.get_all_operations():
         operation = found.ok()  # type: ignore[union-attr]

@@ -158,7 +158,7 @@ def _damaged(draw: Random, data: bytes) -> bytes:
 
 
 def _bytes(draw: Random) -> bytes:
-    """Bytes that are nearly a message, are none, or are nested very deeply."""
+    """Bytes that resemble a message, random bytes, or deeply nested ones."""
     kind = draw.randrange(5)
     if kind < 2:
         return _damaged(draw, frame(_step(draw, EPOCH, 1))[4:])
@@ -172,7 +172,7 @@ def _bytes(draw: Random) -> bytes:
 
 
 def _stream(draw: Random) -> bytes:
-    """Bytes for a rank to read: steps of its own and of other epochs, some damaged, and an end."""
+    """Bytes for a rank to read: steps of its own epoch and of others, some damaged, and an end."""
     data = b""
     for step in range(draw.randint(0, 4)):
         whole = frame(_step(draw, draw.choice((EPOCH,) * 8 + (EPOCH - 1, EPOCH + 1)), step))

@@ -26,7 +26,7 @@ from tests.fuzz.virtual_loop import VirtualLoop
 
 EPOCH = 3
 STEP_TIMEOUT_S = 1.0
-SECOND_SIGN_S = 0.25  # slightly longer than the fan-out waits for a better explanation
+SECOND_SIGN_S = 0.25  # slightly longer than the fan-out waits after an uncertain sign of failure
 
 
 class Wire(asyncio.Transport):
@@ -57,7 +57,7 @@ class Wire(asyncio.Transport):
 
 @dataclass
 class Rank:
-    """A rank as the test plays it: the steps that it still has to answer, and the bytes that are in flight."""
+    """A rank that the test simulates: its unanswered steps, and its bytes in flight."""
 
     connection: RankConnection
     wire: Wire
@@ -65,7 +65,7 @@ class Rank:
     owed: list[StepInput] = field(default_factory=list)
     last: Answer | Ack | None = None
     on_its_way: bytearray = field(default_factory=bytearray)
-    fatal_in: int | None = None  # bytes that must arrive until this rank certainly fails
+    fatal_in: int | None = None  # bytes after whose arrival this rank certainly fails
     is_tampered: bool = False  # its bytes have no defined meaning
     num_answered: int = 0  # correct answers that were sent
     ends: list[int] = field(default_factory=list)  # for each of these, the bytes that must still arrive
@@ -73,7 +73,7 @@ class Rank:
 
 @dataclass
 class Sent:
-    """A step as it was submitted."""
+    """A submitted step."""
 
     batch: StepInput
     result: "asyncio.Future[StepOutput]"
@@ -116,10 +116,10 @@ class GroupBench:
         return connection, wire
 
     def _on_overdue(self, silent: list[int], waited_s: float) -> None:
-        """As `RankGroup` does: some rank is named as failed, sooner or later."""
+        """Names a rank as failed, as `RankGroup` does, at once or later."""
         self.overdue.append(silent)
-        assert silent, "overdue, but nobody is silent"
-        assert waited_s <= STEP_TIMEOUT_S, "nobody has longer than that"
+        assert silent, "a step is overdue, but every rank has answered"
+        assert waited_s <= STEP_TIMEOUT_S, "no deadline is longer"
         self.is_provoked = True
         self.fan_out.note_failure_sign(silent[0], "hangs")
 
@@ -139,7 +139,7 @@ class GroupBench:
         for rank in self.ranks:
             received = [decode_step(payload) for payload in rank.deframer.feed(bytes(rank.wire.sent))]
             rank.wire.sent.clear()
-            assert rank.wire.is_closed or received == [batch], "every rank gets every step, as it is"
+            assert rank.wire.is_closed or received == [batch], "every rank gets every step unchanged"
             rank.owed += received
 
     def answer(self, index: int) -> None:
@@ -157,7 +157,7 @@ class GroupBench:
         return Answer(StepOutput(EPOCH, batch.step, tokens)) if index == 0 else Ack(EPOCH, batch.step, index)
 
     def say(self, index: int, data: bytes, *, is_fatal: bool) -> None:
-        """Send other bytes: they certainly fail this rank, or have no defined meaning."""
+        """Send bytes that certainly fail this rank, or that have no defined meaning."""
         rank = self.ranks[index]
         rank.on_its_way += data
         self.is_provoked = True
@@ -178,7 +178,7 @@ class GroupBench:
             "earlier step": _reply(index, EPOCH, step - 1, num_samples),
             "twice": rank.last,
             "as another rank": Ack(EPOCH, step, index + 1),
-            # A later step may have this number by then.
+            # A later step may have this number when the bytes arrive.
             "a token too many": Answer(StepOutput(EPOCH, step, [0] * (num_samples + 1))) if rank.owed else None,
             "its last words": Fault(EPOCH, index, "ValueError", "no such slot", False),
             "the last words of many": Fault(EPOCH, index, "RuntimeError", "gloo: closed", True),
@@ -250,14 +250,14 @@ class GroupBench:
     def check(self) -> None:
         assert not self.loop.errors, f"a callback raised: {self.loop.errors}"
         failure = self.fan_out.failure
-        assert len(self.failures) == (failure is not None), "a failure is told once"
+        assert len(self.failures) == (failure is not None), "a failure is reported once"
         if failure is None:
-            assert self.must_fail_by is None or self.loop.time() <= self.must_fail_by, "what had to fail did not"
+            assert self.must_fail_by is None or self.loop.time() <= self.must_fail_by, "the group did not fail"
             self._check_deadline()
         else:
-            assert self.is_provoked, f"nothing was wrong: {failure}"
+            assert self.is_provoked, f"a failure without a cause: {failure}"
             assert self.failures[0] is failure
-            assert all(sent.result.done() for sent in self.steps), "a step of a failed group is waited for for ever"
+            assert all(sent.result.done() for sent in self.steps), "a step of a failed group has no result"
             assert all(rank.wire.is_closed for rank in self.ranks), "a failed group keeps a connection"
             assert not self.fan_out.num_in_flight
         for number, sent in enumerate(self.steps):
@@ -268,7 +268,7 @@ class GroupBench:
         if not result.done():
             first = self.ranks[0]
             complete = first.num_answered - sum(end > 0 for end in first.ends)
-            assert first.is_tampered or number >= complete, "an answer came, and nobody was told"
+            assert first.is_tampered or number >= complete, "an answer arrived, but its step has no result"
         elif result.cancelled():
             assert sent.is_cancelled
         elif (error := result.exception()) is not None:
@@ -282,7 +282,9 @@ class GroupBench:
     def _check_deadline(self) -> None:
         """A group that has not failed has no step whose answer is overdue by a second."""
         if self.fan_out.num_in_flight:
-            assert self.loop.time() - self.fan_out._oldest_since <= STEP_TIMEOUT_S + 1e-6, "nobody noticed the silence"
+            assert self.loop.time() - self.fan_out._oldest_since <= STEP_TIMEOUT_S + 1e-6, (
+                "no failure at the step deadline"
+            )
 
     def end(self) -> None:
         """At the end every step has a result and no timer is left."""
@@ -315,5 +317,5 @@ def read_as_everything(payload: bytes) -> str:
 
 def refused(error: WireError) -> str:
     """The refusal is short and does not repeat the input."""
-    assert len(str(error)) < 1000, "an error repeats what came"
+    assert len(str(error)) < 1000, "an error repeats its input"
     return "refused"

@@ -30,7 +30,7 @@ _SETTLE_S = 10.0
 
 
 class Watched(Protocol):
-    """The fuzzed server: how to reach it, and its state, which must not change."""
+    """The fuzzed server: its client, and its state, which must not change."""
 
     client: httpx.AsyncClient
 
@@ -86,7 +86,7 @@ def judge(message: Message, answer: httpx.Response) -> str | None:
     if status >= 500 and not (status == 504 and message.has(TIMEOUT_HEADER.encode())):
         return f"status {status}"
     if status not in REFUSALS | {504}:
-        return f"status {status} is not one that is documented"
+        return f"status {status} is not documented"
     if leak := next((leak for leak in LEAKS if leak in text), None):
         return f"{leak!r} in an error"
     if len(answer.content) > MOST_ERROR_BYTES:
@@ -143,7 +143,7 @@ async def _send_each(client: httpx.AsyncClient, messages: Iterator[Message], out
             request = client.build_request(message.method, url, content=content, headers=list(message.headers))
             answer = await client.send(request)
         except (httpx.LocalProtocolError, h11.LocalProtocolError):
-            outcome.case("no HTTP")  # the client refuses to write it
+            outcome.case("no HTTP")  # the client cannot send it
             continue
         except Exception as error:  # the application's own, when it runs in this process
             outcome.case(type(error).__name__)
@@ -208,7 +208,7 @@ async def fuzz_in_process(cases: int, seed: int) -> Outcome:
 
 
 async def fuzz_server(server: Server, cases: int, seed: int, outcome: Outcome) -> None:
-    """A second process generates the messages: that takes as long as sending them."""
+    """Generates the messages in a second process, because that takes as long as sending them."""
     watched = OverHttp(server)
     context = get_context("spawn")
     queue: Queue[list[Message] | None] = context.Queue(maxsize=4)

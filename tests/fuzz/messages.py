@@ -14,7 +14,7 @@ from deployments.http.schemas import CHAT_NEUTRAL, ChatBody, CompletionBody, Det
 MARK = "ECHO-OF-THE-INPUT"  # in generated texts; no error may repeat it
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GENERATION = (CHAT, COMPLETIONS)
-MOST_NEW_TOKENS = 2  # of a request that happens to be valid: it must not take long
+MOST_NEW_TOKENS = 2  # of a request that happens to be valid, which must be short
 _MOST_BYTES_PARSED = 100_000
 _BATCH = 500  # requests of one run of hypothesis, which keeps all of its examples
 _CROSSINGS = 2  # crossings of two requests for each request from hypothesis: a crossing takes a tenth of the time
@@ -99,7 +99,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-# JSON that no library writes, as text in the place of a value.
+# JSON text that no library writes, in place of a value.
 _raw_values = st.sampled_from(
     ["NaN", "-Infinity", "1e999", "-1e99999", "9" * 5000, "0." + "1" * 3000, "01", "+1", "0x10", "1e", "'x'", "undefined",
      '"\\ud800"', '"\\u0000"', '"\x01"', '"\\x"', "[1,]", '{"a":1,}', "[" * 3000, '{"a":' * 3000, "[" * 900 + "]" * 900,

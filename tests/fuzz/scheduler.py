@@ -1,4 +1,4 @@
-"""Random operations on a scheduler, a million in minutes; all rules are checked after each."""
+"""Random operations on a scheduler; all rules are checked after each."""
 
 from collections.abc import Callable
 from random import Random
@@ -47,7 +47,7 @@ def _in_one_world(seed: int, operations: int, outcome: Outcome) -> tuple[Bench, 
     try:
         bench.drain()
     except Exception as error:
-        return bench, f"in the end: {type(error).__name__}: {error}"
+        return bench, f"at the end: {type(error).__name__}: {error}"
     return bench, None
 
 
@@ -80,7 +80,7 @@ def commit(bench: Bench, draw: Random) -> None:
 
 
 def step(bench: Bench, draw: Random) -> None:
-    """As the engine loop does."""
+    """One round of the engine loop."""
     while bench.schedule():
         pass
     bench.commit(sends_first=True)

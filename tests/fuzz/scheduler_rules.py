@@ -1,6 +1,6 @@
 """Operations on a scheduler, in any order, and the rules that hold after each: used by the fuzz command and by its tests.
 
-The ranks are fakes that define every token by those before it, so a sequence's text is known before it is made.
+The ranks are fakes that define every token by those before it, so a sequence's text is known in advance.
 """
 
 from collections import Counter, deque
@@ -29,7 +29,7 @@ class World:
 
     num_blocks: int = 12
     slots: int = 3
-    extra_tokens: int = 6  # of a step, beside one a slot
+    extra_tokens: int = 6  # of a step, in addition to one for each slot
     depth: int = 2
     max_drafts: int = 4
     prefix_caching: bool = True
@@ -54,7 +54,7 @@ class World:
 
 @dataclass(eq=False, slots=True)
 class Heard:
-    """What a client knows of a sequence: the tokens delivered so far, and all the tokens expected."""
+    """A client's view of a sequence: the tokens delivered so far, and all expected tokens."""
 
     seq: Sequence
     expected: list[int]
@@ -111,7 +111,7 @@ class Bench:
         seed: int = 0,
         oracle: bool = False,
     ) -> list[Sequence]:
-        """A request of `n` choices. None is taken without capacity for all."""
+        """Add a request of `n` choices: all or none."""
         prompt = (PREFIXES[prefix] + own)[: MAX_LENGTH - 1]
         try:
             self.scheduler.check_capacity([len(prompt)] * n, owner)
@@ -137,7 +137,7 @@ class Bench:
         return added
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """As when the client disconnects. A sequence that has ended stays as it was."""
+        """Abort a sequence, as when its client disconnects. A sequence that has ended does not change."""
         was = seq.finish_reason
         self.scheduler.finish(seq, reason)
         assert seq.finish_reason is (was or reason)
@@ -151,15 +151,15 @@ class Bench:
             return False
         config = self.scheduler.config
         assert 0 < batch.num_tokens <= config.max_step_tokens, "a step over its limit of tokens"
-        assert batch.num_samples <= config.max_batch_size + config.max_drafts, "a step over its limit of draws"
+        assert batch.num_samples <= config.max_batch_size + config.max_drafts, "a step over its limit of samples"
         assert batch.epoch == self.scheduler.epoch
         assert all(0 <= row.slot < config.max_batch_size and row.length > 0 for row in batch.rows)
         self.in_flight.append((batch, self.ranks.step(batch)))
         return True
 
     def commit(self, *, spoilt: int | None = None, stops: bool = False, sends_first: bool = False) -> None:
-        """Commit the oldest output. `spoilt`: the logits of one of its samples are not finite. `stops`: the tokens of the first
-        sequence that gains any complete its stop string, perhaps after the next step has been sent."""
+        """Commit the oldest output. `spoilt`: the logits of one of its samples are not finite. `stops`: the first sequence that
+        gains tokens has reached its stop string, perhaps after the next step has been sent."""
         if not self.in_flight:
             return
         _, output = self.in_flight.popleft()
@@ -201,7 +201,7 @@ class Bench:
         harmful = self.scheduler.restart(self.scheduler.epoch + 1, RankFailure("a rank failed", raised=raises))
         lost = set(before) - set(self.scheduler.live())
         assert lost <= {harmful, earlier_canary}, "a restart lost a sequence"
-        assert set(self.scheduler.live()) - set(before) <= {quarantine.canary}, "a restart made a sequence"
+        assert set(self.scheduler.live()) - set(before) <= {quarantine.canary}, "a restart added a sequence"
         assert not self.scheduler.num_running and not self.scheduler.num_in_flight
         if harmful is not None:
             assert isinstance(harmful.error, PoisonRequest)
@@ -210,7 +210,7 @@ class Bench:
             self.scheduler.use_pool(BlockPool(num_blocks, BLOCK_SIZE))
 
     def limit_prompts(self, num_tokens: int) -> None:
-        """As when the ranks are slow."""
+        """Lower the prompt limit, as for slow ranks."""
         self.scheduler.limit_prompt_tokens(num_tokens)
 
     def drain(self) -> None:
@@ -226,7 +226,7 @@ class Bench:
             assert self.in_flight, "work waits, and no step is in flight"
             self.commit()
         self.check()
-        assert not self.heard and self.scheduler.pool.num_used == 0, "something is left of those that have ended"
+        assert not self.heard and self.scheduler.pool.num_used == 0, "ended sequences left state behind"
 
     # Rules.
 
@@ -239,7 +239,7 @@ class Bench:
         if seq.finish_reason is FinishReason.ERROR:
             heard.is_cut = True
         if not heard.is_cut:
-            assert seq.output == heard.expected, "the text is not the whole one"
+            assert seq.output == heard.expected, "the text is not complete"
             if seq.params.prompt_logprobs:
                 assert [p.logprob for p in seq.prompt_logprobs] == list(range(1, seq.prompt_len))
         assert seq.output == heard.expected[: len(seq.output)]
@@ -248,7 +248,7 @@ class Bench:
         del self.heard[seq]
 
     def _check_refusal(self, n: int, length: int, owner: str, *, is_for_ever: bool) -> None:
-        """The capacity is taken; or some is free, other owners are known, and most waiting sequences are of this owner."""
+        """Refuse only without capacity, or if other owners are known and most waiting sequences are of this owner."""
         most, most_tokens, queue = (
             self.world.max_waiting,
             self.world.max_waiting_tokens,
@@ -259,14 +259,14 @@ class Bench:
         never_fits = most is not None and n > most + self.world.slots
         if most_tokens is not None and n > self.world.slots + 1:
             never_fits = never_fits or (n - self.world.slots) * length > most_tokens
-        assert is_for_ever == never_fits, "a refusal for ever is one that an idle scheduler would give, and no other"
+        assert is_for_ever == never_fits, "a permanent refusal is one that an idle scheduler would give"
         mine = [one for line in queue._classes.values() for one in line.by_owner.get(owner, ())]
         is_full = most is not None and len(queue) + n > most + free
         if most_tokens is not None:
             behind = [*(0 if seq in queue._preempted else seq.length for seq in queue), *[length] * n][free:]
             is_full = is_full or (len(behind) > 1 and sum(behind) > most_tokens)
         others = {one for line in queue._classes.values() for one in line.counters} - {owner}
-        assert never_fits or is_full or (owner and mine and others), "refused, and there is capacity"
+        assert never_fits or is_full or (owner and mine and others), "refused although there is capacity"
 
     def _check_turn(self, queue: WaitingQueue, seq: Sequence) -> None:
         """Preempted sequences come first; then the lowest priority number, the owner with the lowest counter, its oldest
@@ -280,16 +280,16 @@ class Bench:
         assert seq.priority == best, "a sequence of a lower priority number waits"
         counters = queue._classes[best].counters
         assert counters[seq.owner] == min(counters[heard.seq.owner] for heard in mine), (
-            "an owner that was served less waits"
+            "an owner with a lower counter waits"
         )
         oldest = min((heard for heard in mine if heard.seq.owner == seq.owner), key=lambda heard: heard.number)
-        assert seq is oldest.seq, "an older one of the same owner waits"
+        assert seq is oldest.seq, "an older sequence of the same owner waits"
 
     def check(self) -> None:
-        """After every operation."""
+        """The rules that hold after every operation."""
         scheduler = self.scheduler
         pool, live = scheduler.pool, list(scheduler.live())
-        assert len(set(live)) == len(live), "a sequence lives twice"
+        assert len(set(live)) == len(live), "a sequence is live twice"
         assert {seq for seq in live if seq is not scheduler.quarantine.canary} == set(self.heard), "a sequence is lost"
         holders = Counter(block for seq in live for block in seq.blocks)
         counts = [holders[block] for block in range(pool.num_blocks)]
@@ -311,7 +311,7 @@ class Bench:
 
     def _check_keys(self, pool: BlockPool) -> None:
         named = {key: block for block, key in enumerate(pool.prefixes._hash_of) if key is not None}
-        assert named == pool.prefixes._block_of, "keys and blocks disagree"
+        assert named == pool.prefixes._block_of, "prefix hashes and blocks disagree"
 
     def _check_queue(self, queue: WaitingQueue, live: list[Sequence]) -> None:
         counted: dict[Sequence, int] = {}
@@ -326,5 +326,5 @@ class Bench:
         assert len(queue) == len(counted) + len(queue._preempted), "the waiting sequences are miscounted"
         assert held == {owner: num_sequences for owner, (num_sequences, _) in queue._waiting_of.items()}
         assert queue.num_tokens == sum(num_tokens for _, num_tokens in queue._waiting_of.values())
-        assert queue.num_tokens == sum(counted.values()), "the tokens that wait are miscounted"
+        assert queue.num_tokens == sum(counted.values()), "the waiting tokens are miscounted"
         assert all(seq.prompt_len <= num_tokens <= seq.length for seq, num_tokens in counted.items())

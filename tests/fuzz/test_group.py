@@ -112,7 +112,7 @@ def _take_any_epoch(fan: FanOut, rank: int, payload: bytes) -> None:
 
 
 def _serve_on(fan: FanOut, rank: int, cause: str, *, certain: bool = True) -> None:
-    """A group that ignores every failure."""
+    """An injected bug: a group that ignores every failure."""
 
 
 def _forget_one(fan: FanOut, failure: Any) -> None:

@@ -1,4 +1,4 @@
-"""The short form of the fuzz command's HTTP part: the application in this process, over the engine that needs no model."""
+"""The short form of the fuzz command's HTTP part: the application in this process, over an engine without a model."""
 
 import json
 from random import Random
@@ -33,7 +33,7 @@ def _error(**changes: Any) -> dict[str, Any]:
         (500, _error(), "status 500"),
         (504, _error(), "status 504"),
         (503, _error(), "status 503"),
-        (422, {"detail": []}, "not one that is documented"),
+        (422, {"detail": []}, "is not documented"),
         (400, {"detail": "no"}, "without an error object"),
         (400, _error(message=""), "another shape"),
         (400, _error(extra=1), "another shape"),

@@ -116,7 +116,7 @@ def test_ten_thousand_random_operations_break_no_rule() -> None:
     assert outcome.cases == 10_000 and outcome.extra["preemptions"] and outcome.extra["prefix_hit_tokens"]
 
 
-# A rule that never fails shows nothing: each of these faults must be detected.
+# The rules must detect each of these injected faults.
 
 
 def _leak(pool: BlockPool, blocks: Any) -> None:

@@ -16,7 +16,7 @@ class _Selector(selectors.SelectSelector):
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "everything waits, and nothing will ever happen"
+        assert timeout is not None, "every task waits, and no timer is due"
         self.now += max(0.0, timeout)
         return super().select(0)
 

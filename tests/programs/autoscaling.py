@@ -114,7 +114,7 @@ class Client:
         return None
 
     async def props(self) -> tuple[int, ...]:
-        """Pids of the ranks of whichever replica answers; () if none does."""
+        """Pids of the ranks of the replica that answers; () if none does."""
         answer = await self.look("GET", "/props")
         if answer is None or answer.status_code != 200 or answer.json()["phase"] != "ready":
             return ()
@@ -123,7 +123,7 @@ class Client:
         return pids
 
     async def stream(self, max_tokens: int = 120, begun: asyncio.Event | None = None) -> str:
-        """How a streamed completion ended: its finish reason, or what went wrong."""
+        """The end of a streamed completion: its finish reason, or its error."""
         body = PROMPT | {"max_tokens": max_tokens, "stream": True}
         reason, done, count = "no finish reason", False, 0
         try:

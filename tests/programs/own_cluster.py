@@ -1,8 +1,8 @@
 """Run by test_own_cluster.py as a program of its own: a cluster of two nodes from the commands of cluster/deploy.
 
 `start_node.sh` starts the head and a second raylet, `serve deploy` deploys serve_cluster.yaml, then scales and updates it, all
-under streams. Both nodes have one address of the loopback interface, so HAProxy runs on the head only, and ports are free
-ones instead of the files' own. Prints one JSON line of what it saw.
+under streams. Both nodes have one address of the loopback interface, so HAProxy runs on the head only, and free ports replace
+the files' own. Prints its observations as one line of JSON.
 """
 
 import contextlib
@@ -139,7 +139,7 @@ def _listens(port: int) -> bool:
 
 
 class Streams:
-    """Four clients that stream one completion after another, and a count of how each ended."""
+    """Four clients that stream one completion after another, and a count of each kind of end."""
 
     def __init__(self, url: str) -> None:
         self.endings: Counter[str] = Counter()
@@ -164,7 +164,7 @@ class Streams:
 
 
 def _stream(http: httpx.Client) -> str:
-    """How a streamed completion ended: its finish reason, or what went wrong."""
+    """The end of a streamed completion: its finish reason, or its error."""
     body = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True, "stream": True}
     try:
         with http.stream("POST", "/v1/completions", json=body) as response:

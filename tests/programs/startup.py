@@ -31,7 +31,7 @@ BATCHES: dict[str, dict[str, int | None]] = {
 
 
 class Malicious:
-    """An object whose pickle makes a directory where it is loaded."""
+    """An object whose pickle makes a directory when it is loaded."""
 
     def __init__(self, trap: Path) -> None:
         self.trap = trap
@@ -143,7 +143,7 @@ def deploy(directory: Path, port: int, cases: dict[str, int | None]) -> dict[str
                 seen[name] = {"seconds": round(time.monotonic() - began, 2), "message": "\n".join(texts)}
     ended.set()
     watching.join()
-    # No attempt may follow: look for as long as another one would take to begin.
+    # No further attempt may follow, so watch for as long as one would take to begin.
     failed_at = time.monotonic()
     left: list[int] = []
     while time.monotonic() - failed_at < 3:

@@ -1,4 +1,4 @@
-"""`make audit` never reports a failed lookup as a success. A script takes pip-audit's place."""
+"""`make audit` never reports a failed lookup as a success. A script replaces pip-audit."""
 
 import json
 import subprocess

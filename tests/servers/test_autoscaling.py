@@ -28,7 +28,7 @@ def test_a_replica_that_waits_for_room_is_not_ready_and_serves_when_a_node_joins
 def test_while_the_ranks_load_the_server_is_alive_and_every_request_is_503_with_retry_after(
     seen: dict[str, Any],
 ) -> None:
-    assert seen["loading"], "the server was ready too soon: no answer while loading was seen"
+    assert seen["loading"], "the server was ready before it answered while loading"
     for answers in seen["loading"]:
         assert answers["health"] == 200
         status, retry_after_s, phase = answers["ready"]
@@ -75,6 +75,6 @@ def test_a_lost_node_breaks_its_streams_visibly_and_its_replica_is_placed_anew(
 
 def test_a_live_stream_of_a_deleted_application_ends_whole_and_no_process_is_left(seen: dict[str, Any]) -> None:
     assert seen["stream_while_draining"] == "length"
-    assert seen["ready_while_draining"], "the stream ended before the replica had to leave: the test shows nothing"
+    assert seen["ready_while_draining"], "the stream ended before the replica had to leave"
     assert seen["groups_after"] == [] and seen["ranks_after"] == 0
     assert seen["exit"] == 0

@@ -121,7 +121,7 @@ def first_line(connection: socket.socket) -> bytes:
 
 
 def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: tuple[Server, Server]) -> None:
-    """More slow bodies than requests may run and wait, half-sent headers, and idle connections."""
+    """More slow bodies than the limits for running and waiting requests, half-sent headers, and idle connections."""
     before = [num_descriptors(server) for server in servers]
     heads, bodies, idle_ones = [], [], []
     for server in servers:
@@ -135,7 +135,7 @@ def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: 
         idle_ones += [connect(server) for _ in range(1200)]
     for _ in range(3):
         for connection in itertools.chain(heads, bodies):
-            with contextlib.suppress(OSError):  # its time may be over on a slow machine
+            with contextlib.suppress(OSError):  # on a slow machine the server may have closed it
                 connection.sendall(b" ")
         for server in servers:
             assert_others_are_served(server)
@@ -162,7 +162,7 @@ def test_many_large_unfinished_bodies_are_refused(demo: Server) -> None:
         assert resident_bytes(demo) - before < 2 * limits.most_pending * limits.max_bytes
         eventually(lambda: len(select.select(connections, [], [], 0)[0]) >= limits.most_pending)
         answered, _, _ = select.select(connections, [], [], 0)
-        # The other clients had their time meanwhile.
+        # The other clients have reached their deadline meanwhile.
         said = Counter(first_line(connection) for connection in answered)
         assert said.pop(b"HTTP/1.1 429 Too Many Requests") and set(said) <= {b"HTTP/1.1 400 Bad Request"}
     finally:
@@ -178,7 +178,7 @@ def test_unfinished_headers_are_refused_by_haproxy_and_delay_no_one(servers: tup
     ]
     for server, (request, also_whole) in itertools.product(servers, zip(requests, (True, True, False), strict=True)):
         with connect(server) as connection:
-            with contextlib.suppress(OSError):  # it has read enough
+            with contextlib.suppress(OSError):  # the server has closed the connection
                 connection.sendall(request)
             status = first_line(connection).split()[1:2]
             assert status in ([b"400"], [b"414"], []) or server is servers[1], status
@@ -220,7 +220,7 @@ def test_clients_that_disconnect_while_queued_are_removed_and_running_streams_co
     for connection in waiting:
         connection.close()
     eventually(lambda: state(server)["requests_waiting"] == 0, QUICK_S)
-    assert {first_line(connection) for connection in running} == {b"HTTP/1.1 200 OK"}, "those who stay were not touched"
+    assert {first_line(connection) for connection in running} == {b"HTTP/1.1 200 OK"}, "the other streams continued"
     for connection in running:
         connection.close()
     eventually(lambda: idle(server), QUICK_S)
@@ -280,7 +280,7 @@ def test_every_pair_of_extreme_legal_parameters_is_answered(server: Server) -> N
 
 
 def num_echoed_logprobs(body: dict[str, Any]) -> int:
-    """Of the one long prompt of the matrix, which is given as ids."""
+    """Echoed log-probabilities of the matrix's one long prompt, which is given as ids."""
     prompt = body.get("prompt")
     if (
         not body.get("echo")
@@ -324,7 +324,7 @@ def _pair(a: int, i: int, b: int, j: int) -> tuple[int, int, int, int]:
 def test_a_client_that_does_not_read_is_disconnected_and_its_blocks_are_freed(
     servers: tuple[Server, Server], stalled: list[socket.socket]
 ) -> None:
-    """Through HAProxy. Serve's own proxy buffers the whole answer, so there the client costs that memory until it disconnects;
+    """Through HAProxy. Serve's own proxy buffers the whole answer, so there the client holds that memory until it disconnects;
     its cache blocks are free as soon as its tokens are generated."""
     # A client cannot tell when all buffers were full and its time began. Reading earlier would end the stall.
     deadline = time.monotonic() + 2 * SEND_TIMEOUT_S

@@ -1,5 +1,5 @@
-"""Bad inputs to a whole server: HAProxy or Serve's proxy, a replica, ranks. Each class of inputs once; test_bad_input.py has
-every refused value, for the application alone.
+"""Bad inputs to a whole server: HAProxy or Serve's proxy, a replica, ranks. Each class of inputs once; test_bad_input.py
+tests every refused value on the application alone.
 """
 
 import asyncio

@@ -359,7 +359,7 @@ def test_a_disconnected_client_frees_its_sequence(server: str, stream: bool, req
         staying.post(f"{running.url}/v1/completions", json=body | {"stream": False}, timeout=60).raise_for_status()
     whole_s = time.monotonic() - whole_s
     assert running.get("/props")[1]["blocks_used"] == 0
-    assert freed_s < max(0.3, whole_s / 2), "it ran on although nobody was there"
+    assert freed_s < max(0.3, whole_s / 2), "the sequence continued without a client"
 
 
 def test_the_programs_in_the_documents_work(demo: Server) -> None:
@@ -369,7 +369,7 @@ def test_the_programs_in_the_documents_work(demo: Server) -> None:
     assert len(blocks) == 3
     for block in blocks:
         here = block.replace("http://127.0.0.1:8000", demo.url)
-        # Other clusters may run; "auto" would take the youngest.
+        # Other clusters may run, and "auto" would find the youngest.
         here = here.replace('ray.init("auto")', f'ray.init("{address_of(demo)}", log_to_driver=False)')
         assert run([sys.executable, "-c", here], WITH_TOKEN).strip()
     (curl,) = re.findall(r"^    (curl .*?\n.*?)$", readme, re.MULTILINE)
@@ -497,7 +497,7 @@ def test_the_first_ctrl_c_completes_live_streams_and_refuses_new_requests(demo: 
     while not demo.get("/props")[1].get("requests_running"):
         time.sleep(0.01)
     reason, refused, ready, health = asyncio.run(drained())
-    assert reason == "length", "the stream came to its end"
+    assert reason == "length", "the stream is complete"
     assert ready[0] == 503 and ready[1]["phase"] == "draining" and health[0] == 200
     received, last = len(late.recv(2**20)), b""
     while piece := late.recv(2**20):

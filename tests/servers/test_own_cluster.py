@@ -1,4 +1,4 @@
-"""A cluster of one's own, from the files and commands of cluster/deploy: two nodes on this machine."""
+"""A cluster that the files and commands of cluster/deploy start: two nodes on this machine."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.programs import seen_by
 
-MOST_DRAINING_S = 30  # what Serve waits for each replica by default
+MOST_DRAINING_S = 30  # Serve's default wait for each replica
 
 
 @pytest.fixture(scope="module")

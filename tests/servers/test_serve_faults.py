@@ -99,7 +99,7 @@ async def test_a_killed_replica_breaks_its_streams_visibly_and_is_replaced(serve
         kill(server, "ray::ServeReplica")
 
     heard = await streams(server, kill_it, 4000)  # so that none has ended when the replica is killed
-    assert all(each.error is not None and not each.done for each in heard), "no stream merely stops"
+    assert all(each.error is not None and not each.done for each in heard), "no stream ends without an error"
     await until_true("the killed replica's ranks have ended", lambda: not ranks & server.processes().keys(), 60)
     await answers(server)
     props = server.get("/props")[1]
@@ -150,7 +150,7 @@ async def test_every_replica_completes_its_live_streams_at_a_shutdown() -> None:
 
 
 def test_a_signal_to_the_process_group_ends_every_process(server: Server) -> None:
-    """As systemd ends a service: Ray's own processes get the signal too, so no stream can be drained."""
+    """systemd ends a service in this way: Ray's own processes get the signal too, so no stream can drain."""
     os.killpg(server.process.pid, signal.SIGTERM)
     assert server.process.wait(120) == 0
     assert not server.wait_gone()

@@ -16,7 +16,7 @@ from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.programs import seen_by
 from tests.support.server import served
 
-LIMIT_S = 120  # 30 s are promised for a single start on an idle machine
+LIMIT_S = 120  # the limit is 30 s for a single start on an idle machine
 NAMED = {
     "missing": ["missing/consolidated.00.pth: this shard is missing"],
     "params": ["params/params.json", "'dim'", "-64"],

@@ -52,7 +52,7 @@ async def test_no_request_fails_during_a_failed_or_a_successful_update() -> None
 
         async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
             asking = [asyncio.create_task(ask_on(client, number)) for number in range(3)]
-            # The cache of such a long context does not fit into memory, which only the ranks can tell.
+            # The cache of this context does not fit into memory; only the ranks detect it.
             assert await deploy(server, max_queue=101, max_seq_len=50_000_000) != 0
             answered = num_answers
             assert server.get("/props")[1]["max_queue"] == 256 and server.get("/ready")[0] == 200, "the old one serves"

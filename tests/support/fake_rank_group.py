@@ -1,4 +1,4 @@
-"""FakeRanks behind the supervisor's interfaces `Group` and `GroupPool`. A test says when a group fails."""
+"""FakeRanks behind the supervisor's interfaces `Group` and `GroupPool`. The test makes a group fail."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from tests.support.fake_ranks import FakeRanks, arbitrary
 
 async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (nobody tells when)
+        while not condition():  # noqa: ASYNC110 (the condition has no event)
             await asyncio.sleep(0)
 
 

@@ -24,7 +24,7 @@ def arbitrary(tokens: list[int], seed: int = 0) -> int:
 
 
 def repetitive(tokens: list[int], seed: int = 0) -> int:
-    """A next token that mostly depends on the last two, so the text falls into loops and now and then leaves them."""
+    """A next token that mostly depends on the last two, so the text repeats itself, with changes."""
     chance = hash((seed, *tokens)) % 1009
     if chance % 61 == 0:
         return EOS
@@ -34,7 +34,7 @@ def repetitive(tokens: list[int], seed: int = 0) -> int:
 def continuation(
     prompt: list[int], max_tokens: int, token: Callable[[list[int]], int] = arbitrary, *, ignore_eos: bool = False
 ) -> list[int]:
-    """The tokens that a prompt generates alone, by the rule `token`; EOS ends them and is not among them."""
+    """The tokens that a prompt generates alone, by the rule `token`, without the EOS that ends them."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + max_tokens:
         following = token(tokens)
@@ -83,7 +83,7 @@ class FakeRanks:
         self._tokens: dict[int, list[int]] = {}
         self._blocks: dict[int, list[int]] = {}
         self._seeds: dict[int, int] = {}
-        self._prompt_logprobs: dict[int, int] = {}  # slot -> prompt length, where prompt logprobs are asked for
+        self._prompt_logprobs: dict[int, int] = {}  # slot -> prompt length, where prompt logprobs are requested
 
     def step(self, batch: StepInput) -> StepOutput:
         self.num_steps += 1

@@ -64,7 +64,7 @@ class FakeFactory:
 
 
 class FakeRunner:
-    """Computes with FakeRanks. With `is_async`, a token is the number of steps that were started before it was read."""
+    """Computes with FakeRanks. With `is_async`, a token is the number of steps started before it was read."""
 
     def __init__(self, options: FakeFactory, rendezvous: RendezvousSpec) -> None:
         self.report = FakeReport()
@@ -75,7 +75,7 @@ class FakeRunner:
         self._ready_at = 0.0
 
     def max_num_blocks(self) -> int:
-        return 50 - self._rendezvous.rank  # each rank has a different number; the group takes the smallest
+        return 50 - self._rendezvous.rank  # a different number on each rank; the group uses the smallest
 
     def seconds_waited(self) -> float | None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Runs a program of tests/programs in an environment of its own; its answer is one line of JSON."""
+"""Runs a program of tests/programs in a process of its own and reads its one line of JSON."""
 
 import json
 import os

@@ -36,10 +36,10 @@ class Faults:
 
     def __init__(self, next_fault: Callable[[Phase, int | None], Fault | None]) -> None:
         self._next_fault = next_fault
-        self.num_slow_steps = 0  # left of the steps that take SLOW_S longer
+        self.num_slow_steps = 0  # remaining steps that take SLOW_S longer
 
     def strike(self, phase: Phase, step: int | None = None) -> None:
-        """Let the calling process suffer the fault that is due in this phase."""
+        """Inject the fault of this phase into the calling process."""
         fault = self._next_fault(phase, step)
         if fault is None:
             return
@@ -60,7 +60,7 @@ class Faults:
             case "slow":
                 self.num_slow_steps = SLOW_STEPS
             case "partition":
-                time.sleep(3600)  # Ray still reaches the process, but no answer to a step ever comes
+                time.sleep(3600)  # Ray still reaches the process, but it answers no step
 
 
 def _exhaust_memory() -> None:

@@ -1,7 +1,6 @@
 """An engine without a model: it streams a scripted answer token by token through the real tokenizer and stop checks.
 
-It has everything that the HTTP layer can see of an engine, so that tests can count submitted and cancelled requests and the
-blocks in use.
+It has the engine's whole interface to the HTTP layer. Tests can count submitted and cancelled requests and the blocks in use.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ MAX_SEQ_LEN = 256
 
 @dataclass(eq=False)
 class FakeStream:
-    """One sequence. `answer` are the tokens it will generate before EOS."""
+    """One sequence. `answer`: the tokens that it generates before EOS."""
 
     engine: "FakeEngine"
     prompt: list[int]

@@ -57,7 +57,7 @@ class Server:
             self.process = subprocess.Popen(
                 [*command, str(self.config)],
                 cwd=REPOSITORY,
-                # A Ray cluster of its own, also while another one runs.
+                # A separate Ray cluster, also while another one runs.
                 env=environment(
                     **{TEST_MARK: self._mark, "RAY_ADDRESS": "local", LOG_DIR_VARIABLE: str(self.logs)} | env
                 ),
@@ -119,7 +119,7 @@ class Server:
         return found
 
     def end(self) -> None:
-        """For teardown: SIGTERM must end every process. Processes that outlive it are killed, and the test fails."""
+        """End the server by SIGTERM. Processes that outlive it are killed, and the test fails."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -149,7 +149,7 @@ def served(
     env: dict[str, str] | None = None,
     num_replicas: int = 1,
 ) -> Iterator[Server]:
-    """A server that was started; it may not be ready yet. It ends with the context."""
+    """A started server that may not be ready yet. It ends with the context."""
     with tempfile.TemporaryDirectory() as directory:
         command = command or UP
         started = Server(command, Path(directory), args or {}, env or {}, num_replicas)

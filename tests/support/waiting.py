@@ -1,4 +1,4 @@
-"""Waits that end: each has a deadline, and its failure names the condition that did not come true."""
+"""Waits with a deadline. A failure names the condition that did not become true."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE_S = 120.0  # for operations of seconds, on a machine whose cores other tests keep busy
+PATIENCE_S = 120.0  # for operations of seconds, on a machine that other tests keep busy
 
 
 def wait_until(what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S, pause_s: float = 0.05) -> T:
