@@ -28,7 +28,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
-# The tests of ranks alone, then all others side by side, with the linters and a soak of two minutes.
+# All tests in lanes side by side, with the linters and a soak of two minutes.
 test: setup
 	$(BIN)/python -m tests
 

@@ -1,8 +1,9 @@
 """`python -m tests` runs every test and the linters in lanes, as `make test` does, and reports each lane's time.
 
-The tests of ranks run alone, because they pin cores and bound times. Then three lanes run at a time: one that computes,
-and two that mostly wait for servers to start, fail and recover. A lane prints one line when it ends, and all of its
-output if it failed. The last line counts all tests. The exit status is 1 if a lane failed.
+The tests of ranks run first, beside one lane that computes, because they pin cores that the ranks of a server would claim.
+Then three lanes run at a time: one that computes beside two that mostly wait for servers to start, fail and recover. A lane
+prints one line when it ends, and all of its output if it failed. The last line counts all tests. The exit status is 1 if a
+lane failed.
 Further arguments go to every pytest.
 """
 
@@ -35,9 +36,9 @@ LANE_OF_PATH = {
     "tests/chaos/test_chaos.py": "chaos",
     "tests/cluster": "ranks",
 }
-ALONE = ("ranks",)
+FIRST = ("ranks",)  # before any lane of WAITING
 COMPUTING = ("unit", "lint")  # one at a time; the longest first
-WAITING = ("servers", "nodes", "starts", "soak", "chaos")
+WAITING = ("nodes", "starts", "servers", "soak", "chaos")
 AT_ONCE = 3
 SOAK = ("--seconds", "120", "--every", "30", "--streams", "6", "--pause", "1")
 CXX_FILES = [str(path) for folder in ("llama_core", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[ch]pp"))]
@@ -131,22 +132,39 @@ def commands(extra: Sequence[str]) -> Mapping[str, Sequence[Sequence[str]]]:
     return {**COMMANDS} | {lane: ((*PYTEST, *files, *extra),) for lane, files in files_by_lane().items()}
 
 
-def run_lanes(computing: Sequence[Lane], waiting: Sequence[Lane], stopping: threading.Event, at_once: int) -> None:
-    """Run all lanes, `at_once` at a time, but only one computing lane at a time."""
-    first, others, lock = deque(computing), deque(waiting), threading.Lock()
+def run_lanes(
+    first: Sequence[Lane], computing: Sequence[Lane], waiting: Sequence[Lane], stopping: threading.Event, at_once: int
+) -> None:
+    """Run all lanes, `at_once` at a time; those that compute one at a time, those of `waiting` after those of `first`."""
+    queues = {"first": deque(first), "computing": deque(computing), "waiting": deque(waiting)}
+    lock, first_has_ended = threading.Lock(), threading.Event()
 
-    def work(queues: Sequence[deque[Lane]]) -> None:
+    def run_all_of(name: str) -> None:
         while not stopping.is_set():
             with lock:
-                queue = next((one for one in queues if one), None)
-                if queue is None:
+                if not queues[name]:
                     return
-                lane = queue.popleft()
+                lane = queues[name].popleft()
             lane.run(stopping)
             report(lane)
 
-    workers = [threading.Thread(target=work, args=([first, others],))]
-    workers += [threading.Thread(target=work, args=([others],)) for _ in range(at_once - 1)]
+    def run_first() -> None:
+        try:
+            run_all_of("first")
+        finally:
+            first_has_ended.set()
+        run_all_of("waiting")
+
+    def compute() -> None:
+        run_all_of("computing")
+        first_has_ended.wait()
+        run_all_of("waiting")
+
+    def wait() -> None:
+        first_has_ended.wait()
+        run_all_of("waiting")
+
+    workers = [threading.Thread(target=target) for target in (run_first, compute, *[wait] * (at_once - 2))]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -177,7 +195,7 @@ def total(lanes: Sequence[Lane], seconds: float) -> str:
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests", description=(__doc__ or "").partition("\n")[0])
-    names = (*ALONE, *COMPUTING, *WAITING)
+    names = (*FIRST, *COMPUTING, *WAITING)
     parser.add_argument(
         "--lanes", nargs="+", choices=names, default=names, metavar="LANE", help=f"of {', '.join(names)}"
     )
@@ -206,8 +224,7 @@ def run_all(lanes: dict[str, Lane], stopping: threading.Event) -> None:
     def chosen(names: Sequence[str]) -> list[Lane]:
         return [lanes[name] for name in names if name in lanes]
 
-    run_lanes(chosen(ALONE), [], stopping, 1)
-    run_lanes(chosen(COMPUTING), chosen(WAITING), stopping, AT_ONCE)
+    run_lanes(chosen(FIRST), chosen(COMPUTING), chosen(WAITING), stopping, AT_ONCE)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests import __main__ as lanes
-from tests.__main__ import ALONE, COMPUTING, LANE_OF_PATH, ROOT, WAITING, Lane, files_by_lane, lane_of, run_lanes, total
+from tests.__main__ import COMPUTING, FIRST, LANE_OF_PATH, ROOT, WAITING, Lane, files_by_lane, lane_of, run_lanes, total
+from tests.support.waiting import wait_until
 
 
 def lane(name: str, tmp_path: Path, code: str) -> Lane:
@@ -19,7 +19,7 @@ def lane(name: str, tmp_path: Path, code: str) -> Lane:
 
 
 def test_every_test_file_has_one_lane_and_every_lane_runs() -> None:
-    names = (*ALONE, *COMPUTING, *WAITING)
+    names = (*FIRST, *COMPUTING, *WAITING)
     assert set(files_by_lane()) | set(lanes.COMMANDS) == set(names) and len(names) == len(set(names))
     listed = [file for files in files_by_lane().values() for file in files]
     assert sorted(listed) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
@@ -33,17 +33,19 @@ def test_lanes_that_compute_run_one_at_a_time_beside_others(tmp_path: Path) -> N
     code = "import time; print(time.time()); time.sleep(0.3); print(time.time())"
     computing = [lane(f"computing {i}", tmp_path, code) for i in range(2)]
     waiting = [lane(f"waiting {i}", tmp_path, code) for i in range(2)]
-    run_lanes(computing, waiting, threading.Event(), 3)
-    times = {one.name: tuple(map(float, one.text.split())) for one in (*computing, *waiting)}
+    first = [lane("first", tmp_path, code)]
+    run_lanes(first, computing, waiting, threading.Event(), 3)
+    times = {one.name: tuple(map(float, one.text.split())) for one in (*first, *computing, *waiting)}
     assert times["computing 0"][1] < times["computing 1"][0]
-    assert all(one.status == 0 and one.seconds >= 0.3 for one in (*computing, *waiting))
+    assert all(times["first"][1] < times[one.name][0] for one in waiting), "lanes of servers wait for the first one"
+    assert all(one.status == 0 and one.seconds >= 0.3 for one in (*first, *computing, *waiting))
 
 
 def test_a_lane_that_fails_is_reported_with_its_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = lane("good", tmp_path, "print('3 passed, 1 skipped in 2.50s')")
     bad = lane("bad", tmp_path, "print('the reason\\n= 1 failed, 2 passed in 1.00s ='); raise SystemExit(1)")
     skipped = Lane("chain", [*bad.commands, (sys.executable, "-c", "print('never')")], tmp_path / "chain")
-    run_lanes([good, bad, skipped], [], threading.Event(), 1)
+    run_lanes([], [good, bad, skipped], [], threading.Event(), 2)
     shown = capsys.readouterr().out
     assert "the reason" in shown and "never" not in shown
     assert total([good, bad], 3.5) == "1 failed, 5 passed, 1 skipped in 4s; failed lanes: bad"
@@ -51,7 +53,7 @@ def test_a_lane_that_fails_is_reported_with_its_output(tmp_path: Path, capsys: p
 
 def test_a_command_that_does_not_exist_fails_its_lane(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = Lane("lint", [(str(tmp_path / "clang-format"),)], tmp_path / "lint")
-    run_lanes([missing], [], threading.Event(), 1)
+    run_lanes([], [missing], [], threading.Event(), 2)
     assert "clang-format: " in capsys.readouterr().out and missing.status == 127
 
 
@@ -61,16 +63,23 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from tests import __main__ as lanes
-clean = "import time\\ntry:\\n    time.sleep(60)\\nexcept KeyboardInterrupt:\\n    print('cleaned up')"
+clean = '''
+import time
+from pathlib import Path
+try:
+    Path({str(tmp_path / "runs")!r}).touch()
+    time.sleep(300)
+except KeyboardInterrupt:
+    print("cleaned up")
+'''
 lanes.COMMANDS = {{}}
-lanes.commands = lambda extra: {{name: [(sys.executable, "-c", clean)] for name in ("ranks", "unit")}}
+lanes.commands = lambda extra: {{name: [(sys.executable, "-c", clean)] for name in ("unit", "lint")}}
 lanes.report = lambda lane: print(lane.name, lane.text, flush=True)
-lanes.main(["--lanes", "ranks", "unit"])
+lanes.main(["--lanes", "unit", "lint"])
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True)
-    time.sleep(1.5)
-    began = time.monotonic()
+    wait_until("the first lane's command runs", (tmp_path / "runs").exists)
     os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 130 and time.monotonic() - began < 20
-    assert output.split() == ["ranks", "cleaned", "up"]
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert output.split() == ["unit", "cleaned", "up"]

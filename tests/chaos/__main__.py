@@ -109,7 +109,7 @@ async def happened(done: Path) -> float:
             return float(done.read_text())  # noqa: ASYNC240 (a few bytes)
         except (FileNotFoundError, ValueError):
             await asyncio.sleep(0.01)
-    raise TimeoutError(f"no rank took {done.name}")
+    raise TimeoutError(f"no rank took the demanded fault {done.name} within {READY_TIMEOUT_S:g} s")
 
 
 def report(

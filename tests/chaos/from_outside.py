@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.server import Server
+from tests.support.waiting import wait_until
 
 READY_TIMEOUT_S = 120.0
 
 
 def kill_a_rank(server: Server, draw: random.Random) -> int:
     """Kill a serving rank in any phase. Returns its number."""
-    ranks: list[dict[str, Any]] = []
-    while not ranks:
-        ranks = server.get("/props")[1].get("ranks", [])
+    ranks: list[dict[str, Any]] = wait_until("the server names its ranks", lambda: server.get("/props")[1].get("ranks"))
     chosen = draw.choice(ranks)
     os.kill(chosen["pid"], signal.SIGKILL)
     return int(chosen["rank"])
@@ -29,12 +28,15 @@ def kill_a_rank(server: Server, draw: random.Random) -> int:
 
 def kill_any(server: Server, draw: random.Random) -> None:
     """Kill a process that is a rank, becomes one, or is on standby."""
-    while True:
+
+    def is_killed() -> bool:
         found = [pid for pid, command in server.processes().items() if command.startswith("ray::RankWorker")]
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(draw.choice(found), signal.SIGKILL)
-            return
-        time.sleep(0.02)
+            return True
+        return False
+
+    wait_until("a process of a rank was killed", is_killed, pause_s=0.02)
 
 
 async def ready(server: Server) -> None:

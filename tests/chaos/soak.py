@@ -13,12 +13,14 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, leaks, ready, spread
 from tests.chaos.load import Streams, asks
 from tests.support.server import Server, served
+from tests.support.waiting import until
 
 STILL_COMING_S = 0.2
 SETTLE_S = 25.0  # standby processes start 5 s after ranks serve; lost ones are replaced within half a minute
@@ -59,9 +61,8 @@ async def disturb(
         before = await props(server)
         kills.append(time.time())
         await asyncio.to_thread(kill_a_rank, server, draw)
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            while (now := await props(server)).get("ranks", before["ranks"]) == before["ranks"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        replaced = partial(props_with_other_ranks, server, before["ranks"])
+        now = await until("the killed rank's group is replaced", replaced, READY_TIMEOUT_S, 0.02)
         assert now["epoch"] > before["epoch"], "the replica itself was replaced:\n" + server.output()[-3000:]
         await ready(server)
         ready_again.append(time.time() - kills[-1])
@@ -71,6 +72,12 @@ async def disturb(
 async def props(server: Server) -> dict[str, Any]:
     """The answer to GET /props, empty while the server does not answer. In a thread, because the clients share this loop."""
     return (await asyncio.to_thread(server.get, "/props"))[1]
+
+
+async def props_with_other_ranks(server: Server, ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The answer to GET /props once it names other ranks than these."""
+    now = await props(server)
+    return now if now.get("ranks", ranks) != ranks else None
 
 
 def report(

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.programs import REPOSITORY, environment
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.mark.parametrize("spares", [True, False], ids=["with spares", "without"])
 def test_faults_lose_no_token_of_live_streams(spares: bool, tmp_path: Path) -> None:
@@ -21,7 +23,7 @@ def test_faults_lose_no_token_of_live_streams(spares: bool, tmp_path: Path) -> N
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=540,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

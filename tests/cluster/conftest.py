@@ -40,7 +40,7 @@ def ray_cluster() -> Iterator[None]:
 def two_rank_placement(ray_cluster: None) -> Iterator[PlacementGroup]:
     """Bundles for a replica and two ranks. Tests use it one after the other, as the epochs of one replica do."""
     group = placement_group(group_bundles(2, "cpu"), strategy="STRICT_PACK")
-    ray.get(group.ready(), timeout=30)
+    ray.get(group.ready(), timeout=120)
     yield group
     remove_placement_group(group)
 

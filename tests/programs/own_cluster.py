@@ -28,10 +28,11 @@ from benchmarks.harness.programs import free_port
 from deployments.local.haproxy import settings
 from deployments.local.process_tag import VARIABLE, end_tagged_processes, tagged_processes
 from tests.support.programs import REPOSITORY, environment
+from tests.support.waiting import wait_until
 
 DEPLOY = REPOSITORY / "cluster" / "deploy"
 KEY = "own-cluster-key"
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 HOST = "127.0.0.2"  # of both nodes; Ray replaces 127.0.0.1 by the machine's other address
 OPTIONS = f"--node-ip-address={HOST} --num-cpus=3 --object-store-memory=100000000 --block"
 OPTIONS += " --min-worker-port=0 --max-worker-port=0 --disable-usage-stats"
@@ -65,8 +66,8 @@ class Cluster:
         self.shell("ray get-auth-token --generate")
         port = free_port()
         self._node(f"--head --port={port} --dashboard-host={HOST} --dashboard-port={self._dashboard}")
-        wait("the head", lambda: self.shell(f"ray health-check --address={HOST}:{port}", check=False), 60)
-        wait("the dashboard", lambda: _listens(self._dashboard), 60)
+        wait("the head", lambda: self.shell(f"ray health-check --address={HOST}:{port}", check=False))
+        wait("the dashboard", lambda: _listens(self._dashboard))
         agent = f"--dashboard-agent-listen-port={free_port()} --dashboard-agent-grpc-port={free_port()}"
         self._node(f"--address={HOST}:{port} {agent}")
 
@@ -80,7 +81,9 @@ class Cluster:
     def shell(self, command: str, *, check: bool = True) -> bool:
         """Run a command after sourcing cluster.env, as the launcher's `serve deploy` line does."""
         script = f". {DEPLOY}/cluster.env && {command}"
-        done = subprocess.run(["bash", "-c", script], env=self.env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", "-c", script], env=self.env, capture_output=True, text=True, check=False, timeout=LIMIT_S
+        )
         if check and done.returncode != 0:
             raise RuntimeError(f"{command}: {done.stdout[-2000:]} {done.stderr[-2000:]}")
         return done.returncode == 0
@@ -100,7 +103,7 @@ class Cluster:
         try:
             token = (self.directory / ".ray" / "auth_token").read_text().strip()
             address = f"http://{HOST}:{self._dashboard}/api/serve/applications/"
-            found = httpx.get(address, headers={"Authorization": f"Bearer {token}"}, timeout=10).json()
+            found = httpx.get(address, headers={"Authorization": f"Bearer {token}"}, timeout=60).json()
             replicas = found["applications"]["llama"]["deployments"]["LlamaIngress"]["replicas"]
         except (httpx.HTTPError, KeyError, ValueError):
             return set()
@@ -117,8 +120,8 @@ class Cluster:
             node.send_signal(signal.SIGTERM)
         for node in self.nodes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                node.wait(30)
-        deadline = time.monotonic() + 15
+                node.wait(90)
+        deadline = time.monotonic() + 60
         while tagged_processes(self.tag) and time.monotonic() < deadline:
             time.sleep(0.2)
         left = [_command_line(pid)[:80] for pid in tagged_processes(self.tag)]
@@ -179,13 +182,10 @@ def _stream(http: httpx.Client) -> str:
 
 
 def wait(what: str, look: Callable[[], object], limit_s: float = LIMIT_S) -> float:
-    """Seconds until `look` gives something true. Raises TimeoutError."""
+    """Seconds until `look` gives something true."""
     began = time.monotonic()
-    while time.monotonic() - began < limit_s:
-        if look():
-            return time.monotonic() - began
-        time.sleep(0.2)
-    raise TimeoutError(what)
+    wait_until(what, look, limit_s, 0.2)
+    return time.monotonic() - began
 
 
 def ready(url: str) -> tuple[int, str]:
@@ -210,7 +210,7 @@ def run(cluster: Cluster) -> dict[str, Any]:
 
     wait("a replica serves", serves)
     seen["serves_s"], seen["ready_before"] = time.monotonic() - began, sorted(set(answers[:-1]))
-    seen["without_key"] = httpx.get(f"{cluster.url}/v1/models").status_code
+    seen["without_key"] = httpx.get(f"{cluster.url}/v1/models", timeout=60).status_code
     streams = Streams(cluster.url)
     try:
         first = cluster.replicas()
@@ -225,7 +225,7 @@ def run(cluster: Cluster) -> dict[str, Any]:
     finally:
         seen["endings"] = streams.stop()
     seen["longest_pause_s"] = streams.longest_pause_s
-    answer = httpx.get(f"{cluster.url}/props", headers={"Authorization": f"Bearer {KEY}"}, timeout=10)
+    answer = httpx.get(f"{cluster.url}/props", headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
     seen["max_batch_size"] = answer.json()["max_batch_size"]
     return seen
 

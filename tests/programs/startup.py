@@ -90,9 +90,9 @@ def rank_processes() -> list[int]:
 
 
 def status_of(url: str) -> int:
-    """0 where nothing answers within a second."""
+    """0 where nothing answers within 5 s."""
     try:
-        with urllib.request.urlopen(url, timeout=1) as response:
+        with urllib.request.urlopen(url, timeout=5) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -143,11 +143,13 @@ def deploy(directory: Path, port: int, cases: dict[str, int | None]) -> dict[str
                 seen[name] = {"seconds": round(time.monotonic() - began, 2), "message": "\n".join(texts)}
     ended.set()
     watching.join()
+    gone_by = time.monotonic() + 60
+    while (left := rank_processes()) and time.monotonic() < gone_by:
+        time.sleep(0.1)
     # No further attempt may follow, so watch for as long as one would take to begin.
-    failed_at = time.monotonic()
-    left: list[int] = []
-    while time.monotonic() - failed_at < 3:
-        left = rank_processes()
+    ended_at = time.monotonic()
+    while time.monotonic() - ended_at < 3:
+        left += rank_processes()
         ready.update(status_of(url) for url in urls.values())
         time.sleep(0.1)
     states = {name: serve.status().applications[name].status for name in cases}

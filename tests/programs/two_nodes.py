@@ -31,6 +31,7 @@ from llama_core.scheduling.step import SlotInit, StepInput
 from tests.cluster.test_model_on_ranks import Run, engine_config
 from tests.conftest import GOLDEN
 from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
+from tests.support.waiting import until, until_true
 
 LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=5)
 BUNDLES = [{"memory": 2**20}, {"CPU": 1.0}, {"CPU": 1.0}]
@@ -108,9 +109,11 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
     seen: dict[str, object] = {}
     node = cluster.add_node(num_cpus=1)
     pool = StandbyPool(placement, GroupLimits(start_timeout_s=60, step_timeout_s=20), enabled=False)
-    async with asyncio.timeout(120):
-        while await pool.usable_bundles() != [1, 2]:  # noqa: ASYNC110
-            await asyncio.sleep(0.2)
+
+    async def is_usable() -> bool:
+        return await pool.usable_bundles() == [1, 2]
+
+    await until("the new node's bundle is usable", is_usable)
     vars(supervisor)["ROOM_CHECK_S"] = 1.0
     fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 256, "shrink_after_s": 4.0}
     service = LlamaService(ServerArgs(**fields), lambda: pool)
@@ -134,9 +137,9 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
         seen["shrunk"] = (service.describe().world_size, service.readiness().detail)
         await more(answers)
         cluster.add_node(num_cpus=1)  # works only in the main thread; the streams wait for it
-        async with asyncio.timeout(180):
-            while service.describe().world_size != 2 or not service.readiness().ready:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await until_true(
+            "two ranks serve", lambda: service.describe().world_size == 2 and service.readiness().ready, 180
+        )
         await more(answers)
         stopping.set()
         await asyncio.gather(*streams)
@@ -154,15 +157,11 @@ async def read(service: LlamaService, number: int) -> list[int]:
 async def more(answers: list[bool]) -> None:
     """Wait until every stream that is live now has ended."""
     wanted = len(answers) + 2 * 4
-    async with asyncio.timeout(180):
-        while len(answers) < wanted:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until_true("the live streams have ended", lambda: len(answers) >= wanted, 180)
 
 
 async def phase(service: LlamaService, name: str) -> None:
-    async with asyncio.timeout(180):
-        while service.readiness().phase != name:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until_true(f"the service is {name}", lambda: service.readiness().phase == name, 180)
 
 
 if __name__ == "__main__":

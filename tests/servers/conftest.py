@@ -7,9 +7,12 @@ import hashlib
 from collections.abc import Iterator
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests.conftest import GOLDEN
 from tests.support.server import GOLDEN_ARGS, SERVE_RUN, Server, served
+
+DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 60.0  # instead of 5 s, because the machine may be busy
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,12 @@ import pytest
 
 from tests.support.programs import seen_by
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    return seen_by("tests.programs.autoscaling", timeout_s=800)
+    return seen_by("tests.programs.autoscaling", timeout_s=540)
 
 
 def test_a_cluster_without_room_names_what_is_needed_and_what_there_is(seen: dict[str, Any]) -> None:
@@ -65,7 +67,7 @@ def test_no_request_fails_while_replicas_come_and_go(seen: dict[str, Any]) -> No
 def test_a_lost_node_breaks_its_streams_visibly_and_its_replica_is_placed_anew(
     seen: dict[str, Any],
 ) -> None:
-    assert "Error" in seen["stream_of_the_lost_node"] and seen["cut_s"] < 30
+    assert "Error" in seen["stream_of_the_lost_node"] and seen["cut_s"] < 60
     assert seen["lost_ranks_gone_s"] < 100
     assert len(seen["anew"]) == 2 and not set(seen["anew"]) & set(seen["left"])
     assert seen["after_node_loss"] == "length"
@@ -74,7 +76,7 @@ def test_a_lost_node_breaks_its_streams_visibly_and_its_replica_is_placed_anew(
 
 
 def test_a_live_stream_of_a_deleted_application_ends_whole_and_no_process_is_left(seen: dict[str, Any]) -> None:
-    assert seen["stream_while_draining"] == "length"
-    assert seen["ready_while_draining"], "the stream ended before the replica had to leave"
+    assert seen["streams_while_draining"] == ["length"]
+    assert seen["ready_while_draining"], "the streams ended before the replica had to leave"
     assert seen["groups_after"] == [] and seen["ranks_after"] == 0
     assert seen["exit"] == 0

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.raw_http import CHAT, COMPLETIONS, Answer, ask, message
-from tests.support.server import Server
+from tests.support.server import Server, is_idle
+from tests.support.waiting import wait_until
 
 USER = {"role": "user", "content": "hi"}
 MOST_HEALTH_S = 3.0  # milliseconds on an idle machine; work on the event loop would take seconds
+NUM_ATTEMPTS = 3  # of what bounds a time, because the machine may be busy
 NOT_JSON = {
     "empty": b"", "cut": b"{", "utf8": b'{"prompt": "\xff"}', "deep": b"[" * 100_000, "text": b'"text"',
     "digits": b'{"max_tokens": ' + b"9" * 5000 + b"}", "surrogate": b'{"prompt": "\\ud800"}', "control": b'{"prompt": "\x01"}',
@@ -85,24 +87,38 @@ def test_every_bad_input_gets_its_error_and_leaves_no_sequence(server: Server) -
     "body", [{"prompt": "hello " * 1_700_000}, {"prompt": ["x"] * 100_000}], ids=["10 MB", "100k texts"]
 )
 def test_a_huge_prompt_is_refused_fast_and_health_stays_fast(server: Server, body: dict[str, Any]) -> None:
-    request, done = message(COMPLETIONS, body), threading.Event()
+    request = message(COMPLETIONS, body)
+    for _ in range(NUM_ATTEMPTS):
+        answer, took_s, longest_health_s = beside_health_checks(server, request)
+        assert answer.status == 400 and answer.error()["param"] == "prompt"
+        if took_s < 20 and longest_health_s < MOST_HEALTH_S:
+            break
+    assert took_s < 20 and longest_health_s < MOST_HEALTH_S
+
+
+def beside_health_checks(server: Server, request: bytes) -> tuple[Answer, float, float]:
+    """The answer, the seconds until it, and the seconds of the slowest of the health checks meanwhile."""
     waits: list[float] = []
+    statuses: set[int] = set()
+    done = threading.Event()
 
     def watch() -> None:
         while not (waits and done.is_set()):
             began = time.monotonic()
-            assert server.get("/health")[0] == 200
+            statuses.add(server.get("/health")[0])
             waits.append(time.monotonic() - began)
 
     watching = threading.Thread(target=watch)
     watching.start()
     began = time.monotonic()
-    answer = asyncio.run(ask(server, request))
-    took = time.monotonic() - began
-    done.set()
-    watching.join()
-    assert answer.status == 400 and answer.error()["param"] == "prompt"
-    assert took < 20 and max(waits) < MOST_HEALTH_S
+    try:
+        answer = asyncio.run(ask(server, request))
+        took_s = time.monotonic() - began
+    finally:
+        done.set()
+        watching.join()
+    assert statuses == {200}
+    return answer, took_s, max(waits)
 
 
 def test_an_answer_does_not_change_beside_bad_requests(plain: Server) -> None:
@@ -131,12 +147,19 @@ def test_an_answer_does_not_change_beside_bad_requests(plain: Server) -> None:
 def test_a_deadline_ends_a_request_with_our_error(server: Server, stream: bool) -> None:
     """Serve reads the same header and would answer in plain text or break the stream."""
     body = {"prompt": "Once", "n": 128, "max_tokens": 450, "ignore_eos": True, "temperature": 1.5, "stream": stream}
-    answer = post(server, body, "X-Request-Timeout-Seconds: 2")
-    assert b"[DONE]" not in answer.body
-    last = answer.body.strip().rpartition(b"\n\n")[2].removeprefix(b"data: ")
-    assert json.loads(last)["error"]["code"] == "deadline_exceeded"
+    for seconds in (
+        2,
+        4,
+        8,
+    ):  # a busy machine may need longer for the first token of a stream, and answers 504 until then
+        answer = post(server, body, f"X-Request-Timeout-Seconds: {seconds}")
+        assert b"[DONE]" not in answer.body
+        last = answer.body.strip().rpartition(b"\n\n")[2].removeprefix(b"data: ")
+        assert json.loads(last)["error"]["code"] == "deadline_exceeded"
+        if answer.status == 200 or not stream:
+            break
     assert answer.status == (200 if stream else 504)
-    assert server.get("/props")[1]["blocks_used"] == 0
+    wait_until("the server is idle", lambda: is_idle(server))
 
 
 def test_a_stop_string_across_tokens_is_not_streamed(server: Server) -> None:

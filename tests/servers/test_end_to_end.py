@@ -22,7 +22,10 @@ from llama_core import Llama
 from tests.conftest import GOLDEN
 from tests.support.programs import REPOSITORY, environment
 from tests.support.raw_http import COMPLETIONS, connect, message
-from tests.support.server import UP, Server, served
+from tests.support.server import UP, Server, is_idle, num_generated, served
+from tests.support.waiting import until, wait_until
+
+pytestmark = pytest.mark.timeout(600)
 
 # Ray guards its cluster by a token in the user's home. With an explicit address the token must be enabled.
 WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
@@ -175,7 +178,7 @@ def address_of(server: Server) -> str:
 
 def test_ray_metrics_have_the_documented_names(plain: Server) -> None:
     client(plain).completions.create(model="golden", prompt="hi", max_tokens=5, temperature=0)
-    text = httpx.get(f"{plain.url}/metrics", timeout=5).text
+    text = httpx.get(f"{plain.url}/metrics").text
     for name in (
         "tokens_generated_per_second", "prefill_time_ms", "time_per_decoding_step_ms", "gpu_memory_used_bytes",
         "cuda_oom_errors_count", "invalid_dialog_assertions_count",
@@ -188,9 +191,7 @@ def test_ray_metrics_have_the_documented_names(plain: Server) -> None:
 
 
 def test_the_commands_of_the_banner_work_when_pasted(demo: Server) -> None:
-    deadline = time.monotonic() + 10
-    while "is ready at" not in demo.output() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until("the banner is printed", lambda: "is ready at" in demo.output())
     text = demo.output()
     assert f"is ready at {demo.url}" in text and "ranks    2: cpu" in text and f"bind     127.0.0.1:{demo.port}" in text
     assert "auth     off" in text
@@ -202,9 +203,7 @@ def test_the_commands_of_the_banner_work_when_pasted(demo: Server) -> None:
 
 
 def test_the_terminal_shows_one_line_a_phase_and_the_banner(demo: Server) -> None:
-    deadline = time.monotonic() + 10
-    while "Who are you?" not in demo.terminal.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until("the banner is printed", lambda: "Who are you?" in demo.terminal.read_text())
     before, _, after = demo.terminal.read_text().partition("Llama on Ray is ready")
     lines = [line for line in before.splitlines() if line.strip()]
     phases = [line for line in lines if re.match(r" +[\d.]+ s  ", line)]
@@ -242,9 +241,7 @@ def test_nothing_listens_beyond_loopback(demo: Server) -> None:
 
 
 def test_serves_control_loop_slows_down_once_the_server_is_ready(demo: Server) -> None:
-    deadline = time.monotonic() + 20
-    while "is ready at" not in demo.output() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until("the banner is printed", lambda: "is ready at" in demo.output())
     assert f"SEEN {SERVING_S}" in run([sys.executable, "-c", INTERVAL, address_of(demo)], WITH_TOKEN)
 
 
@@ -253,9 +250,12 @@ def test_a_request_timeout_is_answered_with_our_error_not_serves(demo: Server) -
     url, header = f"{demo.url}/v1/completions", "x-request-timeout-seconds"
     answer = httpx.post(url, json=body, headers={header: "0.05"})
     assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded", answer.text
-    # The first token must come within this time, the last of 61,440 must not.
-    answer = httpx.post(url, json=body | {"n": 128, "stream": True}, headers={header: "2"}, timeout=60)
-    assert answer.status_code == 200
+    # The first token must come within this time, the last of 61,440 must not. A busy machine may need longer for the first.
+    for seconds in (2, 4, 8):
+        answer = httpx.post(url, json=body | {"n": 128, "stream": True}, headers={header: str(seconds)})
+        if answer.status_code == 200:
+            break
+    assert answer.status_code == 200, answer.text
     events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
     assert "deadline_exceeded" in events[-1] and "[DONE]" not in answer.text
 
@@ -308,7 +308,8 @@ def test_thirty_two_simultaneous_streams_are_complete_and_correct(demo: Server) 
 
 
 def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_others_complete(demo: Server) -> None:
-    async def half() -> list[str]:
+    async def half() -> tuple[int, dict[str, Any], list[str]]:
+        """The requests that ran before 16 of 32 streams were closed, the state after that, and the texts of the others."""
         api = openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0, timeout=120)
         # Sampled, so that few drafts are accepted; else the engine would finish before half of the streams are closed.
         request: dict[str, Any] = {"model": "llama-demo", "max_tokens": 480, "temperature": 1.5, "stream": True}
@@ -317,21 +318,26 @@ def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_others_comple
         before = (await asyncio.to_thread(demo.get, "/props"))[1]
         for stream in streams[::2]:
             await stream.close()
-        deadline = time.monotonic() + 5
-        after = before
-        while after["requests_running"] > 16 and time.monotonic() < deadline:
-            after = (await asyncio.to_thread(demo.get, "/props"))[1]
+
+        async def with_half() -> dict[str, Any] | None:
+            now = (await asyncio.to_thread(demo.get, "/props"))[1]
+            return now if now["requests_running"] <= 16 else None
+
+        after = await until("half of the requests run", with_half, pause_s=0)
 
         async def rest(stream: Any) -> str:
             return "".join([chunk.choices[0].text async for chunk in stream])
 
         texts = await asyncio.gather(*(rest(stream) for stream in streams[1::2]))
         await api.close()
-        assert before["requests_running"] == 32 and after["requests_running"] == 16
-        assert after["blocks_used"] > 0
-        return texts
+        return before["requests_running"], after, texts
 
-    texts = asyncio.run(half())
+    for _ in range(5):  # on a busy machine streams may end before this client has closed half of them
+        num_before, after, texts = asyncio.run(half())
+        if (num_before, after["requests_running"]) == (32, 16):
+            break
+    assert (num_before, after["requests_running"]) == (32, 16)
+    assert after["blocks_used"] > 0
     assert len(texts) == 16 and all(len(text) > 100 for text in texts)
     assert demo.get("/props")[1]["blocks_used"] == 0
 
@@ -342,24 +348,23 @@ def test_a_disconnected_client_frees_its_sequence(server: str, stream: bool, req
     running: Server = request.getfixturevalue(server)
     limit = running.get("/v1/models")[1]["data"][0]["max_model_len"] - 20
     body = {"prompt": "Once upon a time", "max_tokens": limit, "ignore_eos": True, "temperature": 1.5, "stream": stream}
-    begin = time.monotonic()
-    with httpx.Client() as leaving:
-        if stream:
-            with leaving.stream("POST", f"{running.url}/v1/completions", json=body) as answer:
-                next(answer.iter_lines())
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                leaving.post(f"{running.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.02))
-    left_s = time.monotonic() - begin
-    while running.get("/props")[1]["requests_running"] and time.monotonic() - begin < 10:
-        time.sleep(0.02)
-    freed_s = time.monotonic() - begin - left_s
-    whole_s = time.monotonic()
-    with httpx.Client() as staying:
-        staying.post(f"{running.url}/v1/completions", json=body | {"stream": False}, timeout=60).raise_for_status()
-    whole_s = time.monotonic() - whole_s
-    assert running.get("/props")[1]["blocks_used"] == 0
-    assert freed_s < max(0.3, whole_s / 2), "the sequence continued without a client"
+
+    def num_generated_without_client() -> float:
+        """Tokens that the server generates for a client that leaves at once."""
+        before = num_generated(running)
+        with httpx.Client() as leaving:
+            if stream:
+                with leaving.stream("POST", f"{running.url}/v1/completions", json=body) as answer:
+                    next(answer.iter_lines())
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    leaving.post(f"{running.url}/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.02))
+        wait_until("the server is idle", lambda: is_idle(running))
+        return num_generated(running) - before
+
+    # On a busy machine the server may be done before it can notice, but not each time.
+    counts = [num_generated_without_client() for _ in range(3)]
+    assert min(counts) < limit * 0.75, f"{counts} tokens of {limit} were generated without a client"
 
 
 def test_the_programs_in_the_documents_work(demo: Server) -> None:
@@ -399,7 +404,8 @@ def test_a_rank_that_is_five_times_slower_is_named_and_serving_continues(demo: S
         "ignore_eos": True,
     }
     is_named = is_measured = False
-    deadline = time.monotonic() + 120  # the warning needs a slow rank for half a minute
+    deadline = time.monotonic() + 240  # the warning needs a slow rank for half a minute
+    own_ms: dict[str, float] = {}
     with httpx.Client(base_url=demo.url, timeout=60) as http:
         expected = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
         throttling = subprocess.Popen([sys.executable, "-c", THROTTLE.format(pid=slow)])
@@ -439,7 +445,7 @@ def test_live_streams_lose_no_token_when_a_rank_is_killed(server: str, request: 
         return text, reason
 
     async def all_streams(*, kill: bool) -> list[tuple[str, str | None]]:
-        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=90) as api:
+        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=180) as api:
             began = [asyncio.Event() for _ in range(24)]
             streams = [asyncio.create_task(stream(api, number, event)) for number, event in enumerate(began)]
             if kill:
@@ -451,6 +457,7 @@ def test_live_streams_lose_no_token_when_a_rank_is_killed(server: str, request: 
     assert {reason for _, reason in undisturbed} == {"length"}
     replica = _pids(running, "ServeReplica")
     assert asyncio.run(all_streams(kill=True)) == undisturbed
+    wait_until("the next group of ranks serves", lambda: running.get("/props")[1].get("epoch") == 1)
     running.wait_ready()
     props = running.get("/props")[1]
     assert props["epoch"] == 1 and props["phase"] == "ready"
@@ -471,10 +478,12 @@ def test_the_first_ctrl_c_completes_live_streams_and_refuses_new_requests(demo: 
             live = await api.completions.create(**body, extra_body={"ignore_eos": True})
             await anext(aiter(live))
             demo.process.send_signal(signal.SIGINT)
-            deadline = time.monotonic() + 60
-            ready = await asyncio.to_thread(demo.get, "/ready")
-            while ready[0] == 200 and time.monotonic() < deadline:
-                ready = await asyncio.to_thread(demo.get, "/ready")
+
+            async def not_ready() -> tuple[int, dict[str, Any]] | None:
+                answer = await asyncio.to_thread(demo.get, "/ready")
+                return answer if answer[0] != 200 else None
+
+            ready = await until("the server is not ready any more", not_ready, pause_s=0)
             health = await asyncio.to_thread(demo.get, "/health")
             refused: dict[str, Any] = {}
             try:
@@ -494,8 +503,7 @@ def test_the_first_ctrl_c_completes_live_streams_and_refuses_new_requests(demo: 
     late = connect(demo)
     body = {"prompt": "Once", "n": 32, "max_tokens": 450, "logprobs": 20, "ignore_eos": True, "stream": True}
     late.sendall(message(COMPLETIONS, body | {"temperature": 1.5}))
-    while not demo.get("/props")[1].get("requests_running"):
-        time.sleep(0.01)
+    wait_until("the late client's request runs", lambda: demo.get("/props")[1].get("requests_running"), pause_s=0.01)
     reason, refused, ready, health = asyncio.run(drained())
     assert reason == "length", "the stream is complete"
     assert ready[0] == 503 and ready[1]["phase"] == "draining" and health[0] == 200
@@ -535,7 +543,7 @@ def test_a_second_ctrl_c_ends_all_processes_at_once_and_a_second_server_on_the_p
         body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
         with (
             httpx.Client() as http,
-            http.stream("POST", f"{running.url}/v1/completions", json=body, timeout=30) as answer,
+            http.stream("POST", f"{running.url}/v1/completions", json=body, timeout=90) as answer,
         ):
             next(answer.iter_lines())
             for _ in range(2):

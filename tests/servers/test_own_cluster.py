@@ -6,12 +6,14 @@ import pytest
 
 from tests.support.programs import seen_by
 
+pytestmark = pytest.mark.timeout(600)
+
 MOST_DRAINING_S = 30  # Serve's default wait for each replica
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    return seen_by("tests.programs.own_cluster", timeout_s=400)
+    return seen_by("tests.programs.own_cluster", timeout_s=540)
 
 
 def test_the_shipped_commands_start_a_cluster_that_serves_with_api_keys(seen: dict[str, Any]) -> None:

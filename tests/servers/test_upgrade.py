@@ -5,11 +5,15 @@ import subprocess
 import sys
 
 import httpx
+import pytest
 
 from tests.chaos.load import Ask, hear
 from tests.servers.test_end_to_end import WITH_TOKEN, address_of
 from tests.support.programs import REPOSITORY, environment
 from tests.support.server import Server, served
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(600)
 
 ARGS = {"model_parallel_size": 1, "cpus_per_rank": 0.5}
 DEPLOY = """
@@ -57,9 +61,11 @@ async def test_no_request_fails_during_a_failed_or_a_successful_update() -> None
             answered = num_answers
             assert server.get("/props")[1]["max_queue"] == 256 and server.get("/ready")[0] == 200, "the old one serves"
             assert await deploy(server, max_queue=102) == 0
-            async with asyncio.timeout(120):
-                while (await client.get("/props")).json().get("max_queue") != 102:  # noqa: ASYNC110
-                    await asyncio.sleep(0.2)
+
+            async def is_updated() -> bool:
+                return bool((await client.get("/props")).json().get("max_queue") == 102)
+
+            await until("the updated replica answers", is_updated)
             stopping.set()
             await asyncio.gather(*asking)
         assert not errors

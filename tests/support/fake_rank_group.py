@@ -12,7 +12,7 @@ from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support.fake_ranks import FakeRanks, arbitrary
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (the condition has no event)
             await asyncio.sleep(0)

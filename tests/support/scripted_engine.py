@@ -6,7 +6,6 @@ It has the engine's whole interface to the HTTP layer. Tests can count submitted
 import asyncio
 import itertools
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.registry import DEFAULT_CHAT_FORMAT, find_chat_format, load_tokenizer
 from tests.conftest import GOLDEN
+from tests.support.waiting import wait_until
 
 MODEL_ID = "fake-llama"
 MAX_SEQ_LEN = 256
@@ -261,10 +261,12 @@ def serve(engine: FakeEngine, limits: HttpLimits | None = None) -> Iterator[Serv
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
-        if not thread.is_alive():
-            raise RuntimeError("uvicorn did not start")
-        thread.join(0.01)
+
+    def is_started() -> bool:
+        assert thread.is_alive(), "uvicorn did not start"
+        return bool(server.started)
+
+    wait_until("uvicorn has started", is_started, pause_s=0.01)
     port: int = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield Served(engine, metrics, port)
@@ -283,10 +285,7 @@ def canary(served: Served) -> None:
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not become true"
-        time.sleep(0.005)
+    wait_until("the condition in the caller's line", condition, timeout_s, 0.005)
 
 
 def assert_error(answer: httpx.Response, status: int, code: str) -> dict[str, str | None]:

@@ -74,7 +74,7 @@ class Server:
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON body; status 0 while nothing answers."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as response:
+            with urllib.request.urlopen(self.url + path, timeout=20) as response:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             body = error.read()
@@ -82,14 +82,12 @@ class Server:
         except OSError:
             return 0, {}
 
-    def wait_ready(self, timeout_s: float = 300.0) -> None:
+    def wait_ready(self, timeout_s: float = 240.0) -> None:
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if self.get("/ready")[0] == 200:
-                return
-            assert self.process.poll() is None, self.output()[-3000:]
+        while self.get("/ready")[0] != 200:
+            assert self.process.poll() is None, "the command ended:\n" + self.output()[-3000:]
+            assert time.monotonic() < deadline, f"not ready within {timeout_s:g} s:\n" + self.output()[-3000:]
             time.sleep(0.2)
-        raise AssertionError("not ready:\n" + self.output()[-3000:])
 
     def processes(self) -> dict[int, str]:
         """Every process that was started from this server and still runs: pid -> command line."""
@@ -125,7 +123,8 @@ class Server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(120)
         left = outlived = self.wait_gone()
-        while left:
+        deadline = time.monotonic() + 30
+        while left and time.monotonic() < deadline:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -139,6 +138,18 @@ class Server:
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
         return left
+
+
+def is_idle(server: Server) -> bool:
+    """Whether no request runs or waits and no cache block is in use."""
+    status, props = server.get("/props")
+    return status == 200 and not (props["requests_running"] or props["requests_waiting"] or props["blocks_used"])
+
+
+def num_generated(server: Server) -> float:
+    """Tokens that the server has generated in all."""
+    with urllib.request.urlopen(server.url + "/metrics", timeout=60) as answer:
+        return float(answer.read().partition(b"\ngenerated_tokens_total ")[2].split()[0])
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from llama_core.errors import EngineError
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.cluster.conftest import LIMITS
 from tests.support.checkpoints import WIDE, random_weights, split, write
+from tests.support.waiting import until_true
 
 
 @pytest.mark.parametrize("with_standbys", [False, True], ids=["new processes", "standbys"])
@@ -30,9 +31,7 @@ async def test_live_streams_end_with_checkpoint_changed_when_ranks_recover_onto_
     service = LlamaService(args, lambda: pool)
     try:
         await service.start()
-        async with asyncio.timeout(60):
-            while with_standbys and not pool.num_standby:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until_true("a process is on standby", lambda: pool.num_standby or not with_standbys)
         stream = service.submit([1, 5, 9], SamplingParams(max_tokens=2000, ignore_eos=True))
         await anext(stream)
         write(tmp_path, split(random_weights(WIDE, seed=1), 2))

@@ -13,6 +13,7 @@ from cluster.wire.messages import Ack, Answer, Fault, FrameSocket, decode_step
 from cluster.wire.transport import RankListener, connect
 from llama_core.errors import RankFailure
 from llama_core.scheduling.step import Row, StepInput, StepOutput
+from tests.support.waiting import until_true
 
 EPOCH = 3
 
@@ -200,9 +201,7 @@ async def test_ranks_without_an_answer_are_overdue_after_the_deadline(bench: Ben
     bench.reply(0, answer(0))
     await asyncio.sleep(0.2)
     assert not bench.overdue
-    async with asyncio.timeout(30):
-        while not bench.overdue:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until_true("the step is overdue", lambda: bench.overdue)
     assert bench.overdue == [([1], 1.5)]
 
 
@@ -226,9 +225,7 @@ async def test_the_deadline_is_learned_from_the_steps_durations(bench: Bench, mo
     monkeypatch.setattr(fan_out, "_CHECK_PERIOD_S", 0.05)
     await bench.run(fan_out._ENOUGH_STEPS, 0.001)
     bench.fan_out.submit(step_input(99))
-    async with asyncio.timeout(20):
-        while not bench.overdue:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until_true("the step is overdue", lambda: bench.overdue)
     ((silent, waited_s),) = bench.overdue
     assert silent == [0, 1] and 0.2 <= waited_s < 20
 

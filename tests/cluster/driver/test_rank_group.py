@@ -17,7 +17,7 @@ from cluster.driver.rank_group import RankGroup
 from cluster.rank.cpu_pinning import claim_cores, in_pod
 from cluster.wire.messages import Hello, WireError
 from cluster.wire.process_end import ProcessIdentity, is_running
-from cluster.wire.rank_status import Phase
+from cluster.wire.rank_status import Phase, RankStatus
 from cluster.wire.socket_dir import PREFIX, parent_dir
 from cluster.wire.transport import Invitation, RankConnection, RankListener
 from llama_core.errors import CheckpointError, ConfigError, RankFailure
@@ -26,6 +26,7 @@ from llama_core.scheduling.step import SlotInit, StepInput
 from tests.cluster.conftest import LIMITS, Start
 from tests.support.fake_runner import CONFIG, FakeFactory, SilentRankOne, step_input, tokens_of
 from tests.support.rank_faults import Fault
+from tests.support.waiting import until, until_true
 
 
 def processes(info: GroupInfo) -> list[ProcessIdentity]:
@@ -36,8 +37,12 @@ def socket_directories() -> set[Path]:
     return set(parent_dir().glob(PREFIX + "*"))
 
 
+async def is_loading(group: RankGroup) -> bool:
+    return any(status and status.phase == Phase.LOADING for status in await group.statuses())
+
+
 async def assert_gone(group: RankGroup, running: list[ProcessIdentity]) -> None:
-    await asyncio.wait_for(group.stop(), 15)
+    await asyncio.wait_for(group.stop(), 60)
     assert not any(is_running(process) for process in running)
     assert not socket_directories()
 
@@ -102,7 +107,7 @@ async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, ran
     pending = [group.submit(step_input(step)) for step in range(3)]
     await asyncio.sleep(0.05)
     os.kill(processes(info)[rank].pid, signal.SIGKILL)
-    failure = await asyncio.wait_for(group.wait_failed(), 20)
+    failure = await asyncio.wait_for(group.wait_failed(), 60)
     assert failure.rank == rank
     assert "died" in failure.message
     errors = await asyncio.gather(*pending, return_exceptions=True)
@@ -116,7 +121,7 @@ async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, ran
 async def test_an_idle_groups_dead_rank_is_noticed(start: Start) -> None:
     group, info = await start()
     os.kill(processes(info)[1].pid, signal.SIGKILL)
-    assert (await asyncio.wait_for(group.wait_failed(), 20)).rank == 1
+    assert (await asyncio.wait_for(group.wait_failed(), 60)).rank == 1
     await assert_gone(group, processes(info))
 
 
@@ -127,8 +132,8 @@ async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: St
     os.kill(processes(info)[rank].pid, signal.SIGSTOP)
     stopped = time.monotonic()
     pending = group.submit(step_input(1))
-    failure = await asyncio.wait_for(group.wait_failed(), 20)
-    assert 0.5 <= time.monotonic() - stopped < 20
+    failure = await asyncio.wait_for(group.wait_failed(), 60)
+    assert time.monotonic() - stopped >= 0.5
     assert failure.rank == rank
     assert "hangs" in failure.message
     if rank == 0:
@@ -142,7 +147,7 @@ async def test_an_exception_in_a_step_is_reported_with_its_text(start: Start) ->
     await group.step(step_input(0))
     for step in (1, 2, 3):  # rank 0 may well answer them: it waits for nobody
         group.submit(step_input(step)).add_done_callback(lambda step: step.exception())
-    failure = await asyncio.wait_for(group.wait_failed(), 20)
+    failure = await asyncio.wait_for(group.wait_failed(), 60)
     assert (failure.rank, failure.message) == (1, "rank 1 failed: ValueError: injected fault")
     await assert_gone(group, processes(info))
 
@@ -218,11 +223,14 @@ async def test_a_death_before_identify_ends_the_identified_ranks(
     monkeypatch.setattr("cluster.driver.rank_actors.RankActor", ray.remote(**OPTIONS)(SilentRankOne))
     group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
     starting = asyncio.create_task(group.start())
-    while 0 not in group.ranks.identities or (silent := (await group.statuses())[1]) is None:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
+
+    async def status_of_silent() -> RankStatus | None:
+        return (await group.statuses())[1] if 0 in group.ranks.identities else None
+
+    silent = await until("rank 0 is identified and rank 1 has a status", status_of_silent)
     os.kill(silent.pid, signal.SIGKILL)
     with pytest.raises(RankFailure, match="rank 1 died while starting"):
-        await asyncio.wait_for(starting, 10)
+        await asyncio.wait_for(starting, 60)
     assert list(group.ranks.identities) == [0]
     assert not is_running(group.ranks.identities[0].process)
 
@@ -290,7 +298,7 @@ async def test_an_overdue_step_fails_even_if_ray_cannot_name_the_hanging_rank(
 
     monkeypatch.setattr(group, "statuses", broken)
     with pytest.raises(RankFailure, match="rank 0 hangs"):
-        await asyncio.wait_for(group.step(step_input(0)), 20)
+        await asyncio.wait_for(group.step(step_input(0)), 60)
     await assert_gone(group, processes(info))
 
 
@@ -324,13 +332,10 @@ async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_
         CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
     )
     starting = asyncio.create_task(group.start())
-    while not any(s and s.phase == Phase.LOADING for s in await group.statuses()):  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
+    await until("a rank loads", lambda: is_loading(group))
     os.kill(group.ranks.identities[1].process.pid, signal.SIGSTOP)
-    begin = time.monotonic()
     with pytest.raises(RankFailure, match="rank 1 hangs: no answer to a status call within 1 s"):
-        await starting
-    assert time.monotonic() - begin < 8
+        await asyncio.wait_for(starting, 40)  # long before the start's own deadline
     assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
@@ -339,8 +344,7 @@ async def test_a_cancelled_start_leaves_no_process(two_rank_placement: Placement
         CONFIG, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
     )
     starting = asyncio.create_task(group.start())
-    while not any(s and s.phase == Phase.LOADING for s in await group.statuses()):  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
+    await until("a rank loads", lambda: is_loading(group))
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -393,8 +397,5 @@ async def test_the_ranks_of_a_killed_driver_end(two_rank_placement: PlacementGro
     driver = Driver.remote()  # type: ignore[attr-defined]
     pid, info = await driver.start.remote(two_rank_placement)
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while any(is_running(process) for process in processes(info)):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await until_true("the ranks have ended", lambda: not any(is_running(process) for process in processes(info)))
     assert not socket_directories()

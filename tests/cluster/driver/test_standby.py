@@ -1,6 +1,5 @@
 """Warm standby processes take over from ranks that failed, and none is left behind."""
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ from cluster.wire.rank_status import Share
 from llama_core.errors import RankFailure
 from tests.cluster.conftest import LIMITS
 from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
+from tests.support.waiting import until_true
 
 
 @pytest.fixture
@@ -33,9 +33,7 @@ async def pool(two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPat
 async def ready(pool: StandbyPool, info: GroupInfo) -> list[int]:
     """Process ids of the standby processes, once they can take over."""
     pool.prepare_standby(info)
-    async with asyncio.timeout(60):
-        while pool.num_standby < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until_true("two processes are on standby", lambda: pool.num_standby >= 2)
     return [(await result_of(actor.status.remote())).pid for actor in pool._standby]
 
 
@@ -98,9 +96,7 @@ async def test_stop_ends_the_standby_processes(pool: StandbyPool) -> None:
     processes = await ready(pool, info)
     await pool.stop()
     await first.stop()
-    async with asyncio.timeout(10):
-        while any(os.path.exists(f"/proc/{pid}") for pid in processes):  # noqa: ASYNC110, ASYNC240
-            await asyncio.sleep(0.02)
+    await until_true("the processes have ended", lambda: not any(os.path.exists(f"/proc/{pid}") for pid in processes))
 
 
 async def test_a_disabled_pool_creates_no_process(two_rank_placement: PlacementGroup) -> None:
@@ -121,9 +117,7 @@ async def test_a_dead_standby_process_is_replaced(pool: StandbyPool, monkeypatch
     info = await group.start()
     first = await ready(pool, info)
     os.kill(first[1], signal.SIGKILL)
-    async with asyncio.timeout(30):
-        while pool.num_standby == 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until_true("the pool notices the dead process", lambda: pool.num_standby != 2)
     others = await ready(pool, info)
     assert not set(first) & set(others)
     await group.stop()

@@ -6,10 +6,12 @@ import pytest
 
 from tests.support.programs import seen_by
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    return seen_by("tests.programs.two_nodes", timeout_s=800)
+    return seen_by("tests.programs.two_nodes", timeout_s=540)
 
 
 def test_the_model_over_two_nodes_gives_the_references_tokens(seen: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ def test_the_interface_of_an_ipv6_address_is_found() -> None:
 async def test_the_driver_listens_at_an_ipv6_address_with_tls() -> None:
     listener = RankListener(7, 1, "::1")
     frames = await asyncio.to_thread(connect, await listener.open(), 0, 5)
-    (connection,) = await asyncio.wait_for(listener.connections(), 5)
+    (connection,) = await asyncio.wait_for(listener.connections(), 60)
     connection.write(b"\0\0\0\1x")
     assert await asyncio.to_thread(frames.receive) == b"x"
     frames.close()

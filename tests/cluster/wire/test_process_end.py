@@ -3,12 +3,12 @@
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from cluster.wire.process_end import ProcessIdentity, end_process, is_running
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -38,10 +38,7 @@ def state_of(pid: int) -> str:
 
 
 def wait_for_zombie(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while state_of(pid) != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(f"process {pid} is a zombie", lambda: state_of(pid) == "Z", pause_s=0.005)
 
 
 @pytest.mark.parametrize("child", [MAIN_THREAD_EXITS], indirect=True)

@@ -47,7 +47,7 @@ async def try_connect(invitation: Invitation, rank: int) -> bool:
 async def test_ranks_with_the_invitation_are_connected_in_order(listener: RankListener) -> None:
     invitation = await listener.open()
     sockets = [await asyncio.to_thread(connect, invitation, rank, 5) for rank in (1, 0)]
-    connections = await asyncio.wait_for(listener.connections(), 5)
+    connections = await asyncio.wait_for(listener.connections(), 60)
     assert [connection.rank for connection in connections] == [0, 1]
     connections[0].write(b"\0\0\0\1x")
     assert await asyncio.to_thread(sockets[1].receive) == b"x"
