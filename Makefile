@@ -5,7 +5,7 @@ PYTHON ?= python3
 CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
-CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp benchmarks/harness/*.cpp)
+CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp llama_core/execution/native/weight_formats/*.hpp benchmarks/harness/*.cpp)
 
 .PHONY: help setup serve test chaos soak fuzz audit lint clean
 

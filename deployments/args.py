@@ -18,8 +18,8 @@ from llama_core.config import (
     DType,
     EngineConfig,
     PrefixCacheScope,
-    Quantization,
 )
+from llama_core.execution.weight_formats.registry import QUANTIZATIONS
 from llama_core.text.registry import DEFAULT_CHAT_FORMAT
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +49,12 @@ def _host_name(value: str) -> str:
 def _not_blank(value: str) -> str:
     if not value.strip():
         raise ValueError("is set, but names no file: leave it out to serve without a key file")
+    return value
+
+
+def _known_quantization(value: str) -> str:
+    if value not in QUANTIZATIONS:
+        raise ValueError(f"must be one of {', '.join(QUANTIZATIONS)}")
     return value
 
 
@@ -88,7 +94,7 @@ class ServerArgs(BaseModel):
     backend: BackendName = Field(
         "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto: the fastest one possible."
     )
-    quantization: Quantization = Field(
+    quantization: Annotated[str, AfterValidator(_known_quantization)] = Field(
         "none", description="int8 keeps linear layers' weights in 8 bits; needs the native backend."
     )
     prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")

@@ -8,6 +8,7 @@ from typing import Final, Literal, get_args
 from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.checkpoint.manifest import Manifest
 from llama_core.errors import ConfigError
+from llama_core.execution.weight_formats.registry import QUANTIZATIONS
 
 # Draft tokens of one step at most: on a CPU, 8 more rows cost less than a step of their own.
 MAX_DRAFTS = 8
@@ -18,13 +19,12 @@ DEFAULT_STEP_TOKENS = 2048
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 BackendName = Literal["auto", "native", "fused", "torch"]
-Quantization = Literal["none", "int8"]
 PrefixCacheScope = Literal["key", "all"]
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "device": get_args(Device),
     "dtype": get_args(DType),
     "backend": get_args(BackendName),
-    "quantization": get_args(Quantization),
+    "quantization": QUANTIZATIONS,
     "prefix_cache_scope": get_args(PrefixCacheScope),
 }
 
@@ -44,8 +44,9 @@ class EngineConfig:
     find another one refuse to load. speculation: let a step verify draft tokens. prefix_caching: compute a shared prefix
     once. Neither of the two changes a request's tokens. prefix_cache_scope: which requests share cached blocks where API
     keys are configured: those of one key, or all. backend: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
-    "torch"; "auto" is native on a CPU where the library can be built, and fused on a GPU. quantization: "int8" keeps the
-    weights of linear layers as 8-bit integers with one scale for each output.
+    "torch"; "auto" is native on a CPU where the library can be built, and fused on a GPU. quantization: the
+    weight format of linear layers, one of `QUANTIZATIONS`; "none" is the model's dtype, "int8" holds 8-bit integers with one
+    scale for each output.
     """
 
     ckpt_dir: str
@@ -66,7 +67,7 @@ class EngineConfig:
     prefix_caching: bool = True
     prefix_cache_scope: PrefixCacheScope = "key"
     backend: BackendName = "auto"
-    quantization: Quantization = "none"
+    quantization: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_seq_len", "max_batch_size", "max_step_tokens", "block_size"):

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from llama_core.checkpoint.manifest import Manifest
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig, Quantization
+from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution import parallel as groups
 from llama_core.execution.runner import ModelRunner
@@ -81,7 +81,7 @@ class Llama:
         speculation: bool = True,
         prefix_caching: bool = True,
         backend: BackendName = "auto",
-        quantization: Quantization = "none",
+        quantization: str = "none",
         chat_format: str = DEFAULT_CHAT_FORMAT,
     ) -> "Llama":
         """Load a checkpoint with any number of shards on the ranks of this process group: one rank, or torchrun's.

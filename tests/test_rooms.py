@@ -24,7 +24,8 @@ BASE = (
     "llama_core.model_config",
     "llama_core.checkpoint",
 )
-PURE = (*BASE, "llama_core.config", "llama_core.text", "llama_core.scheduling")
+FORMATS = "llama_core.execution.weight_formats.registry"  # names of weight formats, without tensors
+PURE = (*BASE, FORMATS, "llama_core.config", "llama_core.text", "llama_core.scheduling")
 MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")
 BACKENDS = ("llama_core.execution.reference", "llama_core.execution.fused", "llama_core.execution.native")
 CORE = (*MODEL, *BACKENDS, "llama_core.execution.runner", "llama_core.execution.verify_files")
@@ -44,14 +45,21 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.host_memory": ("llama_core.errors",),
     "llama_core.model_config": ("llama_core.errors",),
     "llama_core.checkpoint": ("llama_core.errors", "llama_core.host_memory", "llama_core.model_config"),
-    "llama_core.config": BASE,
+    FORMATS: (),
+    "llama_core.config": (*BASE, FORMATS),
     "llama_core.text": BASE,
     "llama_core.scheduling": (*BASE, "llama_core.config"),
     # Loaded by ranks.
     "llama_core.checkpoint.loader": BASE,
     "llama_core.checkpoint.meta_weights": BASE,
     "llama_core.checkpoint.meta": (*BASE, "llama_core.checkpoint.meta_weights"),  # imported when weights are opened
-    "llama_core.execution": (*BASE, "llama_core.config", "llama_core.scheduling", "llama_core.checkpoint.loader"),
+    "llama_core.execution": (
+        *BASE,
+        FORMATS,
+        "llama_core.config",
+        "llama_core.scheduling",
+        "llama_core.checkpoint.loader",
+    ),
     "llama_core.execution.reference": MODEL,
     "llama_core.execution.fused": MODEL,
     "llama_core.execution.native": MODEL,

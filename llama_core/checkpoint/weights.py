@@ -56,6 +56,11 @@ def weight_specs(config: ModelConfig) -> dict[str, WeightSpec]:
     return specs
 
 
+def is_linear(name: str) -> bool:
+    """Whether the weight is the matrix of a linear layer, not an embedding or the factors of a norm."""
+    return name != "tok_embeddings.weight" and not name.endswith("norm.weight")
+
+
 def num_values(config: ModelConfig, rank: int, world_size: int) -> int:
     """Values in all weights that `rank` of `world_size` ranks loads."""
     return sum(math.prod(spec.part(rank, world_size).shape) for spec in weight_specs(config).values())

@@ -1,13 +1,29 @@
 """Memory that a rank may still allocate, on its device or on its host."""
 
+import math
+
 import torch
 
+from llama_core.checkpoint.weights import is_linear, weight_specs
 from llama_core.errors import ConfigError
 from llama_core.execution.parallel import Parallel, ranks_with, smallest
+from llama_core.execution.weight_formats.format import WeightFormat
 from llama_core.host_memory import available_host_bytes, host_identity
+from llama_core.model_config import ModelConfig
 
 CACHE_SHARE_OF_FREE = 0.5  # of the host memory that is free after load; the rest is for activations and other processes
 GPU_HEADROOM = 0.1  # of the device's memory, left free for activations and the allocator
+
+
+def planned_weight_bytes(
+    config: ModelConfig, dtype: torch.dtype, weight_format: WeightFormat, parallel: Parallel
+) -> int:
+    """Bytes of this rank's weights: those of linear layers in `weight_format`, embeddings and norms in `dtype`."""
+    total = 0.0
+    for name, spec in weight_specs(config).items():
+        num_values = math.prod(spec.part(parallel.rank, parallel.world_size).shape)
+        total += num_values * (weight_format.bytes_per_weight if is_linear(name) else dtype.itemsize)
+    return math.ceil(total)
 
 
 def check_weights_fit(num_bytes: int, parallel: Parallel) -> None:

@@ -10,19 +10,19 @@ import torch
 from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.checkpoint.loader import Progress, rank_weights
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.checkpoint.weights import num_values
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.backend import Backend
 from llama_core.execution.fused.backend import FusedBackend, ops_for
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.memory_budget import check_weights_fit, free_cache_bytes
+from llama_core.execution.memory_budget import check_weights_fit, free_cache_bytes, planned_weight_bytes
 from llama_core.execution.native import backend as native
 from llama_core.execution.native.build import Unavailable
 from llama_core.execution.parallel import Parallel, smallest
 from llama_core.execution.sampling import logprobs_of
 from llama_core.execution.slots import SlotTable
 from llama_core.execution.verify_files import FileChecks
+from llama_core.execution.weight_formats.format import WeightFormat, find_weight_format
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -83,19 +83,21 @@ class ModelRunner:
         reader = source.open_weights(model_config)
         checks.verify_contents(reader)
         dtype = reader.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        kind = _kind_of_backend(config, model_config, dtype, parallel)
-        values = num_values(model_config, parallel.rank, parallel.world_size)
-        check_weights_fit(values * (1 if config.quantization == "int8" else dtype.itemsize), parallel)
+        dtype_name = str(dtype).removeprefix("torch.")
+        weight_format = find_weight_format(config.quantization, dtype_name)
+        kind = _kind_of_backend(config, model_config, dtype, weight_format, parallel)
+        check_weights_fit(planned_weight_bytes(model_config, dtype, weight_format, parallel), parallel)
         slots = SlotTable(config, parallel.device, spare=kind == "fused")
         rank, world_size = parallel.rank, parallel.world_size
         weights = rank_weights(reader, model_config, rank, world_size, dtype, parallel.device, on_progress)
         backend: Backend
         if kind == "native":
-            backend = native.NativeBackend(config, model_config, parallel, slots, dtype, weights)
+            backend = native.NativeBackend(config, model_config, parallel, slots, dtype, weight_format, weights)
         elif kind == "fused":
-            ops = ops_for(parallel.device)
+            ops, make_matrix = ops_for(parallel.device), weight_format.torch_matrix
+            assert make_matrix is not None
             with torch.inference_mode():
-                fused = FusedTransformer(model_config, parallel, config.max_seq_len, dtype, ops, weights)
+                fused = FusedTransformer(model_config, parallel, config.max_seq_len, dtype, ops, make_matrix, weights)
             backend = FusedBackend(config, fused, parallel, slots, ops)
         else:
             # Imported here, because only the reference model needs fairscale.
@@ -113,7 +115,7 @@ class ModelRunner:
             seconds=time.perf_counter() - begin,
             weight_bytes=backend.weight_bytes,
             device=f"{_device_name(parallel.device)}, {backend.name}",
-            dtype=str(dtype).removeprefix("torch.") + (" with int8 weights" if config.quantization == "int8" else ""),
+            dtype=dtype_name + ("" if weight_format.name == dtype_name else f" with {weight_format.name} weights"),
             files_id=checks.files_id,
             digest=checks.digest,
         )
@@ -260,16 +262,19 @@ class ModelRunner:
 
 
 def _kind_of_backend(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, parallel: Parallel
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, weight_format: WeightFormat, parallel: Parallel
 ) -> Literal["native", "fused", "torch"]:
     """The backend of the whole group: all ranks use the same. Raises ConfigError if the configured one is unavailable."""
-    if config.quantization != "none" and config.backend in ("fused", "torch"):
-        raise ConfigError(f"quantization {config.quantization} needs the native backend", param="quantization")
+    is_plain = config.quantization == "none"
+    for_fused = weight_format.torch_matrix is not None
     if config.backend == "fused" or config.backend == "torch":
+        if not (for_fused if config.backend == "fused" else is_plain):
+            backends = "native or fused" if for_fused else "native"
+            raise ConfigError(f"quantization {config.quantization} needs the {backends} backend", param="quantization")
         return config.backend
     reason = ""
     try:
-        native.check_available(config, model, dtype, parallel)
+        native.check_available(config, model, dtype, weight_format, parallel)
     except Unavailable as error:
         reason = str(error)
     available = bool(smallest(parallel, not reason))
@@ -278,13 +283,13 @@ def _kind_of_backend(
     reason = reason or "another rank cannot use it"
     if config.backend == "native":
         raise ConfigError(f"the native backend cannot be used: {reason}", param="backend")
-    if config.quantization != "none":
+    if for_fused and parallel.device.type == "cuda":
+        return "fused"
+    if not is_plain:
         raise ConfigError(
             f"quantization {config.quantization} needs the native backend, which cannot be used: {reason}",
             param="quantization",
         )
-    if parallel.device.type == "cuda":
-        return "fused"
     log.warning("rank %d computes with torch, several times slower than the native backend: %s", parallel.rank, reason)
     return "torch"
 

@@ -15,6 +15,7 @@ from llama_core.execution.fused.ops import Ops
 from llama_core.execution.kv_cache import KVCache
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
+from llama_core.execution.weight_formats.format import TorchMatrix, TorchMatrixType
 from llama_core.model_config import ModelConfig
 
 # (layer, queries [T, H, head_dim]) -> [T, H, head_dim]
@@ -26,11 +27,11 @@ class Layer:
     """qkv [(H + 2 K) head_dim, dim], out [dim, H head_dim], gate_up [2 hidden, dim], down [dim, hidden] of this rank."""
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor
-    out: torch.Tensor
+    qkv: TorchMatrix
+    out: TorchMatrix
     ffn_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: TorchMatrix
+    down: TorchMatrix
 
 
 class FusedTransformer:
@@ -41,9 +42,11 @@ class FusedTransformer:
         max_seq_len: int,
         dtype: torch.dtype,
         ops: Ops,
+        make_matrix: TorchMatrixType,
         weights: Iterable[tuple[str, torch.Tensor]],
     ) -> None:
-        """`weights`: this rank's part of each, by Meta's names, in `dtype`. Each is copied into its tensor and not kept."""
+        """`make_matrix`: allocates the matrix of a linear layer. `weights`: this rank's part of each, by Meta's names, in
+        `dtype`; the model copies each into place and does not keep it."""
         self.config = config
         self.dtype = dtype
         self.parallel = parallel
@@ -57,28 +60,34 @@ class FusedTransformer:
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=parallel.device)
 
+        def matrix(outputs: int, inputs: int) -> TorchMatrix:
+            return make_matrix(outputs, inputs, dtype, parallel.device)
+
         self._embeddings = empty(config.vocab_size, config.dim // ranks)
         self._norm = empty(config.dim)
-        self._output = empty(config.vocab_size // ranks, config.dim)
+        self._output = matrix(config.vocab_size // ranks, config.dim)
         self._layers = [
             Layer(
                 attention_norm=empty(config.dim),
-                qkv=empty((self.n_heads + 2 * self.n_kv_heads) * self.head_dim, config.dim),
-                out=empty(config.dim, self.n_heads * self.head_dim),
+                qkv=matrix((self.n_heads + 2 * self.n_kv_heads) * self.head_dim, config.dim),
+                out=matrix(config.dim, self.n_heads * self.head_dim),
                 ffn_norm=empty(config.dim),
-                gate_up=empty(2 * hidden, config.dim),
-                down=empty(config.dim, hidden),
+                gate_up=matrix(2 * hidden, config.dim),
+                down=matrix(config.dim, hidden),
             )
             for _ in range(config.n_layers)
         ]
         self._rotary = rotary_table(self.head_dim, max_seq_len, config.rope_theta, parallel.device)
         places = self._places()
         for name, weight in weights:
-            places[name].copy_(weight)
+            places[name](weight)
 
     @property
     def weight_bytes(self) -> int:
-        return sum(place.nbytes for place in self._places().values())
+        parts: list[torch.Tensor | TorchMatrix] = [self._embeddings, self._norm, self._output]
+        for layer in self._layers:
+            parts += [layer.attention_norm, layer.qkv, layer.out, layer.ffn_norm, layer.gate_up, layer.down]
+        return sum(part.nbytes for part in parts)
 
     def hidden_states(
         self, tokens: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor, cache: KVCache, attend: Attend
@@ -93,16 +102,16 @@ class FusedTransformer:
         delta: torch.Tensor | None = None
         for i, layer in enumerate(self._layers):
             x = ops.add_norm(h, delta, layer.attention_norm, eps)
-            qkv = F.linear(x, layer.qkv).view(len(x), -1, self.head_dim)
+            qkv = layer.qkv.multiply(x).view(len(x), -1, self.head_dim)
             q = ops.rotate_and_store(qkv, self._rotary, positions, slot_mapping, cache.keys[i], cache.values[i])
-            delta = self._sum(F.linear(attend(i, q).flatten(1), layer.out))
+            delta = self._sum(layer.out.multiply(attend(i, q).flatten(1)))
             x = ops.add_norm(h, delta, layer.ffn_norm, eps)
-            delta = self._sum(F.linear(ops.gated_silu(F.linear(x, layer.gate_up)), layer.down))
+            delta = self._sum(layer.down.multiply(ops.gated_silu(layer.gate_up.multiply(x))))
         return ops.add_norm(h, delta, self._norm, eps)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [R, dim] -> float32 [R, vocab_size], whole on every rank."""
-        return self._gather(F.linear(hidden_states, self._output)).float()
+        return self._gather(self._output.multiply(hidden_states)).float()
 
     def _sum(self, partial: torch.Tensor) -> torch.Tensor:
         if self.parallel.world_size > 1:
@@ -119,27 +128,30 @@ class FusedTransformer:
         dist.all_gather_into_tensor(parts, part.contiguous())
         return parts.view(ranks, count, width).transpose(0, 1).flatten(1)
 
-    def _places(self) -> dict[str, torch.Tensor]:
-        """The tensor, or the part of one, for each of the checkpoint's tensors."""
-        places = {
-            "tok_embeddings.weight": self._embeddings,
-            "norm.weight": self._norm,
-            "output.weight": self._output,
-        }
+    def _places(self) -> dict[str, Callable[[torch.Tensor], object]]:
+        """What writes each of the checkpoint's weights into its place."""
+
+        def rows(matrix: TorchMatrix, first: int = 0) -> Callable[[torch.Tensor], object]:
+            return lambda weight: matrix.set_rows(first, weight)
+
         queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        hidden = self.config.hidden_dim // self.parallel.world_size
+        places: dict[str, Callable[[torch.Tensor], object]] = {
+            "tok_embeddings.weight": self._embeddings.copy_,
+            "norm.weight": self._norm.copy_,
+            "output.weight": rows(self._output),
+        }
         for i, layer in enumerate(self._layers):
-            wq, wk, wv = layer.qkv.split([queries, keys, keys])  # type: ignore[no-untyped-call]
-            w1, w3 = layer.gate_up.chunk(2)
             named = {
-                "attention_norm": layer.attention_norm,
-                "attention.wq": wq,
-                "attention.wk": wk,
-                "attention.wv": wv,
-                "attention.wo": layer.out,
-                "ffn_norm": layer.ffn_norm,
-                "feed_forward.w1": w1,
-                "feed_forward.w2": layer.down,
-                "feed_forward.w3": w3,
+                "attention_norm": layer.attention_norm.copy_,
+                "attention.wq": rows(layer.qkv),
+                "attention.wk": rows(layer.qkv, queries),
+                "attention.wv": rows(layer.qkv, queries + keys),
+                "attention.wo": rows(layer.out),
+                "ffn_norm": layer.ffn_norm.copy_,
+                "feed_forward.w1": rows(layer.gate_up),
+                "feed_forward.w2": rows(layer.down),
+                "feed_forward.w3": rows(layer.gate_up, hidden),
             }
             places |= {f"layers.{i}.{name}.weight": place for name, place in named.items()}
         return places

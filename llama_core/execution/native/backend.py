@@ -1,158 +1,35 @@
 """A step in C++ (`engine.cpp`): one call from the rows to the sampled tokens."""
 
 import ctypes
-import itertools
 import logging
 import math
 import os
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from functools import cache
 
 import torch
 
+from llama_core.checkpoint.weights import is_linear
 from llama_core.config import EngineConfig
 from llama_core.execution.backend import Sampled
 from llama_core.execution.native.all_gather import GlooFallback, shared_memory
-from llama_core.execution.native.build import Unavailable, library_path
+from llama_core.execution.native.build import Unavailable
+from llama_core.execution.native.library import OPS, WEIGHTS, Shape, Slots, load_library
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
-from llama_core.execution.sampling_tensors import SlotSampling
 from llama_core.execution.slots import SlotTable
+from llama_core.execution.weight_formats.format import WeightFormat
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
 
 _LANES = 16  # floats of a vector; also positions of a KV tile of the cache
-# What follows mirrors engine.cpp and sampling.hpp; `check_abi` compares both when the library is loaded.
-# A checkpoint's weights by their names in it, in the order of engine.cpp's enum Weight.
-_WEIGHTS = (
-    "tok_embeddings",
-    "attention.wq",
-    "attention.wk",
-    "attention.wv",
-    "attention.wo",
-    "feed_forward.w1",
-    "feed_forward.w2",
-    "feed_forward.w3",
-    "attention_norm",
-    "ffn_norm",
-    "norm",
-    "output",
-)
-# The phases of a step, in the order of engine.cpp's enum Op.
-OPS = (
-    "embed",
-    "share embedding",
-    "join embedding",
-    "norm before attention",
-    "project q, k, v",
-    "rotate, write cache",
-    "attend",
-    "quantize attended",
-    "project out",
-    "share out",
-    "add out",
-    "norm before ffn",
-    "gate and up",
-    "quantize hidden",
-    "project down",
-    "share down",
-    "add down",
-    "norm at the end",
-    "logits",
-    "share logits",
-    "join logits",
-    "sample",
-    "share sampled",
-)
 
 
-class _Shape(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                *("dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "vocab", "full_vocab", "rank", "ranks"),
-                *("bfloat16", "int8_weights", "max_tokens", "max_samples", "max_seq_len", "block_size"),
-                *("blocks_per_sequence", "threads"),
-            )
-        ),
-        ("norm_eps", ctypes.c_float),
-    )
-
-
-class _Slots(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "block_tables", "sampling"))
-
-
-class _Row(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int32) for name in ("slot", "start", "length", "samples"))
-
-
-_TYPE_NAMES = {ctypes.c_int32: "int32", ctypes.c_int64: "int64", ctypes.c_float: "float32", ctypes.c_void_p: "pointer"}
-
-
-class AbiMismatch(Exception):
-    """The compiled library lays out a struct, or orders a table, otherwise than this module does."""
-
-
-def _description() -> list[str]:
-    """One line for each struct and table, as engine.cpp's describe_abi writes them."""
-    lines = []
-    for name, struct in (("Shape", _Shape), ("Slots", _Slots), ("SlotSampling", SlotSampling), ("Row", _Row)):
-        fields = [f"{field}:{_TYPE_NAMES[kind]}@{getattr(struct, field).offset}" for field, kind in struct._fields_]  # type: ignore[misc]
-        lines.append(" ".join((name, str(ctypes.sizeof(struct)), *fields)))
-    return [*lines, "|".join(("Weight", *_WEIGHTS)), "|".join(("Op", *OPS))]
-
-
-def check_abi(described: str) -> None:
-    """Raises AbiMismatch unless `described`, the library's own description, is that of this module."""
-    theirs = described.split("\n")
-    for mine, other in itertools.zip_longest(_description(), theirs, fillvalue="nothing"):
-        if mine != other:
-            raise AbiMismatch(
-                f"the native library does not fit this version of backend.py: it has {other}; expected {mine}"
-            )
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    """Raises Unavailable, or AbiMismatch where the library is not of this source."""
-    try:
-        library = ctypes.CDLL(str(library_path()))
-    except OSError as error:
-        raise Unavailable(str(error)) from None
-    library.llama_abi.restype = ctypes.c_char_p
-    check_abi(library.llama_abi().decode())
-    pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
-    for name, result, arguments in (
-        ("unsupported_reason", ctypes.c_char_p, (integer, integer, integer)),
-        ("create", pointer, (ctypes.POINTER(_Shape), ctypes.POINTER(_Slots), pointer, pointer)),
-        ("destroy", None, (pointer,)),
-        ("pack", None, (pointer, integer, integer, pointer, integer)),
-        ("make_cache", integer, (pointer, integer)),
-        ("gather_bytes", size, (ctypes.POINTER(_Shape),)),
-        ("shared_bytes", size, (ctypes.POINTER(_Shape),)),
-        ("share_memory", None, (pointer, pointer)),
-        ("use_fallback", None, (pointer, pointer)),
-        ("step", integer, (pointer, pointer, integer, pointer, integer)),
-        ("logits_of", None, (pointer, pointer, integer)),
-        ("logits", pointer, (pointer,)),
-        ("seconds", ctypes.POINTER(ctypes.c_double), (pointer,)),
-        ("waited", ctypes.c_double, (pointer,)),
-        ("weight_bytes", size, (pointer,)),
-        ("working_bytes", size, (pointer,)),
-        ("instructions", ctypes.c_char_p, ()),
-        ("poke_embedding", None, (pointer, integer, pointer)),
-    ):
-        function = getattr(library, f"llama_{name}")
-        function.restype, function.argtypes = result, arguments
-    return library
-
-
-def check_available(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> None:
+def check_available(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, weight_format: WeightFormat, parallel: Parallel
+) -> None:
     """Raises Unavailable unless this rank can run such a model natively."""
     if parallel.device.type != "cpu":
         raise Unavailable(f"the device is {parallel.device.type}")
@@ -161,7 +38,8 @@ def check_available(config: EngineConfig, model: ModelConfig, dtype: torch.dtype
     if config.block_size % _LANES:
         raise Unavailable(f"block_size {config.block_size} is not a multiple of {_LANES}")
     widest = max(model.dim, model.hidden_dim)
-    unsupported_reason = _library().llama_unsupported_reason(model.head_dim, widest, config.quantization == "int8")
+    is_bfloat16, kernels = dtype == torch.bfloat16, weight_format.name.encode()
+    unsupported_reason = load_library().llama_unsupported_reason(model.head_dim, widest, is_bfloat16, kernels)
     if unsupported_reason:
         raise Unavailable(unsupported_reason.decode())
 
@@ -174,16 +52,17 @@ class NativeBackend:
         parallel: Parallel,
         slots: SlotTable,
         dtype: torch.dtype,
+        weight_format: WeightFormat,
         weights: Iterable[tuple[str, torch.Tensor]],
     ) -> None:
         """`weights`: this rank's part of each, in `dtype`. Each is packed as it is read, and not kept. Raises MemoryError."""
-        self._native = _library()
-        self._config = config
-        self._slots = slots
+        self._native = load_library()
+        self._weight_format = weight_format
+        self._slots = slots  # the engine keeps pointers to its tensors
         self._num_slots, self._max_seq_len = slots.tokens.shape
         ranks = parallel.world_size
         threads = torch.get_num_threads()
-        self._shape = _Shape(
+        self._shape = Shape(
             dim=model.dim,
             layers=model.n_layers,
             heads=model.n_heads // ranks,
@@ -195,7 +74,6 @@ class NativeBackend:
             rank=parallel.rank,
             ranks=ranks,
             bfloat16=dtype == torch.bfloat16,
-            int8_weights=config.quantization == "int8",
             max_tokens=config.max_step_tokens,
             max_samples=config.max_step_samples,
             max_seq_len=config.max_seq_len,
@@ -205,10 +83,12 @@ class NativeBackend:
             norm_eps=model.norm_eps,
         )
         rotary = rotary_table(model.head_dim, config.max_seq_len, model.rope_theta, parallel.device)
-        arrays = _Slots(slots.tokens.data_ptr(), slots.block_tables.data_ptr(), slots.sampling.address)
+        arrays = Slots(slots.tokens.data_ptr(), slots.block_tables.data_ptr(), slots.sampling.address)
         cpus = sorted(os.sched_getaffinity(0))
         pins = (ctypes.c_int32 * threads)(*cpus) if len(cpus) == threads else None
-        self._engine = self._native.llama_create(self._shape, arrays, rotary.data_ptr(), pins)
+        self._engine = self._native.llama_create(
+            self._shape, weight_format.name.encode(), arrays, rotary.data_ptr(), pins
+        )
         if not self._engine:
             raise MemoryError("the native engine could not be made: no memory, or no threads")
         if ranks > 1:
@@ -300,10 +180,10 @@ class NativeBackend:
     def _pack(self, name: str, weight: torch.Tensor) -> None:
         parts = name.removesuffix(".weight").split(".", 2)
         layer, kind = (int(parts[1]), parts[2]) if parts[0] == "layers" else (0, parts[0])
-        weight = weight.contiguous()
-        assert weight.dtype in (torch.float32, torch.bfloat16)
-        is_bfloat16 = weight.dtype == torch.bfloat16
-        self._native.llama_pack(self._engine, _WEIGHTS.index(kind), layer, weight.data_ptr(), is_bfloat16)
+        source = self._weight_format.native_rows(weight) if is_linear(name) else weight.contiguous()
+        assert source.dtype in (torch.float32, torch.bfloat16)
+        is_bfloat16 = source.dtype == torch.bfloat16
+        self._native.llama_pack(self._engine, WEIGHTS.index(kind), layer, source.data_ptr(), is_bfloat16)
 
     def _connect(self, parallel: Parallel) -> None:
         memory = shared_memory(parallel, self._native.llama_shared_bytes(self._shape))

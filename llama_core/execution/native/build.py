@@ -1,6 +1,6 @@
-"""Compiles the C++ next to this file for the CPU it runs on, once, and keeps the result in the user's cache directory.
+"""Compiles the C++ of this folder for the CPU it runs on, once, and keeps the library in the user's cache directory.
 
-The file's name is a hash of the sources, the compiler, its flags and the CPU's features, so a change of any makes a new one.
+The library's name is a hash of the sources, the compiler, its flags and the CPU's features: a change of any makes a new one.
 """
 
 import contextlib
@@ -86,8 +86,8 @@ def _compiler() -> str:
 
 def _fingerprint(command: list[str]) -> str:
     digest = hashlib.sha256("\0".join(command).encode())
-    for source in sorted(_SOURCES.glob("*.[ch]pp")):
-        digest.update(source.name.encode() + source.read_bytes())
+    for source in sorted(_SOURCES.rglob("*.[ch]pp")):
+        digest.update(str(source.relative_to(_SOURCES)).encode() + source.read_bytes())
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         digest.update(subprocess.run([command[0], "--version"], capture_output=True, timeout=30, check=False).stdout)
     with contextlib.suppress(OSError):

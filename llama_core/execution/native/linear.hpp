@@ -1,13 +1,27 @@
-// Linear layers y = x W^T on packed weights, for one row as for hundreds.
+// Linear layers y = x W^T on packed weights, for one row as for hundreds: what is common to all weight formats.
 //
 // W [n, k] is cut into output tiles of 32 outputs. Within a tile, weights lie in the order in which they are used, so one row
 // reads memory as one stream. Every result is summed over k in one fixed order, whatever is computed beside it: a row's values
 // do not depend on the number of rows. The compiler's target decides the instructions: AMX, AVX-512 or plain vectors.
 //
-//   float32    [output tile][k][32]
-//   bfloat16   [output tile][k / 32][2 register tiles][16 pairs of k][16 outputs][2]
-//   int8       [output tile][k / 64][2 register tiles][16 fours of k][16 outputs][4]
+// A weight format is a struct with static members in a header of weight_formats/. Those of a format F:
+//   Activation          the type T of the activations that F multiplies
+//   kName               the name that Python asks for
+//   kLayout             a WeightLayout
+//   kSumBytes           bytes of one result's running sums between two K slices
+//   kQuantizesInputs    whether F multiplies Inputs::quantized instead of Inputs::rows
+//   kMaxInputs          the most inputs of a layer whose sums are exact
+//   pack                packs one row of W, S source[inputs] (float or bf16), as output `output`
+//   multiply            y of output tile `tile` for rows <= kMaxRows of x, from row `row`, into `out` [kMaxRows][kTileOutputs].
+//                       `first`: no earlier rows used the tile, so its weights come from memory and are prefetched.
+//   add_k_slice         with LLAMA_AMX: adds the products of inputs from .. to (whole steps of the layout) to `sums` of up to
+//                       kMaxRows rows. from = 0 begins new sums.
+//   finish              with LLAMA_AMX: the results of `sums`, in `out` or in `sums` itself
+// kFormatOf<F> turns the struct into a WeightFormat, whose functions the engine calls: a call computes 32 rows by 32 outputs.
 #pragma once
+
+#include <climits>
+#include <type_traits>
 
 #include "amx_tiles.hpp"
 #include "memory.hpp"
@@ -18,88 +32,144 @@ namespace llama {
 
 constexpr int kRegisterTiles = 2;                  // of an output tile
 constexpr int kTileOutputs = kRegisterTiles * 16;  // of an output tile
-constexpr size_t kRegisterTileBytes = 1024;        // bfloat16 and int8: what one tile register holds
+constexpr size_t kRegisterTileBytes = 1024;        // of one tile register
 
-enum class Format { kFloat32, kBFloat16, kInt8 };
-
-class Linear {
-  public:
-    Linear() = default;
-    Linear(Format format, int outputs, int inputs)
-        : format_(format), inputs_(inputs), output_tiles_(int(round_up(outputs, kTileOutputs) / kTileOutputs)) {
-        size_t unit = format == Format::kFloat32 ? 1 : format == Format::kBFloat16 ? 32 : 64;
-        padded_ = round_up(inputs, unit);
-        size_t element = format == Format::kFloat32 ? 4 : format == Format::kBFloat16 ? 2 : 1;
-        output_tile_bytes_ = padded_ * kTileOutputs * element;
-        memory_ = Memory(output_tile_bytes_ * output_tiles_);
-        if (format == Format::kInt8) extra_ = Memory(size_t(output_tiles_) * kTileOutputs * 8);
-    }
-
-    Format format() const { return format_; }
-    int inputs() const { return inputs_; }
-    int output_tiles() const { return output_tiles_; }
-    size_t bytes() const { return memory_.bytes() + extra_.bytes(); }
-    char* output_tile(int tile) const { return memory_.as<char>() + tile * output_tile_bytes_; }
-    float* scales() const { return extra_.as<float>(); }  // int8: float [outputs]
-    int32_t* sums() const {
-        return extra_.as<int32_t>() + size_t(output_tiles_) * kTileOutputs;
-    }  // int8: of each output's weights
-
-    // Packs one row of W, `source` [inputs], as output `output`.
-    template <class T>
-    void pack(const T* source, int output) {
-        char* base = output_tile(output / kTileOutputs);
-        const int place = output % kTileOutputs, half = place / 16, lane = place % 16;
-        if (format_ == Format::kFloat32) {
-            float* out = reinterpret_cast<float*>(base) + place;
-            for (int k = 0; k < inputs_; k++) out[size_t(k) * kTileOutputs] = widen(source[k]);
-        } else if (format_ == Format::kBFloat16) {
-            for (int k = 0; k < inputs_; k++) {
-                bf16* line =
-                    reinterpret_cast<bf16*>(base + (k / 32 * kRegisterTiles + half) * kRegisterTileBytes + k % 32 / 2 * 64);
-                line[lane * 2 + k % 2] = narrow(widen(source[k]));
-            }
-        } else {
-            float most = 0;
-            for (int k = 0; k < inputs_; k++) most = std::max(most, std::fabs(widen(source[k])));
-            const float inverse = most > 0 ? 127.0f / most : 0.0f;
-            int32_t total = 0;
-            for (int k = 0; k < inputs_; k++) {
-                const int q = int(std::lrint(widen(source[k]) * inverse));
-                int8_t* line =
-                    reinterpret_cast<int8_t*>(base + (k / 64 * kRegisterTiles + half) * kRegisterTileBytes + k % 64 / 4 * 64);
-                line[lane * 4 + k % 4] = int8_t(q);
-                total += q;
-            }
-            scales()[output] = most / 127.0f;
-            sums()[output] = total;
-        }
-    }
-
-    // y of one output tile for rows <= kMaxRows of x, into `out` [kMaxRows][kTileOutputs]. `first`: the tile's weights come from
-    // memory, and the weights behind them are prefetched.
-    template <class T>
-    void block(const Rows<T>& x, size_t row, int rows, int tile, bool first, float* out) const;
-    void block(const Quantized& x, size_t row, int rows, int tile, bool first, float* out) const;
-
-    // The same for a row panel on tile registers: the products of inputs from .. to (whole register tiles) are added to `sums` of
-    // up to kMaxRows rows, which begin with from = 0; `finish` makes results of the sums.
-    void add_k_slice(const Rows<bf16>& x, size_t row, int rows, int tile, bool first, size_t from, size_t to, void* sums) const;
-    void add_k_slice(const Quantized& x, size_t row, int rows, int tile, bool first, size_t from, size_t to, void* sums) const;
-    const float* finish(const Rows<bf16>& x, size_t row, int rows, int tile, const void* sums, float* out) const;
-    const float* finish(const Quantized& x, size_t row, int rows, int tile, const void* sums, float* out) const;
-    size_t sums_bytes() const { return size_t(kMaxRows) * kTileOutputs * 4 * (format_ == Format::kInt8 ? 2 : 1); }
-
-    size_t padded() const { return padded_; }
-    size_t output_tile_bytes() const { return output_tile_bytes_; }
-
-  private:
-    Format format_ = Format::kFloat32;
-    int inputs_ = 0, output_tiles_ = 0;
-    size_t padded_ = 0, output_tile_bytes_ = 0;
-    Memory memory_, extra_;
+// How a format stores an output tile: one step after another, each with the weights of `step_inputs` inputs.
+struct WeightLayout {
+    size_t step_inputs;       // inputs are padded to a multiple of this
+    size_t step_bytes;        // of the 32 outputs' weights in a step, with the scales and minima of their groups
+    size_t bytes_per_output;  // of what a format keeps for each whole output, apart from the steps
 };
 
-}  // namespace llama
+// The memory of one layer's weights.
+class PackedWeights {
+  public:
+    PackedWeights() = default;
+    PackedWeights(const WeightLayout& layout, int outputs, int inputs)
+        : inputs_(inputs), output_tiles_(int(round_up(outputs, kTileOutputs) / kTileOutputs)) {
+        padded_ = round_up(inputs, layout.step_inputs);
+        output_tile_bytes_ = padded_ / layout.step_inputs * layout.step_bytes;
+        memory_ = Memory(output_tile_bytes_ * output_tiles_);
+        if (layout.bytes_per_output) per_output_ = Memory(size_t(num_outputs()) * layout.bytes_per_output);
+    }
 
-#include "linear_kernels.hpp"
+    int inputs() const { return inputs_; }
+    size_t padded() const { return padded_; }  // inputs with padding
+    int output_tiles() const { return output_tiles_; }
+    int num_outputs() const { return output_tiles_ * kTileOutputs; }  // with padding
+    size_t bytes() const { return memory_.bytes() + per_output_.bytes(); }
+    char* output_tile(int tile) const { return memory_.as<char>() + tile * output_tile_bytes_; }
+    const Memory& per_output() const { return per_output_; }
+
+  private:
+    int inputs_ = 0, output_tiles_ = 0;
+    size_t padded_ = 0, output_tile_bytes_ = 0;
+    Memory memory_, per_output_;
+};
+
+// The inputs of linear layers: activations, and the same activations as integers for the formats that multiply integers.
+template <class T>
+struct Inputs {
+    Activations<T> rows;
+    Quantized quantized;
+    Inputs() = default;
+    Inputs(size_t num_rows, size_t width, bool quantizes) : rows(num_rows, width) {
+        if (quantizes) quantized = Quantized(num_rows, width);
+    }
+    T* operator[](size_t row) const { return rows[row]; }
+    void quantize(size_t row, int width) { quantized.quantize(rows[row], row, width); }
+    size_t bytes() const { return rows.bytes() + quantized.bytes(); }
+};
+
+// A weight format for activations T. `add_k_slice` and `finish` are null without tile registers.
+template <class T>
+struct WeightFormat {
+    const char* name;
+    WeightLayout layout;
+    size_t sum_bytes;
+    bool quantizes_inputs;
+    int max_inputs;
+    void (*pack_float32)(const PackedWeights& w, const float* source, int output);
+    void (*pack_bfloat16)(const PackedWeights& w, const bf16* source, int output);
+    void (*multiply)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, bool first, float* out);
+    void (*add_k_slice)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, size_t from, size_t to,
+                        void* sums) = nullptr;
+    const float* (*finish)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, const void* sums,
+                           float* out) = nullptr;
+};
+
+template <class F>
+constexpr WeightFormat<typename F::Activation> kFormatOf{
+    F::kName,
+    F::kLayout,
+    F::kSumBytes,
+    F::kQuantizesInputs,
+    F::kMaxInputs,
+    F::template pack<float>,
+    F::template pack<bf16>,
+    F::multiply,
+#if defined(LLAMA_AMX)
+    F::add_k_slice,
+    F::finish,
+#endif
+};
+
+// One linear layer.
+template <class T>
+class Linear : public PackedWeights {
+  public:
+    Linear() = default;
+    Linear(const WeightFormat<T>& format, int outputs, int inputs)
+        : PackedWeights(format.layout, outputs, inputs), format_(&format) {}
+
+    const WeightFormat<T>& format() const { return *format_; }
+    void pack(const float* source, int output) const { format_->pack_float32(*this, source, output); }
+    void pack(const bf16* source, int output) const { format_->pack_bfloat16(*this, source, output); }
+
+  private:
+    const WeightFormat<T>* format_ = nullptr;
+};
+
+namespace kernels {
+
+// How far ahead of its use a stream of weights is prefetched: hardware prefetchers stop at every 4 KiB page. Into the
+// second-level cache: the first level has too few requests in flight to keep memory busy.
+constexpr size_t kAhead = 8192;
+inline void prefetch(const char* p) { __builtin_prefetch(p + kAhead, 0, 2); }
+inline void prefetch_tiles(const char* p) {
+    for (size_t line = 0; line < kRegisterTiles * kRegisterTileBytes; line += 64) prefetch(p + line);
+}
+// A quarter of a prefetch, between loads: all of it at once would fill the line buffers that the loads need.
+template <bool Ask>
+inline void prefetch_quarter(const char* p, int quarter) {
+    constexpr size_t bytes = kRegisterTiles * kRegisterTileBytes / 4;
+    if (Ask)
+        for (size_t line = 0; line < bytes; line += 64) prefetch(p + quarter * bytes + line);
+}
+
+// Calls kernel(N, whether to prefetch weights, first of these rows) for N rows at a time, N <= Most, until all are done.
+template <int Most, class Kernel>
+void by_rows(int rows, bool first, Kernel&& kernel) {
+    int r = 0;
+    for (; r + Most <= rows; r += Most)
+        if (first && r == 0)
+            kernel(std::integral_constant<int, Most>(), std::true_type(), r);
+        else
+            kernel(std::integral_constant<int, Most>(), std::false_type(), r);
+    if constexpr (Most > 1)
+        if (r < rows) by_rows<Most - 1>(rows - r, first && r == 0, [&](auto n, auto ask, int at) { kernel(n, ask, r + at); });
+}
+
+// Rows whose sums fill most of the registers: 24 of AVX-512's 32, 12 of AVX2's 16 (two of which hold a Vec).
+#if defined(__AVX512F__)
+constexpr int kFloatRows = 12, kIntRows = 6;
+#else
+constexpr int kFloatRows = 3, kIntRows = 1;
+#endif
+
+#if defined(LLAMA_AMX)
+constexpr int kOutBytes = kTileOutputs * 4;  // a row of `out`
+#endif
+
+}  // namespace kernels
+}  // namespace llama

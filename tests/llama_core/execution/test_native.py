@@ -19,9 +19,10 @@ import torch
 from benchmarks.questions.quality import perplexity
 from llama_core import Llama
 from llama_core.errors import ConfigError, NonFiniteLogits
-from llama_core.execution.native import backend, build
+from llama_core.execution.native import backend, build, library
 from llama_core.execution.native.all_gather import shared_memory
-from llama_core.execution.native.backend import AbiMismatch, NativeBackend
+from llama_core.execution.native.backend import NativeBackend
+from llama_core.execution.native.library import AbiMismatch
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.execution.sampling_tensors import SlotSampling
@@ -199,13 +200,13 @@ def shared_memory_where_rank_1_fails(parallel: Parallel) -> bool:
 @pytest.fixture
 def fresh_build() -> Iterator[None]:
     """library_path and the library loaded from it are remembered for the process."""
-    remembered = build.library_path, backend._library
+    remembered = build.library_path, library.load_library
     build.library_path.cache_clear()
-    backend._library.cache_clear()
+    library.load_library.cache_clear()
     yield
     build.library_path.cache_clear()
-    backend._library.cache_clear()
-    assert remembered == (build.library_path, backend._library)
+    library.load_library.cache_clear()
+    assert remembered == (build.library_path, library.load_library)
 
 
 @pytest.mark.usefixtures("fresh_build")
@@ -245,7 +246,7 @@ def test_a_library_is_not_loaded_from_a_directory_that_others_can_write(
 
 
 def test_the_library_describes_the_structs_and_tables_that_python_mirrors() -> None:
-    backend.check_abi(backend._library().llama_abi().decode())
+    library.check_abi(library.load_library().llama_abi().decode())
 
 
 @pytest.mark.usefixtures("fresh_build")
@@ -254,22 +255,22 @@ def test_a_mirror_that_does_not_fit_the_library_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     structs: dict[str, tuple[str, type[ctypes.Structure]]] = {
-        "Shape": ("_Shape", backend._Shape),
-        "Slots": ("_Slots", backend._Slots),
+        "Shape": ("Shape", library.Shape),
+        "Slots": ("Slots", library.Slots),
         "SlotSampling": ("SlotSampling", SlotSampling),
-        "Row": ("_Row", backend._Row),
+        "Row": ("StepRow", library.StepRow),
     }
     if damage in structs:
         name, struct = structs[damage]
         fields = list(struct._fields_)
         swapped = type(damage, (ctypes.Structure,), {"_fields_": [fields[1], fields[0], *fields[2:]]})
-        monkeypatch.setattr(backend, name, swapped)
+        monkeypatch.setattr(library, name, swapped)
     else:
-        name = {"Weight": "_WEIGHTS", "Op": "OPS"}[damage]
-        names = getattr(backend, name)
-        monkeypatch.setattr(backend, name, (*names[:-2], names[-1], names[-2]))
+        name = {"Weight": "WEIGHTS", "Op": "OPS"}[damage]
+        names = getattr(library, name)
+        monkeypatch.setattr(library, name, (*names[:-2], names[-1], names[-2]))
     with pytest.raises(AbiMismatch, match=f"it has {damage}.*expected {damage}"):
-        backend._library()
+        library.load_library()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+// What the C interface (engine.cpp) needs of a rank's Transformer, whatever the type of its activations.
+#pragma once
+
+#include <memory>
+
+#include "all_gather.hpp"
+#include "step_abi.hpp"
+
+namespace llama {
+
+class Engine {
+  public:
+    explicit Engine(const Shape& shape) : shape(shape) {}
+    virtual ~Engine() = default;
+    // `source`: this rank's part of the weight as the checkpoint has it, [outputs][inputs].
+    virtual void pack_weight(int weight, int layer, const void* source, bool source_is_bfloat16) = 0;
+    virtual void make_cache(int blocks) = 0;
+    // Runs `rows`. Writes the rows' tokens in order to `sampled`, -1 where the logits are not finite.
+    virtual void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere) = 0;
+    // Writes the logits of `tokens` of the latest step, counted from its first, to `logits`, on every rank.
+    virtual void logits_of(const int32_t* tokens, int count) = 0;
+    virtual void poke_embedding(int token, const float* values) = 0;
+
+    const Shape shape;
+    Slots slots{};
+    Memory logits;  // float [max_samples][full_vocab]
+    std::unique_ptr<AllGather> all_gather;
+    double seconds[kNumOps] = {};  // spent in each op, since the start
+    size_t weight_bytes = 0, working_bytes = 0;
+};
+
+}  // namespace llama

@@ -1,0 +1,36 @@
+// Epilogues of linear layers that need nothing but the rows they write: see projection.hpp.
+#pragma once
+
+#include "linear.hpp"
+
+namespace llama {
+
+template <class T>
+struct StoreTo {
+    const Rows<T>& to;
+    void operator()(int row, int tile, const float* out) const {
+        for (int i = 0; i < kTileOutputs; i += kLanes) store(to[row] + tile * kTileOutputs + i, load(out + i));
+    }
+};
+
+template <class T>
+struct AddTo {
+    const Rows<T>& to;
+    void operator()(int row, int tile, const float* out) const {
+        T* state = to[row] + tile * kTileOutputs;
+        for (int i = 0; i < kTileOutputs; i += kLanes) store(state + i, load(state + i) + round_to<T>(load(out + i)));
+    }
+};
+
+// SwiGLU: silu(gate) * up. Of an output tile, 16 outputs are the gate's and 16 are up's.
+template <class T>
+struct Gate {
+    const Rows<T>& to;
+    void operator()(int row, int tile, const float* out) const {
+        Vec gate = round_to<T>(load(out)), up = round_to<T>(load(out + 16));
+        Vec silu = round_to<T>(gate * reciprocal(splat(1.0f) + exp(-gate)));
+        store(to[row] + tile * 16, silu * up);
+    }
+};
+
+}  // namespace llama

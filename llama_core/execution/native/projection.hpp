@@ -1,0 +1,118 @@
+// Cuts a linear layer into tasks, and computes a task: row panels and K slices on tile registers, else blocks of rows.
+//
+// An epilogue takes each result while it is in the cache: epilogue(row, output tile, float out[kTileOutputs]).
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "linear.hpp"
+
+namespace llama {
+
+template <class T>
+class Projection {
+  public:
+    // `max_rows`: of a layer in one step.
+    Projection(const WeightFormat<T>& format, int threads, int max_rows) : threads_(threads) {
+        if (!in_row_panels(max_rows)) return;
+        const size_t bytes = size_t(kMaxTilesPerTask) * kRowPanel * kTileOutputs * format.sum_bytes;
+        for (int i = 0; i < threads; i++) sums_.emplace_back(bytes), working_bytes_ += bytes;
+    }
+
+    size_t working_bytes() const { return working_bytes_; }
+
+    int tasks_of(const Linear<T>& w, int rows) const {
+        if (in_row_panels(rows)) return num_task_tiles(w) * ((rows + row_panel(w) - 1) / row_panel(w));
+        return w.output_tiles() * ((rows + part_rows(w) - 1) / part_rows(w));
+    }
+
+    template <class Epilogue>
+    void run(const Linear<T>& w, const Inputs<T>& x, int rows, int task, int thread, const Epilogue& epilogue) const {
+        if constexpr (kTilesOfT)
+            if (in_row_panels(rows)) return run_row_panel(w, x, rows, task, thread, epilogue);
+        alignas(64) float out[kMaxRows * kTileOutputs];
+        const int tile = task % w.output_tiles(), part = task / w.output_tiles();
+        const int begin = part * part_rows(w), end = std::min(rows, begin + part_rows(w));
+        for (int row = begin; row < end; row += kMaxRows) {
+            const int count = std::min(kMaxRows, end - row);
+            w.format().multiply(w, x, row, count, tile, row == begin, out);
+            for (int r = 0; r < count; r++) epilogue(row + r, tile, out + r * kTileOutputs);
+        }
+    }
+
+  private:
+    // Memory is too slow for the tile registers unless their operands lie in the first-level cache: a task multiplies one K
+    // slice of an output tile with all rows of a panel before it begins the next slice.
+    static constexpr int kKSliceBytes = 16384;  // of an output tile's weights
+    static constexpr int kRowPanel = 512;
+    static constexpr int kMaxTilesPerTask = 8;  // a task reads its rows from memory once for all of these output tiles
+#if defined(LLAMA_AMX)
+    static constexpr bool kTilesOfT = sizeof(T) == 2;
+#else
+    static constexpr bool kTilesOfT = false;
+#endif
+    // Bytes of rows that stay in a core's cache while the weights are read.
+    static constexpr size_t kPartBytes = 1 << 20;
+
+    static int part_rows(const Linear<T>& w) {
+        const size_t row = w.inputs() * (w.format().quantizes_inputs ? 2 : sizeof(T));
+        return int(std::clamp<size_t>(kPartBytes / row / kMaxRows * kMaxRows, 2 * kMaxRows, 512));
+    }
+
+    static bool in_row_panels(int rows) { return kTilesOfT && rows > 2 * kMaxRows; }
+    // With fewer output tiles in a task, slices save less than it costs to read the rows again.
+    bool in_k_slices(const Linear<T>& w) const { return tiles_per_task(w) >= kMaxTilesPerTask / 2; }
+    int row_panel(const Linear<T>& w) const { return in_k_slices(w) ? kRowPanel : part_rows(w); }
+    int tiles_per_task(const Linear<T>& w) const { return std::clamp(w.output_tiles() / (threads_ * 4), 1, kMaxTilesPerTask); }
+    int num_task_tiles(const Linear<T>& w) const { return (w.output_tiles() + tiles_per_task(w) - 1) / tiles_per_task(w); }
+
+    template <class Epilogue>
+    void run_row_panel(const Linear<T>& w, const Inputs<T>& x, int rows, int task, int thread, const Epilogue& epilogue) const {
+        const WeightFormat<T>& format = w.format();
+        const WeightLayout& layout = format.layout;
+        const bool sliced = in_k_slices(w);
+        const int begin = task / num_task_tiles(w) * row_panel(w), end = std::min(rows, begin + row_panel(w));
+        const int first = task % num_task_tiles(w) * tiles_per_task(w),
+                  last = std::min(w.output_tiles(), first + tiles_per_task(w));
+        const size_t k_slice = sliced ? kKSliceBytes / layout.step_bytes * layout.step_inputs : w.padded();
+        const size_t slice_bytes = k_slice / layout.step_inputs * layout.step_bytes;
+        const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, share = round_up(slice_bytes / blocks, 64);
+        const size_t block_bytes = size_t(kMaxRows) * kTileOutputs * format.sum_bytes;
+        alignas(64) float out[kMaxRows * kTileOutputs];
+        auto sums = [&](int tile, int row) {
+            return sums_[thread].template as<char>() +
+                   ((tile - first) * (kRowPanel / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
+        };
+        auto epilogue_all = [&](int row, int count, int tile, const float* results) {
+            for (int r = 0; r < count; r++) epilogue(row + r, tile, results + r * kTileOutputs);
+        };
+        for (size_t from = 0, at = 0; from < w.padded(); from += k_slice, at += slice_bytes)
+            for (int tile = first; tile < last; tile++) {
+                // Prefetch the next weights while these are used.
+                const char* ahead = tile + 1 < last ? w.output_tile(tile + 1) + at : w.output_tile(first) + at + slice_bytes;
+                for (int row = begin; row < end; row += kMaxRows, ahead += share) {
+                    const int count = std::min(kMaxRows, end - row);
+                    for (size_t line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+                    if (sliced) {
+                        format.add_k_slice(w, x, row, count, tile, from, std::min(w.padded(), from + k_slice), sums(tile, row));
+                    } else {
+                        format.multiply(w, x, row, count, tile, false, out);
+                        epilogue_all(row, count, tile, out);
+                    }
+                }
+            }
+        if (!sliced) return;
+        for (int row = begin; row < end; row += kMaxRows)
+            for (int tile = first; tile < last; tile++) {
+                const int count = std::min(kMaxRows, end - row);
+                epilogue_all(row, count, tile, format.finish(w, x, row, count, tile, sums(tile, row), out));
+            }
+    }
+
+    const int threads_;
+    std::vector<Memory> sums_;  // of each thread: sums of a row panel between K slices
+    size_t working_bytes_ = 0;
+};
+
+}  // namespace llama

@@ -1,0 +1,94 @@
+// What attention on vectors and on tile registers share: queries, the running softmax, and chunks of the cache.
+//
+// After "Online normalizer calculation for softmax" (Milakov and Gimelshein 2018) and FlashAttention (Dao et al. 2022). Keys
+// are taken in chunks that begin at multiples of 64 positions for every query, so a query's result does not depend on whether
+// it was computed alone (decode) or among others (prefill), nor on the chunks of its prompt.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "kv_cache.hpp"
+#include "simd.hpp"
+
+namespace llama {
+
+constexpr int kChunk = 64;  // positions whose scores are known before any value is read
+constexpr int kChunkTiles = kChunk / kKvTile;
+
+// One query: q [head_dim] rotated, sees positions 0 .. last of its sequence; out [head_dim].
+template <class T>
+struct Query {
+    const T* q;
+    T* out;
+    int last;
+};
+
+namespace kernels {
+
+constexpr int kMaxHeadDim = 512;
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// The running softmax of one query: the greatest score so far, and the sum of e^(score - greatest).
+struct Running {
+    float most = kLowest, total = 0;
+
+    // Takes the products of `count` KV tiles that begin at position `begin`; the query sees positions up to `last`. Writes the
+    // tiles' weights, and returns the factor by which the sums before must be multiplied.
+    template <class T>
+    float take(const float* products, float scale, T* weights, int count, int begin, int last) {
+        const IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        Vec scores[kChunkTiles], highest = splat(kLowest), sums = Vec{};
+        for (int c = 0; c < count; c++) {
+            const int seen = last - begin - c * kKvTile;  // the last lane that the query sees
+            scores[c] = lanes <= seen ? load(products + c * kKvTile) * splat(scale) : splat(kLowest);
+            highest = max(highest, scores[c]);
+        }
+        const float now = std::max(most, max(highest));
+        for (int c = 0; c < count; c++) {
+            Vec weight = exp(scores[c] - splat(now));
+            store(weights + c * kKvTile, weight);
+            sums += weight;
+        }
+        const float shrink = most == now ? 1.0f : exp(splat(most - now))[0];
+        total = total * shrink + sum(sums);
+        most = now;
+        return shrink;
+    }
+};
+
+// What a call of `attend` reads: one sequence's keys and values under one head. `next_head`: the head that is read next, or -1.
+struct Source {
+    int layer, head, next_head;
+    const int64_t* block_table;
+};
+
+// The addresses of a chunk's KV tiles. Its values, and the keys of the next chunk, are prefetched.
+template <class T>
+struct Chunk {
+    int count;
+    const T *keys[kChunkTiles], *values[kChunkTiles];
+
+    Chunk(const Cache<T>& cache, const Source& from, int head_dim, int begin, int last) : count(kv_tiles(begin, last)) {
+        for (int c = 0; c < count; c++) {
+            keys[c] = cache.keys(from.layer, from.head, from.block_table, begin + c * kKvTile);
+            values[c] = cache.values(from.layer, from.head, from.block_table, begin + c * kKvTile);
+            prefetch_tile(values[c], head_dim);
+        }
+        const bool more = begin + kChunk <= last;
+        const int next_head = more ? from.head : from.next_head, next = more ? begin + kChunk : 0;
+        if (next_head < 0) return;
+        for (int c = 0; c < kv_tiles(next, last); c++)
+            prefetch_tile(cache.keys(from.layer, next_head, from.block_table, next + c * kKvTile), head_dim);
+    }
+
+  private:
+    static int kv_tiles(int begin, int last) { return begin > last ? 0 : std::min(kChunkTiles, (last - begin) / kKvTile + 1); }
+    static void prefetch_tile(const T* kv_tile, int head_dim) {
+        const char* p = reinterpret_cast<const char*>(kv_tile);
+        for (int line = 0; line < int(kKvTile * head_dim * sizeof(T)); line += 64) __builtin_prefetch(p + line);
+    }
+};
+
+}  // namespace kernels
+}  // namespace llama

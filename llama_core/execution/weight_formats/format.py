@@ -1,0 +1,57 @@
+"""What backends need of a weight format: how the weights of linear layers are held in memory and multiplied.
+
+Embeddings and norms are always held in the model's dtype. `find_weight_format` finds the format with a name. The native
+backend computes with the C++ header of the same name in `native/weight_formats/`.
+"""
+
+import importlib
+from typing import Protocol, cast
+
+import torch
+
+from llama_core.execution.weight_formats.registry import PLAIN, QUANTIZED
+
+
+class TorchMatrix(Protocol):
+    """The weights of one linear layer on a device, [outputs, inputs], as the fused backend multiplies them."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def set_rows(self, first: int, weight: torch.Tensor) -> None:
+        """Write outputs first .. first + len(weight). weight [n, inputs], in the model's dtype."""
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, inputs] -> [T, outputs]. Waits for nothing and depends on no value, so that a CUDA graph can capture it."""
+
+
+class TorchMatrixType(Protocol):
+    """A class of TorchMatrix."""
+
+    def __call__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> TorchMatrix:
+        """Allocate the matrix without values. dtype: of the activations."""
+
+
+class WeightFormat(Protocol):
+    """One format. The runner calls it on every rank.
+
+    name: of the format; also the name of its kernels in the native engine. bytes_per_weight: in memory, with the scales of
+    groups, for the memory plan. torch_matrix: how the fused backend holds the weights; None if only the native backend can.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bytes_per_weight(self) -> float: ...
+    @property
+    def torch_matrix(self) -> TorchMatrixType | None: ...
+
+    def native_rows(self, weight: torch.Tensor) -> torch.Tensor:
+        """The rows of `weight` [outputs, inputs] for the C++ `pack` of this format: float32 or bfloat16, contiguous."""
+
+
+def find_weight_format(quantization: str, dtype: str) -> WeightFormat:
+    """The format of the linear layers' weights in a model of `dtype`. Both names must be known."""
+    target = PLAIN[dtype] if quantization == "none" else QUANTIZED[quantization]
+    module, _, name = target.partition(":")
+    return cast(WeightFormat, getattr(importlib.import_module(module), name))

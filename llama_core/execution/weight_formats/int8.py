@@ -1,0 +1,17 @@
+"""Weights as 8-bit integers with one scale for each output, which C++ computes while it packs. Native backend only."""
+
+import torch
+
+
+class Int8Format:
+    """See `WeightFormat`."""
+
+    name = "int8"
+    bytes_per_weight = 1.0
+    torch_matrix = None
+
+    def native_rows(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.contiguous()
+
+
+INT8 = Int8Format()

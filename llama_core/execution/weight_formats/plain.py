@@ -1,0 +1,42 @@
+"""Weights in the model's own dtype."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from llama_core.execution.weight_formats.format import TorchMatrixType
+
+
+class PlainMatrix:
+    """See `TorchMatrix`."""
+
+    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = torch.empty((outputs, inputs), dtype=dtype, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def set_rows(self, first: int, weight: torch.Tensor) -> None:
+        self.weight[first : first + len(weight)].copy_(weight)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFormat:
+    """See `WeightFormat`. The native engine has no kernels called float16."""
+
+    name: str
+    bytes_per_weight: float
+    torch_matrix: TorchMatrixType = PlainMatrix
+
+    def native_rows(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.contiguous()
+
+
+BFLOAT16 = PlainFormat("bfloat16", 2)
+FLOAT16 = PlainFormat("float16", 2)
+FLOAT32 = PlainFormat("float32", 4)

@@ -1,0 +1,105 @@
+"""Weight formats: found by name, planned and held at their own size, and refused by name where nothing computes with them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from deployments.args import ServerArgs
+from llama_core.config import EngineConfig
+from llama_core.errors import ConfigError
+from llama_core.execution.memory_budget import planned_weight_bytes
+from llama_core.execution.native.backend import NativeBackend
+from llama_core.execution.native.library import load_library
+from llama_core.execution.parallel import Parallel, alone
+from llama_core.execution.weight_formats.format import find_weight_format
+from llama_core.execution.weight_formats.plain import PlainMatrix
+from llama_core.execution.weight_formats.registry import PLAIN, QUANTIZED
+from tests.conftest import GOLDEN
+from tests.support import checkpoints, on_ranks
+
+SHAPE = {"dim": 64, "n_layers": 2, "n_heads": 4, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(checkpoints.write(tmp_path_factory.mktemp("formats"), [checkpoints.random_weights(SHAPE)], SHAPE))
+
+
+def test_every_name_in_the_registry_finds_the_format_of_that_name() -> None:
+    found = {name: find_weight_format("none", name).name for name in PLAIN}
+    found |= {name: find_weight_format(name, "float32").name for name in QUANTIZED}
+    assert found == {name: name for name in (*PLAIN, *QUANTIZED)}
+
+
+def test_an_unknown_quantization_is_refused_with_the_names_that_exist() -> None:
+    with pytest.raises(ConfigError, match="quantization must be one of none, int8") as refused:
+        EngineConfig("there", 640, 64, 2, quantization="int3")
+    assert refused.value.param == "quantization"
+    with pytest.raises(ValueError, match="must be one of none, int8"):
+        ServerArgs(quantization="int3")
+
+
+def test_the_native_engine_refuses_a_weight_format_without_kernels() -> None:
+    def reason(is_bfloat16: bool, weights: bytes, widest: int = 64) -> Any:
+        return load_library().llama_unsupported_reason(64, widest, is_bfloat16, weights)
+
+    assert (
+        reason(True, b"bfloat16")
+        is reason(False, b"float32")
+        is reason(True, b"int8")
+        is reason(False, b"int8")
+        is None
+    )
+    assert b"no kernels for such weights" in reason(True, b"float32")
+    assert b"no kernels for such weights" in reason(False, b"no-such-format")
+    assert b"more inputs" in reason(True, b"int8", 70_000)
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
+def test_planned_bytes_are_those_that_the_native_engine_takes_without_padding(
+    model: str, dtype: str, quantization: str
+) -> None:
+    runner = on_ranks.build(alone("cpu"), model, dtype, quantization=quantization).runner
+    assert isinstance(runner.backend, NativeBackend)
+    weight_format = find_weight_format(quantization, dtype)
+    planned = planned_weight_bytes(runner.model_config, getattr(torch, dtype), weight_format, alone("cpu"))
+    held = runner.backend.weight_bytes
+    layers = runner.model_config.n_layers * 4 + 2
+    assert planned * 0.98 <= held <= planned * 1.1 + layers * 2 * 4096
+
+
+def test_a_rank_plans_its_own_part_of_each_weight(model: str) -> None:
+    config = on_ranks.build(alone("cpu"), model, "float32").runner.model_config
+    int8 = find_weight_format("int8", "float32")
+    whole = planned_weight_bytes(config, torch.float32, int8, alone("cpu"))
+    half = planned_weight_bytes(config, torch.float32, int8, Parallel(1, 2, torch.device("cpu")))
+    norms = (2 * config.n_layers + 1) * config.dim * 4
+    assert 2 * half - norms == whole
+    embedding = config.vocab_size * config.dim
+    assert (
+        whole - norms - 4 * embedding
+        == sum(
+            weight.numel() for name, weight in checkpoints.random_weights(SHAPE).items() if name[-11:] != "norm.weight"
+        )
+        - embedding
+    )
+
+
+def test_a_plain_matrix_multiplies_the_rows_that_were_set() -> None:
+    parts = [torch.randn(3, 8), torch.randn(5, 8)]
+    matrix = PlainMatrix(8, 8, torch.float32, torch.device("cpu"))
+    matrix.set_rows(3, parts[1])
+    matrix.set_rows(0, parts[0])
+    x = torch.randn(2, 8)
+    assert torch.equal(matrix.multiply(x), F.linear(x, torch.cat(parts)))
+    assert matrix.nbytes == 8 * 8 * 4
+
+
+@pytest.mark.parametrize("backend", ["fused", "torch"])
+def test_int8_weights_are_refused_by_a_backend_that_cannot_hold_them(backend: Any) -> None:
+    mp1: Path = GOLDEN / "mp1"
+    with pytest.raises(ConfigError, match="quantization int8 needs the native backend"):
+        on_ranks.build(alone("cpu"), str(mp1), "float32", backend=backend, quantization="int8")
