@@ -10,7 +10,7 @@ from tests.support.scripted_engine import FakeEngine
 
 
 def main() -> None:
-    engine = FakeEngine("One two three.", step_s=0.003)  # so that tokens do not come together
+    engine = FakeEngine("One two three.", step_s=0.003)  # so that tokens arrive one by one
     uvicorn.run(
         build_http_app(engine, Metrics(in_ray=False)), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning"
     )

@@ -88,7 +88,7 @@ async def test_both_clients_see_the_same_tokens_and_errors(kind: type[HttpSessio
     assert [(type(answer), answer.status) for answer in refused.answers] == [(Answer, 404)]
 
 
-# Stands in for `vllm bench serve`: writes a result of the requests that it was told to send.
+# Replaces `vllm bench serve`: writes a result for the requested load.
 BENCH = """#!/usr/bin/env python3
 import json, pathlib, sys
 words = dict(zip(sys.argv, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Every question that needs no server runs in a tiny form on the demo model and prints its figures. Nothing is timed here."""
+"""Every question without a server runs in a tiny form on the demo model and prints its figures. Times are not checked."""
 
 import ast
 import json

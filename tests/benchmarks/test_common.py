@@ -50,9 +50,7 @@ def test_a_table_is_as_wide_as_its_widest_cell(capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_the_last_line_is_the_result_with_the_machine_that_it_ran_on(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_last_line_is_the_result_with_its_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     print("a table")
     options = argparse.Namespace(json=tmp_path / "result.json")
     emit("name", {"figure": Spread.of([1 / 3]), "path": tmp_path / "deep" / "down"}, options)

@@ -130,7 +130,7 @@ async def test_every_token_arrives_over_kept_and_over_new_connections(new_connec
     assert all(answer.began_s < answer.token_times[0] <= answer.ended_s for answer in load.answers)
 
 
-async def test_refusals_failures_and_a_server_that_is_not_there_are_counted() -> None:
+async def test_refusals_failures_and_a_missing_server_are_counted() -> None:
     with serve(FakeEngine()) as served:
         served.engine.fail_at = (3, NonFiniteLogits("this one fails"))
         session = HttpSession(served.url, MODEL_ID)

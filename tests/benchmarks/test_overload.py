@@ -23,7 +23,7 @@ def test_answers_are_whole_refused_or_lost() -> None:
     assert found["ttft_p99_ms"] == pytest.approx(600), "from when it was due"
     assert found["refused_p99_ms"] == pytest.approx(300)
     window = 2.75 * (1 - bench_overload.WARM_UP_SHARE)
-    assert found["goodput_tok_s"] == pytest.approx(6 / window), "what came behind the window is not counted"
+    assert found["goodput_tok_s"] == pytest.approx(6 / window), "tokens after the window are not counted"
     assert found["client_cpu_cores"] == pytest.approx(1 / 3)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.programs import Program, ProgramFailed, free_port, running, write_config
 
-# Starts a child in a session of its own that ignores SIGTERM, as a faulty program may leave behind.
+# Starts a child in a session of its own that ignores SIGTERM, as faulty programs do.
 STUBBORN = """
 import subprocess, sys, time
 child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"

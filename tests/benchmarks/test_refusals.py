@@ -9,7 +9,7 @@ from benchmarks.questions import refusals
 from tests.support.scripted_engine import FakeEngine, serve
 
 
-def test_every_body_is_about_as_large_as_asked() -> None:
+def test_every_body_has_about_the_requested_size() -> None:
     sizes = [len(body) for _, body in refusals.bodies(1_000_000)]
     assert len(sizes) == 4 and all(0.7e6 < size < 1.3e6 for size in sizes)
 

@@ -1,4 +1,4 @@
-"""What `startup` and `memory` read: the server's log lines, and /proc."""
+"""The inputs of `startup` and `memory`: the server's log lines, and /proc."""
 
 import logging
 import os

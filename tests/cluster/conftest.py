@@ -23,7 +23,7 @@ LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=20)
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """A Ray of its own with 6 logical CPUs, whose workers can import this repository."""
+    """A separate Ray cluster with 6 logical CPUs, whose workers can import this repository."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         address="local",

@@ -1,4 +1,4 @@
-"""The real model on two rank actors gives the reference's tokens; a new group goes on where a killed one was."""
+"""The real model on two rank actors gives the reference's tokens; a new group continues where a killed one stopped."""
 
 import os
 import shutil

@@ -19,9 +19,9 @@ from tests.support.fake_ranks import continuation
 
 @pytest.fixture
 async def ingress() -> AsyncIterator[Any]:
-    """2 slots and room for 3 to wait."""
+    """An ingress with 2 slots and a queue of 3."""
     args = ServerArgs(ckpt_dir=str(GOLDEN / "mp1"), max_seq_len=64, max_batch_size=2, max_queue=3)
-    made = object.__new__(LlamaIngress)  # without the constructor, which asks Serve
+    made = object.__new__(LlamaIngress)  # without the constructor, which calls Serve
     made.metrics = Metrics(in_ray=False)
     group = FakeGroup()
     made.service = LlamaService(args, lambda: FakeGroupPool(lambda: group))
@@ -116,7 +116,7 @@ class Kept(logging.Handler):
 
 @pytest.fixture
 def replica_log() -> Iterator[list[logging.LogRecord]]:
-    """What a replica's log handlers get; every logger is afterwards as it was before."""
+    """The records that a replica's log handlers get. Restores every logger."""
     names = ("ray.serve", "llama", "llama_core", "cluster", "deployments")
     loggers = [logging.getLogger(name) for name in names]
     before = [(log.handlers, log.level, log.propagate, log.filters) for log in loggers]

@@ -1,4 +1,4 @@
-"""Headers that Serve would answer by itself reach our application instead, and nothing that Serve cannot read reaches Serve."""
+"""Headers that Serve would answer by itself reach the application, and Serve gets no header that it cannot read."""
 
 import pytest
 from ray._common.utils import import_attr
@@ -23,7 +23,7 @@ async def passed_on(*headers: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
 
     given: Scope = {"type": "http", "headers": list(headers)}
     await SafeForServe(serve)(given, never, unused_send)
-    assert given["headers"] == list(headers), "the server's own scope is as it was"
+    assert given["headers"] == list(headers), "the server's own scope is unchanged"
     return seen
 
 

@@ -1,4 +1,4 @@
-"""One thread: the models are tiny, and threads that wait for each other lose to any other load on the machine."""
+"""One thread: the models are tiny, and waiting threads are slow beside any other load."""
 
 import torch
 

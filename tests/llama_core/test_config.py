@@ -1,4 +1,4 @@
-"""params.json, field by field; the world sizes of a model; the settings of an engine."""
+"""The fields of params.json, the world sizes of a model, the settings of an engine."""
 
 import json
 import math

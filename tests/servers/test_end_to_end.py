@@ -367,7 +367,7 @@ def test_a_disconnected_client_frees_its_sequence(server: str, stream: bool, req
     assert min(counts) < limit * 0.75, f"{counts} tokens of {limit} were generated without a client"
 
 
-def test_the_programs_in_the_documents_work(demo: Server) -> None:
+def test_the_programs_in_the_documents_run(demo: Server) -> None:
     readme = (REPOSITORY / "README.md").read_text()
     pages = readme + (REPOSITORY / "docs" / "python.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The files for clusters parse, and Ray and this server accept what they say."""
+"""The files for clusters parse, and Ray and this server accept them."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A checkpoint that is replaced while it is served: ranks that take over refuse it. Real rank actors, standbys included."""
+"""A checkpoint that is replaced while it is served: new ranks refuse it. Real rank actors and standby processes."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Steps over real sockets to ranks that the test plays: order, epochs, deadlines, and which rank is named. No Ray."""
+"""Steps over real sockets to simulated ranks: order, epochs, deadlines, and the named rank. No Ray."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ class Bench:
     overdue: list[tuple[list[int], float]]
 
     async def run(self, num_steps: int, seconds: float = 0.0) -> None:
-        """Steps 0, 1, ... of a token each, answered by both ranks after so long."""
+        """Steps 0, 1, ... of one token each, answered by both ranks after these times."""
         for step in range(num_steps):
             result = self.fan_out.submit(step_input(step))
             await asyncio.sleep(seconds)

@@ -145,7 +145,7 @@ async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: St
 async def test_an_exception_in_a_step_is_reported_with_its_text(start: Start) -> None:
     group, info = await start(FakeFactory((Fault(1, "raise", "prefill", at_step=2),)))
     await group.step(step_input(0))
-    for step in (1, 2, 3):  # rank 0 may well answer them: it waits for nobody
+    for step in (1, 2, 3):  # rank 0 may answer them, because it waits for no other rank
         group.submit(step_input(step)).add_done_callback(lambda step: step.exception())
     failure = await asyncio.wait_for(group.wait_failed(), 60)
     assert (failure.rank, failure.message) == (1, "rank 1 failed: ValueError: injected fault")
@@ -308,7 +308,7 @@ async def test_a_group_allocates_at_most_the_requested_blocks(two_rank_placement
     assert (await group.start()).num_blocks == 20
     await group.stop()
     group = RankGroup(CONFIG, two_rank_placement, num_blocks=50, limits=LIMITS, runner_factory=FakeFactory())
-    assert (await group.start()).num_blocks == 49, "what the scarcest has room for"
+    assert (await group.start()).num_blocks == 49, "the smallest rank's number of blocks"
     await group.stop()
 
 
@@ -364,7 +364,7 @@ async def test_the_next_epoch_starts_in_the_same_placement_group(start: Start) -
 async def test_each_rank_has_its_own_cores(start: Start) -> None:
     if in_pod() and len(os.sched_getaffinity(0)) == os.cpu_count():
         pytest.skip("ranks in a pod are pinned only if it has CPUs of its own")
-    for _ in range(100):  # ranks whose start was cancelled in the tests before may be on their way out
+    for _ in range(100):  # ranks of cancelled starts of earlier tests may still be ending
         probe = claim_cores(2, os.sched_getaffinity(0))
         if probe is not None:
             break

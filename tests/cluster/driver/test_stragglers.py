@@ -1,4 +1,4 @@
-"""A rank is named as a straggler when it is slow for long, never because of noise."""
+"""A rank is named as a straggler when it stays slow, never because of noise."""
 
 import random
 

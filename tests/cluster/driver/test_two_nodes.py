@@ -42,5 +42,5 @@ def test_without_room_for_all_fewer_ranks_go_on_with_every_stream_and_all_do_whe
     assert seen["same"] is True
 
 
-def test_what_a_real_cluster_lacks_is_said(seen: dict[str, Any]) -> None:
+def test_the_resources_that_a_real_cluster_lacks_are_named(seen: dict[str, Any]) -> None:
     assert seen["shortage"] == "needs 6 CPUs, the cluster has 2 CPUs"

@@ -1,4 +1,4 @@
-"""Cores that one process has claimed, no other gets, until it ends in whatever way."""
+"""No other process gets a claimed core until the claiming process has ended."""
 
 import os
 import subprocess
@@ -86,7 +86,7 @@ def test_no_quota_file_is_no_quota(tmp_path: Path) -> None:
     [
         (["0-1", "0-1", "2-3", "2-3"], range(4), [0, 2, 1, 3]),
         (["0,2", "1,3", "0,2", "1,3"], range(4), [0, 1, 2, 3]),
-        (["0-1", "0-1", "2-3", "2-3"], [1, 2, 3], [1, 2, 3]),  # 0 is not ours: 1 is the first of its core
+        (["0-1", "0-1", "2-3", "2-3"], [1, 2, 3], [1, 2, 3]),  # CPU 0 is not allowed, so CPU 1 is the first of its core
         (["0", "1", "nonsense"], [2, 1, 0], [0, 1, 2]),
         ([], [3, 1], [1, 3]),
     ],

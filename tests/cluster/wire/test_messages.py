@@ -1,4 +1,4 @@
-"""Messages as bytes: what goes in comes out, whatever the pieces; what is no message is refused."""
+"""Messages as bytes: decoding inverts encoding for pieces of any size, and refuses other bytes."""
 
 import gc
 import os
@@ -74,12 +74,12 @@ def payload_of(message: StepInput | wire.Reply | Hello) -> bytes:
 
 
 @given(steps)
-def test_a_step_comes_out_as_it_went_in(step: StepInput) -> None:
+def test_a_decoded_step_equals_the_encoded_step(step: StepInput) -> None:
     assert wire.decode_step(payload_of(step)) == step
 
 
 @given(replies)
-def test_a_reply_comes_out_as_it_went_in(reply: wire.Reply) -> None:
+def test_a_decoded_reply_equals_the_encoded_reply(reply: wire.Reply) -> None:
     assert wire.decode_reply(payload_of(reply)) == reply
 
 
@@ -93,7 +93,7 @@ def test_the_garbage_collector_does_not_visit_the_alternatives_of_a_token() -> N
 
 
 @given(st.lists(steps, min_size=1, max_size=4), st.integers(1, 50))
-def test_frames_survive_any_cutting(messages: list[StepInput], piece_bytes: int) -> None:
+def test_frames_are_read_from_pieces_of_any_size(messages: list[StepInput], piece_bytes: int) -> None:
     stream = b"".join(wire.frame(message) for message in messages)
     deframer = Deframer()
     payloads = [
@@ -114,7 +114,7 @@ def test_arbitrary_bytes_raise_wire_error_and_nothing_else(data: bytes) -> None:
 
 
 class Malicious:
-    """A pickle of it makes a directory where it is loaded."""
+    """An object whose pickle makes a directory when it is loaded."""
 
     def __init__(self, trap: Path) -> None:
         self.trap = trap
@@ -126,7 +126,7 @@ class Malicious:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_is_refused_and_never_runs(tmp_path: Path, protocol: int) -> None:
     data = pickle.dumps(Malicious(tmp_path / "sprung"), protocol)
-    # As it is, and where a message has bytes or a text of its sender's own.
+    # Alone, and as a field of a message.
     hello = msgspec.msgpack.encode(["hello", 0, 0, data])
     fault = msgspec.msgpack.encode(["fault", 0, 0, "kind", data, False])
     for decode in (wire.decode_step, wire.decode_reply, wire.decode_hello):
@@ -202,7 +202,7 @@ def test_blocking_socket_refuses_an_end_inside_a_message() -> None:
             FrameSocket(far).receive()
 
 
-def test_a_secret_is_not_in_what_is_printed() -> None:
+def test_a_secret_is_never_printed() -> None:
     from cluster.wire.tls import GroupKey
     from cluster.wire.transport import Invitation
 
@@ -212,7 +212,7 @@ def test_a_secret_is_not_in_what_is_printed() -> None:
 
 
 @pytest.mark.parametrize("nested", [b"\x91", b"\x81\xa1a"], ids=["lists", "maps"])
-def test_what_is_nested_beyond_all_reason_is_no_message(nested: bytes) -> None:
+def test_an_extremely_nested_message_is_refused(nested: bytes) -> None:
     deep = nested * 60_000 + b"\xc0"
     for decode in (wire.decode_step, wire.decode_reply, wire.decode_hello):
         for payload in (deep, b"\x96\xa3ack\x01\x02\x03\xcb" + b"\0" * 8 + deep, b"\x81\xa5other" + deep):

@@ -1,4 +1,4 @@
-"""Which connections a group accepts, and that no socket is left."""
+"""A group accepts only connections with its secret, and leaves no socket."""
 
 import asyncio
 import dataclasses
@@ -29,7 +29,7 @@ async def listener(request: pytest.FixtureRequest) -> AsyncIterator[RankListener
 
 
 async def try_connect(invitation: Invitation, rank: int) -> bool:
-    """Whether the driver keeps the connection: a refused one is closed at once."""
+    """Whether the driver keeps the connection; it closes a refused one at once."""
 
     def attempt() -> bool:
         try:

@@ -191,11 +191,11 @@ async def test_a_stop_string_across_tokens_ends_the_stream_and_is_left_out() -> 
 
 
 @pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])
-async def test_tokens_of_one_step_behind_a_stop_string_are_taken_back(max_drafts: int) -> None:
+async def test_tokens_of_one_step_behind_a_stop_string_are_removed(max_drafts: int) -> None:
     words = TOKENIZER.encode("one two three four", bos=False, eos=False)
 
     def rounds(tokens: list[int]) -> int:
-        """The words again and again, so that drafts are right, and after six rounds something else."""
+        """Repeats the words six times, so that drafts are right, then continues with others."""
         if len(tokens) >= 2 + 6 * len(words):
             return TOKENIZER.encode("e", bos=False, eos=False)[0]
         return words[(len(tokens) - 2) % len(words)]
@@ -216,7 +216,7 @@ async def test_tokens_of_one_step_behind_a_stop_string_are_taken_back(max_drafts
 
 
 async def test_a_stop_string_wins_over_an_end_or_an_error_behind_it_in_the_same_step() -> None:
-    """An end of the text or a value that is not finite, behind the stop string but in its step, was never asked for."""
+    """The stop string counts even if an end or a value that is not finite follows it in the same step."""
     group = FakeGroup(token=lambda tokens: 5 if len(tokens) < 30 else EOS)
     piece = TOKENIZER.decode([5])
     for non_finite_at in (None, (0, 21)):
@@ -359,7 +359,7 @@ async def test_draining_refuses_new_requests_and_lets_the_live_ones_end() -> Non
         assert await loop.drain(0.01), "nothing is left"
 
 
-async def test_a_full_queue_says_when_half_of_those_who_wait_will_have_been_served() -> None:
+async def test_retry_after_of_a_full_queue_is_the_time_until_half_of_it_is_served() -> None:
     scheduler = Scheduler(
         SchedulerConfig(2, 16, frozenset({EOS}), max_waiting=100, max_waiting_tokens=60), BlockPool(64, 16)
     )
@@ -381,7 +381,9 @@ async def test_a_full_queue_says_when_half_of_those_who_wait_will_have_been_serv
     loop._retry._ends.extend([now - 3600 + 60 * n for n in range(50)] + [now - 1 + 0.25 * n for n in range(4)])
     with pytest.raises(QueueFull) as refused:
         loop.submit([1, 3, 4, 5, 6], greedy(20))
-    assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 1), rel=0.1), "the quiet hour before says nothing"
+    assert refused.value.retry_after_s == pytest.approx(14 / 2 / (4 / 1), rel=0.1), (
+        "the quiet hour before does not count"
+    )
     loop.submit([1, 3, 4], greedy(20))
 
 
@@ -403,14 +405,14 @@ async def test_draining_gives_up_after_its_limit() -> None:
         assert not await loop.drain(0.02)
 
 
-async def test_a_stall_is_seen_and_idleness_is_none() -> None:
+async def test_a_stall_is_detected_and_an_idle_loop_is_not_stalled() -> None:
     group = FakeGroup()
     async with running(group) as loop:
         await asyncio.sleep(0.3)
         assert loop.stalled_s() == 0.0
         group.go.clear()
         stream = loop.submit([1, 3], greedy(20))
-        assert loop.stalled_s() < 0.3, "what was idle for long has not stood still for long"
+        assert loop.stalled_s() < 0.3, "idle time is no stall"
         await asyncio.sleep(0.03)
         assert loop.stalled_s() > 0.02
         group.go.set()
@@ -419,7 +421,7 @@ async def test_a_stall_is_seen_and_idleness_is_none() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_what_the_last_answer_brought_is_delivered_though_the_next_step_cannot_be_sent(depth: int) -> None:
+async def test_tokens_of_the_last_step_are_delivered_when_the_next_step_cannot_be_sent(depth: int) -> None:
     class Dying(FakeGroup):
         def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:
             if len(self.steps) == 6:
@@ -444,8 +446,8 @@ async def test_what_the_last_answer_brought_is_delivered_though_the_next_step_ca
     assert [text for text, _, _ in results] == [TOKENIZER.decode(continuation(prompt, 30)) for prompt in prompts]
 
 
-async def test_ranks_that_fail_and_are_followed_by_others_lose_and_double_nothing() -> None:
-    """The seam for recovery: the streams survive the runner; the scheduler starts them over from their tokens."""
+async def test_the_replacement_of_ranks_loses_and_repeats_no_token() -> None:
+    """Recovery: streams outlive their runner, and the scheduler recomputes them from their tokens."""
     first = FakeGroup(step_s=0.001)
     loop = EngineLoop(
         Scheduler(SchedulerConfig(4, 16, frozenset({EOS})), BlockPool(64, 16)), TOKENIZER, max_seq_len=100

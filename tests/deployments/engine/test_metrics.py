@@ -72,7 +72,7 @@ def test_the_first_token_is_timed_in_both_units() -> None:
     assert seen["time_to_first_token_seconds_sum"] == 0.25
 
 
-async def test_a_watched_engine_says_how_full_it_is() -> None:
+async def test_the_gauges_show_the_load_of_a_watched_engine() -> None:
     metrics, engine = Metrics(in_ray=False), FakeEngine()
     metrics.watch(engine)
     engine.submit([5], SamplingParams())
@@ -81,7 +81,7 @@ async def test_a_watched_engine_says_how_full_it_is() -> None:
     assert seen["kv_cache_usage_perc"] == 0.01
 
 
-def test_two_replicas_in_one_process_do_not_share_figures() -> None:
+def test_two_replicas_in_one_process_do_not_share_metrics() -> None:
     first, second = Metrics(in_ray=False), Metrics(in_ray=False)
     first.rank_failures_total.add()
     assert samples(second)["rank_failures_total"] == 0
@@ -106,7 +106,7 @@ def test_a_ray_that_collects_no_metrics_gets_none(monkeypatch: pytest.MonkeyPatc
 
 
 class RayGauge:
-    """Stands in for Ray's: remembers every recording."""
+    """Replaces Ray's gauge and stores every recording."""
 
     recorded: list[tuple[str, float, dict[str, str]]] = []  # noqa: RUF012
 

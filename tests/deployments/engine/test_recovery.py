@@ -43,7 +43,7 @@ class Crash(Exception):
 
 
 class Group(FakeGroup):
-    """A group that its model may crash: with an exception if `raises`, else by a death."""
+    """A group whose model may make it fail: by an exception if `raises`, else by a death."""
 
     def __init__(self, token: Callable[[list[int]], int], *, raises: bool = False) -> None:
         super().__init__(token=token, step_s=0.0005)
@@ -88,7 +88,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def steady(tokens: list[int]) -> int:
-    """A model that never ends, so that a request's length is known."""
+    """A model that never samples EOS, so that a request's length is known."""
     return 3 + hash(tuple(tokens)) % 500
 
 
@@ -164,7 +164,7 @@ async def test_a_request_that_makes_the_ranks_fail_is_refused_alone(raises: bool
         with pytest.raises(PoisonRequest, match=r"failed [3-6] times while they computed this request"):
             await read(poison)
         assert await asyncio.gather(*reading) == [continuation(prompt, 30, steady) for prompt in others]
-        # The first failure counts against no request; among others, neither does the second.
+        # Neither the first failure nor, beside other requests, the second one convicts a request.
         assert len(served.failures) == (1 if alone else 2) + 1 / (SCORE_OF_AN_ERROR if raises else SCORE_OF_A_DEATH)
         assert served.service.describe().blocks_used == 0
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
@@ -329,7 +329,7 @@ async def test_a_passing_error_of_one_attempt_is_tried_again() -> None:
 
 
 async def test_a_replaced_checkpoint_ends_every_stream_and_the_replica() -> None:
-    """New ranks compare what they find with what the first ranks loaded, and there is nothing else to try."""
+    """New ranks compare the files with those that the first ranks loaded; no further attempt can help."""
     async with Served(lambda: Group(steady)) as served:
         reading = [asyncio.create_task(read(served.ask(prompt))) for prompt in prompts(3)]
         await asyncio.sleep(0.01)
@@ -376,7 +376,7 @@ async def test_requests_may_end_during_a_recovery(end: str) -> None:
             await read(stream)
         assert not served.service.describe().blocks_used
         async with asyncio.timeout(4):
-            await served.service.drain()  # nothing is left to wait for
+            await served.service.drain()  # no live request is left
 
 
 async def test_a_replica_is_not_taken_for_dead_after_a_long_recovery() -> None:
@@ -429,7 +429,7 @@ async def test_a_failure_of_fewer_ranks_does_not_wait_for_the_others_again() -> 
         served.groups.room = lambda: [1]
         served.groups.made[0].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
-        served.groups.room = lambda: [1, 2]  # its node may be alive and its GPU gone
+        served.groups.room = lambda: [1, 2]  # its node may be alive with a failed GPU
         num_attempts = served.service.describe().epoch
         served.groups.made[1].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
@@ -578,7 +578,7 @@ async def test_a_bundle_that_every_attempt_fails_in_is_left_out(monkeypatch: pyt
         assert served.service._supervisor._room_check_s == supervisor.LONGEST_ROOM_CHECK_S
 
 
-async def test_serving_ranks_do_not_give_way_while_the_usable_bundles_are_unknown(
+async def test_serving_ranks_are_not_replaced_while_the_usable_bundles_are_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervisor, "ROOM_CHECK_S", 0.01)

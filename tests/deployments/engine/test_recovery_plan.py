@@ -1,4 +1,4 @@
-"""Which bundles a recovery tries: those that served, then the most over which the model can be split, once patience is over."""
+"""The bundles that a recovery tries: those that served; after the patience, the most over which the model can be split."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ALL = [1, 2, 3, 4]
 def plan(
     *, patience_s: float = 60.0, min_ranks: int = 1, is_growth: bool = False, bundles: list[int] = ALL
 ) -> RecoveryPlan:
-    """For a model that can be split over 4, 2 and 1 ranks."""
+    """A plan for a model that can be split over 4, 2 and 1 ranks."""
     model = read_params("demo", vocab_size=1280)
     return RecoveryPlan(model, ALL, bundles, is_growth, patience_s, min_ranks)
 

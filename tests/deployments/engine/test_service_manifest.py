@@ -1,4 +1,4 @@
-"""SHA256SUMS as a server meets it: read before any rank exists, sent to the ranks, and remembered when they are replaced."""
+"""SHA256SUMS in a server: read before any rank exists, sent to the ranks, and kept for their replacements."""
 
 import asyncio
 import hashlib

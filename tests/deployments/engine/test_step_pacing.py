@@ -82,9 +82,9 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(
 ) -> None:
     scheduler = make()
     pacing = StepPacing(scheduler)
-    assert scheduler.max_prompt_tokens == TOKENS_ALONE, "nothing is known yet"
+    assert scheduler.max_prompt_tokens == TOKENS_ALONE, "no step has been measured"
     pacing.completed(await decode(0.0, 300), taking(1000.0), 1000.0)
-    assert scheduler.max_prompt_tokens == TOKENS_ALONE, "decodes say nothing of prompts"
+    assert scheduler.max_prompt_tokens == TOKENS_ALONE, "decode steps give no prefill rate"
     batch = StepInput(0, 1, [Row(0, 0, 400, True)])
     step = (await decode(0.0))._replace(batch=batch, shape=StepShape.of(batch))
     pacing.completed(step, taking(400 / tokens_a_second), 2000.0)

@@ -1,4 +1,4 @@
-"""All choices of a request as one stream: its capacity is asked once, and its prompt's logprobs are computed once."""
+"""All choices of a request as one stream: capacity is checked once, and the prompt's logprobs are computed once."""
 
 import asyncio
 from collections.abc import AsyncIterator

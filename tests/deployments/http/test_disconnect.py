@@ -1,4 +1,4 @@
-"""A disconnect cancels the work on its request with RequestCancelled; other cancellations stay what they are."""
+"""A disconnect cancels the work on its request with RequestCancelled; other cancellations pass unchanged."""
 
 import asyncio
 

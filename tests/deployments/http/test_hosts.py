@@ -1,4 +1,4 @@
-"""Without API keys only addresses, localhost and configured names may stand in a Host header: no page can rebind DNS."""
+"""Without API keys, a Host header may have addresses, localhost and configured names only: no page can rebind DNS."""
 
 import httpx
 import pytest

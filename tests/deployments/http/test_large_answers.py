@@ -20,7 +20,7 @@ from deployments.http.slices import run_in_slices
 from deployments.http.whole_answer import PIECE_BYTES
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, sse
 
-MOST_CPU_S = 0.1  # between two turns of any other task: 10 ms on a quiet machine, and room for a busy one
+MOST_CPU_S = 0.1  # between two turns of any other task: 10 ms on an idle machine, more on a busy one
 MAX_PROMPT_LOGPROBS = 262_144  # that docs/http.md states
 N = 128
 REPOSITORY = Path(__file__).parents[3]
@@ -34,9 +34,9 @@ def client(engine: FakeEngine) -> httpx.AsyncClient:
 
 @contextlib.asynccontextmanager
 async def longest_turn() -> AsyncIterator[list[float]]:
-    """The processor time between two turns of a task that does nothing else, in seconds; one item, when the block has ended.
+    """The longest processor time, in seconds, between two turns of a task that only yields; one item, set at the block's end.
 
-    Without garbage collection, which would look at everything that the other tests of this process have left.
+    Without garbage collection, which would walk the objects of this process's other tests.
     """
     longest: list[float] = []
 
@@ -163,7 +163,7 @@ LARGE = {"prompt": "x", "n": 50, "max_tokens": 100, "logprobs": 20, "ignore_eos"
 
 
 @pytest.mark.parametrize("num_pieces", [0, 2])
-async def test_a_client_that_does_not_read_its_whole_answer_is_cut_off(
+async def test_a_client_that_does_not_read_its_whole_answer_is_disconnected(
     num_pieces: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = Metrics(in_ray=False)

@@ -1,4 +1,4 @@
-"""How many threads run for requests, those of cancelled requests included."""
+"""The number of threads that run for requests, cancelled ones included."""
 
 import asyncio
 import threading

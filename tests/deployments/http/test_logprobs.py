@@ -32,7 +32,7 @@ def test_completion_logprobs_have_four_lists_of_one_length(served: Served) -> No
     for token, logprob, top in zip(
         logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
     ):
-        assert top[token] == logprob == max(top.values())  # the same floats: lm-eval compares them so
+        assert top[token] == logprob == max(top.values())  # equal floats, as lm-eval compares them
         assert 2 <= len(top) <= 3
 
 

@@ -47,7 +47,7 @@ def test_the_ids_of_the_largest_usual_batch_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["[[{,:", "\\", '"', '[\\"', "9" * 200])
 def test_structure_inside_a_string_costs_nothing(text: str) -> None:
-    """Escapes cost something of their own; here are fewer than may be sent."""
+    """Fewer escapes than the limit, because escapes take time of their own."""
     for shift in range(3):  # so that escapes fall on the ends of chunks
         raw = json.dumps({"prompt": " " * shift + text * (12 * CHUNK_BYTES // len(text))}).encode()
         assert len(raw) > INLINE_BYTES and not takes_too_long(raw)
@@ -55,7 +55,7 @@ def test_structure_inside_a_string_costs_nothing(text: str) -> None:
 
 @contextmanager
 def longest_hold() -> Iterator[list[float]]:
-    """The longest time for which a thread that only counts got no turn, beyond the turns that threads usually take."""
+    """The longest time in which a thread that only counts did not run, beyond the usual turns of threads."""
     held: list[float] = []
     ended = threading.Event()
 

@@ -30,7 +30,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Encoded]:
     seen, encode = Encoded(), kind.encode
 
     def recorded(self: Any, s: str, *, bos: bool, eos: bool) -> list[int]:
-        if s != ANSWER:  # which the scripted engine encodes
+        if s != ANSWER:  # the scripted engine encodes this one
             seen.texts.append(s)
             seen.threads.add(threading.current_thread())
         return encode(self, s, bos=bos, eos=eos)

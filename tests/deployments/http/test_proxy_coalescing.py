@@ -42,7 +42,7 @@ def test_a_stream_is_counted_while_it_lives_also_when_it_fails() -> None:
 
 
 class TimedChoices:
-    """One choice that gains a token every 10 ms of a clock of its own. What is not taken is read as one delta."""
+    """One choice that gains a token every 10 ms of its own clock. Tokens that are not taken become one delta."""
 
     num_open = 1
 
@@ -125,7 +125,7 @@ async def messages(coalescing: ProxyCoalescing | None, choices: Any = None) -> l
     return sent
 
 
-async def test_beside_other_streams_messages_are_fewer_and_say_the_same() -> None:
+async def test_beside_other_streams_fewer_messages_have_the_same_content() -> None:
     alone, beside = ProxyCoalescing(), ProxyCoalescing(num_streams=31)
     each, joined = await messages(alone), await messages(beside)
     assert each == [b"x"] * (NUM_TOKENS - 1) + [b"x[DONE]"], "one stream alone sends every token at once"
@@ -156,7 +156,7 @@ def test_the_http_limits_reach_every_stream() -> None:
 
 
 class SilentStream:
-    """A stream whose end the test decides."""
+    """A stream that the test ends."""
 
     ended = False
 
@@ -185,5 +185,5 @@ async def test_a_wait_for_the_next_message_is_cut_short_by_the_end_of_a_choice()
 
     loop.call_later(0.01, end)
     await asyncio.wait_for(choices.wait_for_end(60), 30)
-    await asyncio.wait_for(choices.wait_for_end(60), 30)  # nobody has taken the end yet
+    await asyncio.wait_for(choices.wait_for_end(60), 30)  # no reader has taken the end yet
     assert choices.take() is not None and choices.num_open == 0

@@ -89,7 +89,7 @@ def test_a_body_shorter_than_its_declared_length_is_400_and_names_both(served: S
 
 
 def test_a_body_longer_than_its_declared_length_is_400(served: Served) -> None:
-    """The HTTP parser may answer before the application: it takes the surplus bytes for a malformed next request."""
+    """The HTTP parser may answer before the application: it reads the surplus bytes as a malformed next request."""
     body = b'{"prompt": 3}'
     with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
         connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (len(body) - 1) + body)

@@ -1,4 +1,4 @@
-"""The request log writes lines in batches, in order, and loses none."""
+"""The request log writes every line, in batches and in order."""
 
 import asyncio
 import logging

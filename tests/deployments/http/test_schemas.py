@@ -1,4 +1,4 @@
-"""Bodies: which are accepted, which are refused, and the messages of refusals."""
+"""Accepted and refused bodies, and the messages of refusals."""
 
 import json
 import time
@@ -73,7 +73,7 @@ def test_megabytes_of_long_integers_are_refused_before_they_are_parsed(monkeypat
 
 
 @pytest.mark.parametrize("text", ["1234567890", "[1,2],[,,]", "{:}", '\\"', '"', "\\\\", '[\\\\"],'])
-def test_what_a_string_holds_does_not_count_as_structure(text: str) -> None:
+def test_the_contents_of_a_string_do_not_count_as_structure(text: str) -> None:
     body = {"prompt": text * 300_000, "stop": ["\\", '"']}
     assert parse_json(json.dumps(body).encode()) == body
 

@@ -122,7 +122,7 @@ def test_the_openai_package_raises_on_an_error_in_a_stream(served: Served) -> No
     assert "secret" not in str(caught.value)
 
 
-def test_an_idle_stream_pings_and_clients_do_not_mind(served: Served) -> None:
+def test_an_idle_stream_pings_and_clients_ignore_the_pings(served: Served) -> None:
     served.engine.step_s = 3 * PING_S
     with openai.OpenAI(base_url=served.url + "/v1", api_key="x", max_retries=0) as client:
         parts = client.completions.create(model=MODEL_ID, prompt="x", max_tokens=3, stream=True)
@@ -191,7 +191,7 @@ def test_a_stream_that_waits_long_for_its_first_token_starts_with_pings(served: 
     assert len(sse(text)) == 1
 
 
-def test_a_client_that_does_not_read_is_cut_off(served: Served) -> None:
+def test_a_client_that_does_not_read_is_disconnected(served: Served) -> None:
     served.engine.answer = "word " * 40
     body = json.dumps({"prompt": "x", "stream": True, "n": 100, "max_tokens": 250, "logprobs": 20, "ignore_eos": True})
     with socket.socket() as client:

@@ -1,4 +1,4 @@
-"""How Serve runs HAProxy for `llama-ray up`, beside other servers of the same machine."""
+"""HAProxy as `llama-ray up` configures it, beside other servers on the machine."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def test_haproxy_answers_503_at_ready_only_while_there_is_no_replica(tmp_path: P
 
 
 def test_without_a_variable_the_wrapper_finds_the_binary_of_the_package(tmp_path: Path) -> None:
-    """As on a cluster, where cluster.env names the wrapper as Serve's binary."""
+    """On a cluster, cluster.env names the wrapper as Serve's binary."""
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     env = python | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy.WRAPPER)}
     done = subprocess.run([haproxy.WRAPPER, "-v"], env=env, capture_output=True, text=True, check=True, timeout=30)

@@ -1,4 +1,4 @@
-"""The guard on Ray's version, and that the table of patches names what Ray has and what the docs say."""
+"""The guard on Ray's version. The table of patches agrees with Ray and with the docs."""
 
 import inspect
 import os

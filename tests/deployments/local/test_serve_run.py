@@ -1,4 +1,4 @@
-"""What plain `serve run` can still set."""
+"""The settings that plain `serve run` can make."""
 
 import os
 import sys
@@ -65,7 +65,7 @@ def test_a_replica_knows_whether_serves_proxy_in_python_is_in_front(
 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The process's environment without what the tests' caller has set of Serve."""
+    """The process's environment without Serve's variables."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     monkeypatch.setattr(os, "environ", found)
     monkeypatch.setattr(replica_variables, "__defaults__", (found,))
@@ -79,7 +79,7 @@ def built_runtime_env() -> object:
     return (options or {}).get("runtime_env")
 
 
-def test_the_application_asks_for_one_event_loop_where_nobody_has_set_it(variables: dict[str, str]) -> None:
+def test_the_application_sets_one_event_loop_unless_the_variable_is_set(variables: dict[str, str]) -> None:
     assert built_runtime_env() == {"env_vars": serve_run.ONE_LOOP}
     variables.update(serve_run.ONE_LOOP)  # as `llama-ray up` does
     assert not built_runtime_env()

@@ -1,4 +1,4 @@
-"""How `llama-ray up` ends: its exit status, its signals, and the cause that it shows."""
+"""The end of `llama-ray up`: exit status, signals, and the printed cause."""
 
 import signal
 from pathlib import Path
@@ -13,7 +13,7 @@ from deployments.local.shutdown import Shutdown
 
 
 class Lines:
-    """A console that keeps what it is told."""
+    """A console that stores its lines."""
 
     log = None
 

@@ -1,4 +1,4 @@
-"""Which of the workers' lines the terminal shows."""
+"""The workers' lines that the terminal shows."""
 
 import pytest
 

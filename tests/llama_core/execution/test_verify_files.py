@@ -90,7 +90,7 @@ def test_unchanged_files_are_not_hashed_again(checkpoint: Path) -> None:
     assert of_copy == digest
 
 
-def test_digest_is_not_computed_where_nobody_needs_it(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_is_not_computed_where_it_is_not_needed(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def hashed(*_: object) -> None:
         raise AssertionError("a file was hashed")
 

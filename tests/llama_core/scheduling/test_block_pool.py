@@ -1,4 +1,4 @@
-"""The block pool: which blocks are free, shared and registered, and which are reused first."""
+"""The block pool: free, shared and registered blocks, and the order of their reuse."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_shared_free_block_is_not_allocated_to_be_written() -> None:
     pool = BlockPool(4, 4)
     blocks, _ = named(pool, 3, "found")
     pool.release(blocks)
-    assert pool.try_allocate(2, shared=blocks) is None, "three of the four free ones are to be shared"
+    assert pool.try_allocate(2, shared=blocks) is None, "three of the four free blocks will be shared"
     assert pool.num_free == 4
     fresh = pool.try_allocate(1, shared=blocks)
     assert fresh is not None and not set(fresh) & set(blocks)
@@ -75,7 +75,7 @@ def test_a_prefix_that_two_sequences_computed_is_registered_once() -> None:
     pool.prefixes.register(second, key)
     assert pool.prefixes.lookup([key]) == [first]
     pool.release([second])
-    assert pool.prefixes.lookup([key]) == [first], "the one that lost its name to the other takes nothing with it"
+    assert pool.prefixes.lookup([key]) == [first], "releasing the unregistered copy keeps the prefix registered"
 
 
 def test_an_evicted_prefix_is_not_found_even_while_its_block_is_held() -> None:

@@ -1,4 +1,4 @@
-"""Which request is next: fair between owners by their virtual token counters, in order within an owner, without starvation."""
+"""The next request: fair between owners by their virtual token counters, in order within an owner, without starvation."""
 
 from collections import Counter
 
@@ -43,7 +43,7 @@ def test_one_owner_leaves_a_share_of_the_queue_to_other_owners() -> None:
     assert fill("alone", 10) == 10, "all of it, while no other owner is known"
     for one in list(queue):
         queue.remove(one)
-    assert fill("greedy") == 80, "an owner that was served before may return at any moment"
+    assert fill("greedy") == 80, "other owners are known"
     assert fill("modest") == 16 and queue.has_capacity("another", 4, None) and queue.has_capacity("", 4, None)
     assert not queue.has_capacity("greedy", None, 10) and queue.has_capacity("greedy", None, 1000)
 
@@ -89,11 +89,11 @@ def test_tokens_of_running_requests_count_too() -> None:
     for owner in ("a", "b") * 3:
         queue.add(seq(owner))
     assert take(queue).owner == "a"
-    queue.count_served(seq("b"), 1000)  # what running requests of b generate meanwhile
+    queue.count_served(seq("b"), 1000)  # tokens that running requests of b generate meanwhile
     assert [take(queue).owner for _ in range(2)] == ["a", "a"]
 
 
-def test_an_owner_saves_up_no_service_while_it_is_away() -> None:
+def test_an_absent_owner_gains_no_service() -> None:
     queue = WaitingQueue()
     queue.add(seq("new"))
     take(queue)

@@ -1,4 +1,4 @@
-"""Prompt lookup and the policy of speculation: which drafts are proposed, and when they are worthwhile."""
+"""Prompt lookup and the policy of speculation: the proposed drafts, and when they are worthwhile."""
 
 import random
 
@@ -19,7 +19,7 @@ tokens_of_few_kinds = st.lists(st.integers(0, 4), max_size=60)
 
 
 def by_search(tokens: list[int], count: int) -> list[int]:
-    """The same by a search of all tokens: what follows the latest occurrence of the longest suffix."""
+    """Drafts by a search of all tokens: those after the latest occurrence of the longest suffix."""
     for n in NGRAMS:
         for begin in range(len(tokens) - n - 1, -1, -1):
             if tokens[begin : begin + n] == tokens[len(tokens) - n :]:
@@ -64,7 +64,7 @@ def test_a_few_accepted_drafts_make_drafting_worthwhile_and_rejected_ones_end_it
 ) -> None:
     drafting = new_drafting()
     for _ in range(3):
-        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, price) == 0, "nothing is known of a sequence that begins"
+        assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, price) == 0, "a new sequence has no history"
         drafting.observe(num_accepted, 0)
         assert drafting.num_worthwhile(MAX_DRAFTS_PER_ROW, price) > 1
         drafting.observe(20, 0)

@@ -1,4 +1,4 @@
-"""The quarantine's verdict: which request harms the ranks, and when the ranks are at fault themselves."""
+"""The quarantine's verdict: the request that makes the ranks fail, or the ranks themselves."""
 
 import pytest
 

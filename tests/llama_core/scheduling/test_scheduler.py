@@ -1,4 +1,4 @@
-"""The scheduler under random requests, aborts, preemptions, pipelining and restarts: nothing leaks, nothing is lost."""
+"""The scheduler under random requests, aborts, preemptions, pipelining and restarts: no block leaks and no token is lost."""
 
 from collections import Counter, deque
 from dataclasses import replace
@@ -125,7 +125,7 @@ def test_a_prompt_longer_than_the_budget_is_prefilled_in_chunks_beside_a_running
     while long.scheduled < 14:
         batch = scheduler.schedule()
         assert batch is not None
-        assert batch.rows[0].slot == short.slot and batch.rows[0].length == 1, "the decode goes on, and first"
+        assert batch.rows[0].slot == short.slot and batch.rows[0].length == 1, "the decode continues, before the prompt"
         assert batch.num_tokens <= 5
         chunks.append(batch.rows[1].length)
         scheduler.commit(ranks.step(batch))
@@ -304,7 +304,7 @@ class Machine(RuleBasedStateMachine):
                 if tokens:
                     seq.cut(len(tokens) - 1)
                     self.scheduler.finish(seq, FinishReason.STOP)
-                    seq.finish_reason = FinishReason.ABORT  # for the last assertions: it has a prefix of its text
+                    seq.finish_reason = FinishReason.ABORT  # the last assertions then expect a prefix of its text
                     return
 
     @rule()

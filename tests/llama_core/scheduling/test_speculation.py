@@ -228,7 +228,7 @@ def test_an_end_of_sequence_among_accepted_drafts_ends_the_text_there() -> None:
 
     scheduler, ranks, seq = begun(model)
     batch = scheduler.schedule()
-    assert batch is not None and batch.drafts[0].tokens == [7, 8, 9], "what is proposed ends before it"
+    assert batch is not None and batch.drafts[0].tokens == [7, 8, 9], "the drafts end before it"
     (tokens,) = scheduler.commit(ranks.step(batch)).values()
     assert tokens == [7, 8, 9] and seq.finish_reason is FinishReason.STOP
     assert seq.output == expected_output(seq, model) == [6, 7, 8, 9]
@@ -270,7 +270,7 @@ def test_a_sequence_may_be_preempted_aborted_or_restarted_while_its_drafts_are_c
         return
     if how == "preempt":
         scheduler._preempt_youngest()
-        assert scheduler.schedule() is None, "its tokens are still on their way"
+        assert scheduler.schedule() is None, "its tokens are still in flight"
         scheduler.commit(ranks.step(batch))
         assert len(seq.output) == 9 and seq.scheduled == 0
     else:
@@ -287,7 +287,7 @@ def test_blocks_for_drafts_are_taken_from_no_other_sequence() -> None:
     for seq in (first, second):
         seq.drafting = Oracle(looping, 0)
     run(scheduler, ranks, [first, second], 2)
-    assert scheduler.num_preemptions == 0, "both fit, as long as no draft takes what the other needs"
+    assert scheduler.num_preemptions == 0, "both fit unless drafts take blocks of the other"
     assert first.output == expected_output(first, looping) and second.output == expected_output(second, looping)
 
 
@@ -306,7 +306,7 @@ def test_the_model_gives_the_same_tokens_with_and_without_greedy_and_sampled(
     texts: list[list[int]] = []
 
     def propose(lookup: PromptLookup, tokens: list[int], count: int) -> list[int]:
-        """What will come, up to a place that is anyone's guess."""
+        """Right drafts, then wrong ones."""
         (text,) = (text for text in texts if text[: len(tokens)] == tokens)
         num_right = draw.randrange(count + 2)
         return [
@@ -330,7 +330,7 @@ def test_the_model_gives_the_same_tokens_with_and_without_greedy_and_sampled(
 
 
 def counted_steps(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> list[StepInput]:
-    """The steps that `llama` will run."""
+    """The list of the steps that `llama` runs."""
     steps: list[StepInput] = []
     step = llama.runner.step
     monkeypatch.setattr(llama.runner, "step", lambda batch: steps.append(batch) or step(batch))  # type: ignore[func-returns-value]

@@ -1,4 +1,4 @@
-"""The learned time of a step's parts, and what it decides about drafts."""
+"""The learned time of a step's parts, and the drafts that pay by it."""
 
 import random
 
@@ -133,6 +133,6 @@ def test_a_sequence_alone_waits_for_its_output_only_where_drafts_gain_more_than_
 
 
 def test_a_sequence_of_one_prompt_token_counts_as_a_decode() -> None:
-    """Its row is the same to the ranks, so it costs the same."""
+    """The ranks compute the same row, so its cost is the same."""
     seq = Sequence([5], SamplingParams(), 9)
     assert StepShape.of(StepInput(0, 1, [Row(0, 0, seq.length, True)])) == StepShape(1, 0, 0)

@@ -132,7 +132,7 @@ def test_an_id_out_of_range_is_refused_and_changes_nothing(bad: int) -> None:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """By definition: the text before the stop string that is complete first (the longest of those that end there), and it."""
+    """By definition: the stop string that is complete first (the longest of those that end there), and the text before it."""
     for end in range(len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
