@@ -85,14 +85,14 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int) -> dict[s
     generator = torch.Generator(device).manual_seed(seed)
     weights = {}
     for name, shape in weight_shapes(config):
-        drawn = torch.randn(shape, generator=generator, device=device)
+        weight = torch.randn(shape, generator=generator, device=device)
         if len(shape) == 1:
-            drawn = 1 + 0.1 * drawn
+            weight = 1 + 0.1 * weight
         elif name != "tok_embeddings.weight":
-            drawn *= shape[1] ** -0.5
+            weight *= shape[1] ** -0.5
         if name == "output.weight":
-            drawn *= 2  # otherwise all logits would be nearly equal
-        weights[name] = drawn.to(dtype).cpu()
+            weight *= 2  # otherwise all logits would be nearly equal
+        weights[name] = weight.to(dtype).cpu()
     return weights
 
 

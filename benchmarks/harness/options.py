@@ -47,7 +47,7 @@ def add_load_options(parser: argparse.ArgumentParser, *, prompt: int, output: in
     parser.add_argument("--model", default="llama", help="the model's name over HTTP")
     parser.add_argument("--prompt", type=int, default=prompt, help="tokens of each prompt")
     parser.add_argument("--output", type=int, default=output, help="tokens of each answer")
-    parser.add_argument("--vocab-size", type=int, default=vocab_size, help="prompts are drawn from ids below this one")
+    parser.add_argument("--vocab-size", type=int, default=vocab_size, help="prompts have random ids below this one")
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
 """The requests of a load: prompts as token ids, and the number of tokens to generate for each.
 
-A seed gives the same load in every environment, so this module uses the standard library only. Ids are drawn uniformly
-from all but the first three, which are control pieces in Llama's vocabularies.
+A seed gives the same load in every environment, so this module uses the standard library only. Ids are uniformly random,
+chosen from all but the first three, which are control pieces in Llama's vocabularies.
 """
 
 import random
@@ -42,7 +42,7 @@ def mixed_batch(count: int, vocab_size: int, seed: int = 7) -> list[Request]:
 
 
 def long_batch(count: int, shortest: int, longest: int, vocab_size: int, seed: int = 7) -> list[Request]:
-    """Lengths of prompt and output drawn uniformly from shortest .. longest, independently."""
+    """Uniform random lengths of prompt and output from shortest .. longest, independently."""
     draw = random.Random(seed)
     lengths = [(draw.randint(shortest, longest), draw.randint(shortest, longest)) for _ in range(count)]
     return [
@@ -54,7 +54,7 @@ def long_batch(count: int, shortest: int, longest: int, vocab_size: int, seed: i
 def spread_batch(
     count: int, num_prompt: int, num_output: int, spread: float, vocab_size: int, seed: int
 ) -> list[Request]:
-    """Lengths drawn uniformly from 1 - `spread` to 1 + `spread` times `num_prompt` and `num_output`, independently."""
+    """Uniform random lengths from 1 - `spread` to 1 + `spread` times `num_prompt` and `num_output`, independently."""
     draw = random.Random(seed)
 
     def near(middle: int) -> int:

@@ -23,7 +23,7 @@ class RecoveryPlan:
     """One recovery of the ranks of `model`. Bundles are Ray's indices in the placement group.
 
     all_bundles: of as many ranks as are configured. bundles: those in which ranks served until now. is_growth: the old ranks
-    give way to more ranks and did not fail. For `patience_s` the plan accepts no fewer ranks than configured, later any
+    are replaced by more ranks and did not fail. For `patience_s` the plan accepts no fewer ranks than configured, later any
     number from `min_ranks` up.
     """
 

@@ -45,7 +45,7 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         args = {"model_parallel_size": options.ranks, "step_timeout_s": options.step_timeout, "max_batch_size": 64}
-        args |= {"spare_ranks": options.spares, "cpus_per_rank": 1}
+        args |= {"spare_ranks": options.standby, "cpus_per_rank": 1}
         env = {DIRECTORY: str(directory), "LLAMA_RUNNER_FACTORY": FACTORY}
         with served(args=args, env=env) as server:
             server.wait_ready()
@@ -164,7 +164,7 @@ def report(
 
 def num_ranks(options: argparse.Namespace) -> int:
     """Ranks, standby processes included."""
-    return int(options.ranks * (2 if options.spares else 1))
+    return int(options.ranks * (2 if options.standby else 1))
 
 
 def _seconds(stamp: str) -> float:
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--settle", type=float, default=60.0, help="seconds for memory and threads to settle")
     parser.add_argument("--step-timeout", type=float, default=3.0)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
-    parser.add_argument("--spares", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--standby", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument(
         "--timed", action=argparse.BooleanOptionalAction, default=True, help="fail where a fault is detected late"
     )

@@ -66,7 +66,7 @@ def test_a_pause_is_measured_from_its_first_and_from_its_last_fault() -> None:
     ]  # fmt: skip
     streams: Any = Streams(0, 0)
     streams.times = [[began + 0.5, began + 8.5, began + 8.6]]
-    options = argparse.Namespace(streams=1, ranks=2, spares=False)
+    options = argparse.Namespace(streams=1, ranks=2, standby=False)
     told = report_of_chaos(options, faults, streams, output, STEADY, STEADY)
     assert told["first_new_token_s"]["median"] == pytest.approx(7.5)
     assert told["first_new_token_after_the_last_fault_s"]["median"] == pytest.approx(3.5)

@@ -34,7 +34,7 @@ def run(cases: int, seed: int) -> Outcome:
 
 def _in_one_world(seed: int, operations: int, outcome: Outcome) -> tuple[Bench, str | None]:
     draw = Random(seed)
-    bench = Bench(World.drawn(draw))
+    bench = Bench(World.random(draw))
     names, weights = zip(*_OPERATIONS, strict=True)
     for index in range(operations):
         operation = draw.choices(names, weights)[0]

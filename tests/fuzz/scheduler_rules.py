@@ -38,7 +38,7 @@ class World:
     model: Model = arbitrary
 
     @staticmethod
-    def drawn(draw: Random) -> "World":
+    def random(draw: Random) -> "World":
         return World(
             num_blocks=draw.randint(7, 20),
             slots=draw.randint(1, 5),

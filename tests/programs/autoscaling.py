@@ -317,9 +317,13 @@ def run(directory: str) -> dict[str, Any]:
     port, path, log = free_port(), Path(directory) / "serve_config.yaml", Path(directory) / "output"
     path.write_text(yaml.safe_dump(config(port)))
     # A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
-    pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 10_000, "health_check_failure_threshold": 6}
+    health_checks = {
+        "health_check_period_ms": 1000,
+        "health_check_timeout_ms": 10_000,
+        "health_check_failure_threshold": 6,
+    }
     # The head has no CPUs: it must not be lost with a replica.
-    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": pace}
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": health_checks}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
     with log.open("wb") as output:

@@ -166,8 +166,12 @@ async def phase(service: LlamaService, name: str) -> None:
 
 if __name__ == "__main__":
     # A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
-    pace = {"health_check_period_ms": 1000, "health_check_timeout_ms": 10_000, "health_check_failure_threshold": 6}
-    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": pace}
+    health_checks = {
+        "health_check_period_ms": 1000,
+        "health_check_timeout_ms": 10_000,
+        "health_check_failure_threshold": 6,
+    }
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": health_checks}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     second = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, logging_level=logging.WARNING, log_to_driver=False)

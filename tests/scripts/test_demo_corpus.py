@@ -68,8 +68,8 @@ def test_no_question_has_an_unfilled_slot_or_bracket(demo: Any) -> None:
 
 def test_expand_draws_nested_alternatives(demo: Any) -> None:
     expand = demo("grammar").expand
-    drawn = {expand(random.Random(seed), "[a[b|c]|{d}]", d="x") for seed in range(50)}
-    assert drawn == {"ab", "ac", "x"}
+    sentences = {expand(random.Random(seed), "[a[b|c]|{d}]", d="x") for seed in range(50)}
+    assert sentences == {"ab", "ac", "x"}
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ class FakeRanks:
             del self._tokens[slot][start:]
             self._tokens[slot] += drafts
         assert len({row.slot for row in batch.rows}) == len(batch.rows), "two rows of one slot"
-        drawn, logprobs, non_finite = list[int](), list[TokenLogprob | None](), list[int]()
+        sampled, logprobs, non_finite = list[int](), list[TokenLogprob | None](), list[int]()
         prompt_logprobs: list[PromptLogprobs] = []
         for index, (slot, start, length, samples, num_drafts) in enumerate(batch.rows):
             tokens, end = self._tokens[slot], start + length
@@ -108,14 +108,14 @@ class FakeRanks:
             if values:
                 prompt_logprobs.append(PromptLogprobs(index, start, values))
             if samples:
-                draws = [self.model(tokens[:at], self._seeds[slot]) for at in range(end - num_drafts, end + 1)]
+                samples = [self.model(tokens[:at], self._seeds[slot]) for at in range(end - num_drafts, end + 1)]
                 non_finite += [
-                    len(drawn) + i for i in range(len(draws)) if (slot, end - num_drafts + i) == self.non_finite_at
+                    len(sampled) + i for i in range(len(samples)) if (slot, end - num_drafts + i) == self.non_finite_at
                 ]
-                drawn += draws
+                sampled += samples
                 logprobs += [TokenLogprob(float(at), ()) for at in range(end - num_drafts, end + 1)]
-                tokens[end - num_drafts :] = draws
-        return StepOutput(batch.epoch, batch.step, drawn, logprobs, prompt_logprobs, non_finite)
+                tokens[end - num_drafts :] = samples
+        return StepOutput(batch.epoch, batch.step, sampled, logprobs, prompt_logprobs, non_finite)
 
     def _compute(self, slot: int, start: int, end: int) -> None:
         tokens = tuple(self._tokens[slot][:end])

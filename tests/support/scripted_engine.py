@@ -104,7 +104,7 @@ class FakeStream:
         reason = FinishReason.LENGTH if len(answer) >= params.max_tokens else FinishReason.STOP
         answer = answer[: params.max_tokens]
         for i, token in enumerate(answer):
-            await engine.pace(self, i)
+            await engine.delay(self, i)
             if self.cancelled:
                 raise RequestCancelled("cancelled")
             is_last = i == len(answer) - 1
@@ -222,7 +222,7 @@ class FakeEngine:
         """The chosen token is the most likely one; its neighbours in the vocabulary follow."""
         return _logprob(token, params.logprobs or 0, self.tokenizer.n_words)
 
-    async def pace(self, stream: FakeStream, index: int) -> None:
+    async def delay(self, stream: FakeStream, index: int) -> None:
         stream.num_asked += 1
         if index == 0 and self.hold is not None:
             await self.hold.wait()

@@ -84,7 +84,7 @@ def test_the_next_turn_of_a_conversation_finds_the_answer_that_it_repeats() -> N
     run(scheduler, ranks, [turn])
     following = sequence([*turn.tokens, *range(20, 30)])
     run(scheduler, ranks, [following])
-    assert following.num_cached == 96, "109 of the 110 tokens were computed, the last was only drawn: 6 full blocks"
+    assert following.num_cached == 96, "109 of the 110 tokens were computed, the last was only sampled: 6 full blocks"
 
 
 def test_a_request_for_prompt_logprobs_computes_its_prompt_and_others_find_it() -> None:
@@ -130,7 +130,7 @@ def test_a_preempted_sequence_computes_again_only_what_was_reused_meanwhile() ->
         old, young = sequence(PREFIX[:40], max_new=120), sequence(PREFIX[200:240], max_new=120)
         computed[caching] = run(scheduler, ranks, [old, young], depth=1)
         assert scheduler.num_preemptions == 1
-        assert young.num_cached == 0, "what it had computed itself is nobody's gift"
+        assert young.num_cached == 0, "blocks that it computed itself do not count as cached"
     assert computed == {False: once + 128, True: once + 32}, "of its 8 full blocks the older took the last 2"
 
 

@@ -34,7 +34,7 @@ def test_samples_follow_the_reference_nucleus(vocab: int, temperature: float, to
     expected = reference_nucleus((logits / temperature).softmax(-1), top_p)
     n = 20_000 if vocab < 1000 else 4_000
     counts = torch.bincount(draw(logits, n, temperature, top_p), minlength=vocab)
-    assert not counts[expected == 0].any(), "a token outside the nucleus was drawn"
+    assert not counts[expected == 0].any(), "a token outside the nucleus was sampled"
     # Pearson's chi-square over the tokens that are expected often enough, the rest in one class.
     often = expected * n >= 5
     observed = [*counts[often].tolist(), int(counts[~often].sum())]
@@ -87,8 +87,8 @@ def test_a_row_samples_the_same_beside_any_other_rows() -> None:
 
 def test_equal_probabilities_are_taken_in_the_order_of_ids() -> None:
     # bfloat16 logits tie all the time. All 1,000 are equal: a nucleus of 0.25 is exactly the first quarter.
-    drawn = draw(torch.zeros(1000), 4000, top_p=0.2495)
-    assert drawn.max() == 249 and drawn.min() == 0
+    samples = draw(torch.zeros(1000), 4000, top_p=0.2495)
+    assert samples.max() == 249 and samples.min() == 0
 
 
 def test_the_shortcut_for_small_nuclei_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:

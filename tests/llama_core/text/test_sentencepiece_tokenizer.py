@@ -148,10 +148,10 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
 def test_flipped_bits_are_refused_or_harmless(tmp_path: Path) -> None:
     data, path, rng = MODEL.read_bytes(), tmp_path / "flipped.model", random.Random(7)
     num_refused = 0
-    for trial in range(300):
+    for case in range(300):
         damaged = bytearray(data)
         for _ in range(rng.choice([1, 1, 3, 30])):
-            damaged[rng.randrange(len(data) - 200 if trial % 2 else 0, len(data))] ^= 1 << rng.randrange(8)
+            damaged[rng.randrange(len(data) - 200 if case % 2 else 0, len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
         try:
             tokenizer = SentencePieceTokenizer(path)
@@ -186,10 +186,10 @@ from llama_core.text.sentencepiece_tokenizer import SentencePieceTokenizer
 data, path, rng = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), random.Random(5)
 end = len(data) - 200  # after the pieces and the trainer's settings come the normalizer's compiled rules
 num_refused = 0
-for trial in range(150):
+for case in range(150):
     damaged = bytearray(data)
     for _ in range(rng.choice([1, 4, 64, 4096])):
-        damaged[rng.randrange(end // 4 if trial % 3 else 0, len(data))] = rng.choice([0, 255, rng.randrange(256)])
+        damaged[rng.randrange(end // 4 if case % 3 else 0, len(data))] = rng.choice([0, 255, rng.randrange(256)])
     path.write_bytes(damaged)
     try:
         tokenizer = SentencePieceTokenizer(path)
