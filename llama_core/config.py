@@ -31,12 +31,12 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Plain and picklable: crosses processes and nodes.
+    """Plain and picklable, because it is sent to other processes and nodes.
 
     vocab_size: number of token ids of the tokenizer. max_seq_len: prompt and generated tokens of one sequence at most.
     max_batch_size: sequences that run at once (slots). max_step_tokens: tokens of one step at most; a longer prompt is
-    prefilled in chunks of what the running decodes leave. block_size: tokens in one block of the cache. kv_cache_bytes:
-    cache memory of one rank; None means what a full batch of full-length sequences needs, limited by the free memory.
+    prefilled in chunks beside the running decodes. block_size: tokens in one block of the cache. kv_cache_bytes:
+    cache memory of one rank; None: enough for a full batch of full-length sequences, limited by the free memory.
     verify_checksums: compare the bytes of every shard with the CRC-32 inside it. manifest: the SHA-256 that every file must
     have before any file is parsed. wants_digest: compute the digest of the checkpoint even if all ranks see the same files.
     verified: identities of files (`checkpoint.files.identity`) that ranks have verified, with their digest; ranks do not

@@ -1,4 +1,4 @@
-"""Every error that a user of this project can meet, as one tree.
+"""Every error that users of this project can get, as one tree.
 
     LlamaError
     ├── InvalidRequest (ValueError)       the caller's mistake; the engine computed nothing
@@ -10,12 +10,12 @@
     ├── CheckpointError                   a file that is missing, damaged or of another model
     ├── TokenizerError                    a tokenizer that is missing, damaged or of another model
     └── EngineError                       the request was valid, the engine could not serve it
-        ├── QueueFull                     the queue is full; says when to try again
+        ├── QueueFull                     the queue is full; has the time to try again
         ├── NotReady                      the server is loading or draining
         ├── RequestCancelled              the client disconnected
         ├── DeadlineExceeded              the request's time limit has passed
         ├── NonFiniteLogits               the model computed NaN or infinity for this request
-        ├── PoisonRequest                 the ranks failed again and again with this request in the step
+        ├── PoisonRequest                 the ranks failed repeatedly with this request in the step
         ├── CheckpointChanged             new ranks found another checkpoint than the first ranks loaded
         └── RankFailure                   a rank died, hung or raised
 
@@ -117,7 +117,7 @@ class PoisonRequest(EngineError):
 
 
 class CheckpointChanged(EngineError):
-    """Replacement ranks found another checkpoint than the one that the live requests began with."""
+    """Replacement ranks found another checkpoint than the first ranks loaded."""
 
     code = "checkpoint_changed"
 

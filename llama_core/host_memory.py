@@ -1,4 +1,4 @@
-"""Free memory of this host or container, and the host's identity. No torch, because ranks ask before they import it."""
+"""Free memory of this host or container, and the host's identity. No torch, because ranks call it before they import torch."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""The architecture of a model, as Meta's params.json states it. Frozen, validated field by field, no torch."""
+"""The architecture of a model, read from Meta's params.json. Frozen, validated field by field, no torch."""
 
 import json
 import math

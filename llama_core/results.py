@@ -14,7 +14,7 @@ from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# What `generate` returns: each prompt's tokens and, if asked for, their logprobs.
+# The result of `generate`: each prompt's tokens and, if requested, their logprobs.
 Generated = tuple[list[list[int]], list[list[float]] | None]
 
 
@@ -31,7 +31,7 @@ class ChatPrediction(TypedDict, total=False):
 
 
 def generation_result(sequences: Seq[Sequence], logprobs: bool, echo: bool) -> Generated:
-    """What `generate` returns for finished sequences. The log-probability of an echoed prompt's first token is 0.0."""
+    """The result of `generate` for finished sequences. The log-probability of an echoed prompt's first token is 0.0."""
     tokens = [seq.tokens if echo else seq.output for seq in sequences]
     if not logprobs:
         return tokens, None
@@ -67,7 +67,7 @@ def generation_params(
 
 
 def completion_predictions(tokenizer: Tokenizer, generated: Generated) -> list[CompletionPrediction]:
-    """What `text_completion` returns."""
+    """The result of `text_completion`."""
     predictions = []
     for tokens, logprobs in _pairs(generated):
         prediction = CompletionPrediction(generation=tokenizer.decode(tokens))
@@ -96,7 +96,7 @@ class DialogBatch:
                 self._is_refused.append(True)
 
     def predictions(self, tokenizer: Tokenizer, generated: Generated) -> list[ChatPrediction]:
-        """What `chat_completion` returns, given what was generated for `prompts`: one for each dialog, in their order."""
+        """The result of `chat_completion` from the generations of `prompts`: one for each dialog, in their order."""
         answers = _pairs(generated)
         wants_logprobs = generated[1] is not None
         predictions = []

@@ -1,6 +1,6 @@
 """Decides which waiting sequences get a slot and cache blocks, and how many may wait.
 
-The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks; it is never overtaken.
+The next sequence of the queue is admitted when a slot is free and its known tokens fit into free blocks; none overtakes it.
 Its prefix is looked up in the cache at this moment, not before. Knows nothing of steps and their budget.
 """
 
@@ -15,7 +15,7 @@ from llama_core.scheduling.request import FinishReason, Sequence
 
 
 class Admission:
-    """The waiting queue, the free slots, and who holds the blocks of `pool`."""
+    """The waiting queue, the free slots, and the blocks of `pool`."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Admission:
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
         self._prefix_caching = prefix_caching
-        self._head_lacks_blocks = False  # since the queue's first was refused, no block has been released
+        self._head_lacks_blocks = False  # no block has been released since the first sequence of the queue was refused
         self.use_pool(pool)
 
     def use_pool(self, pool: BlockPool) -> None:
@@ -45,7 +45,7 @@ class Admission:
         self._head_lacks_blocks = False
 
     def check_capacity(self, lengths: Seq[int], owner: str) -> None:
-        """Raise unless a request whose sequences have so many tokens each may be queued as a whole: QueueFull if the capacity
+        """Raise unless a request whose sequences have this many tokens each may be queued as a whole: QueueFull if the capacity
         is taken now, InvalidParameter if no idle server could ever take it.
 
         A sequence that finds a free slot does not wait; a sequence that waits alone may be of any length.
@@ -75,7 +75,7 @@ class Admission:
         self._head_lacks_blocks = False  # another sequence may be first now
 
     def queue_first(self, seq: Sequence) -> None:
-        """Before all others."""
+        """Queue a preempted sequence before all others."""
         self.waiting.add_first(seq)
         self._head_lacks_blocks = False
 
@@ -94,7 +94,7 @@ class Admission:
             return None
         cached = self.prefixes.lookup(seq)
         needed = self.pool.blocks_for(seq.length) - len(cached)
-        # One block in reserve for each running sequence, or the newcomer would be the first to be preempted again.
+        # Reserve a block for each running sequence; otherwise the new sequence would be preempted first.
         blocks = self.pool.try_allocate(needed, shared=cached, reserve=len(running))
         if blocks is None:
             self._head_lacks_blocks = True
@@ -114,7 +114,7 @@ class Admission:
         """Take back the slot and the blocks of a sequence that has ended or is preempted."""
         assert seq.slot is not None
         if seq.finish_reason is FinishReason.ERROR:
-            self.pool.prefixes.evict(seq.blocks)  # computed values are not to be trusted
+            self.pool.prefixes.evict(seq.blocks)  # its keys and values may be wrong
         else:
             self.prefixes.register(seq)
         self.pool.release(seq.blocks)

@@ -1,4 +1,4 @@
-"""Allocates the KV cache's blocks: which are free, and how many sequences hold each of the others.
+"""Allocates the KV cache's blocks. Keeps the free ones, and the number of sequences that hold each of the others.
 
 Free blocks that hold no registered prefix are reused first, then the ones released longest ago. Knows nothing of sequences.
 Every operation is O(blocks moved).
@@ -56,7 +56,7 @@ class BlockPool:
 
     def release(self, blocks: Reversible[BlockId]) -> None:
         """Give up one share in each of a sequence's `blocks`. Of the blocks that are free now, the sequence's last are reused
-        first: a prefix is looked up more often than what follows it, and what follows is of no use without it."""
+        first: a prefix is looked up more often than its continuation, which is useless without it."""
         for block in reversed(blocks):
             assert self._num_holders[block], f"block {block} was released too often"
             self._num_holders[block] -= 1

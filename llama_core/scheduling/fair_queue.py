@@ -1,11 +1,11 @@
-"""Which requests wait for a slot, and which of them is next.
+"""The requests that wait for a slot, and the order in which they get one.
 
 Preempted requests come first, in the order in which they are to run again. Then the lowest priority number. Within a
 priority, owners take turns by their virtual token counters: the next request is the oldest one of the owner that has been
 served least, in tokens (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Each priority has counters of
-its own: what an owner is served at one priority says nothing about its turn at another. The counter of an owner that returns
-after a pause is lifted to the counter of the owner served last, so that no owner saves up service. One owner cannot fill the
-queue where there are others: a share of the remaining capacity stays free (the dynamic thresholds of Choudhury and Hahne,
+its own: service at one priority does not count at another. The counter of an owner that returns
+after a pause is lifted to the counter of the owner served last, so that a pause gains no service. One owner cannot fill the
+queue where other owners are known: a share of the remaining capacity stays free (the dynamic thresholds of Choudhury and Hahne,
 "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking, 1998).
 
 Every operation is O(log of the owners that wait), amortized.
@@ -32,7 +32,7 @@ class _PriorityClass:
     """The waiting requests of one priority by owner, oldest first, and the owners' virtual token counters."""
 
     def __init__(self) -> None:
-        self.by_owner: dict[str, OrderedDict[Sequence, int]] = {}  # with the tokens that each request counted for
+        self.by_owner: dict[str, OrderedDict[Sequence, int]] = {}  # with each request's counted tokens
         self.counters: dict[str, float] = {}  # of owners that wait, and of others above the floor
         self.floor = 0.0  # the counter of the owner that was next last: no waiting owner has less
         self.heap: list[tuple[float, int, str]] = []  # counter when pushed, entry number, owner
@@ -53,7 +53,7 @@ class _PriorityClass:
         return is_new
 
     def remove(self, seq: Sequence) -> int:
-        """The tokens that `seq` counted for."""
+        """Remove `seq`. Returns its counted tokens."""
         waiting = self.by_owner[seq.owner]
         num_tokens = waiting.pop(seq)
         if not waiting:
@@ -77,7 +77,7 @@ class _PriorityClass:
                 return next(iter(self.by_owner[owner]))
 
     def evict_idle(self, *, above_floor: bool) -> None:
-        """Drop the counters of owners of which nothing waits: those that a return would lift anyway, or all of them."""
+        """Drop the counters of owners without waiting requests: those below the floor, or all of them."""
         self.counters = {
             owner: counter
             for owner, counter in self.counters.items()
@@ -87,7 +87,7 @@ class _PriorityClass:
 
 class WaitingQueue:
     def __init__(self) -> None:
-        self.num_tokens = 0  # of all requests that never ran, known when they came
+        self.num_tokens = 0  # of all requests that never ran, as counted on arrival
         self._length = 0
         self._waiting_of: dict[str, tuple[int, int]] = {}  # of these, each owner's requests and their tokens
         self._preempted: OrderedDict[Sequence, None] = OrderedDict()
@@ -109,14 +109,14 @@ class WaitingQueue:
         self._count_waiting(seq.owner, 1, seq.length)
 
     def add_first(self, seq: Sequence) -> None:
-        """Before all others: it ran already."""
+        """Add a preempted request before all others."""
         self._preempted[seq] = None
         self._preempted.move_to_end(seq, last=False)
         self._length += 1
 
     def has_capacity(self, owner: str, num_free: int | None, num_free_tokens: int | None) -> bool:
-        """Whether the queue's free capacity, in requests and in tokens (None: no limit), is for `owner` too. An owner without
-        others has all of it, and a request without an owner shares with none.
+        """Whether the queue's free capacity, in requests and in tokens (None: no limit), is open to `owner`. All of it is if no
+        other owner is known, or without an owner.
         """
         if not owner or all(part.counters.keys() <= {owner} for part in self._classes.values()):
             return True
@@ -134,7 +134,7 @@ class WaitingQueue:
         return self.num_tokens - sum(seq.length for seq in first if seq not in self._preempted)
 
     def remove(self, seq: Sequence) -> None:
-        """`seq` must wait."""
+        """Remove `seq`, which must be waiting."""
         if seq in self._preempted:
             del self._preempted[seq]
             self._length -= 1
@@ -142,7 +142,7 @@ class WaitingQueue:
             self._count_waiting(seq.owner, -1, -self._classes[seq.priority].remove(seq))
 
     def first(self) -> Sequence:
-        """The next request; one must wait."""
+        """The next request. The queue must not be empty."""
         if self._preempted:
             return next(iter(self._preempted))
         return self._classes[min(priority for priority, part in self._classes.items() if part.by_owner)].first()
@@ -166,7 +166,7 @@ class WaitingQueue:
             self._waiting_of[owner] = (sequences + num_sequences, tokens + num_tokens)
 
     def _evict_idle_owners(self) -> None:
-        """Bound the counters of owners of which nothing waits."""
+        """Bound the number of counters of owners without waiting requests."""
         parts = self._classes.values()
         for above_floor in (False, True):
             if sum(len(part.counters) - len(part.by_owner) for part in parts) > MAX_IDLE_OWNERS:

@@ -18,7 +18,7 @@ PrefixHash = bytes
 def prefix_hash(parent: PrefixHash, tokens: Seq[int]) -> PrefixHash:
     """The hash of a block of `tokens` behind the block whose hash is `parent`; `root_hash` for a sequence's first block.
 
-    256 bits of BLAKE2b: no two prefixes with the same hash can be made, so a block that is found holds the prefix meant.
+    256 bits of BLAKE2b: no two prefixes with the same hash can be made, so a found block holds exactly that prefix.
     """
     return blake2b(parent + array("i", tokens).tobytes(), digest_size=32).digest()
 
@@ -39,7 +39,7 @@ class PrefixIndex:
         return self._hash_of[block] is not None
 
     def lookup(self, hashes: Iterable[PrefixHash]) -> list[BlockId]:
-        """The blocks of the longest registered prefix of `hashes`. Allocates nothing: hand them to `try_allocate`."""
+        """The blocks of the longest registered prefix of `hashes`. Allocates nothing: pass them to `try_allocate`."""
         blocks: list[BlockId] = []
         for prefix in hashes:
             if (block := self._block_of.get(prefix)) is None:
@@ -48,7 +48,7 @@ class PrefixIndex:
         return blocks
 
     def register(self, block: BlockId, prefix: PrefixHash) -> None:
-        """`block` is full and held; it is found by `prefix` from now on, unless another block already is."""
+        """Register the full, held `block` under `prefix`, unless another block is registered there."""
         assert self._hash_of[block] is None
         if self._block_of.setdefault(prefix, block) == block:
             self._hash_of[block] = prefix

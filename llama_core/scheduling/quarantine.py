@@ -1,12 +1,12 @@
-"""Decides which request makes the ranks fail, and when the ranks themselves are at fault. Owns all of that state.
+"""Decides whether a request makes the ranks fail, and which one, or whether the ranks themselves are at fault. Owns that state.
 
 A failure of the ranks may be due to any request that had a row in a step in flight. Where it is computed again and the ranks
-fail once more, the request is quarantined: it runs only beside requests that are trusted, so that the next failure tells whose
-fault it is. Each failure with one quarantined request in flight raises that request's failure score; at a score of 1 the
+fail once more, the request is quarantined: it runs only beside requests that are trusted, so that the next failure shows
+its cause. Each failure with one quarantined request in flight raises that request's failure score; at a score of 1 the
 verdict is that this request harms the ranks, and it ends with `PoisonRequest`. New ranks first compute a canary request of two
 sampled tokens: ranks that fail before the canary has ended are at fault themselves, and no score rises.
 
-Knows nothing of Ray, of time or of how ranks are brought back.
+Knows nothing of Ray, of time or of the start of ranks.
 """
 
 import logging
@@ -27,7 +27,7 @@ SCORE_OF_AN_ERROR: Final = 0.5
 SCORE_OF_A_DEATH: Final = 0.25
 CANARY_TOKENS: Final = 2  # sampled: one by a prefill row and one by a decode row
 MAX_FAILURES_WITHOUT_PROGRESS: Final = 12  # consecutive
-MAX_VERDICTS_WITHOUT_PROGRESS: Final = 8  # consecutive: that many requests are rarely harmful, broken ranks are
+MAX_VERDICTS_WITHOUT_PROGRESS: Final = 8  # consecutive: so many harmful requests are less likely than broken ranks
 UNRELATED_AFTER_S: Final = 60.0  # a failure that long after a recovery does not count as consecutive
 
 
@@ -41,7 +41,7 @@ class _Record:
 
 
 class Quarantine:
-    """What the failures so far say about each live request. `canary`: the latest canary request, perhaps ended already."""
+    """The failures of each live request. `canary`: the latest canary request, which may have ended."""
 
     def __init__(self) -> None:
         self.canary: Sequence | None = None
@@ -67,7 +67,7 @@ class Quarantine:
         return self._quarantined.isdisjoint(running)
 
     def tokens_sampled(self, seq: Sequence) -> None:
-        """The present ranks have sampled a token for `seq`, which is not trusted yet."""
+        """Note that the present ranks have sampled a token for `seq`, which is not trusted yet."""
         record = self._records.get(seq)
         if record is None or seq.length >= record.safe_length:
             self._forget(seq)
@@ -78,12 +78,12 @@ class Quarantine:
             self._forget(seq)
 
     def ranks_replaced(self, live: Iterable[Sequence]) -> None:
-        """The next ranks have sampled nothing yet."""
+        """Note that new ranks serve, which have sampled nothing yet."""
         for seq in live:
             seq.is_trusted = False
 
     def ranks_failed(self, in_flight: Iterable[Sequence]) -> None:
-        """Count a failure against each request of the steps in flight. To be called before the scheduler resets them."""
+        """Count a failure against each request of the steps in flight. Call it before the scheduler resets them."""
         for seq in in_flight:
             record = self._records.setdefault(seq, _Record())
             record.num_failures += 1
@@ -119,7 +119,7 @@ class Quarantine:
         self.canary = None
         if self._quarantined:
             prompt, params = [token] * 2, SamplingParams(temperature=0.0, ignore_eos=True)
-            # In the name of a quarantined request's owner: a new owner would count among those who share the queue.
+            # With a quarantined request's owner, because a new owner would get a share of the queue.
             owner = next(seq.owner for seq in live if seq in self._quarantined)
             self.canary = Sequence(prompt, params, max_length=len(prompt) + CANARY_TOKENS, owner=owner)
             # A failure on its record keeps quarantined requests from running beside the canary until it has ended.
@@ -132,7 +132,7 @@ class Quarantine:
 
 
 class FailureStreak:
-    """Counts consecutive failures of the ranks without progress between them: is another start of ranks worth a try?"""
+    """Counts consecutive failures of the ranks without progress between them, to decide whether to start ranks again."""
 
     def __init__(self) -> None:
         self._num_steps = 0  # completed when the ranks last failed
@@ -140,7 +140,7 @@ class FailureStreak:
         self._num_verdicts = 0
 
     def failed(self, num_steps: int, seconds_since_recovery: float) -> None:
-        """The ranks failed, when `num_steps` had completed since the start of the replica, canary steps aside."""
+        """Note a failure of the ranks after `num_steps` completed steps of the replica, canary steps not counted."""
         if num_steps > self._num_steps or seconds_since_recovery > UNRELATED_AFTER_S:
             self._num_failures = self._num_verdicts = 0
         else:
@@ -148,12 +148,12 @@ class FailureStreak:
         self._num_steps = num_steps
 
     def verdict_given(self) -> None:
-        """The quarantine has ended a request as harmful."""
+        """Note that the quarantine has ended a request."""
         self._num_failures, self._num_verdicts = 0, self._num_verdicts + 1
 
     @property
     def reason_to_give_up(self) -> str | None:
-        """Why new ranks would fail as well; None while they might not."""
+        """The reason why new ranks would fail too; None while they may serve."""
         if self._num_failures > MAX_FAILURES_WITHOUT_PROGRESS:
             return f"{self._num_failures} groups of ranks in turn did not get through a step"
         if self._num_verdicts > MAX_VERDICTS_WITHOUT_PROGRESS:

@@ -24,7 +24,7 @@ def check_length(
 ) -> None:
     """Raises ContextLengthExceeded unless a prompt of `num_tokens` tokens and `num_new` new tokens fit the context.
 
-    is_lower_bound: the prompt has at least so many tokens, which the message says.
+    is_lower_bound: the prompt has at least `num_tokens` tokens; the message says so.
     """
     if num_tokens + num_new > max_seq_len:
         size = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
@@ -69,8 +69,8 @@ class Sequence:
         length .. length+inflight sampled by a step whose output has not been read back
 
     A step that also checks `num_drafts` proposed tokens may turn out to have sampled up to so many more; until it is read
-    back, no other step has the sequence. A preempted sequence, or one whose ranks failed, starts over with scheduled = 0,
-    or behind its cached prefix: tokens are never lost.
+    back, no other step has the sequence. A preempted sequence, or one whose ranks failed, continues from scheduled = 0,
+    or from its cached prefix: tokens are never lost.
     """
 
     prompt: list[int]
@@ -129,7 +129,7 @@ class Sequence:
 
 
 def describe_request(prompts: Seq[Seq[int]], max_gen_len: int, temperature: float, top_p: float) -> str:
-    """One line for the log, in the words of Meta's reference."""
+    """One line for the log, as in Meta's reference."""
     longest = max((len(prompt) for prompt in prompts), default=0)
     return (
         f"batch size {len(prompts)}, prompt length {longest}, max_gen_len {max_gen_len}, "

@@ -15,7 +15,7 @@ from llama_core.errors import InvalidParameter
 
 MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 2**31 - 1
-MAX_TEMPERATURE = 1e4  # above it every token is as likely as any other
+MAX_TEMPERATURE = 1e4  # above it all tokens are equally likely
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 ScalarType = Literal["float32", "int64"]
@@ -30,7 +30,7 @@ class PerSlot:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one sequence is continued.
+    """The sampling parameters of one sequence.
 
     temperature: 0 is greedy. top_p: smallest set of most likely tokens whose probability exceeds it, in (0, 1].
     top_k: at most so many tokens, 0 for all. seed: any int64; the sample at a position depends on (seed, position) alone.
@@ -48,7 +48,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        """Check types and ranges, and keep plain numbers: a wrong one would fail on the ranks, for every request of a step."""
+        """Check types and ranges, and convert to plain numbers: a wrong one would fail every request of a step on the ranks."""
         for name, dtype in SLOT_FIELDS.items():
             convert = _number if dtype == "float32" else whole_number
             object.__setattr__(self, name, convert(name, getattr(self, name)))

@@ -1,4 +1,4 @@
-"""What the server needs of a chat format: a dialog to prompt ids. `registry.find_chat_format` finds one by its name.
+"""The Protocol of a chat format: a dialog to prompt ids. `registry.find_chat_format` finds one by its name.
 
 Knows nothing of generation.
 """
@@ -8,7 +8,7 @@ from typing import Final, Literal, Protocol, TypedDict
 
 Role = Literal["system", "user", "assistant"]
 
-# What the reference answers to a dialog that contains the format's own tags.
+# The reference's answer to a dialog that contains the format's own tags.
 SAFE_RESPONSE: Final = "Error: special tags are not allowed as part of the prompt."
 
 

@@ -80,7 +80,7 @@ class Llama2ChatFormat(ChatFormat):
         for each in _rounds(dialog):
             round_ids = self._tokenizer.encode(each.text, bos=True, eos=not each.is_open)
             read = self._tokenizer.decode(round_ids)
-            # A message and the format's text beside it could form a tag together.
+            # A message and the adjacent text of the format could form a tag together.
             expected = [1, 1, int(each.has_system), int(each.has_system)]
             if [read.count(tag) for tag in self._tags_as_read] != expected:
                 raise _special_tags(each.last_index)

@@ -68,7 +68,7 @@ class IncrementalDetokenizer:
 
 
 class StopCheck(NamedTuple):
-    """`emit`: text that may go to the reader. `stopped`: a stop string followed it, and nothing else will."""
+    """`emit`: text for the reader. `stopped`: a stop string followed it, and no more text will."""
 
     emit: str
     stopped: bool

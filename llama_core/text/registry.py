@@ -10,7 +10,7 @@ from llama_core.text.chat_format import ChatFormat
 from llama_core.text.tokenizer import Tokenizer
 
 # Name -> class, imported on first use. The first class that recognizes the file loads it; the last class recognizes every
-# file, so that its error says what is wrong with a file of no known kind.
+# file, so that its error describes a file of unknown kind.
 TOKENIZERS: Final[Mapping[str, str]] = {
     "sentencepiece": "llama_core.text.sentencepiece_tokenizer:SentencePieceTokenizer",
 }

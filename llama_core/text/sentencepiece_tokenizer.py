@@ -54,7 +54,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """Every file: this class comes last in the registry, and its error says what is wrong with a file."""
+        """True for every file: this class is last in the registry, and its error describes an invalid file."""
         return True
 
     @property

@@ -1,4 +1,4 @@
-"""What the server needs of a tokenizer: text to token ids and back. `registry.load_tokenizer` finds the class for a file.
+"""The Protocol of a tokenizer: text to token ids and back. `registry.load_tokenizer` finds the class for a file.
 
 Knows nothing of chats, streams or models.
 """

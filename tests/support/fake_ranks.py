@@ -108,13 +108,13 @@ class FakeRanks:
             if values:
                 prompt_logprobs.append(PromptLogprobs(index, start, values))
             if samples:
-                samples = [self.model(tokens[:at], self._seeds[slot]) for at in range(end - num_drafts, end + 1)]
+                of_row = [self.model(tokens[:at], self._seeds[slot]) for at in range(end - num_drafts, end + 1)]
                 non_finite += [
-                    len(sampled) + i for i in range(len(samples)) if (slot, end - num_drafts + i) == self.non_finite_at
+                    len(sampled) + i for i in range(len(of_row)) if (slot, end - num_drafts + i) == self.non_finite_at
                 ]
-                sampled += samples
+                sampled += of_row
                 logprobs += [TokenLogprob(float(at), ()) for at in range(end - num_drafts, end + 1)]
-                tokens[end - num_drafts :] = samples
+                tokens[end - num_drafts :] = of_row
         return StepOutput(batch.epoch, batch.step, sampled, logprobs, prompt_logprobs, non_finite)
 
     def _compute(self, slot: int, start: int, end: int) -> None:
