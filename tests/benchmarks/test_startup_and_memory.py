@@ -53,7 +53,7 @@ def test_the_memory_plan_is_read_from_a_ranks_log_line(caplog: pytest.LogCapture
 def test_a_process_is_counted_with_its_descendants() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(found := processes.of_programs([child.pid])) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         child.communicate(b"\n")

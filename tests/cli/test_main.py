@@ -69,6 +69,6 @@ def test_the_earlier_name_of_the_command_still_works(arguments: list[str]) -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 1 and "usage: llama-ray up CONFIG.yaml" in done.stderr

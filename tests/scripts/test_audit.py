@@ -31,7 +31,7 @@ def audit(tmp_path: Path, reports: dict[str, list[dict[str, Any]] | None]) -> "s
     constraints.write_text("# remark with ==\nray==2.60.0\ntorch==2.13.0\n")
     command = [sys.executable, "scripts/audit.py", "--pip-audit", str(script)]
     options = ["--constraints", str(constraints), "--environment", str(tmp_path / "environment")]
-    return subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=180)
 
 
 def test_versions_without_an_advisory_are_a_success(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def shell(script: str, **env: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -186,7 +186,7 @@ def test_a_node_starts_where_the_hard_limit_of_open_files_is_low(tmp_path: Path)
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert done.stdout == "2048 token start --head\n", done.stderr
 

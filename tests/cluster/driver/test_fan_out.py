@@ -54,7 +54,7 @@ class Bench:
         return decode_step(payload)
 
     async def failure(self) -> RankFailure:
-        await asyncio.wait_for(self.failed.wait(), 30)
+        await asyncio.wait_for(self.failed.wait(), 120)
         return self.failures[0]
 
 
@@ -62,7 +62,7 @@ class Bench:
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     listener = RankListener(EPOCH, 2, None)
     invitation = await listener.open()
-    ranks = [await asyncio.to_thread(connect, invitation, rank, 5) for rank in range(2)]
+    ranks = [await asyncio.to_thread(connect, invitation, rank, 60) for rank in range(2)]
     failures: list[RankFailure] = []
     failed = asyncio.Event()
     overdue: list[tuple[list[int], float]] = []
@@ -93,14 +93,13 @@ async def test_every_rank_gets_the_same_steps_in_order(bench: Bench) -> None:
         bench.reply(0, answer(step))
         bench.reply(1, Ack(EPOCH, step, 1))
     assert [(await result).tokens for result in results] == [[0], [1], [2]]
-    await asyncio.sleep(0.02)
-    assert bench.fan_out.num_in_flight == 0
+    await until_true("no step is in flight", lambda: bench.fan_out.num_in_flight == 0)
 
 
 async def test_the_result_does_not_wait_for_the_other_ranks_answers(bench: Bench) -> None:
     result = bench.fan_out.submit(step_input(0))
     bench.reply(0, answer(0))
-    assert (await asyncio.wait_for(result, 30)).tokens == [0]
+    assert (await asyncio.wait_for(result, 120)).tokens == [0]
     assert bench.fan_out.num_in_flight == 1
 
 
@@ -131,7 +130,7 @@ async def test_an_answer_that_is_not_due_is_refused(bench: Bench, rank: int, mes
     result = bench.fan_out.submit(step_input(0))
     bench.reply(rank, message)
     with pytest.raises(RankFailure, match="was due"):
-        await asyncio.wait_for(result, 30)
+        await asyncio.wait_for(result, 120)
     assert (await bench.failure()).rank == rank
 
 
@@ -141,7 +140,7 @@ async def test_an_answer_with_a_token_too_few_or_too_many_fails_the_rank(bench: 
     result = bench.fan_out.submit(StepInput(EPOCH, 0, rows))
     bench.reply(0, Answer(StepOutput(EPOCH, 0, tokens)))
     with pytest.raises(RankFailure, match=f"rank 0 answered step 0 with {len(tokens)} tokens, where 1 were due"):
-        await asyncio.wait_for(result, 30)
+        await asyncio.wait_for(result, 120)
     assert (await bench.failure()).rank == 0
 
 
@@ -174,7 +173,7 @@ async def test_a_ranks_own_error_ends_the_group_at_once(bench: Bench, monkeypatc
     result = bench.fan_out.submit(step_input(0))
     bench.reply(1, Fault(EPOCH, 1, "ValueError", "no such slot", collective=False))
     with pytest.raises(RankFailure, match="rank 1 failed: ValueError: no such slot"):
-        await asyncio.wait_for(result, 30)
+        await asyncio.wait_for(result, 120)
 
 
 async def test_a_death_is_reported_instead_of_the_collective_error_that_it_causes(

@@ -408,11 +408,11 @@ async def test_draining_gives_up_after_its_limit() -> None:
 async def test_a_stall_is_detected_and_an_idle_loop_is_not_stalled() -> None:
     group = FakeGroup()
     async with running(group) as loop:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)
         assert loop.stalled_s() == 0.0
         group.go.clear()
         stream = loop.submit([1, 3], greedy(20))
-        assert loop.stalled_s() < 0.3, "idle time is no stall"
+        assert loop.stalled_s() < 1.0, "idle time is no stall"
         await asyncio.sleep(0.03)
         assert loop.stalled_s() > 0.02
         group.go.set()

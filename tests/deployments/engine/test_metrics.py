@@ -127,9 +127,9 @@ async def test_unchanged_counts_are_recorded_in_ray_again_and_again(monkeypatch:
     metrics = Metrics(in_ray=True)
     metrics.requests_total.add(path="handle", outcome="ok")
     metrics.watch(FakeEngine())
-    await until(lambda: [seen[1] for seen in RayGauge.recorded if seen[0] == "cuda_oom_errors_count"][:3] == [0] * 3, 5)
+    await until(lambda: [seen[1] for seen in RayGauge.recorded if seen[0] == "cuda_oom_errors_count"][:3] == [0] * 3)
     ok = ("requests_total", 1, {"path": "handle", "outcome": "ok"})
-    await until(lambda: RayGauge.recorded.count(ok) >= 3, 5)
+    await until(lambda: RayGauge.recorded.count(ok) >= 3)
 
 
 def test_known_label_values_start_at_zero() -> None:

@@ -130,26 +130,40 @@ def test_a_prompt_over_the_context_names_both_numbers(served: Served) -> None:
     ids=["10 MB", "100k texts", "100k id lists", "2M ids"],
 )  # fmt: skip
 def test_a_huge_prompt_is_refused_fast_and_health_stays_fast(served: Served, body: dict[str, Any]) -> None:
-    raw, done = json.dumps(body), threading.Event()
-    waits: list[float] = []
+    raw = json.dumps(body)
+    for _ in range(3):  # a busy machine may delay one of the attempts
+        answer, took_s, longest_health_s = beside_health_checks(served, raw)
+        assert answer.status_code == 400, answer.text
+        if took_s < 20 and longest_health_s < 3:
+            break
+    assert took_s < 20
+    assert longest_health_s < 3  # work on the event loop would take seconds
 
-    def ask() -> None:
+
+def beside_health_checks(served: Served, raw: str) -> tuple[httpx.Response, float, float]:
+    """The answer, the seconds until it, and the seconds of the slowest of the health checks meanwhile."""
+    waits: list[float] = []
+    statuses: set[int] = set()
+    done = threading.Event()
+
+    def watch() -> None:
         with httpx.Client() as client:
             while not (waits and done.is_set()):
                 start = time.monotonic()
-                assert client.get(served.url + "/health").status_code == 200
+                statuses.add(client.get(served.url + "/health").status_code)
                 waits.append(time.monotonic() - start)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    watching = threading.Thread(target=watch)
+    watching.start()
     start = time.monotonic()
-    answer = httpx.post(served.url + COMPLETIONS, content=raw, headers=JSON, timeout=10)
-    took = time.monotonic() - start
-    done.set()
-    asking.join()
-    assert answer.status_code == 400, answer.text
-    assert took < 20
-    assert max(waits) < 3  # work on the event loop would take seconds; the bound leaves room for a busy machine
+    try:
+        answer = httpx.post(served.url + COMPLETIONS, content=raw, headers=JSON)
+        took_s = time.monotonic() - start
+    finally:
+        done.set()
+        watching.join()
+    assert statuses == {200}
+    return answer, took_s, max(waits)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Bodies through raw sockets: size limits, declared lengths, chunked and slow bodies, and connections that are closed."""
 
 import asyncio
-import contextlib
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ from deployments.http.app import HttpLimits
 from deployments.http.request_body import BodyLimits, BodyReader
 from llama_core.errors import QueueFull
 from tests.support.scripted_engine import FakeEngine, Served, canary, serve
+from tests.support.waiting import wait_until
 
 CAP = 64 * 1024
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -36,7 +37,7 @@ def _canary(served: Served) -> Iterator[None]:
 
 def exchange(served: Served, *parts: bytes) -> tuple[int, dict[str, str]]:
     """Sends the parts one after the other; returns the status and the error of the answer."""
-    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
         received = b""
@@ -49,11 +50,9 @@ def exchange(served: Served, *parts: bytes) -> tuple[int, dict[str, str]]:
 
 
 def test_a_declared_length_over_the_cap_is_413_before_any_of_it_is_sent(served: Served) -> None:
-    start = time.monotonic()
     status, error = exchange(served, HEAD + b"Content-Length: %d\r\n\r\n" % (CAP + 1))
-    assert (status, error["code"]) == (413, "body_too_large")
+    assert (status, error["code"]) == (413, "body_too_large"), "408 would mean that the server waited for the body"
     assert str(CAP) in error["message"]
-    assert time.monotonic() - start < 0.4
 
 
 def test_a_client_that_sends_all_of_a_large_body_reads_the_413(served: Served) -> None:
@@ -91,21 +90,21 @@ def test_a_body_shorter_than_its_declared_length_is_400_and_names_both(served: S
 def test_a_body_longer_than_its_declared_length_is_400(served: Served) -> None:
     """The HTTP parser may answer before the application: it reads the surplus bytes as a malformed next request."""
     body = b'{"prompt": 3}'
-    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
         connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (len(body) - 1) + body)
         assert connection.recv(65536).startswith(b"HTTP/1.1 400")
 
 
 def test_a_body_of_one_byte_at_a_time_ends_at_the_deadline(served: Served) -> None:
     start = time.monotonic()
-    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-        for _ in range(4):
+        while not select.select([connection], [], [], 0.1)[0]:
+            assert time.monotonic() - start < 60, "each byte began a new deadline"
             connection.sendall(b"1\r\n{\r\n")
-            time.sleep(0.1)
         received = connection.recv(65536)
     assert received.startswith(b"HTTP/1.1 408")
-    assert 0.4 < time.monotonic() - start < 2
+    assert time.monotonic() - start > 0.4
 
 
 @pytest.mark.parametrize(
@@ -122,16 +121,19 @@ def test_a_connection_answered_before_its_body_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
     monkeypatch.setattr(middleware, "LINGER_S", 0.3)
-    start = time.monotonic()
-    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
         connection.sendall(head)
         answer = connection.recv(65536)
         assert b"\r\nconnection: close\r\n" in answer.lower()
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            while time.monotonic() - start < 4:
+
+        def is_closed() -> bool:
+            try:
                 connection.sendall(b"1")
-                time.sleep(0.02)
-    assert time.monotonic() - start < 2
+            except (ConnectionResetError, BrokenPipeError):
+                return True
+            return False
+
+        wait_until("the server closes the connection", is_closed, 60, 0.02)
 
 
 def test_an_answer_after_the_whole_body_keeps_the_connection(served: Served) -> None:

@@ -256,20 +256,20 @@ def test_long_texts_of_all_routes_share_two_threads_and_more_than_may_wait_are_r
         nonlocal at_work, most
         at_work += 1
         most = max(most, at_work)
-        assert go.wait(20)
+        assert go.wait(120)
         at_work -= 1
         return [1]
 
     def ask(number: int) -> httpx.Response:
         path, body = bodies[number % 2]
-        return httpx.post(running.url + path, json=body, timeout=30)
+        return httpx.post(running.url + path, json=body, timeout=120)
 
     limits = HttpLimits(text=TextLimits(threads=2, max_chars=10 * len(text)))
     with serve(FakeEngine(), limits) as running, monkeypatch.context() as patched, ThreadPoolExecutor(14) as pool:
         patched.setattr(type(running.engine.tokenizer), "encode", encode)
         patched.setattr(type(running.engine.tokenizer), "min_tokens", lambda *_: 1)
         asking = [pool.submit(ask, number) for number in range(14)]
-        refused, _ = wait(asking, 20, FIRST_COMPLETED)
+        refused, _ = wait(asking, 120, FIRST_COMPLETED)
         eventually(lambda: sum(one.done() for one in asking) == 4)
         go.set()
         answers = [one.result() for one in asking]

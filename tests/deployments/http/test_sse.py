@@ -153,20 +153,27 @@ def test_a_disconnect_in_a_stream_frees_every_sequence(served: Served) -> None:
     eventually(lambda: b'outcome="cancelled",path="/v1/completions"' in served.metrics.render())
 
 
+def ask_and_leave(served: Served, body: dict[str, Any], num_streams: int) -> None:
+    """Disconnect once the engine has the request's sequences, without having read anything."""
+    raw = json.dumps(body)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as client:
+        client.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n{raw}".encode())
+        eventually(lambda: len(served.engine.streams) == num_streams)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_disconnect_before_the_first_token_frees_every_sequence(served: Served, stream: bool) -> None:
     served.engine.hold = asyncio.Event()
-    body = {"prompt": "x", "stream": stream, "n": 2}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(served.url + "/v1/completions", json=body, timeout=PING_S / 2)
-    eventually(lambda: len(served.engine.streams) == 2 and served.engine.num_open == 0)
+    ask_and_leave(served, {"prompt": "x", "stream": stream, "n": 2}, 2)
+    eventually(lambda: served.engine.num_open == 0)
 
 
 def test_a_disconnect_before_a_whole_answer_frees_every_sequence(served: Served) -> None:
     served.engine.step_s = 0.05
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(served.url + "/v1/completions", json={"prompt": "x", "max_tokens": 100}, timeout=0.15)
-    eventually(lambda: len(served.engine.streams) == 1 and served.engine.num_open == 0)
+    ask_and_leave(served, {"prompt": "x", "max_tokens": 100}, 1)
+    eventually(lambda: served.engine.num_open == 0)
+    assert all(stream.cancelled for stream in served.engine.streams)
     eventually(lambda: b'outcome="cancelled",path="/v1/completions"' in served.metrics.render())
 
 
@@ -210,7 +217,7 @@ def test_many_streams_at_once_each_end_once(served: Served) -> None:
         return sse((await client.post(served.url + "/v1/completions", json=body)).text)
 
     async def all_of_them() -> list[list[dict[str, Any]]]:
-        async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=None)) as client:
+        async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as client:
             return await asyncio.gather(*(one(client) for _ in range(64)))
 
     for chunks in asyncio.run(all_of_them()):

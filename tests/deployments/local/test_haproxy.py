@@ -46,7 +46,7 @@ def check(settings: dict[str, str], config: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=120,
     )
     assert checked.returncode == 0, checked.stderr
 
@@ -106,7 +106,7 @@ def test_without_a_variable_the_wrapper_finds_the_binary_of_the_package(tmp_path
     """On a cluster, cluster.env names the wrapper as Serve's binary."""
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     env = python | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy.WRAPPER)}
-    done = subprocess.run([haproxy.WRAPPER, "-v"], env=env, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([haproxy.WRAPPER, "-v"], env=env, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.startswith("HAProxy version")
 
 
