@@ -5,7 +5,6 @@ import json
 import logging
 import mmap
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
+from tests.support.native_builds import FLAGS, unsupported_reason, variables
 
 DEMO = Path(__file__).parents[3] / "demo"
 PROMPT = [1] + [3 + i * 37 % 600 for i in range(90)]
@@ -45,7 +45,6 @@ SHAPE = {
 }
 # Wide enough for K slices in every format on tile registers.
 WIDE = SHAPE | {"dim": 768, "n_heads": 12, "n_kv_heads": 4}
-FLAGS = ["", "-DLLAMA_NO_AMX", "-march=skylake-avx512", "-march=x86-64-v3", "-march=x86-64-v2"]
 
 
 def quiet_model(shape: dict[str, Any], directory: Path) -> str:
@@ -118,12 +117,9 @@ for dtype, quantization in TOLERANCE:
 def test_a_sequences_bits_do_not_depend_on_its_batch_or_chunks_whatever_the_instructions(
     flags: str, tmp_path: Path
 ) -> None:
-    if flags and platform.machine() != "x86_64":
-        pytest.skip("these are flags for x86-64")
-    if "skylake" in flags and "avx512f" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("this CPU has no AVX-512")
-    environment = os.environ | {"LLAMA_CXXFLAGS": flags, "LLAMA_CACHE_DIR": str(tmp_path)}
-    environment["OMP_WAIT_POLICY"] = "passive"
+    if reason := unsupported_reason(flags):
+        pytest.skip(reason)
+    environment = os.environ | variables(flags) | {"OMP_WAIT_POLICY": "passive"}
     shape = SHAPE if flags else WIDE
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, quiet_model(shape, tmp_path / "model")],

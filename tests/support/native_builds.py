@@ -1,0 +1,58 @@
+"""The native engine's builds for other instruction sets than this CPU's, which tests of its bits compare.
+
+`python tests/support/native_builds.py` makes them all: `make test` runs it beside the set-up, so it needs no package.
+"""
+
+import importlib.util
+import os
+import platform
+import sys
+from pathlib import Path
+from types import ModuleType
+
+FLAGS = ("", "-DLLAMA_NO_AMX", "-march=skylake-avx512", "-march=x86-64-v3", "-march=x86-64-v2")
+_BUILD = Path(__file__).parents[2] / "llama_core" / "execution" / "native" / "build.py"
+
+
+def unsupported_reason(flags: str) -> str | None:
+    """Why this CPU cannot run a build with these flags; None if it can."""
+    if flags and platform.machine() != "x86_64":
+        return "these are flags for x86-64"
+    if "skylake" in flags and "avx512f" not in Path("/proc/cpuinfo").read_text():
+        return "this CPU has no AVX-512"
+    return None
+
+
+def variables(flags: str) -> dict[str, str]:
+    """Environment variables of a process that uses the build. Servers' builds have another directory, whose lock they share."""
+    if not flags:
+        return {}
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return {"LLAMA_CXXFLAGS": flags, "LLAMA_CACHE_DIR": str(cache / "llama-ray-tests")}
+
+
+def _load_build() -> ModuleType:
+    """The module that builds the engine, without its package, which loads torch."""
+    spec = importlib.util.spec_from_file_location("native_build", _BUILD)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    """Build for each set of flags that this CPU can run. Without a compiler nothing is built, and the tests say why."""
+    build = _load_build()
+    for flags in FLAGS:
+        if unsupported_reason(flags) is None:
+            os.environ.update(variables(flags))
+            build.library_path.cache_clear()
+            try:
+                build.library_path()
+            except build.Unavailable as error:
+                print(f"native engine: not built: {error}", file=sys.stderr)
+                return
+
+
+if __name__ == "__main__":
+    main()
