@@ -42,6 +42,6 @@ def sha256_of(file: Path) -> str:
 
 
 def sha256_of_each(files: Sequence[Path], num_threads: int) -> Iterator[str]:
-    """`sha256_of` each file in order, `num_threads` files at a time. hashlib releases the interpreter's lock meanwhile."""
+    """`sha256_of` each file in order, `num_threads` files at a time. hashlib releases the interpreter's lock."""
     with ThreadPoolExecutor(max(1, min(num_threads, len(files)))) as threads:
         yield from threads.map(sha256_of, files)

@@ -1,4 +1,4 @@
-"""The identity of files: recognizes files that have not changed without reading them."""
+"""The identity of files: recognizes unchanged files without reading them."""
 
 import hashlib
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ def rank_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, the part of `rank` of `world_size` ranks) of every weight in the model's order, as `dtype` on `device`.
 
-    Peak memory is what the caller keeps, plus one weight and one slice. Raises CheckpointError for a value that is not
+    Peak memory: the weights that the caller keeps, one weight and one slice. Raises CheckpointError for a value that is not
     finite.
     """
     total = num_values(config, rank, world_size) * dtype.itemsize
@@ -35,8 +35,8 @@ def rank_weights(
             region = tuple(slice(begin, begin + size) for begin, size in zip(start, values.shape, strict=True))
             target = weight[region]
             target.copy_(values)
-            # Of the copy, because float16 may not hold what the file does. The least and the greatest value are NaN if any
-            # value is, and finding them, unlike a sum, needs no memory.
+            # Checks the copy, because a finite value of the file may overflow float16. The least and the greatest value are
+            # NaN if any value is; computing them, unlike a sum, needs no memory.
             if not torch.stack(torch.aminmax(target)).isfinite().all():
                 raise CheckpointError(f"{file}: {name} holds a value that is not finite as {dtype} (NaN or infinity)")
             done += target.numel() * dtype.itemsize

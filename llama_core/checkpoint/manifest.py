@@ -1,7 +1,7 @@
-"""SHA256SUMS: the contents that a checkpoint's files must have, and whether they have them. Knows no file format.
+"""SHA256SUMS: the SHA-256 that each file of a checkpoint must have, and the comparison with the files. Knows no file format.
 
-The file is what `sha256sum` writes and `sha256sum -c` reads. The process that starts the model reads it once and sends its
-entries to the ranks with their configuration, so that no file on another node can vouch for itself.
+`sha256sum` writes this file and `sha256sum -c` reads it. The process that starts the model reads it once and sends its entries
+to the ranks with their configuration, so that the ranks never use a manifest from another node.
 """
 
 import os
@@ -15,7 +15,7 @@ from llama_core.checkpoint.source import CheckpointSource
 from llama_core.errors import CheckpointError
 
 FILE_NAME = "SHA256SUMS"
-_MAX_BYTES = 16 * 2**20  # a shard named by mistake is gigabytes
+_MAX_BYTES = 16 * 2**20  # a shard given by mistake has gigabytes
 _LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
@@ -53,7 +53,9 @@ class Manifest:
             if not line.strip() or line.startswith("#"):
                 continue
             if (match := _LINE.fullmatch(line)) is None:
-                raise CheckpointError(f"{path}: line {number} is not one of sha256sum's", param="sha256_manifest")
+                raise CheckpointError(
+                    f"{path}: line {number} is not in the format of sha256sum", param="sha256_manifest"
+                )
             name = re.sub(r"\\[\\nr]", lambda escape: _ESCAPES[escape[0]], match[3]) if match[1] else match[3]
             for directory in (path.parent, Path(ckpt_dir)):
                 if digests.setdefault(_absolute(directory / name), match[2].lower()) != match[2].lower():
@@ -61,7 +63,7 @@ class Manifest:
         return cls(str(path), digests)
 
     def check_complete(self, source: CheckpointSource) -> None:
-        """Raises CheckpointError for a file of the checkpoint without an entry, or an entry without its file. Reads neither."""
+        """Raises CheckpointError for a file of the checkpoint without an entry, or an entry without a file."""
         for file in source.files:
             self.expected(file)
         directories = {os.path.dirname(_absolute(file)) for file in source.files}
@@ -85,5 +87,5 @@ class Manifest:
 
 
 def _absolute(path: Path) -> str:
-    """Links are not followed: a manifest names the link, not its target."""
+    """The absolute path without following links: a manifest names the link, not its target."""
     return os.path.abspath(path)

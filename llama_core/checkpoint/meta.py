@@ -1,6 +1,6 @@
 """Meta's checkpoint format: params.json and the shards consolidated.00.pth, .01, ... in one directory.
 
-Decides whether every shard is there, once, whole and in its place. Reads no weight and needs no torch: `meta_weights` does.
+Checks that every shard exists once, undamaged and under its own name. Reads no weight and needs no torch: `meta_weights` does.
 """
 
 import re
@@ -24,7 +24,7 @@ class MetaCheckpoint(CheckpointSource):
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """Every path: this class comes last in the registry, and its error says what is wrong with a path."""
+        """True for every path: this class comes last in the registry, and its errors explain what is wrong with a path."""
         return True
 
     @property
@@ -58,7 +58,7 @@ class MetaCheckpoint(CheckpointSource):
 
 
 def find_shards(directory: Path) -> list[Path]:
-    """The shards in order, each a whole archive and none of them twice.
+    """The shards in order: each is a whole archive, and no two are equal.
 
     Reads only the archives' directories, no weight. Raises CheckpointError that names the file.
     """
@@ -84,11 +84,11 @@ def find_shards(directory: Path) -> list[Path]:
 
 
 def _check_distinct(shards: Sequence[Path]) -> None:
-    """Raises CheckpointError for a shard that is damaged, in another's place, or a copy of another."""
+    """Raises CheckpointError for a shard that is damaged, has the name of another shard, or is a copy of another."""
     seen: dict[tuple[tuple[int, int], ...], Path] = {}
     for index, path in enumerate(shards):
         contents = _check_archive(path, index)
-        has_checksums = len({crc for _, crc in contents}) > 1  # torch can be told to write none
+        has_checksums = len({crc for _, crc in contents}) > 1  # torch can write archives without checksums
         if has_checksums and contents in seen:
             raise CheckpointError(
                 f"{path}: holds the same weights as {seen[contents].name}: one shard was copied twice"
@@ -109,7 +109,7 @@ def _check_archive(path: Path, index: int) -> tuple[tuple[int, int], ...]:
     for record in records:
         if record.compress_type != zipfile.ZIP_STORED or record.header_offset + record.file_size > size:
             raise CheckpointError(f"{path}: damaged: record {record.filename!r} lies outside the file")
-    # torch.save names the folder inside the archive after the file, so a renamed shard still tells which one it was.
+    # torch.save names the folder inside the archive after the file, so a renamed shard still shows its number.
     folder = records[0].filename.split("/")[0]
     match = re.fullmatch(r"consolidated\.(\d+)", folder)
     if match is not None and int(match[1]) != index:

@@ -1,7 +1,7 @@
-"""The weights in Meta's shards. Shards are mapped, never read whole, and never unpickled beyond tensors.
+"""The weights in Meta's shards. Reads shards through memory maps, a slice at a time, and unpickles nothing but tensors.
 
-Shards and ranks are independent: every weight is divided into equal parts along one dimension, so a rank's part is made of
-pieces of any number of shards.
+The numbers of shards and ranks are independent: shards divide every weight into equal parts along one dimension, and a rank's
+part consists of pieces of any number of shards.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from llama_core.checkpoint.weights import Box, WeightSpec, equal_part, weight_sp
 from llama_core.errors import CheckpointError
 from llama_core.model_config import ModelConfig
 
-_CHUNK_BYTES = 2 << 20  # mapped and not yet released while a weight is copied
+_CHUNK_BYTES = 2 << 20  # of mapped pages in memory while a weight is copied
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _DERIVED = re.compile(r"rope\.freqs$")
 
@@ -43,7 +43,7 @@ class MetaWeights(WeightReader):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the weights as stored."""
+        """The dtype of the weights as stored."""
         return self._shards[0]["output.weight"].dtype
 
     def verify_checksums(self, index: int, count: int) -> None:
@@ -58,7 +58,7 @@ class MetaWeights(WeightReader):
                 raise CheckpointError(f"{path}: damaged: record {damaged!r} does not match its checksum")
 
     def slices(self, name: str, box: Box) -> Iterator[Slice]:
-        """Rows of the mapped shards, whose pages are released when the next slice is requested."""
+        """Rows of the mapped shards. Releases the pages of a slice when the next slice is requested."""
         for path, offset, stored in self._stored(name):
             # This shard holds [offset, offset + stored.shape) of the full weight; the rank wants `box` of it.
             begin = [max(o, wanted) for o, wanted in zip(offset, box.start, strict=True)]
@@ -73,7 +73,7 @@ class MetaWeights(WeightReader):
                 _release(piece[row:end_row])
 
     def _stored(self, name: str) -> Iterator[tuple[Path, tuple[int, ...], torch.Tensor]]:
-        """(shard, where its tensor begins in the full weight, its tensor) of each shard that the weight needs."""
+        """(shard, first index of its tensor in the full weight, its tensor) of each shard that the weight needs."""
         shard_dim = self._shard_dims[name]
         assert not isinstance(shard_dim, str)
         for index, (path, shard) in enumerate(zip(self._paths, self._shards, strict=True)):
@@ -83,7 +83,7 @@ class MetaWeights(WeightReader):
                 return
 
     def _check_weight(self, name: str, spec: WeightSpec) -> int | None | str:
-        """The dimension along which the shards divide this weight, None if they do not; or what is wrong with it, as text."""
+        """The dimension along which the shards divide this weight, None if each has all of it; or its fault, as text."""
         count = len(self._shards)
         for path, shard in zip(self._paths, self._shards, strict=True):
             if name not in shard:
@@ -154,6 +154,6 @@ def _release(mapped: torch.Tensor) -> None:
         return
     begin = mapped.data_ptr()
     end = begin + ((mapped.shape[0] - 1) * mapped.stride(0) + 1) * mapped.itemsize
-    # Whole pages only. A page at an edge holds other values too; the system reads it again if they are needed.
+    # Whole pages only. A page at an edge also holds other values; the system reads it again if they are needed.
     begin -= begin % mmap.PAGESIZE
     _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)

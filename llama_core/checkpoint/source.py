@@ -1,4 +1,4 @@
-"""What the server and the ranks need of a checkpoint format. `registry.open_checkpoint` finds the class for a path.
+"""The Protocols of a checkpoint format. `registry.open_checkpoint` finds the class for a path.
 
 `CheckpointSource` describes the files and reads no weight; the replica, which has no torch, uses it. `WeightReader` reads
 weights on the ranks. A format translates its own names, shapes and layouts into those of `weights.weight_specs`.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Slice(NamedTuple):
-    """A part of a requested box, as it is stored. file: for error messages. start: where it lies in the box.
+    """A part of a requested box, as it is stored. file: for error messages. start: its first index in the box.
 
     `values` is valid until the next slice is requested.
     """
@@ -31,7 +31,7 @@ class WeightReader(Protocol):
 
     @property
     def dtype(self) -> "torch.dtype":
-        """That of the matrices as stored: what dtype "auto" means."""
+        """The dtype of the matrices as stored, which the dtype "auto" means."""
 
     def slices(self, name: str, box: Box) -> Iterator[Slice]:
         """Disjoint slices that together fill `box` of the weight `name`, of a few megabytes each."""
@@ -52,7 +52,7 @@ class CheckpointSource(Protocol):
 
     @property
     def metadata_files(self) -> Sequence[Path]:
-        """Those of `files` that `model_config` and `stop_ids` read: they hold no weights."""
+        """The part of `files` that `model_config` and `stop_ids` read, without weights."""
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -62,8 +62,8 @@ class CheckpointSource(Protocol):
         """Whether a file called `name` in the checkpoint's directory would be part of the checkpoint."""
 
     def num_shards(self) -> int:
-        """The number of shards, which is the default number of ranks. Raises CheckpointError unless every shard is there
-        and whole, as far as that shows without reading weights."""
+        """The number of shards, which is the default number of ranks. Raises CheckpointError if a shard is missing or damaged,
+        as far as the files show that without their weights."""
 
     def model_config(self, vocab_size: int) -> ModelConfig:
         """The architecture. `vocab_size` is the tokenizer's. Raises ConfigError."""

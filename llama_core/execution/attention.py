@@ -1,4 +1,4 @@
-"""Attention of one step in torch: decode rows together, a prefill row by itself. Defines what the kernels compute."""
+"""Attention of one step in torch: decode rows together, a prefill row by itself. The definition for the other backends."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ def attend_decodes(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, le
     scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)).float() * head_dim**-0.5
     beyond = torch.arange(keys.shape[1], device=q.device) >= lengths[:, None]  # [B, L]
     weights = scores.masked_fill(beyond[:, None, None, :], float("-inf")).softmax(-1).type_as(q)
-    # A weight of zero is not enough: other sequences may have left NaN there, and zero times NaN is NaN.
+    # A weight of zero is not enough: other sequences may have left NaN in the cache, and zero times NaN is NaN.
     values = values.masked_fill(beyond[:, :, None, None], 0)
     return torch.matmul(weights, values.transpose(1, 2)).flatten(1, 2)
 
@@ -25,7 +25,7 @@ def attend_prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, st
     mask = None
     shares_keys = q.shape[1] != keys.shape[1]
     if start and shares_keys and q.is_cuda:
-        # With a mask and shared keys torch takes a path that keeps all scores in float32: keys are repeated instead.
+        # With a mask and shared keys, torch holds all scores in float32. Repeating the keys avoids that.
         keys, values = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (keys, values))
         shares_keys = False
     if start:

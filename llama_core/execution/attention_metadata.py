@@ -1,4 +1,4 @@
-"""Turns the rows of a step into tensors: tokens, positions, and their slot mapping and block tables in the cache."""
+"""Converts the rows of a step to tensors: tokens, positions, and their slot mapping and block tables in the cache."""
 
 from collections.abc import Sequence as Seq
 

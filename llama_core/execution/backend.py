@@ -9,8 +9,8 @@ from llama_core.scheduling.step import Pending, Row
 
 
 class Sampled(NamedTuple):
-    """The tokens that a step's rows sampled, in order, and the indices whose logits were not finite: their tokens mean
-    nothing."""
+    """The tokens that a step's rows sampled, in order, and the indices whose logits were not finite: their tokens are
+    placeholders."""
 
     tokens: list[int]
     non_finite: list[int]
@@ -19,9 +19,9 @@ class Sampled(NamedTuple):
 class Backend(Protocol):
     """One rank's weights, cache and buffers. The runner owns the slots: a backend reads them, and writes sampled tokens.
 
-    name: how the backend computes, for people. weight_bytes: of this rank in memory. working_bytes: what a step needs
+    name: the backend and its instructions, for logs. weight_bytes: of this rank in memory. working_bytes: memory of a step
     beside weights and cache. cache_block_bytes: keys and values of one block in all layers. seconds_waited: for the
-    other ranks, in all steps so far; None if that is not known.
+    other ranks, in all steps so far; None if unknown.
     """
 
     @property
@@ -50,5 +50,5 @@ class Backend(Protocol):
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
         """float32 [len(tokens), vocab] after these tokens of the latest step, counted from its first, on every rank.
 
-        The logits of the samples are gone then.
+        Overwrites the logits of the samples.
         """

@@ -11,7 +11,7 @@ from llama_core.execution.weight_formats.format import WeightFormat
 from llama_core.host_memory import available_host_bytes, host_identity
 from llama_core.model_config import ModelConfig
 
-CACHE_SHARE_OF_FREE = 0.5  # of the host memory that is free after load; the rest is for activations and other processes
+CACHE_SHARE_OF_FREE = 0.5  # of the host memory that is free after loading; activations and other processes get the rest
 GPU_HEADROOM = 0.1  # of the device's memory, left free for activations and the allocator
 
 

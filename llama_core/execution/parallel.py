@@ -48,7 +48,7 @@ def resolve_device(device: Device, index: int = 0) -> torch.device:
 
 
 def join(rank: int, world_size: int, device: Device, store: Store, timeout_s: float = 600.0) -> Parallel:
-    """Join the group whose ranks meet at `store`, as `rank`: with NCCL on CUDA, gloo on the CPU. Once in a process's life.
+    """Join the group whose ranks meet at `store`, as `rank`: with NCCL on CUDA, gloo on the CPU. Once in each process.
 
     A collective operation that waits longer than `timeout_s` for its peers raises.
     """
@@ -79,7 +79,7 @@ def from_torchrun(device: Device) -> Parallel:
         if resolved.type == "cuda":
             torch.cuda.set_device(resolved)
         dist.init_process_group(_library(resolved))
-        # A group that outlives the interpreter sometimes aborts the process, and torchrun then reports a failed run.
+        # A group that still exists when the interpreter ends sometimes aborts the process; torchrun then reports a failure.
         atexit.register(leave)
     return Parallel(dist.get_rank(), dist.get_world_size(), resolved)
 

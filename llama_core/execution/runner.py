@@ -1,4 +1,4 @@
-"""One rank's engine: keeps the slots, has a backend compute and sample a step's rows, reports the output. Decides nothing."""
+"""One rank's engine: holds the slots, lets a backend compute and sample the rows of a step, and returns the output."""
 
 import logging
 import time
@@ -30,13 +30,13 @@ from llama_core.scheduling.step import Pending, PromptLogprobs, Row, SlotInit, S
 
 log = logging.getLogger(__name__)
 
-# Rows of logits that exist at once for prompt logprobs: those of a long prompt would take gigabytes.
+# Rows of logits that exist at once for prompt logprobs: all rows of a long prompt would take gigabytes.
 LOGITS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What loading took: seconds, bytes of weights on this rank, where they are, and as what.
+    """The result of loading: its seconds, and this rank's bytes of weights, their device and their dtype.
 
     files_id and digest: see `FileChecks`.
     """
@@ -146,7 +146,8 @@ class ModelRunner:
         enough_for_one = self.config.blocks_per_sequence
         block_bytes = self.backend.cache_block_bytes
         budget = self.config.kv_cache_bytes or max(0, free_cache_bytes(self.parallel) - self.backend.working_bytes)
-        # One more for each sequence, which the scheduler keeps in reserve: else the last one would wait for another to end.
+        # The scheduler holds one more block for each sequence in reserve. Without it, the last sequence would wait for another
+        # one to end.
         num_blocks = min((enough_for_one + 1) * self.config.max_batch_size, budget // block_bytes)
         if num_blocks < enough_for_one:
             raise ConfigError(
@@ -191,8 +192,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def start(self, batch: StepInput) -> Pending[StepOutput]:
-        """Like `step`, without waiting for work that the device does by itself. One more step may start before `result` is
-        called."""
+        """Like `step`, but does not wait for an asynchronous device. The caller may start one more step before it calls
+        `result`."""
         begin = time.perf_counter()
         slots = self._slots
         for init in batch.admit:
@@ -216,7 +217,7 @@ class ModelRunner:
                 logprobs=self._logprobs(rows, tokens) if wanted else [],
                 prompt_logprobs=self._prompt_logprobs(rows) if wanted_of_prompts else [],
                 non_finite=non_finite,
-                # Of this step alone: the step before it may have ended after this one was started.
+                # The previous step may have ended after this step was started.
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
                 device_memory_bytes=torch.cuda.memory_allocated() if self.parallel.device.type == "cuda" else 0,
             )

@@ -1,7 +1,7 @@
 """From logits to tokens: the same token for the same (logits, request seed, position), whatever else is in the batch.
 
 A sample uses one uniform number, hashed from (seed, position), and the inverse of the nucleus's cumulative distribution.
-Tokens are ordered by probability, then by id, so equal probabilities leave no freedom.
+Tokens are ordered by probability, then by id, so the order of equal probabilities is defined too.
 """
 
 import torch
@@ -9,9 +9,9 @@ import torch
 from llama_core.execution.sampling_tensors import SamplingTensors
 
 GREEDY_BELOW = (
-    1e-5  # a lower temperature would divide logits out of float32's range, and leaves no other token to sample
+    1e-5  # dividing by a lower temperature could leave float32's range; only one token would have a probability
 )
-NUCLEUS_GUESS = 256  # most nuclei close within so many tokens; the vocabulary is sorted only for those that do not
+NUCLEUS_GUESS = 256  # most nuclei have fewer tokens; `sample` sorts the vocabulary only for the others
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -68,24 +68,23 @@ def logprobs_of(
 def _sample_most_likely(
     probs: torch.Tensor, sampling: SamplingTensors, numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [B] sampled from the most likely ones only, and whether these sufficed [B] to know the nucleus exactly."""
+    """Tokens [B] sampled from the most likely tokens only, and whether these sufficed [B] to know the nucleus exactly."""
     top_k = sampling.top_k
     vocab = probs.shape[-1]
     guess = min(NUCLEUS_GUESS, vocab)
     values, ids = probs.topk(min(guess + 1, vocab), dim=-1)
-    # topk orders equals as it likes: order them by id, and trust only what is strictly above the first one left out.
+    # topk returns equal values in any order. Order them by id, and use only values strictly above the first one left out.
     ids, by_id = ids[:, :guess].sort(-1)
     ordered, by_value = values.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, by_value)
     certain = (ordered > values[:, guess:]).sum(-1) if vocab > guess else torch.full_like(top_k, vocab)
     before = ordered.cumsum(-1) - ordered
-    ends_inside = (
-        (before > sampling.top_p[:, None]).long().argmax(-1)
-    )  # the first token outside the nucleus, 0 if none is seen
+    # The first token outside the nucleus; 0 if all of these tokens lie inside.
+    ends_inside = (before > sampling.top_p[:, None]).long().argmax(-1)
     within_p = (ends_inside > 0) & (ends_inside <= certain)
     within_k = (top_k > 0) & (top_k <= certain)
     picked = _invert(ordered, sampling, numbers)
-    # With top_k alone bounding the set, the nucleus is measured within those k: known as soon as they are.
+    # With top_k, the nucleus is a part of the k most likely tokens, so it is known if these are.
     closed = torch.where(top_k > 0, within_k, within_p) | (certain == vocab)
     return ids.gather(-1, picked[:, None]).squeeze(-1), closed
 
@@ -108,7 +107,7 @@ def _invert(ordered: torch.Tensor, sampling: SamplingTensors, numbers: torch.Ten
 
 
 def _splitmix64(z: torch.Tensor) -> torch.Tensor:
-    # int64 arithmetic wraps around, which is what is wanted; only the shifts must be made logical.
+    # int64 arithmetic wraps around as uint64 does. Only the shifts must be made logical.
     z = z + -0x61C8864680B583EB
     z = (z ^ _shift_right(z, 30)) * -0x40A7B892E31B1A47
     z = (z ^ _shift_right(z, 27)) * -0x6B2FB644ECCEEE15

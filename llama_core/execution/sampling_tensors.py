@@ -70,5 +70,5 @@ class SlotSamplingArray(SamplingTensors):
 
     @property
     def address(self) -> int:
-        """Of the first struct, as long as this object lives."""
+        """The address of the first struct, valid as long as this object lives."""
         return self._structs.data_ptr()

@@ -1,4 +1,4 @@
-"""The state of a rank's slots, as arrays indexed by slot, so that a step gathers its rows without a loop."""
+"""The state of a rank's slots as arrays indexed by slot, so that a step gathers its rows without a loop."""
 
 import torch
 
@@ -20,11 +20,10 @@ class SlotTable:
         self.tokens = torch.zeros((slots, config.max_seq_len), dtype=torch.int64, device=device)
         self.block_tables = torch.zeros((slots, config.blocks_per_sequence), dtype=torch.int64, device=device)
         self.sampling = SlotSamplingArray(slots, device)
-        # Read by Python only.
+        # Only Python reads the following lists. num_known counts the tokens that the driver sent: prompt logprobs cover these,
+        # never sampled tokens.
         self.num_blocks = [0] * slots
-        self.num_known = [
-            0
-        ] * slots  # tokens that the driver sent: prompt logprobs are of these, never of sampled tokens
+        self.num_known = [0] * slots
         self.top_logprobs = [-1] * slots
         self.prompt_logprobs = [False] * slots
         self.is_greedy = [True] * slots

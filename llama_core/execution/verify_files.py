@@ -1,8 +1,8 @@
-"""Verifies the files of a checkpoint: which rank reads which files for that, and which files need not be read again.
+"""Verifies the files of a checkpoint. Decides which rank reads which files, and which files no rank reads again.
 
-Ranks that see the very same files share the reading; a node with a copy of its own reads that copy. Files that have been
-verified are recognized by their identity (`checkpoint.files.identity`), so that ranks which take others' places do not
-read unchanged files again. Ranks whose files differ in contents refuse to load.
+Ranks that see the very same files divide them; a node with its own copy reads that copy. `checkpoint.files.identity`
+recognizes files that were verified before, so ranks that replace others do not read unchanged files again. Ranks whose
+files differ in contents refuse to load.
 """
 
 import json
@@ -36,8 +36,8 @@ class FileChecks:
     """One rank's checks of the checkpoint's files, in this order: `verify_manifest` before any file is parsed,
     `verify_contents` before any weight is loaded, `verify_unchanged` after the last weight.
 
-    Every rank of the group makes one and calls each method. `files_id` and, in the end, `digest` are what to put into
-    `EngineConfig.verified` later; `digest` is None if it was not needed.
+    Every rank of the group makes one and calls each method. `files_id`, and `digest` after the last method, are an entry for
+    `EngineConfig.verified`; `digest` is None if it was not needed.
     """
 
     def __init__(self, config: EngineConfig, source: CheckpointSource, parallel: Parallel) -> None:
@@ -66,7 +66,7 @@ class FileChecks:
             manifest.check_complete(self._source)
             manifest.verify(self._own_files, torch.get_num_threads())
             log.info(
-                "rank %d of %d: the SHA-256 of %d of %d files is right; %.2f s",
+                "rank %d of %d: the SHA-256 of %d of %d files matches; %.2f s",
                 self._parallel.rank,
                 self._parallel.world_size,
                 len(self._own_files),
@@ -136,7 +136,7 @@ class FileChecks:
                 )
 
     def _joined(self, parts: Sequence[str]) -> CheckpointDigest:
-        """The digest of all files from what the ranks that share them have hashed. parts[i]: hex of files i, i + count, ..."""
+        """The digest of all files, from the hashes of the ranks that share them. parts[i]: hex of files i, i + count, ..."""
         digests: list[str] = [""] * len(self._files)
         for index, part in enumerate(parts):
             digests[index :: self._count] = [part[at : at + 64] for at in range(0, len(part), 64)]

@@ -1,4 +1,4 @@
-"""Steps on a GPU: a decode step is one CUDA graph, sampling included; its tokens are read while the next step runs."""
+"""Steps on a GPU. A decode step is one CUDA graph, sampling included; the host reads its tokens while the next step runs."""
 
 import logging
 from collections.abc import Sequence as Seq
@@ -23,20 +23,22 @@ log = logging.getLogger(__name__)
 NOT_FINITE = -1  # instead of a token
 # Steps whose outputs may wait to be read. The driver keeps two in flight.
 _TURNS = 4
-# Beside its float32 value, a logit costs softmax, sort (values, int64 ids, scratch) and two cumulative sums (one double).
+# Temporary memory for each logit: softmax, sort (values, int64 ids, scratch) and two cumulative sums (one double).
 _BYTES_PER_LOGIT = 56
 
 
 def ops_for(device: torch.device) -> Ops:
-    """Triton's on a GPU, where torch brings Triton along."""
+    """The Triton kernels on a GPU where Triton works, else the operations in torch."""
     if device.type == "cuda":
         try:
             from llama_core.execution.fused.kernels import TritonOps
 
             ops = TritonOps()
-            ops.gated_silu(torch.zeros((1, 2), device=device))  # Triton builds its launcher now: it needs a C compiler
-        except Exception as error:  # of whatever kind: Triton's, the compiler's, the file system's
-            log.warning("without Triton attention gathers the cache and layers take more launches: %s", error)
+            ops.gated_silu(torch.zeros((1, 2), device=device))  # builds Triton's launcher, which needs a C compiler
+        except Exception as error:  # any error of Triton, the compiler or the file system
+            log.warning(
+                "Triton does not work here: attention gathers the cache and layers take more launches: %s", error
+            )
         else:
             return ops
     return TorchOps()
@@ -71,10 +73,10 @@ class FusedBackend:
         self._buckets = bucket_sizes(max_samples)
         self._spare_slot = config.max_batch_size
         self._graphs: dict[tuple[int, bool], _Graph] = {}
-        # What a graph reads: the slots of a decode step's tokens, then their positions, as many as the bucket has.
+        # The input of a graph: the slots of a decode step's tokens, then their positions, as many of each as the bucket has.
         self._inputs = torch.zeros(2 * max_samples, dtype=torch.int64, device=self._device)
         self._logits = torch.empty((max_samples, config.vocab_size), dtype=torch.float32, device=self._device)
-        # Page-locked, because only from and to such memory the device copies while the host goes on.
+        # Page-locked: copies between other memory and the device would block the host.
         self._turn = 0
         self._sent = torch.zeros((_TURNS, 2 * max_samples), dtype=torch.int64, pin_memory=self._on_gpu)
         self._answers = torch.zeros((_TURNS, max_samples), dtype=torch.int64, pin_memory=self._on_gpu)
@@ -93,7 +95,7 @@ class FusedBackend:
 
     @property
     def working_bytes(self) -> int:
-        """The largest step: its activations, a prompt's keys and values gathered, and sampling."""
+        """Of the largest step: activations, the gathered keys and values of a prompt, and sampling."""
         config, model, ranks = self._config, self.model.config, self._parallel.world_size
         itemsize, rows, splits = self.model.dtype.itemsize, config.max_step_samples, -(-config.max_seq_len // SPLIT)
         heads = self.model.n_heads + 2 * self.model.n_kv_heads
@@ -102,10 +104,9 @@ class FusedBackend:
         )
         gathered = 2 * config.max_seq_len * self.model.n_kv_heads * model.head_dim
         mask = config.max_step_tokens * config.max_seq_len
-        partial = (
-            rows * self.model.n_heads * splits * (model.head_dim + 1) * 4
-        )  # of attention, before splits are combined
-        # Sampling's, in the graphs' memory and outside of it, and the logits that stay.
+        # Results of attention before the splits are combined.
+        partial = rows * self.model.n_heads * splits * (model.head_dim + 1) * 4
+        # Sampling, in the memory of the graphs and outside of it, and the logits of the latest step.
         logits = rows * config.vocab_size * (2 * _BYTES_PER_LOGIT + 4)
         return (activations + gathered + mask) * itemsize + 2 * partial + logits
 
@@ -115,7 +116,7 @@ class FusedBackend:
 
     def allocate_cache(self, num_blocks: int) -> None:
         n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
-        # One block more, which only the spare slot has: padding rows of a bucket write there.
+        # Padding rows of a bucket write to one more block, which only the spare slot has.
         self._cache = KVCache(n_layers, num_blocks + 1, block_size, n_kv_heads, head_dim, dtype, self._device)
         self._slots.block_tables[self._spare_slot].fill_(num_blocks)
         if self._on_gpu:
@@ -123,7 +124,7 @@ class FusedBackend:
                 self._capture()
 
     def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Sampled]:
-        """Queue the step on the device. Its samples are the next step's input at once; the host reads them later."""
+        """Queue the step on the device. The next step uses its samples at once; the host reads them later."""
         if all(row.samples and row.length == 1 + row.num_drafts for row in rows):
             return self._start_decode(rows)
         return self._start_mixed(rows)
@@ -135,7 +136,7 @@ class FusedBackend:
         return self.model.logits(self._hidden_states[tokens.start : tokens.stop])
 
     def _start_decode(self, rows: Seq[Row]) -> Pending[Sampled]:
-        """Every token of every row is sampled after. A row's drafts are further queries of its slot, at the following
+        """Rows that sample after each of their tokens. A row's drafts are further queries of its slot, at the following
         positions."""
         slots = [row.slot for row in rows for _ in range(row.length)]
         positions = [row.start + i for row in rows for i in range(row.length)]
@@ -173,7 +174,7 @@ class FusedBackend:
         return self._sample(index, lengths, hidden_states, is_greedy)
 
     def _start_mixed(self, rows: Seq[Row]) -> Pending[Sampled]:
-        """A step with prefill rows: each of them attends by itself, the decode rows together."""
+        """A step with prefill rows. Each prefill row attends by itself, the decode rows together."""
         assert self._cache is not None, "allocate_cache comes first"
         cache, ops = self._cache, self._ops
         tokens, metadata, ends = build_metadata(rows, self._slots, self._config.block_size)
@@ -236,13 +237,13 @@ class FusedBackend:
     def _capture(self) -> None:
         """A graph for each bucket, greedy and not; largest first, so that the others fit into its memory.
 
-        Captured steps run on slot 0, before there is anything in the cache. A device or a library that
-        cannot be captured, on any rank, costs speed only: decode steps then run as they are, on all.
+        Captured steps run on slot 0, while the cache is empty. If the capture fails on any rank, all ranks run decode steps
+        without graphs, which is slower.
         """
         steps = [(bucket, is_greedy) for bucket in reversed(self._buckets) for is_greedy in (True, False)]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # Once as they are, on a stream of their own as torch asks for: compiles kernels, opens NCCL's channels. Ranks meet in
-        # these, so an error here is one of the whole start.
+        # The first run, on a separate stream as torch requires, compiles kernels and opens NCCL's channels. Ranks communicate
+        # in these steps, so an error here fails the start of all ranks.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for bucket, is_greedy in steps:
@@ -252,10 +253,10 @@ class FusedBackend:
         pool = torch.cuda.graph_pool_handle()
         failed = ""
         try:
-            with torch.cuda.stream(torch.cuda.current_stream()):  # also after a capture that fails in its middle
+            with torch.cuda.stream(torch.cuda.current_stream()):  # restores the stream after a failed capture
                 for bucket, is_greedy in steps:
                     graph = torch.cuda.CUDAGraph()
-                    # thread_local: NCCL's watchdog asks after its events from another thread, which must not end the capture.
+                    # thread_local: NCCL's watchdog queries its events from another thread, which must not end the capture.
                     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                         tokens = self._decode(bucket, is_greedy)
                     self._graphs[bucket, is_greedy] = _Graph(graph, tokens)

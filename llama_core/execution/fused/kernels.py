@@ -1,6 +1,6 @@
-"""The operations of `ops.py` in Triton: one launch each, two for attention, none of which waits for the host.
+"""The operations of `ops.py` in Triton: one launch each, two for attention. No launch waits for the host.
 
-A row's result depends neither on its neighbours nor on how many there are: attention splits a row's positions at multiples
+A row's result depends neither on the other rows nor on their number: attention splits a row's positions at multiples
 of SPLIT, whatever the batch (flash decoding, Dao et al. 2023, with splits of one size).
 """
 
@@ -82,7 +82,7 @@ def _gated_silu(gate_up, out, hidden, block: tl.constexpr):
     tl.store(out + row * hidden + column, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)
 
 
-# Else Triton compiles anew for some numbers of blocks, in the middle of serving.
+# Without `do_not_specialize`, Triton compiles further variants for some numbers of blocks while it serves.
 @triton.jit(do_not_specialize=["block_table_stride", "n_splits"])
 def _attend_split(
     q,

@@ -1,7 +1,7 @@
-"""This rank's share of the Transformer as plain tensors: projections of one input are one matrix, and no call waits.
+"""One rank's part of the Transformer in plain tensors. Projections of one input are one matrix, and no call waits.
 
-The same model as `reference/model.py`, whose layers are fairscale's. This one owns its weights and its collectives, so that a
-whole step can be captured in a CUDA graph.
+The same model as `reference/model.py`, which uses fairscale's layers. This model owns its weights and its collectives, so that
+a CUDA graph can capture a whole step.
 """
 
 from collections.abc import Callable, Iterable
@@ -95,7 +95,7 @@ class FusedTransformer:
         """The last layer's normed hidden states [T, dim]. tokens, positions, slot_mapping (physical positions in the cache):
         int64 [T].
 
-        `attend` is called in each layer when its keys and values are in the cache.
+        Each layer calls `attend` after it has written its keys and values to the cache.
         """
         ops, eps = self._ops, self.config.norm_eps
         h = self._gather(F.embedding(tokens, self._embeddings))

@@ -44,7 +44,7 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """q [B, H, head_dim] -> the same: each attends to the first lengths[i] positions of its blocks.
 
-        block_block_tables: int64 [B, N] block numbers, lengths: int64 [B], at least 1. keys, values: one layer's cache.
+        block_tables: int64 [B, N] block numbers, lengths: int64 [B], at least 1. keys, values: one layer's cache.
         """
 
     def gated_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    """Defines each operation."""
+    """The operations in torch, which define the results of the Triton kernels."""
 
     def add_norm(
         self, hidden_states: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float

@@ -1,4 +1,4 @@
-"""`python -m llama_core.execution.native`: build the engine now rather than at the first start."""
+"""`python -m llama_core.execution.native`: build the engine now instead of at the first start."""
 
 import sys
 
@@ -7,4 +7,4 @@ from llama_core.execution.native.build import Unavailable, library_path
 try:
     print(f"native engine: {library_path()}")
 except Unavailable as error:
-    print(f"native engine: not available, torch will do its work: {error}", file=sys.stderr)
+    print(f"native engine: not available, torch computes instead: {error}", file=sys.stderr)

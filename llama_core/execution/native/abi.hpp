@@ -1,6 +1,6 @@
 // One list for each struct, enum and table of names that Python mirrors: it declares them, and it describes them to Python.
 //
-// backend.py builds the same description from its ctypes structures and compares the two when it loads the library.
+// library.py builds the same description from its ctypes structures and compares the two when it loads the library.
 #pragma once
 
 #include <cstddef>

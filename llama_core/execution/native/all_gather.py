@@ -16,8 +16,8 @@ _NONCE_BYTES = 16
 def shared_memory(parallel: Parallel, num_bytes: int) -> mmap.mmap | None:
     """`num_bytes` of zeros, mapped by every rank; None on every rank unless all could map it.
 
-    The memory has no name, so nothing of it remains after the processes end: the other ranks open rank 0's descriptor through
-    /proc. A nonce behind the bytes tells whether a rank has opened the right one (nodes may have processes with equal ids).
+    The memory has no name, so it disappears with the processes: the other ranks open rank 0's descriptor through /proc. A nonce
+    behind the bytes shows whether a rank opened the right descriptor, because nodes may have processes with equal ids.
     """
     greeting = torch.zeros(_NONCE_BYTES + 16, dtype=torch.uint8)
     descriptor = -1
@@ -32,7 +32,7 @@ def shared_memory(parallel: Parallel, num_bytes: int) -> mmap.mmap | None:
                 where = os.getpid().to_bytes(8, "big") + descriptor.to_bytes(8, "big")
                 greeting = torch.frombuffer(bytearray(nonce + where), dtype=torch.uint8)
             except OSError:
-                pass  # the greeting stays zeros, and no nonce is zero
+                pass  # the greeting stays zero, which no nonce is
         dist.broadcast(greeting, src=0)
         said = bytes(greeting.tolist())
         nonce, pid, number = (
@@ -57,7 +57,7 @@ def shared_memory(parallel: Parallel, num_bytes: int) -> mmap.mmap | None:
 
 
 class GlooFallback:
-    """All-gathers bytes over torch's group for the engine. An exception cannot pass through C: it is kept for `reraise`."""
+    """All-gathers bytes over torch's group for the engine. An exception cannot pass through C, so `reraise` raises it later."""
 
     def __init__(self, parallel: Parallel) -> None:
         self._error: BaseException | None = None

@@ -46,7 +46,7 @@ void attend(const Query<T>* queries, const Cache<T>& cache, const Source& from, 
     alignas(64) float products[N][kChunk];
     alignas(64) T weights[N][kChunk];
     alignas(64) float sums[N][kMaxHeadDim];
-    Running running[N];
+    RunningSoftmax running[N];
     int last = 0;
     for (int n = 0; n < N; n++) {
         last = std::max(last, queries[n].last);
@@ -60,7 +60,7 @@ void attend(const Query<T>* queries, const Cache<T>& cache, const Source& from, 
             for (int c = 0; c < chunk.count; c++)
                 multiply_keys<T, N, 1>(queries, chunk.keys + c, head_dim, reinterpret_cast<float(*)[kChunk]>(&products[0][c * kKvTile]));
         for (int n = 0; n < N; n++) {
-            const float shrink = running[n].take(products[n], scale, weights[n], chunk.count, begin, queries[n].last);
+            const float shrink = running[n].add(products[n], scale, weights[n], chunk.count, begin, queries[n].last);
             if (shrink != 1.0f)
                 for (int d = 0; d < head_dim; d += kLanes) store(sums[n] + d, load(sums[n] + d) * splat(shrink));
         }

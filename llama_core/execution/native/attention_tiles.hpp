@@ -22,9 +22,9 @@ struct AttentionTiles {
     ~AttentionTiles() { use_tiles(); }
 };
 
-// The weights, shrink factors and values of a chunk. They are used after the next chunk's products: a tile load would wait for
-// stores that have not reached the cache.
-struct Weighted {
+// The weights, shrink factors and values of a chunk. `attend_tiles` uses them after the products of the next chunk: a tile load
+// right after the stores would wait until these reach the cache.
+struct WeightedChunk {
     alignas(64) bf16 weights[kTileQueries][kChunk];
     float shrinks[kTileQueries];
     const bf16* values[kChunkTiles];
@@ -32,7 +32,7 @@ struct Weighted {
 };
 
 // sums [n][head_dim] = sums * shrinks[n] + the chunk's values by their weights.
-inline void add_values_tiles(const Weighted& chunk, int num, int head_dim, float* sums) {
+inline void add_values_tiles(const WeightedChunk& chunk, int num, int head_dim, float* sums) {
     alignas(64) float part[kTileQueries][kChunk];
     const size_t stride = size_t(head_dim) * 4;
     asm volatile("" ::"r"(&chunk) : "memory");
@@ -71,19 +71,19 @@ inline void add_values_tiles(const Weighted& chunk, int num, int head_dim, float
 // head_dim / 16 half ones.
 inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>& cache, const Source& from, int head_dim,
                          float scale) {
-    // Packed: rows at the stride of the largest head would share few sets of the first-level cache.
+    // Rows are packed: at the stride of the largest head they would share few sets of the first-level cache.
     alignas(64) bf16 q[kTileQueries * kMaxHeadDim];
     alignas(64) float products[kTileQueries][kChunk];
     alignas(64) float sums[kTileQueries * kMaxHeadDim];
-    Weighted weighted[2];
-    Running running[kTileQueries];
+    WeightedChunk weighted[2];
+    RunningSoftmax running[kTileQueries];
     int last = 0;
     for (int n = 0; n < num; n++) {
         last = std::max(last, queries[n].last);
         std::memcpy(static_cast<void*>(q + n * head_dim), queries[n].q, head_dim * sizeof(bf16));
     }
     std::memset(sums, 0, num * head_dim * sizeof(float));
-    // Rows beyond `num` are computed and never read. The barrier is for the compiler: a tile load does not declare its reads.
+    // Nothing reads rows beyond `num`. The barrier tells the compiler about the reads of tile loads, which do not declare them.
     asm volatile("" ::"r"(q) : "memory");
     int turn = 0;
     for (int begin = 0; begin <= last; begin += kChunk, turn ^= 1) {
@@ -112,11 +112,11 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
         _tile_stored(2, &products[0][32], sizeof products[0]);
         _tile_stored(3, &products[0][48], sizeof products[0]);
         if (begin) add_values_tiles(weighted[turn ^ 1], num, head_dim, sums);
-        Weighted& now = weighted[turn];
+        WeightedChunk& now = weighted[turn];
         now.count = count;
         std::copy_n(chunk.values, count, now.values);
         for (int n = 0; n < num; n++)
-            now.shrinks[n] = running[n].take(products[n], scale, now.weights[n], count, begin, queries[n].last);
+            now.shrinks[n] = running[n].add(products[n], scale, now.weights[n], count, begin, queries[n].last);
     }
     add_values_tiles(weighted[turn ^ 1], num, head_dim, sums);
     for (int n = 0; n < num; n++)

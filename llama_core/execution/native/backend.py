@@ -1,4 +1,4 @@
-"""A step in C++ (`engine.cpp`): one call from the rows to the sampled tokens."""
+"""The backend in C++: one call of the library computes a step from its rows to the sampled tokens."""
 
 import ctypes
 import logging
@@ -55,7 +55,7 @@ class NativeBackend:
         weight_format: WeightFormat,
         weights: Iterable[tuple[str, torch.Tensor]],
     ) -> None:
-        """`weights`: this rank's part of each, in `dtype`. Each is packed as it is read, and not kept. Raises MemoryError."""
+        """`weights`: this rank's part of each, in `dtype`. The engine packs each as it is read. Raises MemoryError."""
         self._native = load_library()
         self._weight_format = weight_format
         self._slots = slots  # the engine keeps pointers to its tensors
@@ -142,7 +142,7 @@ class NativeBackend:
             num_tokens += length
             if not (0 <= slot < self._num_slots and start >= 0 and start + length + samples <= self._max_seq_len):
                 raise ValueError(f"row {(slot, start, length, samples)} is out of bounds")
-        # The engine checks no bounds of its buffers, and `python -O` removes asserts, so these checks raise.
+        # The engine does not check bounds, and `python -O` removes asserts, so these checks raise.
         if count > self._shape.max_samples or num_tokens > self._shape.max_tokens:
             raise ValueError(f"a step of {num_tokens} tokens and {count} samples is too large")
         array = (ctypes.c_int32 * len(flat))(*flat)
@@ -167,7 +167,7 @@ class NativeBackend:
         return torch.cat(parts)
 
     def seconds_by_op(self) -> dict[str, float]:
-        """Seconds that steps have spent in each kind of work since the start."""
+        """Seconds that steps have spent in each phase since the start."""
         seconds = self._native.llama_seconds(self._engine)
         return {op: seconds[i] for i, op in enumerate(OPS)}
 

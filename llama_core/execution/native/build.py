@@ -34,8 +34,8 @@ class Unavailable(Exception):
 def library_path() -> Path:
     """The compiled engine, built if there is none yet. Raises Unavailable.
 
-    LLAMA_CXX names the compiler (else CXX, c++, g++, clang++), LLAMA_CXXFLAGS adds flags, LLAMA_CACHE_DIR says where to keep
-    it.
+    LLAMA_CXX names the compiler (else CXX, c++, g++, clang++), LLAMA_CXXFLAGS adds flags, LLAMA_CACHE_DIR names the
+    directory of the library.
     """
     if sys.platform != "linux":
         raise Unavailable(f"it needs Linux, this is {sys.platform}")
@@ -46,7 +46,7 @@ def library_path() -> Path:
     library = directory / f"llama-{_fingerprint(command)}.so"
     try:
         with (directory / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of one machine start together: one builds
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of one machine start together, and one of them builds
             if not library.exists():
                 _compile(command, library)
     except OSError as error:
@@ -97,11 +97,11 @@ def _fingerprint(command: list[str]) -> str:
 
 
 def _cache_dir() -> Path:
-    """A directory of ours alone: what lies in it is loaded into the process."""
+    """A directory that only this user can write to, because the process loads the library in it."""
     for directory in _candidates():
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = directory.lstat()  # a link could be pointed elsewhere after we have looked
+            status = directory.lstat()  # not stat: somebody could change a link after this check
         except OSError:
             continue
         if (

@@ -36,8 +36,8 @@ const char* llama_abi() {
     return description.c_str();
 }
 
-// The reason why this process cannot compute such a model, or null. `widest`: inputs of the widest layer. `weights`: the name of
-// the weight format.
+// The reason why this process cannot compute such a model, or null. `widest`: inputs of the widest layer. `weights`: the
+// name of the weight format.
 const char* llama_unsupported_reason(int head_dim, int widest, int bfloat16, const char* weights) {
     if (!allow_tiles()) return "the kernel refuses the AMX registers that this CPU was compiled for";
     if (head_dim > kernels::kMaxHeadDim) return "head_dim is over 512";

@@ -1,8 +1,8 @@
 // The KV cache of a rank: keys and values of all layers, in blocks of positions.
 //
 // Of one layer: [block][kv head][block_size / 16] KV tiles of 16 positions, keys and then values, so that memory is read in
-// pieces of some kilobytes. A lane is a position for keys and a dimension for values. In a KV tile, with `step` = 1 (float32) or
-// 2 (bfloat16) elements multiplied at once:
+// pieces of some kilobytes. A lane is a position for keys and a dimension for values. In a KV tile, with `step` = 1 (float32)
+// or 2 (bfloat16) elements multiplied at once:
 //   keys   [head_dim / step][16 positions][step]
 //   values [16 / step][head_dim][step]
 #pragma once

@@ -1,8 +1,8 @@
-// Linear layers y = x W^T on packed weights, for one row as for hundreds: what is common to all weight formats.
+// Linear layers y = x W^T on packed weights, for any number of rows: the part that all weight formats share.
 //
 // W [n, k] is cut into output tiles of 32 outputs. Within a tile, weights lie in the order in which they are used, so one row
-// reads memory as one stream. Every result is summed over k in one fixed order, whatever is computed beside it: a row's values
-// do not depend on the number of rows. The compiler's target decides the instructions: AMX, AVX-512 or plain vectors.
+// reads memory as one stream. Every result is summed over k in one fixed order, so a row's values do not depend on the
+// number of rows. The compiler's target decides the instructions: AMX, AVX-512 or plain vectors.
 //
 // A weight format is a struct with static members in a header of weight_formats/. Those of a format F:
 //   Activation          the type T of the activations that F multiplies
@@ -132,14 +132,15 @@ class Linear : public PackedWeights {
 
 namespace kernels {
 
-// How far ahead of its use a stream of weights is prefetched: hardware prefetchers stop at every 4 KiB page. Into the
-// second-level cache: the first level has too few requests in flight to keep memory busy.
+// Bytes between the use of a weight and the prefetch of another: hardware prefetchers stop at every 4 KiB page. Prefetches go
+// into the second-level cache, because the first level has too few requests in flight to keep memory busy.
 constexpr size_t kAhead = 8192;
 inline void prefetch(const char* p) { __builtin_prefetch(p + kAhead, 0, 2); }
 inline void prefetch_tiles(const char* p) {
     for (size_t line = 0; line < kRegisterTiles * kRegisterTileBytes; line += 64) prefetch(p + line);
 }
-// A quarter of a prefetch, between loads: all of it at once would fill the line buffers that the loads need.
+// Prefetches a quarter of an output tile's step. Kernels call it between loads: a whole step at once would fill the line
+// buffers that the loads need.
 template <bool Ask>
 inline void prefetch_quarter(const char* p, int quarter) {
     constexpr size_t bytes = kRegisterTiles * kRegisterTileBytes / 4;

@@ -10,7 +10,7 @@
 
 namespace llama {
 
-constexpr int kMaxRows = 32;  // of activations that one kernel computes at once
+constexpr int kMaxRows = 32;  // of activations in one call of a kernel
 
 inline size_t round_up(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -47,7 +47,7 @@ class Memory {
     size_t bytes_ = 0;
 };
 
-// Activations, row after row. `stride` counts elements; columns beyond the width begin as zeros.
+// Activations, row after row. `stride` counts elements. Columns beyond the width are zeros at first.
 template <class T>
 struct Rows {
     T* data = nullptr;
@@ -60,7 +60,7 @@ class Activations : public Rows<T> {
   public:
     Activations() = default;
     Activations(size_t rows, size_t width) {
-        // Rounded to whole register tiles; the odd cache line keeps the 16 rows of a tile out of the same cache sets.
+        // Whole register tiles, and one cache line more, so that the 16 rows of a tile lie in different cache sets.
         this->stride = round_up(width, 64) + 64 / sizeof(T);
         memory_ = Memory(round_up(rows, kMaxRows) * this->stride * sizeof(T));
         this->data = memory_.as<T>();

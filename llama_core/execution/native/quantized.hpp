@@ -1,4 +1,4 @@
-// Activations as integers, for products with int8 weights.
+// Activations as integers, for weight formats that multiply integers.
 #pragma once
 
 #include "memory.hpp"
@@ -8,7 +8,7 @@ namespace llama {
 
 typedef uint8_t BVec __attribute__((vector_size(16)));
 
-// Activations as 16-bit integers in two bytes, for int8 weights: x = scale * (256 * (high - 128) + low).
+// Activations as 16-bit integers in two bytes: x = scale * (256 * (high - 128) + low).
 struct Quantized {
     Activations<uint8_t> high, low;
     Memory scales;  // float [rows]
@@ -23,7 +23,7 @@ struct Quantized {
         for (int i = 0; i < width; i += kLanes) {
             Vec v = load(x + i);
             most = max(most, v < Vec{} ? -v : v);
-            check += v * splat(0.0f);  // NaN from infinity and from NaN: no integer holds either
+            check += v * splat(0.0f);  // NaN for infinity and for NaN, which integers cannot hold
         }
         float limit = max(most);
         float inverse = limit > 0 ? 32767.0f / limit : 0.0f;

@@ -1,8 +1,7 @@
 // Samples one token from one row of logits, as llama_core/execution/sampling.py defines it, without sorting the vocabulary.
 //
-// Tokens are put into buckets by the distance of their logit from the greatest. Whole buckets lie inside or outside the nucleus,
-// and before or behind the random number. Only two buckets are sorted: the one in which the nucleus ends, and the one into which
-// the random number falls.
+// The sampler puts tokens into buckets by the distance of their logit from the greatest. It adds up whole buckets, and sorts
+// two: the bucket in which the nucleus ends, and the bucket into which the random number falls.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +39,7 @@ class Sampler {
     int64_t sample(const float* logits, int vocab, const SlotSampling& how, int64_t position) {
         const float highest = greatest(logits, vocab);
         if (!std::isfinite(highest)) return -1;
-        // Where the division leaves float's range, only the greatest logit has any probability, as at temperature 0.
+        // If the division leaves float's range, only the greatest logit has a probability above 0, as at temperature 0.
         if (how.temperature < kGreedyBelow || !std::isfinite(highest / how.temperature))
             return std::find(logits, logits + vocab, highest) - logits;
         spread(logits, vocab, how.temperature, highest);
@@ -49,23 +48,24 @@ class Sampler {
 
   private:
     static constexpr int kBuckets = 1024;
-    static constexpr float kPerNat = 32;  // 32 nats down to 1e-14 of the most likely; the last bucket takes the rest
+    static constexpr float kPerNat =
+        32;  // 32 nats reach down to e^-32 of the greatest probability; the last bucket takes the rest
 
-    // NaN if any logit is not finite.
+    // The greatest logit; NaN if any logit is not finite.
     static float greatest(const float* logits, int vocab) {
         Vec most = splat(logits[0]), zero = Vec{};
         int i = 0;
         for (; i + kLanes <= vocab; i += kLanes) {
             Vec x = load(logits + i);
             most = max(most, x);
-            zero += x * splat(0.0f);  // NaN from infinity and from NaN
+            zero += x * splat(0.0f);  // NaN for infinity and for NaN
         }
         float result = max(most), check = sum(zero);
         for (; i < vocab; i++) result = std::max(result, logits[i]), check += logits[i] * 0.0f;
         return result + check;
     }
 
-    // Probabilities, each token's bucket, and each bucket's mass and number.
+    // Computes probabilities, the bucket of each token, and the mass and number of tokens of each bucket.
     void spread(const float* logits, int vocab, float temperature, float highest) {
         std::fill(mass_, mass_ + kBuckets, 0.0);
         std::fill(count_, count_ + kBuckets, 0);
@@ -99,7 +99,7 @@ class Sampler {
     int64_t pick(int vocab, const SlotSampling& how, int64_t position) {
         const int64_t most = how.top_k > 0 ? std::min<int64_t>(how.top_k, vocab) : vocab;
         const double limit = double(how.top_p) * (most < vocab ? mass_of_most_likely(most, vocab) : total_);
-        // The nucleus: tokens in order, as long as the mass before them is within the limit. Its mass:
+        // The mass of the nucleus: tokens in order, as long as the mass before them is within the limit.
         double before = 0, nucleus = 0;
         int64_t number = 0;
         for (int b = 0; b < kBuckets; b++) {
@@ -133,7 +133,7 @@ class Sampler {
                 if (reached > target) return token;
             }
         }
-        return latest;  // the sums of a bucket in two orders may differ in the last bit
+        return latest;  // two orders of summing a bucket may differ in the last bit
     }
 
     double mass_of_most_likely(int64_t most, int vocab) {

@@ -1,7 +1,7 @@
 // Vectors of 16 float lanes and the few functions on them that a Transformer needs; the same code for every CPU.
 //
-// GCC and Clang lower these vectors to whatever the target has (AVX-512, AVX2, NEON). What one lane computes never depends
-// on the width of the hardware's registers or on how many rows are computed together.
+// GCC and Clang lower these vectors to the instructions of the target (AVX-512, AVX2, NEON). The result of a lane depends
+// neither on the width of the hardware's registers nor on the number of rows that are computed together.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-// Before a loop over a compile-time count whose variables must all be registers.
+// Goes before a loop with a compile-time count, and keeps the loop's variables in registers.
 #define UNROLL _Pragma("GCC unroll 16")
 
 namespace llama {
@@ -49,7 +49,7 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-// Of all lanes, in a tree: the upper half onto the lower, and again.
+// Reduces all lanes in a tree: `f` combines the upper half with the lower half, four times.
 template <class F>
 inline float fold(Vec v, F&& f) {
     v = f(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
@@ -65,7 +65,7 @@ inline float max(Vec v) {
     return fold(v, [](Vec a, Vec b) { return max(a, b); });
 }
 
-// bfloat16: the upper half of a float, rounded to nearest even.
+// bfloat16 is the upper half of a float, rounded to nearest even.
 
 inline float widen(bf16 x) {
     uint32_t bits = uint32_t(x.bits) << 16;
@@ -111,7 +111,7 @@ inline bf16 narrow_to<bf16>(float x) {
     return narrow(x);
 }
 
-// A float rounded to T and back: the reference keeps every intermediate result in the model's type.
+// Rounds floats to T and back: the reference holds every intermediate result in the model's type.
 template <class T>
 inline Vec round_to(Vec v);
 template <>
@@ -130,8 +130,8 @@ inline Vec round_to<bf16>(Vec v) {
 #endif
 }
 
-// Products along the summed dimension. Lane i of `weights` holds the next one (float) or two (bfloat16) weights of output i;
-// `x` holds as many activations. bfloat16 products are exact in float; both are added in order.
+// Products along the summed dimension. Lane i of `weights` holds the next weight (float) or the next two weights (bfloat16) of
+// output i; `x` holds as many activations. Products of bfloat16 are exact in float, and `add` adds the two in order.
 
 template <class T>
 struct Dot;
@@ -173,7 +173,7 @@ inline Vec exp(Vec x) {
     const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     const Vec low = splat(-87.0f);
 #if defined(__AVX512F__)
-    // The second operand is the result if one is NaN.
+    // These instructions return the second operand if one operand is NaN.
     Vec inside = (Vec)_mm512_max_ps((__m512)low, _mm512_min_ps((__m512)splat(88.0f), (__m512)x));
 #else
     Vec inside = x > low ? (x < splat(88.0f) ? x : splat(88.0f)) : low;
@@ -191,7 +191,7 @@ inline Vec exp(Vec x) {
     p = fma(p, r, splat(1.0f));
     p = fma(p, r, splat(1.0f));
 #if defined(__AVX512F__)
-    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, (__m512)low, _CMP_NLE_UQ);  // NaN does
+    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, (__m512)low, _CMP_NLE_UQ);  // true for NaN
     return (Vec)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
 #else
     IVec exponent = ((IVec)shifted - (IVec)magic + 127) << 23;
@@ -201,10 +201,10 @@ inline Vec exp(Vec x) {
 #endif
 }
 
-// 1 / x to 2 ulp, for x that is positive and finite.
+// 1 / x to 2 ulp, for positive finite x.
 inline Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)
-    Vec r = (Vec)_mm512_rcp14_ps((__m512)x);  // and two Newton steps, which take half the time of a division
+    Vec r = (Vec)_mm512_rcp14_ps((__m512)x);  // two Newton steps take half the time of a division
     r = fma(fma(-x, r, splat(1.0f)), r, r);
     return fma(fma(-x, r, splat(1.0f)), r, r);
 #else

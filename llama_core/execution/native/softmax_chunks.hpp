@@ -30,13 +30,13 @@ constexpr int kMaxHeadDim = 512;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // The running softmax of one query: the greatest score so far, and the sum of e^(score - greatest).
-struct Running {
+struct RunningSoftmax {
     float most = kLowest, total = 0;
 
-    // Takes the products of `count` KV tiles that begin at position `begin`; the query sees positions up to `last`. Writes the
-    // tiles' weights, and returns the factor by which the sums before must be multiplied.
+    // Adds the products of `count` KV tiles that begin at position `begin`; the query sees positions up to `last`. Writes the
+    // weights of these tiles, and returns the factor by which the caller multiplies its earlier sums.
     template <class T>
-    float take(const float* products, float scale, T* weights, int count, int begin, int last) {
+    float add(const float* products, float scale, T* weights, int count, int begin, int last) {
         const IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         Vec scores[kChunkTiles], highest = splat(kLowest), sums = Vec{};
         for (int c = 0; c < count; c++) {
@@ -57,13 +57,13 @@ struct Running {
     }
 };
 
-// What a call of `attend` reads: one sequence's keys and values under one head. `next_head`: the head that is read next, or -1.
+// The keys and values that a call of `attend` reads: one sequence's under one head. `next_head`: the head to prefetch, or -1.
 struct Source {
     int layer, head, next_head;
     const int64_t* block_table;
 };
 
-// The addresses of a chunk's KV tiles. Its values, and the keys of the next chunk, are prefetched.
+// The addresses of a chunk's KV tiles. The constructor prefetches its values and the keys of the next chunk.
 template <class T>
 struct Chunk {
     int count;

@@ -7,7 +7,7 @@
 
 namespace llama {
 
-// Shapes of this rank. `heads`, `kv_heads`, `hidden`, `vocab` are this rank's part; `dim` and `full_vocab` are whole. `bfloat16`:
+// Shapes of this rank. `heads`, `kv_heads`, `hidden`, `vocab` are this rank's part; `dim` and `full_vocab` are whole. `bfloat16`: the
 // activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one step.
 // clang-format off
 #define LLAMA_SHAPE(field)                                                                                                    \

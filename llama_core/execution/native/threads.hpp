@@ -1,7 +1,7 @@
-// A team of threads that runs a program of phases: all tasks of one phase, in any order, before the first of the next.
+// A team of threads that runs a program of phases. All tasks of a phase, in any order, end before the next phase begins.
 //
-// Any thread may do any task, so a descheduled thread delays only the task that it has taken. A waiting thread spins for a
-// moment, then yields its core (the server's event loop shares it), then sleeps.
+// Any thread may run any task, so a descheduled thread delays only the task that it has taken. A waiting thread spins, then
+// yields its core (which the server's event loop shares), then sleeps.
 #pragma once
 
 #include <pthread.h>
@@ -17,16 +17,17 @@
 namespace llama {
 
 struct Phase {
-    int op;     // what to do
-    int layer;  // where
-    int tasks;  // how many
+    int op;  // of enum Op
+    int layer;
+    int tasks;  // their number
 };
 
-// What the phases do: task `task` of `phase`, on thread `thread` of the team.
+// The work of the phases.
 class Tasks {
   public:
+    // Runs task `task` of `phase`, on thread `thread` of the team.
     virtual void run(const Phase& phase, int task, int thread) = 0;
-    // Before a thread's first task of a program and after its last.
+    // Called before a thread's first task of a program and after its last.
     virtual void enter() {}
     virtual void leave() {}
     // Called by the thread that ended a phase, before any thread begins the next.
@@ -36,15 +37,14 @@ class Tasks {
 
 class Team {
   public:
-    // `cpus`: one for each thread, to which it is pinned; empty for no pinning. Thread 0 is the caller of `run`, pinned while it
-    // runs.
+    // `cpus`: the core of each thread; empty if threads are not pinned. Thread 0 is the caller of `run`, pinned meanwhile.
     Team(int size, const std::vector<int>& cpus) : size_(size), cpus_(cpus), cores_(size) {
         try {
             for (int i = 1; i < size; i++) {
                 workers_.emplace_back([this, i] { serve(i); });
                 if (!cpus.empty()) pin(workers_.back().native_handle(), cpus[i]);
             }
-        } catch (...) {  // the system gives no more threads
+        } catch (...) {  // no thread could be created
             stop();
             throw;
         }
@@ -56,7 +56,7 @@ class Team {
 
     // Runs all phases; skips phases without tasks.
     void run(Tasks& what, const std::vector<Phase>& phases) {
-        what_ = &what;
+        work_ = &what;
         phases_ = &phases;
         first_ = number_ + 1;
         if (!begin_next(-1)) return;
@@ -84,8 +84,8 @@ class Team {
         pthread_setaffinity_np(thread, sizeof set, &set);
     }
 
-    // The ticket holds the open phase and the first of its tasks that no thread has taken: 20 bits phase, 22 tasks, 22 next.
-    // A thread takes a task by compare-and-swap of the ticket, so a late thread finds another phase and takes nothing.
+    // The ticket holds the open phase and the first task that no thread has taken: 20 bits phase, 22 bits tasks, 22 bits next.
+    // A thread takes a task by compare-and-swap of the ticket. A late thread finds a ticket of another phase and takes nothing.
     static uint64_t pack(uint64_t number, uint64_t tasks, uint64_t next) {
         return (number & kPhases) << 44 | tasks << 22 | next;
     }
@@ -110,7 +110,7 @@ class Team {
     void work(int thread) {
         CoreSharing& core = cores_[thread];
         Patience patience(core);
-        Tasks* inside = nullptr;  // the program may be over, and another begun, when this thread looks again
+        Tasks* inside = nullptr;  // another program may have begun when this thread looks again
         for (;;) {
             uint64_t ticket = ticket_.load(std::memory_order_acquire);
             if (ticket == kClosed) break;
@@ -123,10 +123,10 @@ class Team {
             // The phase cannot end before done_ is incremented below, so the program does not change until then.
             const int index = int(((ticket >> 44) - first_) & kPhases);
             const Phase& phase = (*phases_)[index];
-            if (!inside) (inside = what_)->enter();
-            what_->run(phase, int(next), thread);
+            if (!inside) (inside = work_)->enter();
+            work_->run(phase, int(next), thread);
             if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) {
-                what_->ended(phase);
+                work_->ended(phase);
                 begin_next(index);
             }
             patience.reset();
@@ -137,7 +137,7 @@ class Team {
     void serve(int thread) {
         uint32_t seen = 0;
         for (;;) {
-            // The next step of a busy server is a few hundred microseconds away: not worth a sleep and a wake-up.
+            // A busy server starts its next step within a few hundred microseconds, so threads spin before they sleep.
             double until = seconds_now() + 2e-4;
             for (int turn = 0; calls_.load() == seen && seconds_now() < until; turn++)
                 turn % 64 ? relax() : cores_[thread].yield();
@@ -156,7 +156,7 @@ class Team {
     const std::vector<int> cpus_;
     std::vector<CoreSharing> cores_;  // one a thread
     std::vector<std::thread> workers_;
-    Tasks* what_ = nullptr;
+    Tasks* work_ = nullptr;
     const std::vector<Phase>* phases_ = nullptr;
     uint64_t first_ = 1;   // number of phases_[0]
     uint64_t number_ = 0;  // of the latest phase

@@ -4,15 +4,15 @@
 // llama_core/execution/reference/model.py, which computes the same with torch. Every intermediate result is rounded to the
 // model's type where the reference rounds it.
 //
-// Glossary of what a phase is cut into:
+// The parts into which a phase is cut:
 //   register tile   what one AMX tile register holds: 16 rows of 64 bytes
 //   output tile     32 outputs of a linear layer, packed together; half of it is one register tile wide
 //   task tile       the output tiles that one task of a linear layer computes
 //   row panel       the rows of activations that one task of a linear layer computes
-//   K slice         the part of an output tile's inputs that goes over a row panel at a time
+//   K slice         the part of an output tile's inputs that a task multiplies with its row panel at a time
 //   query tile      up to 16 tokens of a row, whose attention is one task for each key/value head
 //   KV tile         the keys, or the values, of 16 positions under one head
-//   epilogue        what is done with the results of a linear layer while they are in the cache
+//   epilogue        the function that takes the results of a linear layer while they are in the cache
 #pragma once
 
 #include "attention_layer.hpp"
@@ -169,7 +169,7 @@ class Transformer : public Engine, private Tasks {
         }
     }
 
-    // Other libraries set the shapes of the tile registers too, so every program sets them again.
+    // Every program sets the shapes of the tile registers, because other libraries in the process set them too.
     void enter() override { use_tiles(); }
     void leave() override { release_tiles(); }
 
@@ -192,9 +192,9 @@ class Transformer : public Engine, private Tasks {
         const Token& token = plan_.tokens[t];
         const size_t part = embedding_part(shape);
         const int64_t id = slots.tokens[size_t(token.slot) * shape.max_seq_len + token.position];
-        // Whole vectors read beyond the width, so these columns are zeroed: a value that was not finite would remain there.
+        // Vector loads read beyond the width. Zeros there remove values of earlier steps that were not finite.
         std::fill(hidden_states_[t] + shape.dim, hidden_states_[t] + partial_stride(), T{});
-        T* to = shape.ranks == 1 ? hidden_states_[t] : reinterpret_cast<T*>(all_gather->mine()) + t * part;
+        T* to = shape.ranks == 1 ? hidden_states_[t] : reinterpret_cast<T*>(all_gather->own_part()) + t * part;
         std::memcpy(static_cast<void*>(to), weights_.embedding.template as<T>() + id * part, part * sizeof(T));
     }
 
@@ -202,7 +202,7 @@ class Transformer : public Engine, private Tasks {
         const size_t part = embedding_part(shape);
         for (int rank = 0; rank < shape.ranks; rank++)
             std::memcpy(static_cast<void*>(hidden_states_[t] + rank * part),
-                        reinterpret_cast<const T*>(all_gather->of(rank)) + t * part, part * sizeof(T));
+                        reinterpret_cast<const T*>(all_gather->part_of(rank)) + t * part, part * sizeof(T));
     }
 
     // RMSNorm: x / sqrt(mean(x^2) + eps) * weight.
@@ -247,15 +247,17 @@ class Transformer : public Engine, private Tasks {
     struct Partial {
         Transformer* self;
         void operator()(int row, int tile, const float* out) const {
-            std::memcpy(reinterpret_cast<float*>(self->all_gather->mine()) + row * self->partial_stride() + tile * kTileOutputs,
-                        out, kTileOutputs * 4);
+            std::memcpy(
+                reinterpret_cast<float*>(self->all_gather->own_part()) + row * self->partial_stride() + tile * kTileOutputs,
+                out, kTileOutputs * 4);
         }
     };
     struct Logits {
         Transformer* self;
         void operator()(int row, int tile, const float* out) const {
             const Shape& s = self->shape;
-            float* to = s.ranks == 1 ? self->logits.template as<float>() : reinterpret_cast<float*>(self->all_gather->mine());
+            float* to =
+                s.ranks == 1 ? self->logits.template as<float>() : reinterpret_cast<float*>(self->all_gather->own_part());
             const int width = std::min(kTileOutputs, s.vocab - tile * kTileOutputs);
             for (int i = 0; i < width; i++) to[size_t(row) * s.vocab + tile * kTileOutputs + i] = widen(narrow_to<T>(out[i]));
         }
@@ -266,7 +268,7 @@ class Transformer : public Engine, private Tasks {
         for (int i = 0; i < shape.dim; i += kLanes) {
             Vec total = Vec{};
             for (int rank = 0; rank < shape.ranks; rank++)
-                total += load(reinterpret_cast<const float*>(all_gather->of(rank)) + t * partial_stride() + i);
+                total += load(reinterpret_cast<const float*>(all_gather->part_of(rank)) + t * partial_stride() + i);
             store(state + i, load(state + i) + round_to<T>(total));
         }
     }
@@ -274,11 +276,11 @@ class Transformer : public Engine, private Tasks {
     void join_logits(int row) {
         for (int rank = 0; rank < shape.ranks; rank++)
             std::memcpy(logits.as<float>() + size_t(row) * shape.full_vocab + rank * shape.vocab,
-                        reinterpret_cast<const float*>(all_gather->of(rank)) + size_t(row) * shape.vocab,
+                        reinterpret_cast<const float*>(all_gather->part_of(rank)) + size_t(row) * shape.vocab,
                         shape.vocab * sizeof(float));
     }
 
-    // Rank 0 samples for all: ranks with different CPUs may differ in the last bit of a logit.
+    // Rank 0 samples for all ranks: ranks on different CPUs may differ in the last bit of a logit.
 
     void sample(int i, int thread) {
         const Sample& sample = plan_.samples[i];
@@ -288,9 +290,9 @@ class Transformer : public Engine, private Tasks {
 
     void share_sampled() {
         const size_t bytes = plan_.samples.size() * sizeof(int64_t);
-        if (shape.rank == 0) std::memcpy(all_gather->mine(), sampled_, bytes);
+        if (shape.rank == 0) std::memcpy(all_gather->own_part(), sampled_, bytes);
         all_gather->gather(bytes);
-        std::memcpy(sampled_, all_gather->of(0), bytes);
+        std::memcpy(sampled_, all_gather->part_of(0), bytes);
     }
 
     const int width_;  // of all heads of this rank

@@ -1,4 +1,4 @@
-// How a thread waits for another that is microseconds away, on cores that other processes may use too.
+// How a thread waits for another thread that needs some microseconds, on cores that other processes may use too.
 //
 // A thread spins first. Then it yields its core, so that the server's event loop and HAProxy, which run on the same cores,
 // are not held up. Beside a process that never sleeps, a yield costs a whole time slice (1.5 to 4 ms on Linux 6.18: EEVDF
@@ -55,7 +55,7 @@ class CoreSharing {
         observe(before, seconds_now());
     }
 
-    // Takes note of a yield from `before` to `after`, in seconds of any clock.
+    // Records a yield from `before` to `after`, in seconds of any clock.
     void observe(double before, double after) {
         if (after - before < kSlice) {
             if (cheap_in_a_row_ < kCheap && ++cheap_in_a_row_ == kCheap) pause_ = kFirstPause;
@@ -87,7 +87,7 @@ class CoreSharing {
     int cheap_in_a_row_ = 0;
 };
 
-// First spin (the other is a microsecond away), then let others run, then sleep in short naps.
+// Waits in three stages: spins, then yields the core, then sleeps 50 microseconds at a time.
 class Patience {
   public:
     explicit Patience(CoreSharing& core) : core_(&core) {}

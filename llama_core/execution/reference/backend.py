@@ -39,8 +39,8 @@ class TorchBackend:
 
     @property
     def working_bytes(self) -> int:
-        """The largest step's temporary memory: what decoding gathers (keys twice, once to transpose them, and values), scores
-        and weights in float32, and logits three times (as computed, in float32, sorted)."""
+        """Temporary memory of the largest step: gathered keys (twice, once transposed) and values, scores and weights in
+        float32, and logits three times (as computed, in float32, sorted)."""
         _, _, n_kv_heads, head_dim, dtype = self._cache_shape()
         config, model = self._config, self.model.config
         keys = config.max_batch_size * config.max_seq_len
@@ -79,7 +79,7 @@ class TorchBackend:
         slots = self._slots
         finite = logits.sum(-1).isfinite()
         if self._parallel.rank == 0:
-            # A row whose logits are not finite samples from zeros: its token means nothing, but must be a token.
+            # A row whose logits are not finite samples from zeros: its token is a placeholder, but must be a valid id.
             tokens = sample(
                 torch.where(finite[:, None], logits, torch.zeros_like(logits)),
                 slots.sampling.at(index),
@@ -87,7 +87,7 @@ class TorchBackend:
             )
         else:
             tokens = torch.empty_like(index)
-        # Ranks may differ in the last bit of a logit (other CPUs, other libraries): rank 0 samples for all.
+        # Rank 0 samples for all ranks: on other CPUs or libraries, ranks may differ in the last bit of a logit.
         self._parallel.broadcast(tokens)
         slots.tokens[index, positions] = tokens
         return Sampled(tokens.tolist(), [i for i, ok in enumerate(finite.tolist()) if not ok])

@@ -100,7 +100,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, world_size: int, max_seq_len: int, device: torch.device) -> None:
         super().__init__()
         self.config = config
-        # fairscale would fill every full weight on every rank, only to keep a slice that the checkpoint then replaces.
+        # fairscale would initialize every full weight on every rank and keep a slice, which the checkpoint then replaces.
         with patch.object(fairscale_layers, "_initialize_affine_weight", lambda *args, **kwargs: None):
             self.tok_embeddings = _weightless(ParallelEmbedding(config.vocab_size, config.dim))
             self.layers = nn.ModuleList(TransformerBlock(config, world_size, i) for i in range(config.n_layers))

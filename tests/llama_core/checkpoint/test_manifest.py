@@ -131,8 +131,8 @@ def test_every_line_format_of_sha256sum_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"12ab  params.json\n", "line 1 is not one of sha256sum's"),
-        (b"\n" + b"1" * 64 + b"\n", "line 2 is not one of sha256sum's"),
+        (b"12ab  params.json\n", "line 1 is not in the format of sha256sum"),
+        (b"\n" + b"1" * 64 + b"\n", "line 2 is not in the format of sha256sum"),
         (b"1" * 64 + b"  x\n" + b"2" * 64 + b"  ./x\n", "line 2 contradicts another one"),
         (b"\xff\xfe", "is not text"),
         (b" " * (16 * 2**20 + 1), "has more than 16777216 bytes"),

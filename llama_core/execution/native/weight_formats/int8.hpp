@@ -80,7 +80,7 @@ struct Int8Weights {
         return w.per_output().template as<int32_t>() + size_t(w.num_outputs());
     }
 
-    // Lane i of the result: acc + the products of four bytes of x and the four weights of output i. Integers: exact in any order.
+    // Lane i of the result: acc + the products of four bytes of x and the four weights of output i.
     static IVec add_fours(IVec acc, const int8_t* weights, const uint8_t* x) {
 #if defined(__AVX512VNNI__)
         int32_t four;
