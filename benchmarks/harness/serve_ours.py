@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.common import REPOSITORY
 from benchmarks.harness.options import command_parser
 from benchmarks.harness.programs import write_config
 
@@ -38,10 +39,15 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--config", type=Path, required=True, help="the file to write")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--defaults", action="store_true", help="keep the defaults of speculation and prefix caching")
+    parser.add_argument("--serve-run", action="store_true", help="by plain `serve run CONFIG`")
     parser.add_argument("args", nargs="*", metavar="NAME=VALUE")
     options = parser.parse_args(argv)
     # Values stay text; the server parses them like arguments of a command line.
     given = dict(pair.split("=", 1) for pair in options.args)
     path = write_config(options.config, options.port, given if options.defaults else OFF | given)
     os.environ["RAY_ADDRESS"] = "local"
+    if options.serve_run:
+        os.chdir(REPOSITORY)  # where `serve run` finds the application
+        serve = str(Path(sys.executable).parent / "serve")
+        os.execv(serve, [serve, "run", str(path)])
     os.execv(sys.executable, [sys.executable, "-m", "cli", "up", "-v", str(path)])

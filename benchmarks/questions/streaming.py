@@ -2,6 +2,7 @@
 
     python -m benchmarks streaming              the replica's HTTP side alone, as Serve runs it, without Ray
     python -m benchmarks streaming --serve      all of `make serve`: Ray, Serve, HAProxy
+    python -m benchmarks streaming --serve-run  all of plain `serve run CONFIG`: Ray, Serve, Serve's own proxy
 
 There is no model: one rank in a process of its own ends every step after --step-ms (`paced.py`). The rest is the server's own
 code: sockets to the rank, scheduler, engine loop, detokenizer, HTTP application, uvicorn. The load is a closed loop of
@@ -110,11 +111,11 @@ def app_alone() -> Iterator[Target]:
         process.join(10)
 
 
-# All of `make serve`.
+# All of `make serve`, or of plain `serve run`.
 
 
 @contextlib.contextmanager
-def whole_server() -> Iterator[Target]:
+def whole_server(command: Sequence[str]) -> Iterator[Target]:
     import yaml
 
     port = free_port()
@@ -123,8 +124,7 @@ def whole_server() -> Iterator[Target]:
         config = yaml.safe_load(path.read_text())
         config["applications"][0]["import_path"] = "benchmarks.harness.paced:build_app"
         path.write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "cli", "up", str(path)]
-        with running(command, {"RAY_ADDRESS": "local", "PYTHONPATH": str(REPOSITORY)}) as program:
+        with running([*command, str(path)], {"RAY_ADDRESS": "local", "PYTHONPATH": str(REPOSITORY)}) as program:
             url = f"http://127.0.0.1:{port}"
             program.wait_until_answers(url + "/ready")
             yield Target(url, lambda: by_kind(sorted(descendants([program.process.pid]))))
@@ -136,10 +136,16 @@ def by_kind(pids: Sequence[int]) -> dict[str, list[int]]:
     for pid in pids:
         with contextlib.suppress(OSError):  # it has just ended
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-            is_proxy = Path(command.split(" ")[0]).name == "haproxy"
+            is_proxy = Path(command.split(" ")[0]).name == "haproxy" or "ray::ProxyActor" in command
             kind = "proxy" if is_proxy else "replica" if "ray::ServeReplica" in command else "rest of Ray"
             kinds[kind].append(pid)
     return kinds
+
+
+def started(options: argparse.Namespace) -> contextlib.AbstractContextManager[Target]:
+    if options.serve_run:
+        return whole_server([str(Path(sys.executable).parent / "serve"), "run"])
+    return whole_server([sys.executable, "-m", "cli", "up"]) if options.serve else app_alone()
 
 
 # The client, and the measurement.
@@ -200,6 +206,7 @@ def costs(target: Target, client: Connection, concurrency: int, options: argpars
 def main(argv: Sequence[str]) -> None:
     parser = question_parser("streaming", __doc__)
     parser.add_argument("--serve", action="store_true", help="through Ray Serve and HAProxy")
+    parser.add_argument("--serve-run", action="store_true", help="through plain `serve run` and Serve's own proxy")
     parser.add_argument(
         "--step-ms", type=float, default=8.0, help="milliseconds of a step; 0: the rank answers at once"
     )
@@ -211,7 +218,7 @@ def main(argv: Sequence[str]) -> None:
     end_programs_on_sigterm()
     os.environ[STEP_MS] = str(options.step_ms)  # every process that is started here inherits it
     taken: dict[int, list[Figures]] = {concurrency: [] for concurrency in options.concurrency}
-    with whole_server() if options.serve else app_alone() as target:
+    with started(options) as target:
         orders, theirs = _SPAWN.Pipe()
         client = _SPAWN.Process(target=run_client, args=(target.url, theirs), daemon=True)
         client.start()
@@ -228,7 +235,7 @@ def main(argv: Sequence[str]) -> None:
     }
     names = list(next(iter(spreads.values())))
     print_table(
-        f"Processor time beside the ranks, {'all of make serve' if options.serve else 'HTTP application alone'}, "
+        f"Processor time beside the ranks, {_what(options)}, "
         f"{options.step_ms:g} ms a step, {PROMPT} tokens in, {options.output} out",
         ["streams", *spreads],
         [[": ".join(name), *(figures[name] for figures in spreads.values())] for name in names],
@@ -241,5 +248,17 @@ def main(argv: Sequence[str]) -> None:
     for clients, figures in spreads.items():
         for (figure, kind), spread in figures.items():
             streams.setdefault(clients, {}).setdefault(figure, {})[kind] = spread
-    about = {"serve": options.serve, "step_ms": options.step_ms, "output": options.output, "goal_us": GOAL_US}
+    about = {
+        "serve": options.serve,
+        "serve_run": options.serve_run,
+        "step_ms": options.step_ms,
+        "output": options.output,
+        "goal_us": GOAL_US,
+    }
     emit("streaming", {**about, "streams": streams}, options)
+
+
+def _what(options: argparse.Namespace) -> str:
+    if options.serve_run:
+        return "all of serve run"
+    return "all of make serve" if options.serve else "HTTP application alone"

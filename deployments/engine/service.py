@@ -178,10 +178,9 @@ class LlamaService:
 
     def _taking_loop(self) -> EngineLoop:
         """The engine loop. Raises NotReady while no request is taken."""
-        readiness = self.readiness()
-        if self._loop is None or not readiness.takes_requests:
-            raise readiness.not_ready()
-        return self._loop
+        if self._loop is None or self._failure is not None or self._draining:
+            raise self.readiness().not_ready()
+        return self._loop  # while ranks recover, requests wait for them
 
     def submit(
         self,

@@ -9,7 +9,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys
@@ -26,7 +25,7 @@ from deployments.http.request_body import BodyReader
 from deployments.http.request_id import RequestScope
 from deployments.http.request_log import RequestRecord
 from deployments.http.routes import model_routes, operator_routes, page_routes, tokenizer_routes
-from deployments.http.routing import ApiRoute, route_path
+from deployments.http.routing import ApiRoute, ApiRouter, route_path
 from llama_core.errors import LlamaError
 
 __all__ = ["HttpApp", "HttpLimits", "build_http_app"]
@@ -46,8 +45,7 @@ class HttpApp:
     ) -> None:
         self.routes = [*routes, ApiRoute("/openapi.json", self._openapi_json)]
         self._document: dict[str, Any] | None = None
-        # A redirect would be built from the request's Host header.
-        router = Router(self.routes, redirect_slashes=False)
+        router = ApiRouter(self.routes)
         self._stack = RequestScope(AccessGuard(router, keys, hosts, on_refused), sends_request_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

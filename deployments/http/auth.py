@@ -6,7 +6,7 @@ are always answered, but give a cause only to requests that are admitted.
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -35,9 +35,13 @@ class AccessGuard:
         self._hosts = hosts
         self._on_refused = on_refused
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._chosen(scope)(scope, receive, send)
+
+    def _chosen(self, scope: Scope) -> ASGIApp:
+        """The application that answers: the guarded one, or a refusal."""
         if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)
+            return self._app
         state = scope.setdefault("state", {})
         if self._keys.are_required:
             owner = self._keys.owner_of(key_of(scope["headers"]))
@@ -48,12 +52,12 @@ class AccessGuard:
             is_trusted = self._hosts.allow(scope["headers"])
         state["is_trusted"] = is_trusted
         if is_trusted or (scope["type"] == "http" and route_path(scope) in PROBE_PATHS):
-            return await self._app(scope, receive, send)
+            return self._app
         if scope["type"] == "websocket":
-            return await send({"type": "websocket.close", "code": 1008})
+            return _close_websocket
         error, headers = self._refusal(scope)
         self._on_refused(scope, error)
-        await error_response(error, headers)(scope, receive, send)
+        return error_response(error, headers)
 
     def _refusal(self, scope: Scope) -> tuple[LlamaError, dict[str, str]]:
         if self._keys.are_required:
@@ -62,6 +66,10 @@ class AccessGuard:
             return Unauthorized("A valid API key is required."), {"WWW-Authenticate": challenge}
         text = "The Host header has a name that this server does not know: use its IP address or localhost, or add the name "
         return HostNotAllowed(text + "to allowed_hosts."), {}
+
+
+async def _close_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "websocket.close", "code": 1008})
 
 
 def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

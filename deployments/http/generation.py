@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
 from deployments.http.choices import Choices
-from deployments.http.disconnect import DisconnectScope, disconnect_scope
+from deployments.http.disconnect import disconnect_scope
 from deployments.http.limits import HttpLimits
 from deployments.http.plan import Plan, plan_chat, plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
@@ -74,8 +74,8 @@ class GenerationEndpoint:
     bodies: BodyReader
     encoder: PromptEncoder
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _GenerationRequest(self, Request(scope, receive), send).run()
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return _GenerationRequest(self, Request(scope, receive), send).run()
 
 
 class _GenerationRequest:
@@ -132,13 +132,14 @@ class _GenerationRequest:
         return min(seconds, server_s or math.inf)
 
     async def _planned(self, limit_s: float | None, end_s: float | None) -> Plan:
-        try:
-            async with asyncio.timeout_at(end_s):
-                plan = await self._plan()
-        except TimeoutError:
-            if limit_s is None:
-                raise
-            raise _late(limit_s) from None
+        if limit_s is None:
+            plan = await self._plan()
+        else:
+            try:
+                async with asyncio.timeout_at(end_s):
+                    plan = await self._plan()
+            except TimeoutError:
+                raise _late(limit_s) from None
         self._record.planned(plan)
         return plan
 
@@ -159,14 +160,14 @@ class _GenerationRequest:
     async def _answer(self, plan: Plan, serializer: ResponseSerializer) -> None:
         async with disconnect_scope(self._request.receive) as scope:
             if plan.stream:
-                await self._answer_in_stream(serializer, scope)
+                await self._event_stream(serializer).run(self._send, scope)
                 return
             body = await self._whole_answer(serializer)
             self._sends_whole = True
             await send_whole(body, self._send, self._endpoint.limits.send_timeout_s)
         self._record.succeeded()
 
-    async def _answer_in_stream(self, serializer: ResponseSerializer, scope: DisconnectScope) -> None:
+    def _event_stream(self, serializer: ResponseSerializer) -> EventStream:
         limits = self._endpoint.limits
         self._stream = EventStream(
             self._submitted,
@@ -176,7 +177,7 @@ class _GenerationRequest:
             send_timeout_s=limits.send_timeout_s,
             coalescing=limits.coalescing,
         )
-        await self._stream.run(self._send, scope)
+        return self._stream
 
     async def _whole_answer(self, serializer: ResponseSerializer) -> bytes:
         choices = self._submitted

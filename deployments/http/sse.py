@@ -6,7 +6,7 @@ An error before the first token has its own HTTP status (see `request_id.py`); a
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 
 from starlette.types import Send
 
@@ -59,11 +59,12 @@ class EventStream:
         self._has_failed = False
         self._sending_since_s: float | None = None
 
-    async def run(self, send: Send, scope: DisconnectScope) -> None:
+    def run(self, send: Send, scope: DisconnectScope) -> Awaitable[None]:
         """Run it in the block that `scope` can cancel. Raises an error that occurs before the first event."""
-        if self._coalescing is None:
-            await self._run(send, scope)
-            return
+        return self._run(send, scope) if self._coalescing is None else self._run_coalescing(send, scope)
+
+    async def _run_coalescing(self, send: Send, scope: DisconnectScope) -> None:
+        assert self._coalescing is not None
         with self._coalescing.live_stream():
             await self._run(send, scope)
 

@@ -40,7 +40,9 @@ def check_prompt(prompt: Seq[int], vocab_size: int, max_seq_len: int) -> list[in
     if not len(prompt):
         raise InvalidParameter("a prompt must have at least one token", param="prompt")
     check_length(len(prompt), 0, max_seq_len)
-    tokens = [token if type(token) is int else whole_number("prompt", token) for token in prompt]
+    tokens = list(prompt)
+    if set(map(type, tokens)) != {int}:  # the fastest check of thousands of ids
+        tokens = [whole_number("prompt", token) for token in tokens]
     if not (min(tokens) >= 0 and max(tokens) < vocab_size):
         raise InvalidParameter(f"token ids must be from 0 to {vocab_size - 1}", param="prompt")
     return tokens
