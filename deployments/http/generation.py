@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
 from deployments.http.choices import Choices
-from deployments.http.disconnect import disconnect_scope
+from deployments.http.disconnect import DisconnectWatch
 from deployments.http.limits import HttpLimits
 from deployments.http.plan import Plan, plan_chat, plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
@@ -158,7 +158,7 @@ class _GenerationRequest:
         return self._endpoint.kind.serializer(engine, plan, self._choices.streams)
 
     async def _answer(self, plan: Plan, serializer: ResponseSerializer) -> None:
-        async with disconnect_scope(self._request.receive) as scope:
+        async with DisconnectWatch(self._request.receive) as scope:
             if plan.stream:
                 await self._event_stream(serializer).run(self._send, scope)
                 return

@@ -92,7 +92,7 @@ class Cluster:
         config = yaml.safe_load((DEPLOY / "serve_cluster.yaml").read_text())
         config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": self.port}}
         (application,) = config["applications"]
-        application["args"] |= args
+        application["args"] |= {"cpus_per_rank": 1.5} | args  # two ranks take a node, so a third replica has no room
         (application["deployments"][0])["num_replicas"] = num_replicas
         path = self.directory / "serve.yaml"
         path.write_text(yaml.safe_dump(config))
@@ -181,6 +181,23 @@ def _stream(http: httpx.Client) -> str:
     return str(json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"])
 
 
+class Stopping:
+    """How long replicas stop: an update without room waits for each before the next one starts."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._since_s: dict[str, float] = {}
+        self.longest_s = 0.0
+
+    def look(self) -> set[str]:
+        """The replicas now, as `Cluster.replicas` names them."""
+        now, found = time.monotonic(), self._cluster.replicas()
+        for replica in found:
+            if replica.endswith(" stops"):
+                self.longest_s = max(self.longest_s, now - self._since_s.setdefault(replica, now))
+        return found
+
+
 def wait(what: str, look: Callable[[], object], limit_s: float = LIMIT_S) -> float:
     """Seconds until `look` gives something true."""
     began = time.monotonic()
@@ -216,12 +233,14 @@ def run(cluster: Cluster) -> dict[str, Any]:
         first = cluster.replicas()
         cluster.deploy(2)
         seen["scaled_up_s"] = wait("two replicas", lambda: len(two := cluster.replicas()) == 2 and first < two)
-        cluster.deploy(1)
+        old = cluster.replicas()
+        cluster.deploy(2, max_batch_size=16)
+        stopping = Stopping(cluster)
+        seen["updated_s"] = wait("two new replicas", lambda: len(now := stopping.look()) == 2 and not now & old)
+        seen["longest_stop_s"] = stopping.longest_s
+        cluster.deploy(1, max_batch_size=16)
         seen["scaled_down_s"] = wait("one replica's process", lambda: cluster.num_replica_processes() == 1)
         wait("one replica", lambda: len(cluster.replicas()) == 1)
-        old = cluster.replicas()
-        cluster.deploy(1, max_batch_size=16)
-        seen["updated_s"] = wait("a new replica", lambda: len(now := cluster.replicas()) == 1 and not now & old)
     finally:
         seen["endings"] = streams.stop()
     seen["longest_pause_s"] = streams.longest_pause_s

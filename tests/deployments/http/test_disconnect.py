@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from deployments.http.disconnect import DisconnectScope, disconnect_scope
+from deployments.http.disconnect import DisconnectScope, DisconnectWatch
 from llama_core.errors import RequestCancelled
 
 
@@ -21,7 +21,7 @@ class Client:
 
 
 async def work_for(client: Client) -> None:
-    async with disconnect_scope(client.receive):
+    async with DisconnectWatch(client.receive):
         await asyncio.sleep(10)
 
 
@@ -37,7 +37,7 @@ async def test_a_disconnect_cancels_the_work() -> None:
 
 async def test_a_disconnect_after_the_work_cancels_nothing() -> None:
     client = Client()
-    async with disconnect_scope(client.receive) as scope:
+    async with DisconnectWatch(client.receive) as scope:
         await asyncio.sleep(0)
     client.left.set()
     await asyncio.sleep(0.01)
@@ -61,7 +61,7 @@ async def test_a_cancellation_from_outside_passes_through(leaves_too: bool) -> N
 
 async def test_an_exception_of_the_work_passes_through() -> None:
     with pytest.raises(ValueError, match="of its own"):
-        async with disconnect_scope(Client().receive):
+        async with DisconnectWatch(Client().receive):
             raise ValueError("of its own")
 
 
