@@ -1,4 +1,4 @@
-"""Decides when the next step is made, and how many prompt tokens it may have, by what earlier steps took.
+"""Decides when the next step is made, and how many prompt tokens it may have, from the times of earlier steps.
 
 A step that is made while another runs lets the ranks continue without a wait, but a request that arrives after that waits for
 both. So the next step is made late: shortly before the running one is expected to end.

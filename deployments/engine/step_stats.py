@@ -1,4 +1,4 @@
-"""What a completed step reports for metrics."""
+"""The report of a completed step for metrics."""
 
 from typing import NamedTuple
 

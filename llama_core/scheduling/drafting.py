@@ -1,6 +1,6 @@
 """One sequence's drafter, and how many of its drafts are worth their price. Knows nothing of models or steps.
 
-Whether drafts are accepted is learned from drafts that would have been accepted, which costs nothing while none is sent.
+While no draft is sent, acceptance is learned from the draft that could have been proposed, which costs nothing.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The limits that a scheduler keeps to."""
+"""The limits of a scheduler."""
 
 from dataclasses import dataclass, fields
 

@@ -2,7 +2,7 @@
 
 Ranks keep the state of each slot (tokens, block table, sampling parameters), so a step carries only what changed. A sampled
 token stays on the ranks as the next step's input; the driver may therefore send step n + 1 before it has read the output of n.
-Knows nothing of how the messages are sent (`cluster/wire/messages.py`) or who decides (`scheduler.py`).
+Knows nothing of how the messages are sent (`cluster/wire/messages.py`) or of the decisions in them (`scheduler.py`).
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class SlotInit:
 class Row(NamedTuple):
     """Compute tokens start .. start + length of a slot; if `samples`, sample the token at position start + length.
 
-    A row is what one step computes of one sequence. Prefill is a row with many new tokens, decode a row with one. A row with
+    A row is one sequence's part of a step. Prefill is a row with many new tokens, decode a row with one. A row with
     num_drafts = k > 0 samples and has length 1 + k: one known token and k proposed ones (`StepInput.drafts`). A token is
     sampled at each of the 1 + k positions start + 1 .. start + 1 + length, each after the tokens before it.
     """
@@ -85,7 +85,7 @@ class StepInput:
 
     @property
     def num_samples(self) -> int:
-        """Tokens that this step's output has."""
+        """Number of tokens in this step's output."""
         return sum(row.samples + row.num_drafts for row in self.rows)
 
 
@@ -102,7 +102,7 @@ class StepOutput:
     """The sampled tokens: 1 + num_drafts for each sampling row, in the order of their positions and of `StepInput.rows`.
 
     logprobs is empty when no row asked for them, else one entry for each sample (None where its row did not ask). non_finite
-    lists each i for which the logits of tokens[i] held NaN or infinity: that token means nothing.
+    lists each i for which the logits of tokens[i] held NaN or infinity: that token is undefined.
     """
 
     epoch: int

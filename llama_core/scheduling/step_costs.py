@@ -1,4 +1,4 @@
-"""Learns from completed steps how long a decode, a prompt token and a draft take on these ranks.
+"""Learns the time of a decode, a prompt token and a draft on these ranks from completed steps.
 
 The model of a step's time, in milliseconds: decode(rows) + prompt_token * tokens of prompts + draft * drafts, where decode is a
 mean for each number of rows, because weights are read once for all rows. Every mean is exponential, so that it follows longer
@@ -14,7 +14,7 @@ _WEIGHT: Final = 1 / 8  # of the newest step
 _LARGEST_FACTOR: Final = 2.0  # a step that took longer than this times its mean was disturbed, and counts as this long
 _DRAFT_SHARE: Final = 1 / 20  # of a decode step, until drafts were measured: seven make a step about a third longer
 _DRAFT_DECAY: Final = 1 / 1000  # of each decode step: a cost that once looked too high is measured again
-_MIN_PROMPT_TOKENS: Final = 16  # fewer in a step say little about a prompt's cost
+_MIN_PROMPT_TOKENS: Final = 16  # steps with fewer are too noisy
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class StepCosts:
             self.prompt_token_ms = _mean(self.prompt_token_ms, max(0.0, own) / prompts)
 
     def observe_gap(self, gap_ms: float) -> None:
-        """Learn how long ranks that have no further step wait from one step's end to the next one's begin."""
+        """Learn the time between two steps on ranks that had no further step in flight."""
         self.gap_ms = _mean(self.gap_ms, max(0.0, gap_ms))
 
     def decode_ms(self, num_rows: int) -> float | None:
@@ -76,14 +76,14 @@ class StepCosts:
         return self._decode_ms[min(self._decode_ms, key=lambda rows: abs(rows - num_rows))]
 
     def draft_ms(self, num_rows: int) -> float | None:
-        """By how much a draft lengthens a step of `num_rows` decodes; None before any decode was measured."""
+        """The time that a draft adds to a step of `num_rows` decodes; None before any decode was measured."""
         if self._draft_ms is not None:
             return self._draft_ms
         decode = self.decode_ms(num_rows)
         return None if decode is None else _DRAFT_SHARE * decode
 
     def step_ms(self, shape: StepShape) -> float | None:
-        """The time that a step is expected to take; None while a part of it was never measured."""
+        """The expected time of a step; None while a part of it was never measured."""
         decode = self.decode_ms(shape.num_decodes) if shape.num_decodes else 0.0
         draft = self.draft_ms(shape.num_decodes) if shape.num_drafts else 0.0
         prompt = self.prompt_token_ms if shape.num_prompt_tokens else 0.0
