@@ -54,7 +54,7 @@ class Llama:
         chat_format: str = DEFAULT_CHAT_FORMAT,
         stop_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """stop_ids: ids that end a generation, beside those of the tokenizer and of the chat format."""
+        """stop_ids: ids that end a generation, in addition to those of the tokenizer and the chat format."""
         self.runner = runner
         self.tokenizer = tokenizer
         self.chat_format = find_chat_format(chat_format, tokenizer)

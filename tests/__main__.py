@@ -135,7 +135,7 @@ def commands(extra: Sequence[str]) -> Mapping[str, Sequence[Sequence[str]]]:
 def run_lanes(
     first: Sequence[Lane], computing: Sequence[Lane], waiting: Sequence[Lane], stopping: threading.Event, at_once: int
 ) -> None:
-    """Run all lanes, `at_once` at a time; those that compute one at a time, those of `waiting` after those of `first`."""
+    """Run all lanes, `at_once` at a time; computing lanes one at a time, lanes of `waiting` after those of `first`."""
     queues = {"first": deque(first), "computing": deque(computing), "waiting": deque(waiting)}
     lock, first_has_ended = threading.Lock(), threading.Event()
 

@@ -172,7 +172,7 @@ def main(argv: Sequence[str]) -> None:
     )
     print_table(
         f"Offline batch of {options.requests}, {options.shortest}-{options.longest} tokens in and out",
-        ["who", "useful output tok/s", "seconds", "ours / it"],
+        ["engine", "useful output tok/s", "seconds", "ours / it"],
         [
             ("ours", batch["output_tok_s"], batch["seconds"], None),
             ("transformers", theirs.get("output_tok_s"), theirs.get("seconds"), ratio or theirs["unavailable"]),

@@ -156,7 +156,7 @@ class Metrics:
                 recorded_s = time.monotonic()
             for metric in self._metrics:
                 while not metric.publish(again=again):  # noqa: ASYNC110 (nothing is waited for)
-                    await asyncio.sleep(0)  # streams go on between two batches
+                    await asyncio.sleep(0)  # streams continue between two batches
                 await asyncio.sleep(0)
 
     def refresh(self) -> None:

@@ -62,7 +62,7 @@ class Console:
             print(text, flush=True)
         try:
             print(text, file=terminal, flush=True)
-        except OSError:  # the terminal is closed; the server goes on
+        except OSError:  # the terminal is closed; the server continues
             return
 
 

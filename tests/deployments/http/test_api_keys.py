@@ -117,7 +117,7 @@ def test_the_key_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch:
     for change in (lambda: file.write_text("\n"), file.unlink):
         change()
         assert [bool(keys.owner_of(key.encode())) for key in ("first", "second")] == [False, True], (
-            "nobody is locked out"
+            "the previous keys stay valid"
         )
 
 
