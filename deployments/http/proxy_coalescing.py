@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ProxyCoalescing:
-    """The interval between two messages of a stream: 6 ms for each other live stream, 100 ms at most.
+    """The interval between two messages of a stream: 6 ms for each other live stream, 200 ms at most.
 
     One stream alone sends every token at once, and the first message of a stream never waits.
     """
 
     per_other_stream_s: float = 0.006
-    longest_s: float = 0.1
+    longest_s: float = 0.2
     num_streams: int = 0
 
     @property

@@ -39,7 +39,7 @@ def test_an_update_without_room_waits_for_the_streams_of_a_replica_and_not_for_s
     seen: dict[str, Any],
 ) -> None:
     """With Serve's default for RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S each replica stops for 30 s or more."""
-    assert 0 < seen["longest_stop_s"] < MOST_DRAINING_S - 10
+    assert seen["longest_stop_s"] < MOST_DRAINING_S - 10
 
 
 def test_the_nodes_end_with_all_their_processes(seen: dict[str, Any]) -> None:

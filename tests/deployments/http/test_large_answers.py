@@ -20,7 +20,7 @@ from deployments.http.slices import run_in_slices
 from deployments.http.whole_answer import PIECE_BYTES
 from tests.support.scripted_engine import MAX_SEQ_LEN, FakeEngine, sse
 
-MOST_CPU_S = 0.1  # between two turns of any other task: 10 ms on an idle machine, more on a busy one
+MOST_CPU_S = 0.05  # between two turns of any other task: 10 ms on an idle machine, more on a busy one
 MAX_PROMPT_LOGPROBS = 262_144  # that docs/http.md states
 N = 128
 REPOSITORY = Path(__file__).parents[3]
@@ -75,12 +75,18 @@ async def longest_turn() -> AsyncIterator[list[float]]:
     ids=["many alternatives", "long prompt", "many prompts", "many tokens"],
 )
 async def test_the_largest_legal_answers_hold_the_event_loop_only_briefly(body: dict[str, Any], stream: bool) -> None:
+    """Processor time, and the best of three runs: the same work takes longer where others use the processor's caches."""
+    best_s = 1.0
     async with client(FakeEngine()) as asking:
         await asking.post("/v1/completions", json={"prompt": "x", "logprobs": 20})  # imports and caches
-        async with longest_turn() as longest:
-            answer = await asking.post("/v1/completions", json=body | {"stream": stream})
-    assert answer.status_code == 200, answer.text
-    assert longest[0] < MOST_CPU_S
+        for _ in range(3):
+            async with longest_turn() as longest:
+                answer = await asking.post("/v1/completions", json=body | {"stream": stream})
+            assert answer.status_code == 200, answer.text
+            best_s = min(best_s, longest[0])
+            if best_s < MOST_CPU_S:
+                return
+    pytest.fail(f"the event loop was held for {1000 * best_s:.0f} ms")
 
 
 @pytest.mark.parametrize(

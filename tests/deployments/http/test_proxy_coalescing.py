@@ -22,7 +22,9 @@ NUM_TOKENS = 50
 STEP_S = 0.01
 
 
-@pytest.mark.parametrize(("num_streams", "interval_s"), [(0, 0), (1, 0), (2, 0.006), (8, 0.042), (32, 0.1)])
+@pytest.mark.parametrize(
+    ("num_streams", "interval_s"), [(0, 0), (1, 0), (2, 0.006), (8, 0.042), (32, 0.186), (64, 0.2)]
+)
 def test_the_interval_grows_with_the_number_of_live_streams(num_streams: int, interval_s: float) -> None:
     assert ProxyCoalescing(num_streams=num_streams).interval_s == pytest.approx(interval_s)
 
@@ -126,7 +128,7 @@ async def messages(coalescing: ProxyCoalescing | None, choices: Any = None) -> l
 
 
 async def test_beside_other_streams_fewer_messages_have_the_same_content() -> None:
-    alone, beside = ProxyCoalescing(), ProxyCoalescing(num_streams=31)
+    alone, beside = ProxyCoalescing(), ProxyCoalescing(longest_s=0.1, num_streams=31)
     each, joined = await messages(alone), await messages(beside)
     assert each == [b"x"] * (NUM_TOKENS - 1) + [b"x[DONE]"], "one stream alone sends every token at once"
     assert joined == [b"x", *[b"x" * 10] * 4, b"x" * 9 + b"[DONE]"], "then a message every 100 ms"
