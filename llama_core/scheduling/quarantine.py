@@ -155,7 +155,7 @@ class FailureStreak:
     def reason_to_give_up(self) -> str | None:
         """The reason why new ranks would fail too; None while they may serve."""
         if self._num_failures > MAX_FAILURES_WITHOUT_PROGRESS:
-            return f"{self._num_failures} groups of ranks in turn did not get through a step"
+            return f"{self._num_failures} consecutive groups of ranks did not complete a step"
         if self._num_verdicts > MAX_VERDICTS_WITHOUT_PROGRESS:
-            return f"{self._num_verdicts} requests in turn got the quarantine verdict, and still no step was done"
+            return f"{self._num_verdicts} consecutive requests got the quarantine verdict and no step completed"
         return None

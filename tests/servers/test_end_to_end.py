@@ -461,7 +461,7 @@ def test_live_streams_lose_no_token_when_a_rank_is_killed(server: str, request: 
     running.wait_ready()
     props = running.get("/props")[1]
     assert props["epoch"] == 1 and props["phase"] == "ready"
-    assert _pids(running, "ServeReplica") == replica, "the replica lives on"
+    assert _pids(running, "ServeReplica") == replica, "the replica keeps running"
     assert not any(rank["pid"] in running.processes() for rank in ranks), "no rank of the dead group is left"
 
 

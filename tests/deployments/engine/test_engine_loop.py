@@ -187,7 +187,9 @@ async def test_a_stop_string_across_tokens_ends_the_stream_and_is_left_out() -> 
         assert text == "one tw" and reason is FinishReason.STOP
         assert loop.scheduler.pool.num_used == 0
         text, _, reason = await read(loop.submit([1, 3], greedy(len(words)), stop=["four"]))
-        assert text == "one two three " and reason is FinishReason.STOP, "also when the limit is reached with it"
+        assert text == "one two three " and reason is FinishReason.STOP, (
+            "a stop string at the token limit counts as a stop"
+        )
 
 
 @pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])

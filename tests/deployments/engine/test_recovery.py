@@ -248,7 +248,7 @@ async def test_groups_that_never_complete_a_step_fail_the_replica_and_no_request
     async with Served(lambda: Group(broken)) as served:
         results = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(20)), return_exceptions=True)
         assert all(isinstance(result, RankFailure) for result in results)
-        assert not served.service.live() and "did not get through a step" in served.service.readiness().detail
+        assert not served.service.live() and "did not complete a step" in served.service.readiness().detail
         assert len(served.groups.made) == MAX_FAILURES_WITHOUT_PROGRESS + 2
 
 
@@ -262,7 +262,7 @@ async def test_too_many_verdicts_without_a_completed_step_fail_the_replica() -> 
         # One request after the other is refused, until the limit of verdicts.
         results = await asyncio.gather(*(read(served.ask(prompt)) for prompt in prompts(20)), return_exceptions=True)
         assert all(isinstance(result, LlamaError) for result in results)
-        assert not served.service.live() and "no step was done" in served.service.readiness().detail
+        assert not served.service.live() and "no step completed" in served.service.readiness().detail
         num_verdicts = sum(isinstance(result, PoisonRequest) for result in results)
         assert num_verdicts == MAX_VERDICTS_WITHOUT_PROGRESS + 1 and len(served.groups.made) < 5 * num_verdicts
 

@@ -33,7 +33,7 @@ def test_fewer_bundles_are_chosen_only_after_the_patience_is_over() -> None:
 def test_growth_tries_all_bundles_once() -> None:
     growing = plan(is_growth=True, bundles=[1, 3])
     assert growing.choose(ALL) == ALL
-    assert growing.choose([1, 2, 3]) == [1, 3], "the room is gone again"
+    assert growing.choose([1, 2, 3]) == [1, 3], "there is no room for more ranks any longer"
     growing.failed_bundles.append(None)
     assert growing.choose(ALL) == [1, 3]
 

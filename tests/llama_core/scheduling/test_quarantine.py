@@ -102,7 +102,7 @@ def test_recovery_stops_after_consecutive_failures_without_a_step_between_them()
         streak.failed(0, 1.0)
     assert streak.reason_to_give_up is None
     streak.failed(0, 1.0)
-    assert "did not get through a step" in str(streak.reason_to_give_up)
+    assert "did not complete a step" in str(streak.reason_to_give_up)
     streak.failed(1, 1.0)
     assert streak.reason_to_give_up is None, "a step completed"
 
@@ -120,4 +120,4 @@ def test_recovery_stops_after_too_many_verdicts_without_a_step_between_them() ->
         assert streak.reason_to_give_up is None
         streak.failed(0, 1.0)
         streak.verdict_given()
-    assert "no step was done" in str(streak.reason_to_give_up)
+    assert "no step completed" in str(streak.reason_to_give_up)
