@@ -1,7 +1,8 @@
 """One asyncio task per replica that asks the scheduler for steps, awaits the runner and feeds the streams.
 
 The loop owns every token until the client has it. Up to `pipeline_depth` steps are in flight at once, so that the ranks find
-the next step waiting when they complete one. Knows nothing of HTTP, and of the ranks only that they take steps.
+the next step waiting when they complete one (`step_pacing.py` says when it is made).
+Knows nothing of HTTP, and of the ranks only that they take steps.
 """
 
 import asyncio
@@ -161,16 +162,18 @@ class EngineLoop:
                     continue
                 if due_s is not None:
                     await asyncio.wait((in_flight[0].output,), timeout=max(0.0, due_s - time.monotonic()))
-                    if not in_flight[0].output.done():
-                        self._send(runner, in_flight, late=True)
+                    if not (was_late := in_flight[0].output.done()):
+                        self._send(runner, in_flight, held=True)
                 output = await in_flight[0].output
                 answered = in_flight.popleft()
                 self.num_steps += not self._is_canary(answered.batch)
                 gained = self.scheduler.commit(output)
                 self.last_progress_s = time.monotonic()
                 self._pacing.completed(answered, output, self.last_progress_s)
-                # The ranks get their next step before the readers get the last one's tokens. So a stop string is noticed a step
-                # late, which wastes a row. The tokens are delivered even if sending fails.
+                if due_s is not None and (was_late or in_flight):
+                    self._pacing.learn_lead(self.last_progress_s - in_flight[-1].sent_s if in_flight else 0.0)
+                # The ranks get their next step, unless it is held back, before the readers get the last one's tokens. So a stop
+                # string is noticed a step late, which wastes a row. The tokens are delivered even if sending fails.
                 try:
                     self._send(runner, in_flight)
                 finally:
@@ -187,6 +190,7 @@ class EngineLoop:
         if num_blocks != old.num_blocks:
             log.info("the new ranks have room for %d cache blocks instead of %d", num_blocks, old.num_blocks)
             self.scheduler.use_pool(BlockPool(num_blocks, old.block_size))
+        self._pacing = StepPacing(self.scheduler)  # other ranks may be faster or slower
         self.last_progress_s = time.monotonic()
 
     def restart(self, epoch: int, failure: RankFailure | None) -> bool:
@@ -230,20 +234,21 @@ class EngineLoop:
         """Seconds since a step completed while work waited; 0 when idle."""
         return time.monotonic() - self.last_progress_s if self._streams else 0.0
 
-    def _send(self, runner: Runner, in_flight: deque[SentStep], *, late: bool = False) -> float | None:
+    def _send(self, runner: Runner, in_flight: deque[SentStep], *, held: bool = False) -> float | None:
         """Fill the pipeline with steps. Returns when the next one is due, by time.monotonic, where it is held back for requests
-        that may still join it; `late` sends that one too."""
+        that may still join it. `held`: it was held back, and is due now."""
         while len(in_flight) < self._depth:
-            if not late and (due_s := self._pacing.due_s(in_flight, time.monotonic())) is not None:
+            if not held and (due_s := self._pacing.due_s(in_flight, time.monotonic())) is not None:
                 return due_s
             if (batch := self.scheduler.schedule()) is None:
                 return None
+            held, sent_s = False, time.monotonic()
             try:
                 output = runner.submit(batch)
             except RankFailure:
                 self.scheduler.drop_unsent()  # so that no request in it counts as harmful
                 raise
-            in_flight.append(SentStep(batch, output, StepShape.of(batch), time.monotonic(), bool(in_flight)))
+            in_flight.append(SentStep(batch, output, StepShape.of(batch), sent_s, bool(in_flight)))
         return None
 
     def _drop(self, seq: Sequence) -> SequenceStream | None:

@@ -15,9 +15,15 @@ from llama_core.scheduling.step_costs import StepCosts, StepShape
 # How long a step with prompts may take: new requests wait for it, and so do the running ones.
 LONGEST_STEP_S: Final = 3.0
 # How long before the expected end of the running step the next one is made: for scheduling, sending and a late timer, and a
-# share of the running step's time, which is an estimate.
-LEAD_S: Final = 0.003
-LEAD_SHARE: Final = 0.15
+# share of the running step's time, which is an estimate. A learned factor multiplies both.
+LEAD_S: Final = 0.002
+LEAD_SHARE: Final = 0.1
+SMALLEST_FACTOR: Final = 0.5
+LARGEST_FACTOR: Final = 4.0
+# The factor settles where about one held step in 20 comes late: 1.25 ** 0.05 * 0.99 ** 0.95 is nearly 1.
+_AFTER_LATE: Final = 1.25
+_AFTER_EARLY: Final = 0.99
+_LATE_S: Final = 0.0003  # a step sent within this time of the last one's output was late: it takes that long to send
 SHORTEST_HOLD_S: Final = 0.001  # a shorter one saves less than its timer costs
 _STEADY_S: Final = 0.01  # ranks that waited longer than this for a step were idle
 
@@ -39,11 +45,13 @@ class StepPacing:
         self.costs = StepCosts()
         self._scheduler = scheduler
         self._completed_s = 0.0  # the newest completed step
+        self._lead_factor = 1.0
         scheduler.use_costs(self.costs)
         scheduler.limit_prompt_tokens(TOKENS_ALONE)  # until the first steps show how fast the ranks are
 
     def due_s(self, in_flight: Sequence[SentStep], now_s: float) -> float | None:
-        """When the next step should be made, by time.monotonic; None for at once: no request could gain by a wait."""
+        """When the next step should be made, by time.monotonic. None for at once: no step is in flight, a newcomer could not
+        join the step, the time of those in flight is unknown, or the wait would be too short."""
         if not in_flight or not self._scheduler.admits_newcomers:
             return None
         expected_ms = 0.0
@@ -52,14 +60,23 @@ class StepPacing:
                 return None
             expected_ms += step_ms
         began_s = max(in_flight[0].sent_s, self._completed_s)
-        due_s = began_s + expected_ms / 1e3 * (1 - LEAD_SHARE) - LEAD_S
+        due_s = began_s + expected_ms / 1e3 - self.lead_s(expected_ms / 1e3)
         return due_s if due_s - now_s >= SHORTEST_HOLD_S else None
+
+    def lead_s(self, expected_s: float) -> float:
+        """How long before the expected end of a step that takes `expected_s` the next one is made."""
+        return self._lead_factor * (LEAD_S + LEAD_SHARE * expected_s)
+
+    def learn_lead(self, spare_s: float) -> None:
+        """Learn from a held step. spare_s: from sending it to the output of the step before it, at most 0 if it came later."""
+        factor = self._lead_factor * (_AFTER_LATE if spare_s < _LATE_S else _AFTER_EARLY)
+        self._lead_factor = min(LARGEST_FACTOR, max(SMALLEST_FACTOR, factor))
 
     def completed(self, step: SentStep, output: StepOutput, now_s: float) -> None:
         """Learn from the output of a step, the oldest in flight."""
         self.costs.observe(step.shape, output.elapsed_ms)
         if not step.is_queued and step.sent_s - self._completed_s < _STEADY_S:
-            self.costs.observe_gap((now_s - step.sent_s) * 1e3 - output.elapsed_ms)
+            self.costs.observe_gap((now_s - self._completed_s) * 1e3 - output.elapsed_ms)
         self._completed_s = now_s
         self._limit_prompt_tokens(step.shape, step.batch.num_tokens, output.elapsed_ms)
 

@@ -25,7 +25,7 @@ from typing import Final
 from llama_core.errors import NonFiniteLogits, RankFailure
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.drafting import new_drafting
+from llama_core.scheduling.drafting import PRICE_ALONE, new_drafting
 from llama_core.scheduling.fair_queue import OUTPUT_COST
 from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
@@ -34,7 +34,7 @@ from llama_core.scheduling.speculation import Speculation
 from llama_core.scheduling.step import Draft, Grow, Row, SlotInit, StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepCosts
 
-# Prompt tokens beside decodes: most prompts fit into one step, and no step delays the decodes by more.
+# Prompt tokens beside decodes, except in a burst: most prompts fit into one step; longer ones come in several short steps.
 TOKENS_BESIDE: Final = 256
 TOKENS_ALONE: Final = 512  # prompt tokens of a step without decodes
 TOKENS_A_PROMPT: Final = 128  # what each of many prompts may add to a step
@@ -194,7 +194,7 @@ class Scheduler:
 
     @property
     def admits_newcomers(self) -> bool:
-        """Whether a request that came now would be admitted to the next step: none waits before it, and a slot is free."""
+        """Whether a request that came now could be admitted to the next step: none waits before it, and a slot is free."""
         return bool(self.admission.free_slots) and not self._waiting
 
     def drop_unsent(self) -> None:
@@ -291,7 +291,7 @@ class Scheduler:
         """Rows for all sequences with one token to compute. Returns those with more, and the rest of the step's budget."""
         batch, block_size = step.batch, self.pool.block_size
         max_drafts = self.speculation.max_drafts_per_row(len(self._running))
-        price = self.speculation.price(len(self._running), len(self._waiting))
+        price = self.speculation.price(len(self._running), len(self._waiting)) if max_drafts else PRICE_ALONE
         prefills: list[Sequence] = []
         num_tokens = 0
         # Oldest first: a preempted sequence is never older than the one that needs the blocks, so it comes later in this loop.

@@ -39,9 +39,7 @@ class Speculation:
         if self.costs is None or not (decode_ms := self.costs.decode_ms(num_running)):
             return PRICE_ALONE if alone else PRICE_BESIDE_OTHERS
         draft_ms = self.costs.draft_ms(num_running) or 0.0
-        once = 1.0
-        if alone:
-            once = PRICE_ALONE.once if self.costs.gap_ms is None else self.costs.gap_ms / decode_ms
+        once = (self.costs.gap_ms or 0.0) / decode_ms if alone else 1.0
         return DraftPrice(_SAFETY * (num_running + num_waiting) * draft_ms / decode_ms, _SAFETY * once)
 
     def propose(

@@ -1,20 +1,28 @@
 """Learns the time of a decode, a prompt token and a draft on these ranks from completed steps.
 
-The model of a step's time, in milliseconds: decode(rows) + prompt_token * tokens of prompts + draft * drafts, where decode is a
-mean for each number of rows, because weights are read once for all rows. Every mean is exponential, so that it follows longer
-contexts and a busier machine. Only a replica learns: ranks that schedule for themselves (torchrun) decide from tokens alone.
+The model of a step's time, in milliseconds: decode(rows) + prompt_token * tokens of prompts + draft * drafts. decode is a mean
+for each number of rows, because all rows share one pass over the weights; a step without decodes costs what the fewest rows do.
+Every mean is exponential, so that it follows longer contexts and a busier machine. Only a replica learns: ranks that schedule
+for themselves (torchrun) decide from tokens alone.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 from llama_core.scheduling.step import StepInput
 
-_WEIGHT: Final = 1 / 8  # of the newest step
-_LARGEST_FACTOR: Final = 2.0  # a step that took longer than this times its mean was disturbed, and counts as this long
-_DRAFT_SHARE: Final = 1 / 20  # of a decode step, until drafts were measured: seven make a step about a third longer
-_DRAFT_DECAY: Final = 1 / 1000  # of each decode step: a cost that once looked too high is measured again
-_MIN_PROMPT_TOKENS: Final = 16  # steps with fewer are too noisy
+_WEIGHT: Final = 1 / 8  # of the newest sample
+# A sample is counted as at most this many times the mean, and a share of a decode step more: one disturbed step changes a mean
+# little, and a mean of 0 can grow again.
+_LARGEST_FACTOR: Final = 2.0
+_LARGEST_SHARE: Final = 0.1
+# Shares of a decode step, until they are measured: seven drafts make a step about a third longer.
+_DRAFT_SHARE: Final = 1 / 20
+_GAP_SHARE: Final = 1 / 2
+# Of each decode step. Costs that once looked too high stop the drafts that would measure them, so they are forgotten slowly.
+_DECAY: Final = 1 / 1000
+_MIN_PROMPT_TOKENS: Final = 16  # fewer in a step say little about a prompt token's cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,59 +46,76 @@ class StepShape:
 
 
 class StepCosts:
-    """Times in milliseconds. `prompt_token_ms`, `gap_ms`: None until measured."""
+    """Means over completed steps. Times in milliseconds; None before they are known."""
 
     def __init__(self) -> None:
         self.prompt_token_ms: float | None = None
-        self.gap_ms: float | None = None
         self._decode_ms: dict[int, float] = {}  # by the number of rows
         self._draft_ms: float | None = None
+        self._gap_ms: float | None = None
 
     def observe(self, shape: StepShape, elapsed_ms: float) -> None:
-        """Learn from a completed step. elapsed_ms: its time on the ranks, without any wait for it."""
-        if elapsed_ms <= 0:
+        """Learn from a completed step. elapsed_ms: from the time when rank 0 could begin it to its result."""
+        if not 0 < elapsed_ms < math.inf:
             return
         decodes, prompts, drafts = shape.num_decodes, shape.num_prompt_tokens, shape.num_drafts
-        base = self.decode_ms(decodes) if decodes else 0.0
+        base = self.decode_ms(decodes)
         if not prompts and not drafts:
-            self._decode_ms[decodes] = _mean(self._decode_ms.get(decodes), elapsed_ms)
-            if self._draft_ms is not None:
-                self._draft_ms += (_DRAFT_SHARE * elapsed_ms - self._draft_ms) * _DRAFT_DECAY
+            known = self._decode_ms.get(decodes, elapsed_ms)
+            self._decode_ms[decodes] = _mean(known, elapsed_ms, known)
+            self._forget(elapsed_ms)
         elif base is None:
             return
         elif not prompts:
-            self._draft_ms = _mean(self.draft_ms(decodes), max(0.0, elapsed_ms - base) / drafts)
+            self._draft_ms = _mean(self.draft_ms(decodes) or 0.0, (elapsed_ms - base) / drafts, base)
         elif prompts >= _MIN_PROMPT_TOKENS:
-            own = elapsed_ms - base - drafts * (self.draft_ms(decodes) or 0.0)
-            self.prompt_token_ms = _mean(self.prompt_token_ms, max(0.0, own) / prompts)
+            own = (elapsed_ms - base - drafts * (self.draft_ms(decodes) or 0.0)) / prompts
+            known_ms = self.prompt_token_ms
+            self.prompt_token_ms = max(0.0, own) if known_ms is None else _mean(known_ms, own, base)
 
     def observe_gap(self, gap_ms: float) -> None:
-        """Learn the time between two steps on ranks that had no further step in flight."""
-        self.gap_ms = _mean(self.gap_ms, max(0.0, gap_ms))
+        """Learn how long ranks that have no further step wait from one step's end to the next one's begin."""
+        decode = self.decode_ms(1)
+        if decode is not None and math.isfinite(gap_ms):
+            self._gap_ms = _mean(self.gap_ms or 0.0, gap_ms, decode)
+
+    @property
+    def gap_ms(self) -> float | None:
+        if self._gap_ms is not None:
+            return self._gap_ms
+        decode = self.decode_ms(1)
+        return None if decode is None else _GAP_SHARE * decode
 
     def decode_ms(self, num_rows: int) -> float | None:
-        """The time of a step of `num_rows` decodes, or of the nearest number that was measured; None before any was."""
-        known = self._decode_ms.get(num_rows)
-        if known is not None or not self._decode_ms:
-            return known
-        return self._decode_ms[min(self._decode_ms, key=lambda rows: abs(rows - num_rows))]
+        """The time of a step of `num_rows` decodes, or of the nearest number that was measured."""
+        known = self._decode_ms
+        if num_rows in known or not known:
+            return known.get(num_rows)
+        return known[min(known, key=lambda rows: abs(rows - num_rows))]
 
     def draft_ms(self, num_rows: int) -> float | None:
-        """The time that a draft adds to a step of `num_rows` decodes; None before any decode was measured."""
+        """By how much a draft lengthens a step of `num_rows` decodes."""
         if self._draft_ms is not None:
             return self._draft_ms
         decode = self.decode_ms(num_rows)
         return None if decode is None else _DRAFT_SHARE * decode
 
     def step_ms(self, shape: StepShape) -> float | None:
-        """The expected time of a step; None while a part of it was never measured."""
-        decode = self.decode_ms(shape.num_decodes) if shape.num_decodes else 0.0
+        """The time that a step is expected to take; None while a part of it was never measured."""
+        base = self.decode_ms(shape.num_decodes)
         draft = self.draft_ms(shape.num_decodes) if shape.num_drafts else 0.0
         prompt = self.prompt_token_ms if shape.num_prompt_tokens else 0.0
-        if decode is None or draft is None or prompt is None:
+        if base is None or draft is None or prompt is None:
             return None
-        return decode + draft * shape.num_drafts + prompt * shape.num_prompt_tokens
+        return base + draft * shape.num_drafts + prompt * shape.num_prompt_tokens
+
+    def _forget(self, decode_ms: float) -> None:
+        if self._draft_ms is not None:
+            self._draft_ms += (_DRAFT_SHARE * decode_ms - self._draft_ms) * _DECAY
+        if self._gap_ms is not None:
+            self._gap_ms += (_GAP_SHARE * decode_ms - self._gap_ms) * _DECAY
 
 
-def _mean(old: float | None, new: float) -> float:
-    return new if old is None else old + (min(new, _LARGEST_FACTOR * old) - old) * _WEIGHT
+def _mean(old: float, sample: float, decode_ms: float) -> float:
+    """The exponential mean after one more sample, limited to 0 .. _LARGEST_FACTOR * old + _LARGEST_SHARE * decode_ms."""
+    return old + (min(max(0.0, sample), _LARGEST_FACTOR * old + _LARGEST_SHARE * decode_ms) - old) * _WEIGHT

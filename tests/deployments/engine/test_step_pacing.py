@@ -2,11 +2,25 @@
 
 import asyncio
 import dataclasses
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import pytest
 
 from deployments.engine.engine_loop import EngineLoop
-from deployments.engine.step_pacing import LEAD_S, LEAD_SHARE, LONGEST_STEP_S, SentStep, StepPacing
+from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.step_pacing import (
+    LARGEST_FACTOR,
+    LEAD_S,
+    LEAD_SHARE,
+    LONGEST_STEP_S,
+    SMALLEST_FACTOR,
+    SentStep,
+    StepPacing,
+)
+from llama_core.errors import RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -17,10 +31,11 @@ from llama_core.scheduling.step_costs import StepShape
 from llama_core.text.registry import load_tokenizer
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, until
-from tests.support.fake_ranks import EOS
+from tests.support.fake_ranks import EOS, continuation
 
 TOKENIZER = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
 DECODE_S = 0.04
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
 
 def make(slots: int = 4) -> Scheduler:
@@ -42,10 +57,27 @@ async def test_the_next_step_is_due_shortly_before_the_running_one_ends() -> Non
     assert pacing.due_s([], 100.0) is None, "no step runs"
     assert pacing.due_s([await decode(100.0)], 100.0) is None, "no step was measured"
     pacing.completed(await decode(100.0), taking(DECODE_S), 100.0 + DECODE_S)
-    due_s = 100.0 + DECODE_S + DECODE_S * (1 - LEAD_SHARE) - LEAD_S
+    due_s = 100.0 + DECODE_S + DECODE_S - pacing.lead_s(DECODE_S)
     queued = await decode(100.01, is_queued=True)
     assert pacing.due_s([queued], 100.0 + DECODE_S) == pytest.approx(due_s), "the step began when the one before ended"
     assert pacing.due_s([queued], due_s) is None, "it is due"
+
+
+async def test_the_lead_grows_until_few_steps_come_late_and_shrinks_while_none_does() -> None:
+    pacing = StepPacing(make())
+    assert pacing.lead_s(DECODE_S) == pytest.approx(LEAD_S + LEAD_SHARE * DECODE_S)
+    for _ in range(500):
+        pacing.learn_lead(0.01)
+    assert pacing.lead_s(DECODE_S) == pytest.approx(SMALLEST_FACTOR * (LEAD_S + LEAD_SHARE * DECODE_S))
+    needed_s, num_late = 0.012, 0
+    for i in range(2000):
+        spare_s = pacing.lead_s(DECODE_S) - needed_s * random.Random(i).uniform(0.5, 1.0)
+        num_late += spare_s < 0
+        pacing.learn_lead(spare_s)
+    assert num_late < 200
+    for _ in range(50):
+        pacing.learn_lead(0.0)
+    assert pacing.lead_s(DECODE_S) == pytest.approx(LARGEST_FACTOR * (LEAD_S + LEAD_SHARE * DECODE_S))
 
 
 async def test_no_step_is_held_back_where_a_newcomer_could_not_join_it() -> None:
@@ -69,11 +101,15 @@ async def test_short_steps_are_never_held_back() -> None:
 async def test_the_gap_between_steps_is_measured_where_the_ranks_had_no_further_step() -> None:
     pacing = StepPacing(make())
     pacing.completed(await decode(100.0), taking(DECODE_S), 200.0)
-    assert pacing.costs.gap_ms is None, "the ranks were idle before"
+    first = pacing.costs.gap_ms
+    assert first is not None, "the ranks were idle before: a share of the decode"
     pacing.completed(await decode(200.0, is_queued=True), taking(DECODE_S), 201.0)
-    assert pacing.costs.gap_ms is None, "the step waited for another"
-    pacing.completed(await decode(201.001), taking(DECODE_S), 201.003 + DECODE_S)
-    assert pacing.costs.gap_ms == pytest.approx(2.0)
+    assert pacing.costs.gap_ms == first, "the step waited for another"
+    now_s = 201.0
+    for _ in range(100):
+        now_s += 0.003 + DECODE_S  # 1 ms until it is sent, and 2 ms more until it begins
+        pacing.completed(await decode(now_s - 0.002 - DECODE_S), taking(DECODE_S), now_s)
+    assert pacing.costs.gap_ms == pytest.approx(3.0, rel=0.1)
 
 
 @pytest.mark.parametrize(("tokens_a_second", "longest"), [(1000.0, 1000 * LONGEST_STEP_S), (10.0, TOKENS_A_PROMPT)])
@@ -92,40 +128,98 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(
 
 
 class Timed(FakeGroup):
-    """Reports the time that it takes for a step."""
+    """Reports the time that it takes for a step, and how many steps it began with the next one waiting."""
+
+    num_followed = 0
 
     async def _compute(self, batch: StepInput) -> StepOutput:
-        return dataclasses.replace(await super()._compute(batch), elapsed_ms=self.step_s * 1e3)
+        output = dataclasses.replace(await super()._compute(batch), elapsed_ms=self.step_s * 1e3)
+        self.num_followed += self.in_flight > 1
+        return output
+
+
+class Held(NamedTuple):
+    group: Timed
+    loop: EngineLoop
+    stream: SequenceStream
+    running: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def held(depth: int = 2, step_s: float = 0.2) -> AsyncIterator[Held]:
+    """A loop over ranks with long steps; its first request has some tokens, and the next step is held back."""
+    group = Timed(step_s=step_s)
+    loop = EngineLoop(make(), TOKENIZER, max_seq_len=100, pipeline_depth=depth)
+    task = asyncio.create_task(loop.run(group))
+    stream = loop.submit([1, 3], GREEDY)
+    await until(lambda: len(stream.sequence.output) >= 3)
+    try:
+        yield Held(group, loop, stream, task)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_request_that_arrives_while_a_step_runs_joins_the_next_one() -> None:
     """Without the hold it would join the one after that: the next one would have been made when the running one began."""
-    group = Timed(step_s=0.2)
-    loop = EngineLoop(make(), TOKENIZER, max_seq_len=100)
-    task = asyncio.create_task(loop.run(group))
-    greedy = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    first = loop.submit([1, 3], greedy)
-    await until(lambda: len(first.sequence.output) >= 3)
-    running = len(group.steps)
-    second = loop.submit([1, 4], greedy)
-    await until(lambda: second.sequence.output)
-    joined = next(i for i, step in enumerate(group.steps) if len(step.rows) == 2)
-    assert joined == running, "the step that runs was the last one made when the request arrived"
-    assert group.max_in_flight == 2, "the ranks found the next step waiting"
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with held() as (group, loop, _, _):
+        running = len(group.steps)
+        second = loop.submit([1, 4], GREEDY)
+        await until(lambda: second.sequence.output)
+        joined = next(i for i, step in enumerate(group.steps) if len(step.rows) == 2)
+        assert joined == running, "the step that runs was the last one made when the request arrived"
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+async def test_ranks_that_complete_a_step_find_the_next_one_waiting(depth: int) -> None:
+    async with held(depth, step_s=0.1) as (group, _, stream, _):
+        group.num_followed, before = 0, len(group.steps)
+        await until(lambda: len(stream.sequence.output) >= 23)
+        assert group.num_followed >= 0.7 * (len(group.steps) - before), (
+            "a held step is sent before the running one ends"
+        )
 
 
 async def test_a_step_that_ends_early_is_followed_at_once() -> None:
     """The timer of a held step never delays the one after an output."""
-    group = Timed(step_s=0.2)
-    loop = EngineLoop(make(), TOKENIZER, max_seq_len=100)
-    task = asyncio.create_task(loop.run(group))
-    stream = loop.submit([1, 3], SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
-    await until(lambda: len(stream.sequence.output) >= 3)
-    group.step_s = 0.0
-    began = asyncio.get_running_loop().time()
-    await until(lambda: len(stream.sequence.output) >= 40)
-    assert asyncio.get_running_loop().time() - began < 37 * 0.1
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with held() as (group, _, stream, _):
+        group.step_s = 0.0
+        began = asyncio.get_running_loop().time()
+        await until(lambda: len(stream.sequence.output) >= 40)
+        assert asyncio.get_running_loop().time() - began < 37 * 0.1
+
+
+@pytest.mark.parametrize("cause", ["a failed step", "a failed send", "a cancelled loop"])
+async def test_a_failure_while_a_step_is_held_back_loses_no_token(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with held() as (group, loop, stream, task):
+        reading = asyncio.create_task(read(stream))
+        failure: RankFailure | None = RankFailure("rank 1 died")
+        if cause == "a failed step":
+            group.fail()
+        elif cause == "a failed send":
+            monkeypatch.setattr(group, "submit", refuse)
+        else:
+            failure = None
+            task.cancel()
+        with pytest.raises(RankFailure if failure else asyncio.CancelledError):
+            await task
+        loop.restart(1, failure)
+        loop.resumed(64)
+        again = asyncio.create_task(loop.run(Timed()))
+        assert await reading == continuation([1, 3], 60, ignore_eos=True)
+        again.cancel()
+
+
+async def test_an_abort_while_a_step_is_held_back_frees_its_blocks_and_lets_the_loop_drain() -> None:
+    async with held() as (_, loop, stream, _):
+        stream.cancel()
+        assert loop.scheduler.pool.num_used == 0
+        assert await loop.drain(10)
+
+
+def refuse(batch: StepInput) -> asyncio.Future[StepOutput]:
+    raise RankFailure("rank 1 died")
+
+
+async def read(stream: SequenceStream) -> list[int]:
+    return [token async for delta in stream for token in delta.tokens]
