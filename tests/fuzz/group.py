@@ -13,7 +13,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Grow, Pending, Row, SlotInit, StepInput, StepOutput
 from tests.fuzz.group_rules import EPOCH, WRONG, GroupBench, read_as_everything, refused
 from tests.fuzz.outcome import Outcome
-from tests.fuzz.virtual_loop import VirtualLoop
+from tests.support.virtual_loop import VirtualLoop
 
 OPERATIONS_A_GROUP = 40
 

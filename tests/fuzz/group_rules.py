@@ -22,7 +22,7 @@ from cluster.wire.messages import (
 from cluster.wire.transport import RankConnection, RankListener
 from llama_core.errors import RankFailure
 from llama_core.scheduling.step import Row, StepInput, StepOutput
-from tests.fuzz.virtual_loop import VirtualLoop
+from tests.support.virtual_loop import VirtualLoop
 
 EPOCH = 3
 STEP_TIMEOUT_S = 1.0

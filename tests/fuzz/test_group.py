@@ -16,7 +16,7 @@ from cluster.rank.step_executor import StepExecutor
 from cluster.wire import messages as wire
 from tests.fuzz import group
 from tests.fuzz.group_rules import WRONG, GroupBench
-from tests.fuzz.virtual_loop import VirtualLoop
+from tests.support.virtual_loop import VirtualLoop
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -179,7 +179,7 @@ def test_a_scheduler_sends_drafts_unless_those_who_wait_would_lose_more(num_wait
     ranks = FakeRanks(4, lambda tokens, seed: 7)
     for i in range(2 + num_waiting):
         scheduler.add(Sequence([3, 4, 5 + i % 2], SamplingParams(temperature=0.0, ignore_eos=True), 60))
-    for _ in range(40):
+    for _ in range(15):
         batch = scheduler.schedule()
         assert batch is not None
         scheduler.commit(ranks.step(batch))
