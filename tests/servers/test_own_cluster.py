@@ -8,7 +8,7 @@ from tests.support.programs import seen_by
 
 pytestmark = pytest.mark.timeout(600)
 
-MOST_DRAINING_S = 30  # Serve's default wait for each replica
+MOST_DRAINING_S = 20  # with Serve's default of 30, 29 s were seen: the wait begins before `serve deploy` has returned
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_an_update_without_room_waits_for_the_streams_of_a_replica_and_not_for_s
     seen: dict[str, Any],
 ) -> None:
     """With Serve's default for RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S each replica stops for 30 s or more."""
-    assert seen["longest_stop_s"] < MOST_DRAINING_S - 10
+    assert seen["longest_stop_s"] < MOST_DRAINING_S
 
 
 def test_the_nodes_end_with_all_their_processes(seen: dict[str, Any]) -> None:
