@@ -25,7 +25,8 @@ BASE = (
     "llama_core.checkpoint",
 )
 FORMATS = "llama_core.execution.weight_formats.registry"  # names of weight formats, without tensors
-PURE = (*BASE, FORMATS, "llama_core.config", "llama_core.text", "llama_core.scheduling")
+REPORT = "llama_core.execution.load_report"
+PURE = (*BASE, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling")
 MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")
 BACKENDS = ("llama_core.execution.reference", "llama_core.execution.fused", "llama_core.execution.native")
 CORE = (*MODEL, *BACKENDS, "llama_core.execution.runner", "llama_core.execution.verify_files")
@@ -46,6 +47,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.model_config": ("llama_core.errors",),
     "llama_core.checkpoint": ("llama_core.errors", "llama_core.host_memory", "llama_core.model_config"),
     FORMATS: (),
+    REPORT: ("llama_core.checkpoint",),
     "llama_core.config": (*BASE, FORMATS),
     "llama_core.text": BASE,
     "llama_core.scheduling": (*BASE, "llama_core.config"),
@@ -56,6 +58,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.execution": (
         *BASE,
         FORMATS,
+        REPORT,
         "llama_core.config",
         "llama_core.scheduling",
         "llama_core.checkpoint.loader",
@@ -126,6 +129,8 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "llama_core.checkpoint.registry",
             "llama_core.checkpoint.source",
             "llama_core.checkpoint.weights",
+            FORMATS,
+            REPORT,
         ),
         ("torch", "fairscale", "ray"),
     ),

@@ -9,11 +9,11 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ray.serve import Application
 
 import deployments.app
+from benchmarks.harness.null_runner import NullRunner
 from cluster.driver.fan_out import FanOut
 from cluster.driver.group_info import GroupInfo
 from cluster.wire.messages import Answer, decode_step
@@ -21,7 +21,6 @@ from cluster.wire.rank_runner import RendezvousSpec
 from cluster.wire.rank_status import RankStatus
 from cluster.wire.transport import Invitation, RankListener, connect
 from deployments.args import ServerArgs
-from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
 from llama_core.errors import RankFailure
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
@@ -31,37 +30,15 @@ NUM_BLOCKS = 4096
 _FIRST_TEXT_ID = 259  # after control and byte pieces
 
 
-@dataclass(frozen=True)
-class PacedReport:
-    seconds: float = 0.0
-    weight_bytes: int = 0
-    device: str = "none"
-    dtype: str = "none"
-    files_id: int = 0
-    digest: CheckpointDigest | None = None
-
-
-class PacedRunner:
+class PacedRunner(NullRunner):
     """Samples tokens without repetition. A step begins when the previous one has ended, as on a device."""
 
-    report = PacedReport()
+    num_blocks = NUM_BLOCKS
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._step_s = float(os.environ.get(STEP_MS, "8")) / 1e3
         self._free_at_s = 0.0
-
-    def max_num_blocks(self) -> int:
-        return NUM_BLOCKS
-
-    def seconds_waited(self) -> float | None:
-        return None
-
-    def allocate_cache(self, num_blocks: int) -> None:
-        pass
-
-    def warm_up(self) -> None:
-        pass
 
     def start(self, batch: StepInput) -> Pending[StepOutput]:
         self._free_at_s = max(self._free_at_s, time.monotonic()) + self._step_s

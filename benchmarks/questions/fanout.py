@@ -13,7 +13,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -21,46 +20,15 @@ import uvloop
 from ray.util.placement_group import placement_group
 
 from benchmarks.harness.common import REPOSITORY, Cell, emit, percentile, print_table
+from benchmarks.harness.null_runner import NullRunner
 from benchmarks.harness.options import question_parser
 from cluster.driver.placement import group_bundles
 from cluster.driver.rank_group import RankGroup
 from cluster.wire.rank_runner import RendezvousSpec
-from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
-from llama_core.scheduling.step import Grow, Pending, Row, StepInput, StepOutput
+from llama_core.scheduling.step import Grow, Row, StepInput
 
 GOAL_MS = 0.15
-
-
-@dataclass(frozen=True)
-class NullReport:
-    seconds: float = 0.0
-    weight_bytes: int = 0
-    device: str = "none"
-    dtype: str = "none"
-    files_id: int = 0
-    digest: CheckpointDigest | None = None
-
-
-class NullRunner:
-    """Samples the same token for every row, without computing."""
-
-    report = NullReport()
-
-    def max_num_blocks(self) -> int:
-        return 1
-
-    def seconds_waited(self) -> float | None:
-        return 0.0
-
-    def allocate_cache(self, num_blocks: int) -> None:
-        pass
-
-    def warm_up(self) -> None:
-        pass
-
-    def start(self, batch: StepInput) -> Pending[StepOutput]:
-        return Pending.done(StepOutput(batch.epoch, batch.step, [31_999] * len(batch.rows)))
 
 
 def make_null_runner(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
+from llama_core.execution.load_report import LoadReport
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
 
 
@@ -25,28 +25,11 @@ class RendezvousSpec:
     timeout_s: float
 
 
-class LoadFacts(Protocol):
-    """The part of `llama_core.execution.runner.LoadReport` that is sent to the driver."""
-
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def weight_bytes(self) -> int: ...
-    @property
-    def device(self) -> object: ...
-    @property
-    def dtype(self) -> object: ...
-    @property
-    def files_id(self) -> int: ...
-    @property
-    def digest(self) -> CheckpointDigest | None: ...
-
-
 class RankRunner(Protocol):
     """The part of `llama_core.execution.runner.ModelRunner` that a rank uses."""
 
     @property
-    def report(self) -> LoadFacts: ...
+    def report(self) -> LoadReport: ...
     def max_num_blocks(self) -> int: ...
     def seconds_waited(self) -> float | None: ...
     def allocate_cache(self, num_blocks: int) -> None: ...

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from llama_core.execution.parallel import Parallel
+from llama_core.model_config import ModelConfig
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
@@ -41,28 +44,33 @@ class AttentionMetadata:
     prefills: list[PrefillRow]
 
 
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The shape of one rank's cache but for its number of blocks."""
+
+    n_layers: int
+    block_size: int
+    n_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, model: ModelConfig, block_size: int, parallel: Parallel, dtype: torch.dtype) -> "CacheShape":
+        return cls(model.n_layers, block_size, model.n_kv_heads // parallel.world_size, model.head_dim, dtype)
+
+    @property
+    def block_bytes(self) -> int:
+        """Keys and values of one block in all layers."""
+        return 2 * self.n_layers * self.block_size * self.n_kv_heads * self.head_dim * self.dtype.itemsize
+
+
 class KVCache:
     """keys, values: [n_layers, num_blocks, block_size, n_local_kv_heads, head_dim]."""
 
-    def __init__(
-        self,
-        n_layers: int,
-        num_blocks: int,
-        block_size: int,
-        n_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        shape = (n_layers, num_blocks, block_size, n_kv_heads, head_dim)
-        self.block_size = block_size
-        self.num_blocks = num_blocks
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-
-    @staticmethod
-    def bytes_per_block(n_layers: int, block_size: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        return 2 * n_layers * block_size * n_kv_heads * head_dim * dtype.itemsize
+    def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
+        sizes = (shape.n_layers, num_blocks, shape.block_size, shape.n_kv_heads, shape.head_dim)
+        self.keys = torch.zeros(sizes, dtype=shape.dtype, device=device)
+        self.values = torch.zeros(sizes, dtype=shape.dtype, device=device)
 
     def store(self, layer: int, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the step's keys and values, each [T, n_local_kv_heads, head_dim]."""

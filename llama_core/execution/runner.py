@@ -2,12 +2,10 @@
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.checkpoint.loader import Progress, rank_weights
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.config import EngineConfig
@@ -15,6 +13,7 @@ from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.backend import Backend
 from llama_core.execution.fused.backend import FusedBackend, ops_for
 from llama_core.execution.fused.model import FusedTransformer
+from llama_core.execution.load_report import LoadReport
 from llama_core.execution.memory_budget import check_weights_fit, free_cache_bytes, planned_weight_bytes
 from llama_core.execution.native import backend as native
 from llama_core.execution.native.build import Unavailable
@@ -32,21 +31,6 @@ log = logging.getLogger(__name__)
 
 # Rows of logits that exist at once for prompt logprobs: all rows of a long prompt would take gigabytes.
 LOGITS_AT_A_TIME = 64
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """The result of loading: its seconds, and this rank's bytes of weights, their device and their dtype.
-
-    files_id and digest: see `FileChecks`.
-    """
-
-    seconds: float
-    weight_bytes: int
-    device: str
-    dtype: str
-    files_id: int
-    digest: CheckpointDigest | None
 
 
 class ModelRunner:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from cluster.wire.rank_runner import RankRunner, RendezvousSpec
 from cluster.wire.rank_status import RankIdentity
 from cluster.wire.rank_worker import RankWorker
-from llama_core.checkpoint.digest import CheckpointDigest
 from llama_core.config import EngineConfig
+from llama_core.execution.load_report import LoadReport
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Pending, Row, SlotInit, StepInput, StepOutput
 from tests.support.fake_ranks import FakeRanks, arbitrary
@@ -28,16 +28,6 @@ def step_input(step: int, epoch: int = 1, slots: tuple[int, ...] = (0, 1)) -> St
 def tokens_of(step: int, slots: tuple[int, ...] = (0, 1)) -> list[int]:
     """The tokens that the fake ranks sample in `step_input(step, slots=slots)`."""
     return [arbitrary([3 + step, 3 + slot]) for slot in slots]
-
-
-@dataclass(frozen=True)
-class FakeReport:
-    seconds: float = 0.25
-    weight_bytes: int = 1000
-    device: str = "cpu"
-    dtype: str = "float32"
-    files_id: int = 0
-    digest: CheckpointDigest | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class FakeRunner:
     """Computes with FakeRanks. With `is_async`, a token is the number of steps started before it was read."""
 
     def __init__(self, options: FakeFactory, rendezvous: RendezvousSpec) -> None:
-        self.report = FakeReport()
+        self.report = LoadReport(0.25, 1000, "cpu", "float32")
         self._options = options
         self._rendezvous = rendezvous
         self._ranks = FakeRanks(CONFIG.block_size)

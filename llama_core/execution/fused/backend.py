@@ -12,7 +12,7 @@ from llama_core.execution.attention_metadata import build_metadata, sample_posit
 from llama_core.execution.backend import Sampled
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import SPLIT, Ops, TorchOps
-from llama_core.execution.kv_cache import KVCache
+from llama_core.execution.kv_cache import CacheShape, KVCache
 from llama_core.execution.parallel import Parallel, smallest
 from llama_core.execution.sampling import sample_sorted
 from llama_core.execution.slots import SlotTable
@@ -67,6 +67,7 @@ class FusedBackend:
         self._ops = ops
         self._device = parallel.device
         self._on_gpu = parallel.device.type == "cuda"
+        self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, model.dtype)
         self._cache: KVCache | None = None
         self._hidden_states = torch.empty(0)
         max_samples = config.max_step_samples
@@ -91,7 +92,7 @@ class FusedBackend:
 
     @property
     def cache_block_bytes(self) -> int:
-        return KVCache.bytes_per_block(*self._cache_shape())
+        return self._cache_shape.block_bytes
 
     @property
     def working_bytes(self) -> int:
@@ -115,9 +116,8 @@ class FusedBackend:
         return None
 
     def allocate_cache(self, num_blocks: int) -> None:
-        n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
         # Padding rows of a bucket write to one more block, which only the spare slot has.
-        self._cache = KVCache(n_layers, num_blocks + 1, block_size, n_kv_heads, head_dim, dtype, self._device)
+        self._cache = KVCache(self._cache_shape, num_blocks + 1, self._device)
         self._slots.block_tables[self._spare_slot].fill_(num_blocks)
         if self._on_gpu:
             with torch.inference_mode():
@@ -265,8 +265,3 @@ class FusedBackend:
         if not smallest(self._parallel, not failed):
             self._graphs.clear()
             log.warning("decode steps run without CUDA graphs, which is slower: %s", failed or "another rank failed")
-
-    def _cache_shape(self) -> tuple[int, int, int, int, torch.dtype]:
-        """n_layers, block_size, key/value heads of this rank, head_dim, dtype."""
-        model = self.model
-        return model.config.n_layers, self._config.block_size, model.n_kv_heads, model.head_dim, model.dtype

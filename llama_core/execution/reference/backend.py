@@ -7,7 +7,7 @@ import torch
 from llama_core.config import EngineConfig
 from llama_core.execution.attention_metadata import build_metadata, sample_positions
 from llama_core.execution.backend import Sampled
-from llama_core.execution.kv_cache import KVCache
+from llama_core.execution.kv_cache import CacheShape, KVCache
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.reference.model import Transformer
 from llama_core.execution.sampling import sample
@@ -21,7 +21,8 @@ class TorchBackend:
         self._config = config
         self._parallel = parallel
         self._slots = slots
-        self._dtype: torch.dtype = next(model.parameters()).dtype
+        dtype: torch.dtype = next(model.parameters()).dtype
+        self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, dtype)
         self._cache: KVCache | None = None
         self._hidden_states = self._logits = torch.empty(0)
 
@@ -35,26 +36,25 @@ class TorchBackend:
 
     @property
     def cache_block_bytes(self) -> int:
-        return KVCache.bytes_per_block(*self._cache_shape())
+        return self._cache_shape.block_bytes
 
     @property
     def working_bytes(self) -> int:
         """Temporary memory of the largest step: gathered keys (twice, once transposed) and values, scores and weights in
         float32, and logits three times (as computed, in float32, sorted)."""
-        _, _, n_kv_heads, head_dim, dtype = self._cache_shape()
+        shape, itemsize = self._cache_shape, self._cache_shape.dtype.itemsize
         config, model = self._config, self.model.config
         keys = config.max_batch_size * config.max_seq_len
-        gathered = 3 * keys * n_kv_heads * head_dim * dtype.itemsize
+        gathered = 3 * keys * shape.n_kv_heads * shape.head_dim * itemsize
         scores = 2 * keys * model.n_heads // self._parallel.world_size * 4
-        return gathered + scores + config.max_step_samples * config.vocab_size * (dtype.itemsize + 8)
+        return gathered + scores + config.max_step_samples * config.vocab_size * (itemsize + 8)
 
     @property
     def seconds_waited(self) -> None:
         return None
 
     def allocate_cache(self, num_blocks: int) -> None:
-        n_layers, block_size, n_kv_heads, head_dim, dtype = self._cache_shape()
-        self._cache = KVCache(n_layers, num_blocks, block_size, n_kv_heads, head_dim, dtype, self._parallel.device)
+        self._cache = KVCache(self._cache_shape, num_blocks, self._parallel.device)
 
     def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Sampled]:
         assert self._cache is not None, "allocate_cache comes first"
@@ -91,9 +91,3 @@ class TorchBackend:
         self._parallel.broadcast(tokens)
         slots.tokens[index, positions] = tokens
         return Sampled(tokens.tolist(), [i for i, ok in enumerate(finite.tolist()) if not ok])
-
-    def _cache_shape(self) -> tuple[int, int, int, int, torch.dtype]:
-        """n_layers, block_size, key/value heads of this rank, head_dim, dtype."""
-        config = self.model.config
-        heads = config.n_kv_heads // self._parallel.world_size
-        return config.n_layers, self._config.block_size, heads, config.head_dim, self._dtype
