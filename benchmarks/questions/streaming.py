@@ -13,6 +13,7 @@ longer answers, less that cost, give the cost of a token.
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -83,6 +84,8 @@ def serve_app(ready: Connection) -> None:
         service = LlamaService(args, lambda: pool, on_step=metrics.on_step)
         metrics.watch(service)
         await service.start()
+        gc.freeze()  # as the deployment does once it serves
+        gc.set_threshold(10_000)
         app = RequestIdMiddleware(build_http_app(service, metrics, sends_request_id=False))
         config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", access_log=False, log_config=None)
         server = uvicorn.Server(config)
