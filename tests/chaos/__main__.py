@@ -51,8 +51,7 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
             server.wait_ready()
             model = server.get("/v1/models")[1]["data"][0]["id"]
             load_s = max(rank["load_seconds"] for rank in server.get("/props")[1]["ranks"])
-            requests = asks(options.streams, model, options.max_tokens)
-            streams = Streams(server.url, requests, options.streams, pause_s=options.client_pause)
+            streams = Streams(server.url, asks(options.streams, model, options.max_tokens), options.streams)
             await streams.learn()
             before = footprint(server)
             streams.start()
@@ -179,7 +178,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between faults at most")
-    parser.add_argument("--client-pause", type=float, default=0.0, help="seconds of a client between two requests")
     parser.add_argument("--settle", type=float, default=60.0, help="seconds for memory and threads to settle")
     parser.add_argument("--step-timeout", type=float, default=3.0)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))

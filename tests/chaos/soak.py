@@ -58,7 +58,7 @@ async def disturb(
             break
         await ready(server)
         samples.append({"s": round(time.monotonic() - began)} | await asyncio.to_thread(footprint, server))
-        before = await props(server)
+        before = await until("a request runs", partial(props_while_a_request_runs, server), pause_s=0.002)
         kills.append(time.time())
         await asyncio.to_thread(kill_a_rank, server, draw)
         replaced = partial(props_with_other_ranks, server, before["ranks"])
@@ -72,6 +72,12 @@ async def disturb(
 async def props(server: Server) -> dict[str, Any]:
     """The answer to GET /props, empty while the server does not answer. In a thread, because the clients share this loop."""
     return (await asyncio.to_thread(server.get, "/props"))[1]
+
+
+async def props_while_a_request_runs(server: Server) -> dict[str, Any] | None:
+    """The answer to GET /props if a request runs, so that a kill strikes a live stream also under a light load."""
+    now = await props(server)
+    return now if now.get("requests_running") else None
 
 
 async def props_with_other_ranks(server: Server, ranks: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.mark.parametrize("standby", [True, False], ids=["with standby processes", "without"])
 def test_faults_lose_no_token_of_live_streams(standby: bool, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    flags = ["--faults", "10" if standby else "6", "--streams", "14", "--client-pause", "0.5", "--pause", "1.5"]
-    flags += ["--standby" if standby else "--no-standby", "--step-timeout", "6", "--no-timed", "--json", str(report)]
+    flags = ["--faults", "10" if standby else "6", "--streams", "20", "--pause", "1.5", "--step-timeout", "6"]
+    flags += ["--standby" if standby else "--no-standby", "--no-timed", "--json", str(report)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos", *flags],
         cwd=REPOSITORY,
