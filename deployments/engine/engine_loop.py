@@ -11,11 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Protocol
 
 from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.engine.step_pacing import SentStep, StepPacing
+from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
 from deployments.engine.step_stats import StepStats
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
@@ -160,17 +161,20 @@ class EngineLoop:
                     await self._wake.wait()
                     self.last_progress_s = time.monotonic()
                     continue
+                held = None
                 if due_s is not None:
-                    await asyncio.wait((in_flight[0].output,), timeout=max(0.0, due_s - time.monotonic()))
-                    if not (was_late := in_flight[0].output.done()):
-                        self._send(runner, in_flight, held=True)
-                output = await in_flight[0].output
+                    held = HeldStep(partial(self._send, runner, in_flight, held=True), due_s - time.monotonic())
+                try:
+                    output = await in_flight[0].output
+                finally:
+                    if held is not None:
+                        held.end()
                 answered = in_flight.popleft()
                 self.num_steps += not self._is_canary(answered.batch)
                 gained = self.scheduler.commit(output)
                 self.last_progress_s = time.monotonic()
                 self._pacing.completed(answered, output, self.last_progress_s)
-                if due_s is not None and (was_late or in_flight):
+                if held is not None and (in_flight or not held.was_sent):
                     self._pacing.learn_lead(self.last_progress_s - in_flight[-1].sent_s if in_flight else 0.0)
                 # The ranks get their next step, unless it is held back, before the readers get the last one's tokens. So a stop
                 # string is noticed a step late, which wastes a row. The tokens are delivered even if sending fails.

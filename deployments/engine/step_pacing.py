@@ -5,7 +5,7 @@ both. So the next step is made late: shortly before the running one is expected 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler
@@ -36,6 +36,29 @@ class SentStep(NamedTuple):
     shape: StepShape
     sent_s: float
     is_queued: bool  # sent while another step was in flight
+
+
+class HeldStep:
+    """Calls `send` after `delay_s`, unless `end` is called before."""
+
+    def __init__(self, send: Callable[[], object], delay_s: float) -> None:
+        self.was_sent = False
+        self._send = send
+        self._error: Exception | None = None
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._send_now)
+
+    def end(self) -> None:
+        """Raises what `send` raised."""
+        self._timer.cancel()
+        if self._error is not None:
+            raise self._error
+
+    def _send_now(self) -> None:
+        self.was_sent = True
+        try:
+            self._send()
+        except Exception as error:
+            self._error = error
 
 
 class StepPacing:
