@@ -166,13 +166,16 @@ def _share(total: int, rounds: int) -> int:
 def take_turns(
     servers: Sequence[Server], loads: Sequence[Load], rounds: int, wait: Callable[[], object]
 ) -> dict[str, dict[str, Samples]]:
-    """Samples by load and contender. The servers take turns at each load; the order is reversed every other round."""
+    """Samples by load and contender. The servers take turns at each load; the order is reversed every other round.
+
+    Each load of each round has its own seed: a prompt that a server has seen before would be found in its prefix cache.
+    """
     found = {load.name: {server.name: Samples() for server in servers} for load in loads}
     for number in range(rounds):
-        for load in loads:
+        for at, load in enumerate(loads):
             for server in servers if number % 2 == 0 else servers[::-1]:
                 wait()
-                found[load.name][server.name].add(load.run(server, number + 1))
+                found[load.name][server.name].add(load.run(server, 1 + number * len(loads) + at))
         print(f"round {number + 1} of {rounds} is done", file=sys.stderr)
     return found
 
