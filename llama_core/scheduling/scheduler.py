@@ -34,10 +34,9 @@ from llama_core.scheduling.speculation import Speculation
 from llama_core.scheduling.step import Draft, Grow, Row, SlotInit, StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepCosts
 
-# Prompt tokens beside decodes, except in a burst: most prompts fit into one step; longer ones come in several short steps.
-TOKENS_BESIDE: Final = 256
+# Prompt tokens beside decodes, and of each prompt in a burst: most prompts fit into one step; longer ones come in several.
+TOKENS_A_PROMPT: Final = 256
 TOKENS_ALONE: Final = 512  # prompt tokens of a step without decodes
-TOKENS_A_PROMPT: Final = 128  # what each of many prompts may add to a step
 
 
 @dataclass(slots=True)
@@ -325,7 +324,7 @@ class Scheduler:
         come at once, a third of all sequences or more wait for their first token, and few long steps delay them and the others
         less than many short ones: every prompt may add a chunk.
         """
-        budget = TOKENS_BESIDE if num_decodes else TOKENS_ALONE
+        budget = TOKENS_A_PROMPT if num_decodes else TOKENS_ALONE
         num_prompts = num_prefills + min(len(self._waiting), len(self.admission.free_slots))
         if 2 * num_prompts >= num_decodes:
             budget = max(budget, TOKENS_A_PROMPT * num_prompts)
