@@ -38,7 +38,7 @@ LANE_OF_PATH = {
 }
 FIRST = ("ranks",)  # before any lane of WAITING
 COMPUTING = ("unit", "lint")  # one at a time; the longest first
-WAITING = ("nodes", "starts", "servers", "soak", "chaos")
+WAITING = ("starts", "nodes", "servers", "soak", "chaos")  # the longest first
 AT_ONCE = 3
 SOAK = ("--seconds", "120", "--every", "30", "--streams", "3", "--pause", "1")
 CXX_FILES = [str(path) for folder in ("llama_core", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[ch]pp"))]

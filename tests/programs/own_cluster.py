@@ -33,6 +33,7 @@ from tests.support.waiting import wait_until
 DEPLOY = REPOSITORY / "cluster" / "deploy"
 KEY = "own-cluster-key"
 LIMIT_S = 180.0
+DRAINING_PERIOD = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
 HOST = "127.0.0.2"  # of both nodes; Ray replaces 127.0.0.1 by the machine's other address
 OPTIONS = f"--node-ip-address={HOST} --num-cpus=3 --object-store-memory=100000000 --block"
 OPTIONS += " --min-worker-port=0 --max-worker-port=0 --disable-usage-stats"
@@ -110,9 +111,21 @@ class Cluster:
         # A replica that stops is still listed, as STOPPING, until its process has ended.
         return {replica["replica_id"] + ("" if replica["state"] == "RUNNING" else " stops") for replica in replicas}
 
-    def num_replica_processes(self) -> int:
+    def replica_processes(self) -> list[int]:
         """Replicas whose processes have not ended, draining ones too."""
-        return sum(_command_line(pid).startswith("ray::ServeReplica") for pid in tagged_processes(self.tag))
+        return [pid for pid in tagged_processes(self.tag) if _command_line(pid).startswith("ray::ServeReplica")]
+
+    def draining_periods(self) -> set[str]:
+        """The least number of seconds for which each replica drains, from the environment of its process."""
+        found = set()
+        for pid in self.replica_processes():
+            variables = dict(
+                pair.split("=", 1)
+                for pair in Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+                if "=" in pair
+            )
+            found.add(variables.get(DRAINING_PERIOD, "Serve's default"))
+        return found
 
     def end(self) -> list[str]:
         """Ends both nodes. Returns the command lines of processes that had to be killed."""
@@ -233,13 +246,14 @@ def run(cluster: Cluster) -> dict[str, Any]:
         first = cluster.replicas()
         cluster.deploy(2)
         seen["scaled_up_s"] = wait("two replicas", lambda: len(two := cluster.replicas()) == 2 and first < two)
+        seen["draining_periods"] = sorted(cluster.draining_periods())
         old = cluster.replicas()
         cluster.deploy(2, max_batch_size=16)
         stopping = Stopping(cluster)
         seen["updated_s"] = wait("two new replicas", lambda: len(now := stopping.look()) == 2 and not now & old)
         seen["longest_stop_s"] = stopping.longest_s
         cluster.deploy(1, max_batch_size=16)
-        seen["scaled_down_s"] = wait("one replica's process", lambda: cluster.num_replica_processes() == 1)
+        seen["scaled_down_s"] = wait("one replica's process", lambda: len(cluster.replica_processes()) == 1)
         wait("one replica", lambda: len(cluster.replicas()) == 1)
     finally:
         seen["endings"] = streams.stop()
