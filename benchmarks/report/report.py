@@ -7,15 +7,15 @@ A table stands between `<!-- NAME -->` and `<!-- /NAME -->` and is replaced. The
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.common import REPOSITORY, number
 from benchmarks.harness.options import command_parser
+from benchmarks.report.markdown import cell, table
 
 Result = dict[str, Any]
-NOTHING = "Not measured yet."
 RENAMED_PARTS = {"draw": "sample"}  # a part's name in older results, and its present name
 PAGE = REPOSITORY / "docs" / "performance.md"
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -28,22 +28,6 @@ def read_results(directory: Path) -> list[Result]:
         read = json.loads(path.read_text())
         found += read if isinstance(read, list) else [read]
     return found
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; the first column left-aligned, the others right-aligned."""
-    lines = [" | ".join(columns), " | ".join(["---", *["---:"] * (len(columns) - 1)])]
-    lines += [" | ".join(_cell(cell) for cell in row) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines) if len(lines) > 2 else NOTHING
-
-
-def _cell(value: object) -> str:
-    """A cell's text; a spread is written as its median and half the distance between its quartiles."""
-    if isinstance(value, dict):
-        median = float(value["median"])
-        share = (value["high"] - value["low"]) / 2 / abs(median) if median else 0.0
-        return f"{number(median)} ±{100 * share:.0f}%" if value["count"] > 1 else number(median)
-    return number(value) if isinstance(value, str | int | float | None) else str(value)
 
 
 def machine(results: Sequence[Result]) -> str:
@@ -183,8 +167,8 @@ def paired(results: Sequence[Result]) -> str:
                 rows.append(
                     (
                         f"{result['model']} {result['dtype']}, {result['question']}{clients}: {figure}{less}",
-                        f"{first} {_cell(result['contenders'][first][figure])}",
-                        f"{name} {_cell(result['contenders'][name][figure])}",
+                        f"{first} {cell(result['contenders'][first][figure])}",
+                        f"{name} {cell(result['contenders'][name][figure])}",
                         f"**{ratio['median']:.2f}**",
                         f"{ratio['least']:.2f} .. {ratio['most']:.2f}",
                         f"{steady['median']:.2f} ({steady['count']} of {ratio['count']})" if steady else None,
@@ -270,6 +254,27 @@ def overload(results: Sequence[Result]) -> str:
     return table(columns, rows)
 
 
+def arrivals(results: Sequence[Result]) -> str:
+    """A row for each load and contender but the last, with the last one's figures beside its own."""
+    figures = ("ttft_p50_ms", "ttft_p99_ms", "per_token_p50_ms", "output_tok_s")
+    rows: list[tuple[object, ...]] = []
+    for result in results:
+        for load, one in result["loads"].items():
+            *_, (last, theirs) = one["contenders"].items()
+            for name, ratios in one["ratios"].items():
+                ours = one["contenders"][name]
+                cells = [
+                    f"**{ratios[figure]:.2f}** ({_short(ours[figure])} / {_short(theirs[figure])})"
+                    for figure in figures
+                ]
+                rows.append((f"{load}: {name} / {last}", *cells, ours["requests"]))
+    return table(["load", "TTFT p50, ms", "TTFT p99, ms", "time per token p50, ms", "tok/s", "requests"], rows)
+
+
+def _short(figure: float | dict[str, float]) -> str:
+    return number(figure["median"] if isinstance(figure, dict) else figure)
+
+
 def gpu(results: Sequence[Result]) -> str:
     rows = [
         (
@@ -301,6 +306,7 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "startup": startup,
     "memory": memory,
     "overload": overload,
+    "arrivals": arrivals,
     "gpu": gpu,
 }
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.report.report import NOTHING, PAGE, TABLES, fill, main, read_results, table
+from benchmarks.report.markdown import NOTHING, table
+from benchmarks.report.report import PAGE, TABLES, fill, main, read_results
 
 SPREAD = {"median": 2.0, "low": 1.9, "high": 2.1, "least": 1.5, "most": 2.5, "count": 5}
 MACHINE = {
