@@ -161,20 +161,20 @@ class EngineLoop:
                     await self._wake.wait()
                     self.last_progress_s = time.monotonic()
                     continue
-                held = None
+                held_step = None
                 if due_s is not None:
-                    held = HeldStep(partial(self._send, runner, in_flight, held=True), due_s - time.monotonic())
+                    held_step = HeldStep(partial(self._send, runner, in_flight, held=True), due_s - time.monotonic())
                 try:
                     output = await in_flight[0].output
                 finally:
-                    if held is not None:
-                        held.end()
+                    if held_step is not None:
+                        held_step.end()
                 answered = in_flight.popleft()
                 self.num_steps += not self._is_canary(answered.batch)
                 gained = self.scheduler.commit(output)
                 self.last_progress_s = time.monotonic()
                 self._pacing.completed(answered, output, self.last_progress_s)
-                if held is not None and (in_flight or not held.was_sent):
+                if held_step is not None and (in_flight or not held_step.was_sent):
                     self._pacing.learn_lead(self.last_progress_s - in_flight[-1].sent_s if in_flight else 0.0)
                 # The ranks get their next step, unless it is held back, before the readers get the last one's tokens. So a stop
                 # string is noticed a step late, which wastes a row. The tokens are delivered even if sending fails.

@@ -8,12 +8,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler
+from llama_core.scheduling.scheduler import TOKENS_ALONE, Scheduler
 from llama_core.scheduling.step import StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepCosts, StepShape
 
 # How long a step with prompts may take: new requests wait for it, and so do the running ones.
 LONGEST_STEP_S: Final = 3.0
+LEAST_PROMPT_TOKENS: Final = 128  # of a step on the slowest ranks; steps with fewer say little about the ranks' speed
 # How long before the expected end of the running step the next one is made: for scheduling, sending and a late timer, and a
 # share of the running step's time, which is an estimate. A learned factor multiplies both.
 LEAD_S: Final = 0.002
@@ -105,6 +106,6 @@ class StepPacing:
 
     def _limit_prompt_tokens(self, shape: StepShape, num_tokens: int, elapsed_ms: float) -> None:
         """Learn from a step with prompts how many prompt tokens fit into the longest time that a step may take."""
-        if shape.num_prompt_tokens >= TOKENS_A_PROMPT and elapsed_ms > 0:
+        if shape.num_prompt_tokens >= LEAST_PROMPT_TOKENS and elapsed_ms > 0:
             fitting = int(num_tokens / elapsed_ms * 1e3 * LONGEST_STEP_S)
-            self._scheduler.limit_prompt_tokens(max(TOKENS_A_PROMPT, fitting))
+            self._scheduler.limit_prompt_tokens(max(LEAST_PROMPT_TOKENS, fitting))

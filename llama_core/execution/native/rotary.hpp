@@ -37,7 +37,8 @@ class Rotary {
     float* of(int position) const { return memory_.as<float>() + size_t(position) * 2 * head_dim_; }
 
     int head_dim_;
-    // cos of each position's angles, each twice; then sin likewise, negated at even indices: float [max_seq_len][2][head_dim].
+    // For each position: the cosine of every angle, written twice, then the sines, negated at even indices.
+    // float [max_seq_len][2][head_dim]
     Memory memory_;
 };
 

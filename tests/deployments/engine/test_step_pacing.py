@@ -17,6 +17,7 @@ from deployments.engine.step_pacing import (
     LARGEST_FACTOR,
     LEAD_S,
     LEAD_SHARE,
+    LEAST_PROMPT_TOKENS,
     LONGEST_STEP_S,
     SMALLEST_FACTOR,
     SentStep,
@@ -26,7 +27,7 @@ from llama_core.errors import RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler
+from llama_core.scheduling.scheduler import TOKENS_ALONE, Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import Row, StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepShape
@@ -139,7 +140,7 @@ async def test_the_gap_between_steps_is_measured_where_the_ranks_had_no_further_
     assert pacing.costs.gap_ms == pytest.approx(3.0, rel=0.1)
 
 
-@pytest.mark.parametrize(("tokens_a_second", "longest"), [(1000.0, 1000 * LONGEST_STEP_S), (10.0, TOKENS_A_PROMPT)])
+@pytest.mark.parametrize(("tokens_a_second", "longest"), [(1000.0, 1000 * LONGEST_STEP_S), (10.0, LEAST_PROMPT_TOKENS)])
 async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(
     tokens_a_second: float, longest: float
 ) -> None:
@@ -152,6 +153,12 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(
     step = (await decode(0.0))._replace(batch=batch, shape=StepShape.of(batch))
     pacing.completed(step, taking(400 / tokens_a_second), 2000.0)
     assert scheduler.max_prompt_tokens == longest
+    batch = StepInput(0, 2, [Row(0, 0, LEAST_PROMPT_TOKENS, True)])
+    step = step._replace(batch=batch, shape=StepShape.of(batch))
+    pacing.completed(step, taking(LEAST_PROMPT_TOKENS / 200.0), 3000.0)
+    assert scheduler.max_prompt_tokens == 200 * LONGEST_STEP_S, (
+        "the limit of slow ranks grows again when they are faster"
+    )
 
 
 class Timed(FakeGroup):
