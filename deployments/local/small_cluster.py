@@ -64,11 +64,32 @@ def start(namespace: str, report: Callable[[str], None]) -> None:
         )
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    with _replaced(ray._private.node, "Node", _SmallNode):
+    with replaced(ray._private.node, "Node", _SmallNode):
         ray.init(address="local", namespace=namespace, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
 
 
-class _SmallNode(ray._private.node.Node):
+class NodeWithoutAgent(ray._private.node.Node):
+    """A node of Ray's without the dashboard's agent, which takes 15 threads, 110 MB and 3 s of processor time to start."""
+
+    def start_raylet(self, *arguments: Any, **options: Any) -> None:
+        """Start the raylet with a no-op agent, because it ends when its agent ends. It also waits for the agent's ports
+        (-1: none)."""
+        for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
+            persist_port(self.get_session_dir_path(), self.node_id, name, -1)  # type: ignore[no-untyped-call]
+        start_process: Callable[..., Any] = services.start_ray_process
+
+        def without_agent(command: list[str], *rest: Any, **settings: Any) -> Any:
+            option = "--dashboard_agent_command="
+            noop_agent = subprocess.list2cmdline([sys.executable, "-I", "-S", str(NOOP_AGENT)])
+            changed = [f"{option}{noop_agent}" if part.startswith(option) else part for part in command]
+            assert changed != command, "Ray passes no dashboard agent to the raylet: this is another version of Ray"
+            return start_process(changed, *rest, **settings)
+
+        with replaced(services, "start_ray_process", without_agent):
+            super().start_raylet(*arguments, **options)
+
+
+class _SmallNode(NodeWithoutAgent):
     """The node that `ray.init` makes, on loopback alone, without dashboard, its agent, monitor and exporters."""
 
     def __init__(self, ray_params: Any, **options: Any) -> None:
@@ -100,26 +121,9 @@ class _SmallNode(ray._private.node.Node):
         while not gcs.get_all_node_info() and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def start_raylet(self, *arguments: Any, **options: Any) -> None:
-        """Start the raylet without the dashboard's agent, which takes 15 threads and 110 MB. The raylet ends when its agent
-        ends, so a no-op agent takes its place; the raylet also waits for the agent's ports (-1: none)."""
-        for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
-            persist_port(self.get_session_dir_path(), self.node_id, name, -1)  # type: ignore[no-untyped-call]
-        start_process: Callable[..., Any] = services.start_ray_process
-
-        def without_agent(command: list[str], *rest: Any, **settings: Any) -> Any:
-            option = "--dashboard_agent_command="
-            noop_agent = subprocess.list2cmdline([sys.executable, "-I", "-S", str(NOOP_AGENT)])
-            changed = [f"{option}{noop_agent}" if part.startswith(option) else part for part in command]
-            assert changed != command, "Ray passes no dashboard agent to the raylet: this is another version of Ray"
-            return start_process(changed, *rest, **settings)
-
-        with _replaced(services, "start_ray_process", without_agent):
-            super().start_raylet(*arguments, **options)
-
-
 @contextmanager
-def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+def replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    """`value` in place of an attribute of a module."""
     original = getattr(module, name)
     setattr(module, name, value)
     try:

@@ -16,6 +16,7 @@ from cluster.driver.placement import group_bundles
 from cluster.driver.rank_group import RankGroup
 from cluster.wire.rank_runner import RunnerFactory
 from tests.support.fake_runner import CONFIG, FakeFactory
+from tests.support.ray_nodes import few_processes
 
 REPOSITORY = Path(__file__).parents[2]
 LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=20)
@@ -25,13 +26,14 @@ LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=20)
 def ray_cluster() -> Iterator[None]:
     """A separate Ray cluster with 6 logical CPUs, whose workers can import this repository."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init(
-        address="local",
-        num_cpus=6,
-        include_dashboard=False,
-        logging_level=logging.WARNING,
-        log_to_driver=False,
-    )
+    with few_processes():
+        ray.init(
+            address="local",
+            num_cpus=6,
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            log_to_driver=False,
+        )
     yield
     ray.shutdown()
 

@@ -29,6 +29,7 @@ from benchmarks.harness.programs import free_port
 from cluster.wire.process_end import ProcessIdentity, is_running
 from tests.conftest import GOLDEN
 from tests.support.programs import REPOSITORY
+from tests.support.ray_nodes import few_processes
 from tests.support.waiting import until
 
 PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
@@ -40,6 +41,7 @@ def config(port: int) -> dict[str, Any]:
         "ckpt_dir": str(GOLDEN / "mp2"),
         "max_seq_len": 4096,
         "dtype": "float32",
+        "spare_ranks": False,
         "answer_after_s": 0,  # so that a loading replica answers requests
     }
     autoscaling = {
@@ -324,7 +326,12 @@ def run(directory: str) -> dict[str, Any]:
     }
     # The head has no CPUs: it must not be lost with a replica.
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": health_checks}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    with few_processes():
+        return serve_on(Cluster(initialize_head=True, head_node_args=head), port, path, log)
+
+
+def serve_on(cluster: Cluster, port: int, path: Path, log: Path) -> dict[str, Any]:
+    """Run the server of the configuration `path` on a cluster, which ends with it."""
     ray.init(address=cluster.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
     with log.open("wb") as output:
         up = subprocess.Popen(

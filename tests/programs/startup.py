@@ -129,7 +129,7 @@ def deploy(directory: Path, port: int, cases: dict[str, int | None]) -> dict[str
     most_ranks, ended = [0], threading.Event()
 
     def watch_ranks() -> None:
-        while not ended.wait(0.05):
+        while not ended.wait(0.2):
             most_ranks.append(len(rank_processes()))
 
     watching = threading.Thread(target=watch_ranks)
@@ -141,6 +141,7 @@ def deploy(directory: Path, port: int, cases: dict[str, int | None]) -> dict[str
             if name not in seen and name in found and found[name].status == "DEPLOY_FAILED":
                 texts = [found[name].message, *(d.message for d in found[name].deployments.values())]
                 seen[name] = {"seconds": round(time.monotonic() - began, 2), "message": "\n".join(texts)}
+        time.sleep(0.2)
     ended.set()
     watching.join()
     gone_by = time.monotonic() + 60
@@ -151,7 +152,7 @@ def deploy(directory: Path, port: int, cases: dict[str, int | None]) -> dict[str
     while time.monotonic() - ended_at < 3:
         left += rank_processes()
         ready.update(status_of(url) for url in urls.values())
-        time.sleep(0.1)
+        time.sleep(0.3)
     states = {name: serve.status().applications[name].status for name in cases}
     return {"cases": seen, "ready": sorted(ready), "most_ranks": max(most_ranks), "ranks_left": left, "states": states}
 
@@ -160,19 +161,23 @@ def run(directory: Path) -> dict[str, Any]:
     import ray  # only in the program: the test imports this module without Ray
     from ray import serve
 
+    from tests.support.ray_nodes import few_processes
+
     # Ray keeps the address of the machine's cluster here, so no other program joins this cluster by accident.
     os.environ["RAY_TMPDIR"] = str(directory)
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
     write_faulty(directory)
     port = free_port()
-    ray.init(
-        address="local",
-        num_cpus=8,
-        namespace="serve",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-    )
+    os.environ["RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT"] = "1"  # test_startup.py also starts servers with Serve's default
+    with few_processes():
+        ray.init(
+            address="local",
+            num_cpus=8,
+            namespace="serve",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         seen = {what: deploy(directory, port, cases) for what, cases in BATCHES.items()}

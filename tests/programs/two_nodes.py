@@ -31,6 +31,7 @@ from llama_core.scheduling.step import SlotInit, StepInput
 from tests.cluster.test_model_on_ranks import Run, engine_config
 from tests.conftest import GOLDEN
 from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
+from tests.support.ray_nodes import few_processes
 from tests.support.waiting import until, until_true
 
 LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=5)
@@ -113,7 +114,7 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
     async def is_usable() -> bool:
         return await pool.usable_bundles() == [1, 2]
 
-    await until("the new node's bundle is usable", is_usable)
+    await until("the new node's bundle is usable", is_usable, pause_s=0.3)
     vars(supervisor)["ROOM_CHECK_S"] = 1.0
     fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 256, "shrink_after_s": 4.0}
     service = LlamaService(ServerArgs(**fields), lambda: pool)
@@ -172,11 +173,12 @@ if __name__ == "__main__":
         "health_check_failure_threshold": 6,
     }
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": health_checks}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    second = cluster.add_node(num_cpus=1)
-    ray.init(address=cluster.address, logging_level=logging.WARNING, log_to_driver=False)
-    try:
-        print("SEEN " + json.dumps(uvloop.run(main(cluster, second))))
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with few_processes():
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        second = cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, logging_level=logging.WARNING, log_to_driver=False)
+        try:
+            print("SEEN " + json.dumps(uvloop.run(main(cluster, second))))
+        finally:
+            ray.shutdown()
+            cluster.shutdown()

@@ -27,7 +27,7 @@ SHARED_MEMORY_BEFORE: set[str] = set()
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     SHARED_MEMORY_BEFORE.update(os.listdir("/dev/shm"))
-    with served(args={"max_seq_len": 4096}) as running:
+    with served(args={"max_seq_len": 4096, "spare_ranks": False}) as running:
         running.wait_ready()
         yield running
 

@@ -3,7 +3,6 @@
 import signal
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def test_a_damaged_file_is_named_and_ends_the_server_with_an_error_and_no_proces
             most = max(most, len(server.processes()))
             if known is None and fault in server.output():
                 known = time.monotonic()
-            time.sleep(0.1)
+            time.sleep(0.3)
         ended = time.monotonic()
         output = server.output()
         assert server.process.poll() == 1, output[-3000:]
@@ -131,18 +130,3 @@ def test_a_server_that_waits_for_resources_ends_at_once_on_sigterm(ray_directory
         assert server.process.wait(120) == 0
         assert time.monotonic() - began < 29, "Serve alone takes longer"
         assert server.wait_gone() == {}
-
-
-def test_with_keys_the_server_reports_ready_and_asks_for_a_key() -> None:
-    with served(env={"LLAMA_API_KEYS": "kq7-one,kq7-two"}) as server:
-        server.wait_ready()
-        assert server.get("/props")[0] == server.get("/v1/models")[0] == 401
-        assert server.get("/health")[0] == 200
-        request = urllib.request.Request(server.url + "/metrics", headers={"Authorization": "Bearer kq7-two"})
-        with urllib.request.urlopen(request, timeout=60) as response:
-            assert response.status == 200
-            # The command itself sends GET /props once the server is ready.
-            assert b'requests_total{outcome="invalid_api_key",path="/v1/models"} 1.0' in response.read()
-        wait_until("the banner is printed", lambda: "Llama on Ray is ready" in server.output())
-        assert "asks for an API key" in server.output() and "Bearer KEY" in server.output()
-        assert "kq7" not in server.output(), "keys are never written"

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
+# By default Serve kills a proxy that starts or answers late, which happens on a machine that other tests keep busy.
+PATIENT_SERVE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60"}
 
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's variables without those of Ray and of the server, with this repository on the Python path."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "LLAMA_"))}
-    return inherited | {"PYTHONPATH": str(REPOSITORY)} | changes
+    return inherited | PATIENT_SERVE | {"PYTHONPATH": str(REPOSITORY)} | changes
 
 
 def seen_by(module: str, timeout_s: float = 240.0, **changes: str) -> dict[str, Any]:
