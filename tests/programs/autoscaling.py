@@ -177,7 +177,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
 
         seen["waiting"] = await until("the line", waits)
         stamp("waiting")
-        seen["warning"] = said("it waits until there is room")
+        seen["warning"] = await until("the warning", lambda: asyncio.sleep(0, said("it waits until there is room")))
         seen["ready_without_room"] = sorted(set(early))
 
         # A node joins: room for one replica.

@@ -21,6 +21,6 @@ class _Node(NodeWithoutAgent):
 @contextmanager
 def few_processes() -> Iterator[None]:
     """Clusters that are started in this context consist of such nodes, and start workers only on demand."""
-    os.environ["RAY_prestart_worker_first_driver"] = "0"
+    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112 (Ray reads this name)
     with replaced(ray._private.node, "Node", _Node):
         yield
