@@ -121,6 +121,7 @@ class _SmallNode(NodeWithoutAgent):
         while not gcs.get_all_node_info() and time.monotonic() < deadline:
             time.sleep(0.01)
 
+
 @contextmanager
 def replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
     """`value` in place of an attribute of a module."""
