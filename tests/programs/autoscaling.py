@@ -326,7 +326,7 @@ def run(directory: str) -> dict[str, Any]:
     }
     # The head has no CPUs: it must not be lost with a replica.
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": health_checks}
-    with few_processes():
+    with few_processes(logs_to_driver=True):  # `llama-ray up -v` shows the lines of workers
         return serve_on(Cluster(initialize_head=True, head_node_args=head), port, path, log)
 
 
