@@ -168,9 +168,8 @@ def run(directory: Path) -> dict[str, Any]:
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
     write_faulty(directory)
     port = free_port()
-    os.environ["RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT"] = (
-        "1"  # test_startup.py also starts servers with Serve's default
-    )
+    # Each replica is tried once: test_startup.py also starts servers with Serve's default.
+    os.environ["RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT"] = "1"
     with few_processes():
         ray.init(
             address="local",

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,13 @@ from llama_core import Llama
 from tests.conftest import GOLDEN
 from tests.support.programs import REPOSITORY, environment
 from tests.support.raw_http import COMPLETIONS, connect, message
-from tests.support.server import UP, Server, is_idle, num_generated, served
+from tests.support.server import Server, is_idle, num_generated
 from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
 # Ray guards its cluster by a token in the user's home. With an explicit address the token must be enabled.
 WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
-WITH_KEY = {"Authorization": "Bearer kq7-two"}
 
 # Lets a process run for a fifth of the time only.
 THROTTLE = """
@@ -528,60 +526,3 @@ def test_sigterm_of_serve_run_leaves_no_process(plain: Server) -> None:
     plain.process.wait(180)
     assert plain.wait_gone() == {}
     assert plain.get("/health")[0] == 0
-
-
-# The demo model with API keys.
-
-
-@pytest.fixture(scope="module")
-def with_keys() -> Iterator[Server]:
-    with served(args={"spare_ranks": False}, env={"LLAMA_API_KEYS": "kq7-one,kq7-two"}) as running:
-        running.wait_ready()
-        yield running
-
-
-def test_with_keys_the_server_reports_ready_and_asks_for_a_key(with_keys: Server) -> None:
-    assert with_keys.get("/props")[0] == with_keys.get("/v1/models")[0] == 401
-    assert with_keys.get("/health")[0] == 200
-    answer = httpx.get(f"{with_keys.url}/metrics", headers=WITH_KEY, timeout=60)
-    assert answer.status_code == 200
-    # The command itself sends GET /props once the server is ready.
-    assert 'requests_total{outcome="invalid_api_key",path="/v1/models"} 1.0' in answer.text
-    wait_until("the banner is printed", lambda: "Llama on Ray is ready" in with_keys.output())
-    assert "asks for an API key" in with_keys.output() and "Bearer KEY" in with_keys.output()
-    assert "kq7" not in with_keys.output(), "keys are never written"
-
-
-def test_a_second_server_on_the_same_port_is_refused(with_keys: Server) -> None:
-    second = subprocess.run(
-        [*UP, str(with_keys.config)],
-        cwd=REPOSITORY,
-        env=environment(RAY_ADDRESS="local"),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert second.returncode != 0 and f"127.0.0.1:{with_keys.port} cannot be used" in second.stderr
-
-
-def test_a_second_ctrl_c_ends_all_processes_at_once(with_keys: Server) -> None:
-    body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
-    url = f"{with_keys.url}/v1/completions"
-    with httpx.Client(headers=WITH_KEY, timeout=90) as http, http.stream("POST", url, json=body) as answer:
-        assert next(answer.iter_lines()).startswith("data: ")
-        for _ in range(2):
-            with_keys.process.send_signal(signal.SIGINT)
-            time.sleep(0.3)
-        begin = time.monotonic()
-        assert with_keys.process.wait(120) == 0
-        assert time.monotonic() - begin < 60
-    assert with_keys.wait_gone() == {}
-
-
-def test_a_misspelt_argument_stops_the_start_and_is_named() -> None:
-    with served(args={"max_batchsize": 4}) as running:
-        assert running.process.wait(180) == 1
-        said = next(line for line in running.output().splitlines() if "The server cannot start" in line)
-        assert "max_batchsize" in said
-        assert running.wait_gone() == {}
