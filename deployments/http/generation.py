@@ -29,8 +29,9 @@ from llama_core.errors import DeadlineExceeded, InvalidParameter, RequestCancell
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
 # Where Serve sees `x-request-timeout-seconds` too (`serve_headers.py` hides it), Serve would end the request with its own
-# text, and cut a stream off. This server's deadline is earlier.
-HEAD_START_S = 0.1
+# text, and cut a stream off. This server's deadline is then earlier by a quarter of the limit, or by this time if that is less:
+# Serve's timer begins in its proxy, to which the messages of a stream take some tenths of a second on a busy machine.
+HEAD_START_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class _GenerationRequest:
     async def run(self) -> None:
         try:
             limit_s = self._limit_s()
-            end_s = None if limit_s is None else self._began_s + limit_s - min(HEAD_START_S, limit_s / 10)
+            end_s = None if limit_s is None else self._began_s + limit_s - self._head_start_s(limit_s)
             plan = await self._planned(limit_s, end_s)
             serializer = self._submit(plan)
             if limit_s is not None and end_s is not None:
@@ -130,6 +131,10 @@ class _GenerationRequest:
                 f"{TIMEOUT_HEADER}: must be a number of seconds greater than 0", param=TIMEOUT_HEADER
             )
         return min(seconds, server_s or math.inf)
+
+    def _head_start_s(self, limit_s: float) -> float:
+        """How much earlier than the limit this request ends, so that Serve's own timer does not end it first."""
+        return min(HEAD_START_S, limit_s / 4) if TIMEOUT_HEADER in self._request.headers else 0.0
 
     async def _planned(self, limit_s: float | None, end_s: float | None) -> Plan:
         if limit_s is None:
