@@ -8,12 +8,15 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,29 @@ def config(port: int) -> dict[str, Any]:
 def groups() -> dict[str, str]:
     """Placement groups that are not removed: id -> state."""
     return {key: group["state"] for key, group in placement_group_table().items() if group["state"] != "REMOVED"}
+
+
+class MainThread:
+    """Runs calls that work only in the main thread for a coroutine of another thread, whose streams go on meanwhile."""
+
+    def __init__(self) -> None:
+        self._calls: queue.Queue[tuple[Future[Any], Callable[[], Any]]] = queue.Queue()
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
+        return await asyncio.wrap_future(future)
+
+    def serve_until(self, done: Future[Any]) -> None:
+        while not done.done():
+            try:
+                future, call = self._calls.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            try:
+                future.set_result(call())
+            except Exception as error:
+                future.set_exception(error)
 
 
 def nodes_of_groups() -> set[str]:
@@ -148,7 +174,9 @@ class Client:
             await asyncio.sleep(0.05)
 
 
-async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: str) -> dict[str, Any]:
+async def main(
+    cluster: Cluster, main_thread: MainThread, up: subprocess.Popen[bytes], log: Path, url: str
+) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     began = time.monotonic()
 
@@ -181,7 +209,7 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         seen["ready_without_room"] = sorted(set(early))
 
         # A node joins: room for one replica.
-        cluster.add_node(num_cpus=2)
+        await main_thread.run(lambda: cluster.add_node(num_cpus=2))
         loading: list[dict[str, Any]] = []
 
         async def is_ready() -> bool:
@@ -222,18 +250,23 @@ async def main(cluster: Cluster, up: subprocess.Popen[bytes], log: Path, url: st
         seen["groups_while_waiting"] = sorted(groups().values())
         seen["replicas_while_waiting"] = len(client.ranks)
 
-        # Another node joins: room for two replicas.
-        cluster.add_node(num_cpus=2)
+        # Another node joins: room for two replicas. A pause of the load until it has started would remove one.
+        await main_thread.run(lambda: cluster.add_node(num_cpus=2))
 
-        async def both_work() -> bool:
+        def running() -> dict[tuple[int, ...], dict[int, ProcessIdentity]]:
+            """The replicas seen whose ranks all run; a busy machine may have replaced one meanwhile."""
+            known = {pids: {pid: ProcessIdentity.of(pid) for pid in pids} for pids in client.ranks}
+            return {pids: ranks for pids, ranks in known.items() if all(map(is_running, ranks.values()))}
+
+        async def both_work() -> dict[tuple[int, ...], dict[int, ProcessIdentity]] | None:
             await client.props()
-            return len(client.ranks) == 2 and all(client.ranks.values())
+            both = running()
+            settled = sorted(groups().values()) == ["CREATED", "CREATED"]
+            return both if settled and len(both) == 2 and all(client.ranks[pids] for pids in both) else None
 
-        await until("the second replica has rows to run", both_work, 240)
+        replicas = await until("two replicas have rows to run and a placement group each", both_work, 240)
         stamp("second_replica")
-        seen["groups_under_load"] = sorted(groups().values())
-        processes = {pid: ProcessIdentity.of(pid) for pids in client.ranks for pid in pids}
-        seen["rows_of_replicas"] = list(client.ranks.values())
+        processes = {pid: process for ranks in replicas.values() for pid, process in ranks.items()}
         seen["ranks_under_load"] = sum(is_running(process) for process in processes.values())
 
         # One stream at a time, which one replica can serve.
@@ -342,7 +375,11 @@ def serve_on(cluster: Cluster, port: int, path: Path, log: Path) -> dict[str, An
             stderr=subprocess.STDOUT,
         )
     try:
-        return asyncio.run(main(cluster, up, log, f"http://127.0.0.1:{port}"))
+        main_thread = MainThread()
+        with ThreadPoolExecutor(1) as pool:
+            seen = pool.submit(asyncio.run, main(cluster, main_thread, up, log, f"http://127.0.0.1:{port}"))
+            main_thread.serve_until(seen)
+        return seen.result()
     except BaseException:
         print(log.read_text(errors="replace")[-8000:], file=sys.stderr)
         raise
