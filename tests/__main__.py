@@ -217,6 +217,8 @@ def main(argv: Sequence[str]) -> None:
         chosen = [name for name in names if name in options.lanes]
         lanes = {name: Lane(name, known[name], Path(directory) / name, env_of(name, directory)) for name in chosen}
         running = threading.Thread(target=run_all, args=(lanes, stopping))
+        # A job that a shell runs in the background inherits an ignored SIGINT, and so would the lanes.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
         running.start()
         try:
