@@ -1,6 +1,7 @@
 """Processes of Serve are killed under live streams: the controller, HAProxy, the replica, and finally all at once."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -71,11 +72,14 @@ def processes(server: Server, name: str) -> set[int]:
 
 
 def kill(server: Server, name: str) -> set[int]:
-    found = processes(server, name)
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
-    assert found
-    return found
+    """Kill the processes of that name; at least one."""
+    killed = set()
+    for pid in processes(server, name):
+        with contextlib.suppress(ProcessLookupError):  # an HAProxy that a reload has replaced ends by itself
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+    assert killed
+    return killed
 
 
 def contents(heard: list[Heard]) -> list[tuple[object, ...]]:
