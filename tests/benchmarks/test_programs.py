@@ -1,12 +1,12 @@
 """Programs that a benchmark starts, and their end."""
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.harness.programs import Program, ProgramFailed, free_port, running, write_config
+from tests.support.waiting import wait_until
 
 # Starts a child in a session of its own that ignores SIGTERM, as faulty programs do.
 STUBBORN = """
@@ -21,13 +21,10 @@ time.sleep(60)
 def test_every_descendant_of_a_program_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.harness.programs.PATIENCE_S", 0.5)
     program = Program([sys.executable, "-c", STUBBORN], tmp_path / "output")
-    deadline = time.monotonic() + 30
-    while len(program.processes()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until("the program has a child", lambda: program.said().strip() == "started")
     assert len(program.processes()) == 2
     program.end()
     assert program.processes() == []
-    assert program.said().strip() == "started"
 
 
 def test_a_program_that_ends_before_it_answers_is_reported_with_its_output() -> None:
