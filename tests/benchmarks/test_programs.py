@@ -22,7 +22,8 @@ def test_every_descendant_of_a_program_ends_with_it(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("benchmarks.harness.programs.PATIENCE_S", 0.5)
     program = Program([sys.executable, "-c", STUBBORN], tmp_path / "output")
     wait_until("the program has a child", lambda: program.said().strip() == "started")
-    assert len(program.processes()) == 2
+    # A process that is just being started has no environment, and so no tag, for a moment.
+    wait_until("both processes carry the tag", lambda: len(program.processes()) == 2)
     program.end()
     assert program.processes() == []
 
