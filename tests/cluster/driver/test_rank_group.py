@@ -375,6 +375,8 @@ async def test_each_rank_has_its_own_cores(start: Start) -> None:
     for epoch in (1, 2):
         group, info = await start(epoch=epoch)
         cores = [report.load.cores for report in info.ranks]
+        if not all(cores) and claim_cores(1, os.sched_getaffinity(0)) is None:  # none is left that the rank could have
+            pytest.skip("another server's ranks on this host took its cores")
         assert all(len(owned) == 1 for owned in cores)
         assert cores[0] != cores[1]
         for report in info.ranks:
