@@ -20,10 +20,17 @@ READY_TIMEOUT_S = 120.0
 
 def kill_a_rank(server: Server, draw: random.Random) -> int:
     """Kill a serving rank in any phase. Returns its number."""
-    ranks: list[dict[str, Any]] = wait_until("the server names its ranks", lambda: server.get("/props")[1].get("ranks"))
-    chosen = draw.choice(ranks)
-    os.kill(chosen["pid"], signal.SIGKILL)
-    return int(chosen["rank"])
+
+    def killed() -> dict[str, Any] | None:
+        if not (ranks := server.get("/props")[1].get("ranks")):
+            return None
+        chosen: dict[str, Any] = draw.choice(ranks)
+        with contextlib.suppress(ProcessLookupError):  # an earlier fault has just ended it
+            os.kill(chosen["pid"], signal.SIGKILL)
+            return chosen
+        return None
+
+    return int(wait_until("a rank that the server names was killed", killed)["rank"])
 
 
 def kill_any(server: Server, draw: random.Random) -> None:

@@ -127,13 +127,13 @@ async def test_an_idle_groups_dead_rank_is_noticed(start: Start) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: Start, rank: int) -> None:
-    group, info = await start(limits=GroupLimits(start_timeout_s=60, step_timeout_s=0.5))
+    group, info = await start(limits=GroupLimits(start_timeout_s=60, step_timeout_s=3))
     await group.step(step_input(0))
     os.kill(processes(info)[rank].pid, signal.SIGSTOP)
     stopped = time.monotonic()
     pending = group.submit(step_input(1))
     failure = await asyncio.wait_for(group.wait_failed(), 60)
-    assert time.monotonic() - stopped >= 0.5
+    assert time.monotonic() - stopped >= 3
     assert failure.rank == rank
     assert "hangs" in failure.message
     if rank == 0:
@@ -155,7 +155,7 @@ async def test_an_exception_in_a_step_is_reported_with_its_text(start: Start) ->
 async def test_the_rank_that_raised_is_named_instead_of_the_one_whose_collective_failed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.driver.fan_out._SECOND_SIGN_S", 5.0)
+    monkeypatch.setattr("cluster.driver.fan_out._SECOND_SIGN_S", 60.0)
     faults = (Fault(0, "collective", "prefill", at_step=0), Fault(1, "raise", "prefill", at_step=0, after_s=0.02))
     group, info = await start(FakeFactory(faults))
     with pytest.raises(RankFailure, match="rank 1 failed: ValueError"):
@@ -258,7 +258,7 @@ async def test_a_refused_hello_ends_the_start_long_before_its_deadline(
 async def test_a_start_that_is_cancelled_while_it_describes_progress_leaves_no_process(
     two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = GroupLimits(start_timeout_s=10)
+    limits = GroupLimits(start_timeout_s=20)  # both ranks load by then, also on a slow machine
     group = RankGroup(
         CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
     )
@@ -291,7 +291,7 @@ async def test_a_configuration_with_too_long_steps_is_refused_before_any_rank_ex
 async def test_an_overdue_step_fails_even_if_ray_cannot_name_the_hanging_rank(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group, info = await start(FakeFactory(step_s=30), limits=GroupLimits(start_timeout_s=60, step_timeout_s=0.3))
+    group, info = await start(FakeFactory(step_s=30), limits=GroupLimits(start_timeout_s=60, step_timeout_s=2))
 
     async def broken(timeout_s: float = 1.0) -> list[None]:
         raise RuntimeError("Ray is shut down")
@@ -315,11 +315,11 @@ async def test_a_group_allocates_at_most_the_requested_blocks(two_rank_placement
 async def test_a_start_that_hangs_ends_at_its_deadline_and_describes_progress(
     two_rank_placement: PlacementGroup,
 ) -> None:
-    limits = GroupLimits(start_timeout_s=10)
+    limits = GroupLimits(start_timeout_s=20)  # both ranks load by then, also on a slow machine
     group = RankGroup(
         CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
     )
-    with pytest.raises(RankFailure, match=r"within 10 s: .*rank 1 loading \(0 of 1,000 bytes\)"):
+    with pytest.raises(RankFailure, match=r"within 20 s: .*rank 1 loading \(0 of 1,000 bytes\)"):
         await group.start()
     assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
@@ -327,14 +327,14 @@ async def test_a_start_that_hangs_ends_at_its_deadline_and_describes_progress(
 async def test_a_rank_that_is_stopped_while_it_loads_ends_the_start_at_the_step_deadline(
     two_rank_placement: PlacementGroup,
 ) -> None:
-    limits = GroupLimits(start_timeout_s=60, step_timeout_s=1)
+    limits = GroupLimits(start_timeout_s=60, step_timeout_s=3)
     group = RankGroup(
         CONFIG, two_rank_placement, limits=limits, runner_factory=FakeFactory((Fault(1, "partition", "load"),))
     )
     starting = asyncio.create_task(group.start())
     await until("a rank loads", lambda: is_loading(group))
     os.kill(group.ranks.identities[1].process.pid, signal.SIGSTOP)
-    with pytest.raises(RankFailure, match="rank 1 hangs: no answer to a status call within 1 s"):
+    with pytest.raises(RankFailure, match="rank 1 hangs: no answer to a status call within 3 s"):
         await asyncio.wait_for(starting, 40)  # long before the start's own deadline
     assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
@@ -375,6 +375,8 @@ async def test_each_rank_has_its_own_cores(start: Start) -> None:
     for epoch in (1, 2):
         group, info = await start(epoch=epoch)
         cores = [report.load.cores for report in info.ranks]
+        if not all(cores) and claim_cores(1, os.sched_getaffinity(0)) is None:  # none is left that the rank could have
+            pytest.skip("another server's ranks on this host took its cores")
         assert all(len(owned) == 1 for owned in cores)
         assert cores[0] != cores[1]
         for report in info.ranks:

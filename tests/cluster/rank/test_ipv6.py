@@ -33,7 +33,7 @@ def test_rank_0_offers_the_rendezvous_store_at_an_address_of_either_family(host:
     rank = RankProcess(0, 2, "node", host)
     port = rank.offer_store(host)
     assert rank._listen_socket is not None
-    timeout = timedelta(seconds=20)
+    timeout = timedelta(seconds=60)
     master = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, 2, True, timeout, wait_for_workers=False, master_listen_fd=rank._listen_socket.detach()
     )
@@ -51,7 +51,7 @@ def test_the_interface_of_an_ipv6_address_is_found() -> None:
 
 async def test_the_driver_listens_at_an_ipv6_address_with_tls() -> None:
     listener = RankListener(7, 1, "::1")
-    frames = await asyncio.to_thread(connect, await listener.open(), 0, 5)
+    frames = await asyncio.to_thread(connect, await listener.open(), 0, 60)
     (connection,) = await asyncio.wait_for(listener.connections(), 60)
     connection.write(b"\0\0\0\1x")
     assert await asyncio.to_thread(frames.receive) == b"x"

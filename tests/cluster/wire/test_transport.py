@@ -33,8 +33,8 @@ async def try_connect(invitation: Invitation, rank: int) -> bool:
 
     def attempt() -> bool:
         try:
-            frames = connect(invitation, rank, 5)
-            frames._socket.settimeout(3)
+            frames = connect(invitation, rank, 60)
+            frames._socket.settimeout(60)
             return frames.receive() is not None
         except TimeoutError:
             return True
@@ -46,7 +46,7 @@ async def try_connect(invitation: Invitation, rank: int) -> bool:
 
 async def test_ranks_with_the_invitation_are_connected_in_order(listener: RankListener) -> None:
     invitation = await listener.open()
-    sockets = [await asyncio.to_thread(connect, invitation, rank, 5) for rank in (1, 0)]
+    sockets = [await asyncio.to_thread(connect, invitation, rank, 60) for rank in (1, 0)]
     connections = await asyncio.wait_for(listener.connections(), 60)
     assert [connection.rank for connection in connections] == [0, 1]
     connections[0].write(b"\0\0\0\1x")
@@ -67,7 +67,7 @@ async def test_another_epoch_is_refused(listener: RankListener) -> None:
 
 async def test_a_connected_or_unknown_rank_is_refused(listener: RankListener) -> None:
     invitation = await listener.open()
-    kept = await asyncio.to_thread(connect, invitation, 0, 5)
+    kept = await asyncio.to_thread(connect, invitation, 0, 60)
     assert not await try_connect(invitation, 0)
     assert not await try_connect(invitation, 2)
     assert not await try_connect(invitation, -1)
@@ -81,7 +81,7 @@ async def test_a_connection_without_a_hello_cannot_fill_the_drivers_memory() -> 
     def flood() -> bool:
         with socket.socket(socket.AF_UNIX) as stranger:
             assert invitation.path is not None
-            stranger.settimeout(5)
+            stranger.settimeout(60)
             stranger.connect(invitation.path)
             stranger.sendall((2**20).to_bytes(4, "big"))
             return stranger.recv(1) == b""
@@ -106,7 +106,7 @@ async def test_a_client_without_a_certificate_is_refused_over_tls() -> None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         try:
-            with socket.create_connection((invitation.host, invitation.port), 5) as plain:
+            with socket.create_connection((invitation.host, invitation.port), 60) as plain:
                 frames = FrameSocket(context.wrap_socket(plain))
                 frames.send(Hello(7, 0, invitation.secret))
                 return frames.receive() is not None
@@ -124,7 +124,7 @@ async def test_the_socket_is_private_and_removed_once_all_ranks_are_connected() 
     assert invitation.path is not None
     directory = Path(invitation.path).parent
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    connection = await asyncio.to_thread(connect, invitation, 0, 5)
+    connection = await asyncio.to_thread(connect, invitation, 0, 60)
     await listener.connections()
     assert not directory.exists()
     assert not await try_connect(invitation, 0)
@@ -135,11 +135,11 @@ async def test_the_socket_is_private_and_removed_once_all_ranks_are_connected() 
 async def test_the_tls_port_is_closed_once_all_ranks_are_connected() -> None:
     listener = RankListener(7, 1, "127.0.0.1")
     invitation = await listener.open()
-    connection = await asyncio.to_thread(connect, invitation, 0, 5)
+    connection = await asyncio.to_thread(connect, invitation, 0, 60)
     await listener.connections()
     await asyncio.sleep(0.05)
     with pytest.raises(ConnectionRefusedError):
-        await asyncio.to_thread(connect, invitation, 0, 5)
+        await asyncio.to_thread(connect, invitation, 0, 60)
     connection.close()
     listener.close()
 

@@ -352,7 +352,7 @@ async def test_draining_refuses_new_requests_and_lets_the_live_ones_end() -> Non
     group = FakeGroup(step_s=0.001, token=lambda tokens: 5)
     async with running(group) as loop:
         stream = loop.submit([1, 3], greedy(20))
-        draining = asyncio.create_task(loop.drain(5.0))
+        draining = asyncio.create_task(loop.drain(60.0))
         await asyncio.sleep(0.005)
         with pytest.raises(NotReady):
             loop.submit([1, 3], greedy())

@@ -34,9 +34,9 @@ async def test_an_answer_that_takes_too_long_is_ended_with_504(where: str) -> No
 
 
 async def test_a_stream_gets_an_error_event_and_no_done() -> None:
-    engine = FakeEngine(step_s=0.01)
+    engine = FakeEngine(step_s=0.05)
     async with http(engine) as client:
-        answer = await client.post("/v1/completions", json={**BODY, "stream": True}, headers={TIMEOUT_HEADER: "1"})
+        answer = await client.post("/v1/completions", json={**BODY, "stream": True}, headers={TIMEOUT_HEADER: "3"})
     assert answer.status_code == 200
     events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
     assert len(events) > 2 and "deadline_exceeded" in events[-1] and "[DONE]" not in answer.text

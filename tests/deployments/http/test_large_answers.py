@@ -75,11 +75,11 @@ async def longest_turn() -> AsyncIterator[list[float]]:
     ids=["many alternatives", "long prompt", "many prompts", "many tokens"],
 )
 async def test_the_largest_legal_answers_hold_the_event_loop_only_briefly(body: dict[str, Any], stream: bool) -> None:
-    """Processor time, and the best of three runs: the same work takes longer where others use the processor's caches."""
+    """Processor time, and the best of several runs: the same work takes longer where others use the processor's caches."""
     best_s = 1.0
     async with client(FakeEngine()) as asking:
         await asking.post("/v1/completions", json={"prompt": "x", "logprobs": 20})  # imports and caches
-        for _ in range(3):
+        for _ in range(8):
             async with longest_turn() as longest:
                 answer = await asking.post("/v1/completions", json=body | {"stream": stream})
             assert answer.status_code == 200, answer.text
@@ -174,7 +174,7 @@ async def test_a_client_that_does_not_read_its_whole_answer_is_disconnected(
 ) -> None:
     metrics = Metrics(in_ray=False)
     stalled = Stalled(LARGE, num_pieces)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await stalled.ask(build_http_app(FakeEngine(), metrics, HttpLimits(send_timeout_s=0.1)))
     assert not stalled.was_completed
     assert "a client did not read its answer for 0.1 s" in caplog.text

@@ -12,6 +12,7 @@ from deployments.http.request_body import BodyLimits, BodyReader
 from deployments.http.schemas import CompletionBody
 from llama_core.errors import QueueFull
 from tests.support.scripted_engine import FakeEngine
+from tests.support.waiting import until_true
 
 
 class Blocking:
@@ -27,7 +28,7 @@ class Blocking:
         with self._lock:
             self.num_running += 1
             self.most_at_once = max(self.most_at_once, self.num_running)
-        self.release.wait(10)
+        self.release.wait(120)
         with self._lock:
             self.num_running -= 1
         return [1]
@@ -44,9 +45,10 @@ async def test_threads_of_cancelled_texts_count_until_they_end(monkeypatch: pyte
     encoder = PromptEncoder(engine, TextLimits(threads=2))
     for _ in range(5):
         await cancelled_after(asyncio.ensure_future(encoder.text("x" * 100_000, bos=True)), 0.02)
-    assert work.most_at_once == 2
+    await until_true("two threads run", lambda: work.num_running >= 2)
     work.release.set()
     assert await encoder.text("x" * 100_000, bos=True) == [1]
+    assert work.most_at_once == 2
 
 
 async def test_threads_of_cancelled_bodies_count_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +58,10 @@ async def test_threads_of_cancelled_bodies_count_until_they_end(monkeypatch: pyt
     raw = b'{"prompt": "' + b"x" * 200_000 + b'"}'
     for _ in range(3):
         await cancelled_after(asyncio.ensure_future(bodies.parse(raw, CompletionBody)), 0.02)
-    assert work.most_at_once == 1
+    await until_true("a thread runs", lambda: work.num_running)
     work.release.set()
     await bodies.parse(raw, CompletionBody)
+    assert work.most_at_once == 1
 
 
 async def test_the_weight_of_cancelled_work_counts_until_its_thread_ends() -> None:

@@ -148,7 +148,7 @@ async def test_without_coalescing_every_token_leaves_at_once() -> None:
 
 def test_the_http_limits_reach_every_stream() -> None:
     coalescing = ProxyCoalescing()
-    with serve(FakeEngine("x " * 200, step_s=STEP_S), HttpLimits(coalescing=coalescing)) as served:
+    with serve(FakeEngine("x " * 200, step_s=0.05), HttpLimits(coalescing=coalescing)) as served:
         body = {"prompt": "x", "stream": True, "max_tokens": 200}
         with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()  # httpx closes the connection with its generator

@@ -171,7 +171,7 @@ def test_a_disconnect_before_the_first_token_frees_every_sequence(served: Served
 
 def test_a_disconnect_before_a_whole_answer_frees_every_sequence(served: Served) -> None:
     served.engine.step_s = 0.05
-    ask_and_leave(served, {"prompt": "x", "max_tokens": 100}, 1)
+    ask_and_leave(served, {"prompt": "x", "max_tokens": 100, "ignore_eos": True}, 1)
     eventually(lambda: served.engine.num_open == 0)
     assert all(stream.cancelled for stream in served.engine.streams)
     eventually(lambda: b'outcome="cancelled",path="/v1/completions"' in served.metrics.render())
@@ -192,7 +192,7 @@ async def test_unread_deltas_of_a_slow_reader_stay_in_the_engine() -> None:
 
 
 def test_a_stream_that_waits_long_for_its_first_token_starts_with_pings(served: Served) -> None:
-    served.engine.step_s = 2.5 * PING_S
+    served.engine.step_s = 20 * PING_S
     text = completion(served, max_tokens=1).text
     assert text.startswith(": ping\n\n")
     assert len(sse(text)) == 1
