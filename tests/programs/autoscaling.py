@@ -247,6 +247,7 @@ async def main(
         seen["autoscaler_sees_cpus"] = await until("the autoscaler sees it", lambda: asyncio.sleep(0, pending_cpus()))
         served = client.endings.total()
         await until("completions meanwhile", lambda: asyncio.sleep(0, client.endings.total() >= served + 8))
+        await until("a second placement group still waits", wants_more)
         seen["groups_while_waiting"] = sorted(groups().values())
         seen["replicas_while_waiting"] = len(client.ranks)
 
@@ -321,10 +322,10 @@ async def main(
         processes = {pid: ProcessIdentity.of(pid) for pid in anew}
 
         # The application is deleted during a stream; then the server ends.
-        begun, late = asyncio.Event(), set()
+        all_begun, late = [asyncio.Event() for _ in range(8)], set()
         # Together they last long enough for a busy machine to ask for readiness meanwhile.
-        last = asyncio.gather(*(client.stream(4000, begun) for _ in range(8)))
-        await asyncio.wait_for(begun.wait(), 120)
+        last = asyncio.gather(*(client.stream(4000, begun) for begun in all_begun))
+        await asyncio.wait_for(asyncio.gather(*(begun.wait() for begun in all_begun)), 120)
         deleting = asyncio.create_task(asyncio.to_thread(serve.delete, "llama"))
 
         async def is_drained() -> bool:
@@ -336,6 +337,11 @@ async def main(
         await until("the live streams have ended", is_drained, 240)
         seen["ready_while_draining"], seen["streams_while_draining"] = sorted(late - {200}), sorted(set(await last))
         await deleting
+
+        async def nothing_is_left() -> bool:
+            return not groups() and not any(is_running(process) for process in processes.values())
+
+        await until("the application's ranks and placement groups are gone", nothing_is_left)
         stamp("drained")
         seen["groups_after"] = list(groups().values())
         seen["ranks_after"] = sum(is_running(process) for process in processes.values())

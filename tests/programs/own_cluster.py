@@ -121,7 +121,7 @@ class Cluster:
             replicas = found["applications"]["llama"]["deployments"]["LlamaIngress"]["replicas"]
         except (httpx.HTTPError, KeyError, ValueError):
             return set()
-        # A replica that stops is still listed, as STOPPING, until its process has ended.
+        # A replica that stops is still listed, as STOPPING, until its process has ended; one that starts, as STARTING.
         return {replica["replica_id"] + ("" if replica["state"] == "RUNNING" else " stops") for replica in replicas}
 
     def replica_processes(self) -> list[int]:
@@ -228,6 +228,11 @@ class Stopping:
         return found
 
 
+def all_run(replicas: set[str], count: int) -> bool:
+    """Whether there are so many replicas, and none of them starts or stops."""
+    return len(replicas) == count and not any(replica.endswith(" stops") for replica in replicas)
+
+
 def wait(what: str, look: Callable[[], object], limit_s: float = LIMIT_S) -> float:
     """Seconds until `look` gives something true."""
     began = time.monotonic()
@@ -262,16 +267,16 @@ def run(cluster: Cluster) -> dict[str, Any]:
     try:
         first = cluster.replicas()
         cluster.deploy(2)
-        seen["scaled_up_s"] = wait("two replicas", lambda: len(two := cluster.replicas()) == 2 and first < two)
+        seen["scaled_up_s"] = wait("two replicas", lambda: all_run(two := cluster.replicas(), 2) and first < two)
         seen["draining_periods"] = sorted(cluster.draining_periods())
         old = cluster.replicas()
         cluster.deploy(2, max_batch_size=16)
         stopping = Stopping(cluster)
-        seen["updated_s"] = wait("two new replicas", lambda: len(now := stopping.look()) == 2 and not now & old)
+        seen["updated_s"] = wait("two new replicas", lambda: all_run(now := stopping.look(), 2) and not now & old)
         seen["longest_stop_s"] = stopping.longest_s
         cluster.deploy(1, max_batch_size=16)
         seen["scaled_down_s"] = wait("one replica's process", lambda: len(cluster.replica_processes()) == 1)
-        wait("one replica", lambda: len(cluster.replicas()) == 1)
+        wait("one replica", lambda: all_run(cluster.replicas(), 1))
     finally:
         seen["endings"] = streams.stop()
     seen["longest_pause_s"] = streams.longest_pause_s

@@ -142,11 +142,13 @@ def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: 
 def test_many_large_unfinished_bodies_are_refused(demo: Server) -> None:
     limits = BodyLimits()
     before = resident_bytes(demo)
-    connections = [connect(demo) for _ in range(2 * limits.most_pending)]
+    connections: list[socket.socket] = []
     request = message(COMPLETIONS, b" " * (limits.max_bytes - 100), length=limits.max_bytes)
     try:
-        for connection in connections:
-            connection.sendall(request)
+        for _ in range(2 * limits.most_pending):
+            # Only now, because HAProxy closes a connection on which no request begins.
+            connections.append(connect(demo))
+            connections[-1].sendall(request)
         assert_others_are_served(demo)
         assert resident_bytes(demo) - before < 2 * limits.most_pending * limits.max_bytes
         wait_until(
@@ -201,12 +203,12 @@ def test_clients_that_disconnect_while_queued_are_removed_and_running_streams_co
     server: Server, stream: bool
 ) -> None:
     context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
-    for _ in range(5):  # on a busy machine the first requests may end before the last ones wait
+    for _ in range(20):  # on a busy machine the first requests may end before the last ones wait
         running = [connect(server) for _ in range(32)]
         waiting = [connect(server) for _ in range(20)]
         for connection in running:
             connection.sendall(message(COMPLETIONS, LONG | {"max_tokens": context - 20}))
-        wait_until("the first requests run", lambda: state(server)["requests_running"] == 32, QUICK_S, 0.01)
+        wait_until("the first requests run or end", partial(have_begun, server, running), QUICK_S, 0.01)
         for connection in waiting:
             connection.sendall(message(COMPLETIONS, LONG | {"stream": stream}))
         queued = wait_until("requests wait or run", lambda: has_queued(server), QUICK_S, 0.01)
@@ -221,6 +223,11 @@ def test_clients_that_disconnect_while_queued_are_removed_and_running_streams_co
         if queued == "all":
             break
     assert queued == "all", "in no attempt all requests waited together"
+
+
+def have_begun(server: Server, connections: list[socket.socket]) -> bool:
+    """Whether all 32 requests run, or one has ended already."""
+    return state(server)["requests_running"] == 32 or bool(select.select(connections, [], [], 0)[0])
 
 
 def has_queued(server: Server) -> str | None:
@@ -339,5 +346,6 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_blocks_are_freed(
         while piece := stalled[0].recv(2**20):
             received += piece
     assert received.startswith(b"HTTP/1.1 200") and not received.endswith(b"0\r\n\r\n") and b"[DONE]" not in received
-    assert all(is_idle(server) for server in servers)
+    for server in servers:
+        wait_until("the server is idle", partial(is_idle, server))
     assert resident_bytes(servers[0]) < 2**30

@@ -76,10 +76,12 @@ def test_every_bad_input_gets_its_error_and_leaves_no_sequence(server: Server) -
         props = server.get("/props")[1]
         return props["blocks_used"], [rank["pid"] for rank in props["ranks"]]
 
+    wait_until("the server is idle", lambda: is_idle(server))
     before = figures()
     for (request, status, code), answer in zip(cases, asyncio.run(ask_all()), strict=True):
         assert (answer.status, answer.error()["code"]) == (status, code), (request[:200], answer.body[:300])
     assert post(server, {"prompt": "Are you there?", "max_tokens": 3}).status == 200
+    wait_until("the server is idle", lambda: is_idle(server))
     assert figures() == before
 
 

@@ -1,6 +1,7 @@
 """A whole server as a user starts it: HTTP, handle, examples, many streams, a killed rank, and a clean end."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -169,7 +170,9 @@ def test_another_ray_app_gets_the_same_tokens_by_handle(
 def address_of(server: Server) -> str:
     """The Ray address of a server's own cluster, from the command line of its raylet."""
     for pid in server.processes():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        words: list[str] = []
+        with contextlib.suppress(OSError):  # it has just ended
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         for word in words:
             if word.startswith("--gcs-address="):
                 return word.removeprefix("--gcs-address=")
@@ -242,7 +245,9 @@ def test_nothing_listens_beyond_loopback(demo: Server) -> None:
 
 def test_serves_control_loop_slows_down_once_the_server_is_ready(demo: Server) -> None:
     wait_until("the banner is printed", lambda: "is ready at" in demo.output())
-    assert f"SEEN {SERVING_S}" in run([sys.executable, "-c", INTERVAL, address_of(demo)], WITH_TOKEN)
+    # The command changes the interval after it has printed the banner.
+    command = [sys.executable, "-c", INTERVAL, address_of(demo)]
+    wait_until("the interval is the longer one", lambda: f"SEEN {SERVING_S}" in run(command, WITH_TOKEN))
 
 
 def test_a_request_timeout_is_answered_with_our_error_not_serves(demo: Server) -> None:
@@ -302,7 +307,7 @@ def test_thirty_two_simultaneous_streams_are_complete_and_correct(demo: Server) 
     assert all(text.strip() and "\ufffd" not in text for text, _ in streamed)
     assert {reason for _, reason in streamed} <= {"stop", "length"}
     assert len({text for text, _ in streamed}) >= 30
-    assert demo.get("/props")[1]["blocks_used"] == 0
+    wait_until("no block is in use", partial(is_idle, demo))
     # The model is bfloat16, where the batch may round differently; most texts must agree all the same.
     assert sum(a == b for a, b in zip(streamed, whole, strict=True)) >= 16
 
@@ -332,14 +337,14 @@ def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_others_comple
         await api.close()
         return before["requests_running"], after, texts
 
-    for _ in range(5):  # on a busy machine streams may end before this client has closed half of them
+    for _ in range(20):  # on a busy machine streams may end before this client has closed half of them
         num_before, after, texts = asyncio.run(half())
         if (num_before, after["requests_running"]) == (32, 16):
             break
     assert (num_before, after["requests_running"]) == (32, 16)
     assert after["blocks_used"] > 0
     assert len(texts) == 16 and all(len(text) > 100 for text in texts)
-    assert demo.get("/props")[1]["blocks_used"] == 0
+    wait_until("no block is in use", partial(is_idle, demo))
 
 
 @pytest.mark.parametrize("server", ["demo", "plain"], ids=["through HAProxy", "through Serve's proxy"])
@@ -357,7 +362,7 @@ def test_a_disconnected_client_frees_its_sequence(server: str, stream: bool, req
                 with leaving.stream("POST", f"{running.url}/v1/completions", json=body) as answer:
                     next(answer.iter_lines())
             else:
-                with pytest.raises(httpx.ReadTimeout):
+                with contextlib.suppress(httpx.ReadTimeout):  # a client that pauses may get the whole answer
                     leaving.post(f"{running.url}/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.02))
         wait_until("the server is idle", lambda: is_idle(running))
         return num_generated(running) - before

@@ -51,7 +51,7 @@ def connect(server: Server, *, receive_buffer: int | None = None) -> socket.sock
     connection = socket.socket()
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    connection.settimeout(30)
+    connection.settimeout(120)  # for whole answers, on a machine that other tests share
     connection.connect(("127.0.0.1", server.port))
     return connection
 

@@ -1,6 +1,7 @@
 """Starts a server as a user does, by `llama-ray up CONFIG` or by `serve run`, on a free port, and ends it."""
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -72,14 +73,15 @@ class Server:
         return "\n".join(file.read_text(errors="replace") for file in files)
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
-        """Status and JSON body; status 0 while nothing answers."""
+        """Status and JSON body; status 0 while nothing answers, or not with a whole answer."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=20) as response:
-                return response.status, json.loads(response.read())
-        except urllib.error.HTTPError as error:
-            body = error.read()
-            return error.code, json.loads(body) if body.startswith(b"{") else {}
-        except OSError:
+            try:
+                with urllib.request.urlopen(self.url + path, timeout=20) as response:
+                    return response.status, json.loads(response.read())
+            except urllib.error.HTTPError as error:
+                body = error.read()
+                return error.code, json.loads(body) if body.startswith(b"{") else {}
+        except (OSError, http.client.HTTPException):
             return 0, {}
 
     def wait_ready(self, timeout_s: float = 240.0) -> None:
