@@ -10,6 +10,9 @@ from llama_core.checkpoint.manifest import Manifest
 from llama_core.errors import ConfigError
 from llama_core.execution.weight_formats.registry import QUANTIZATIONS
 
+# max_seq_len where neither the operator nor the checkpoint says: the default of Meta's reference model.
+UNKNOWN_CONTEXT = 2048
+
 # Draft tokens of one step at most: on a CPU, 8 more rows cost less than a step of their own.
 MAX_DRAFTS = 8
 
@@ -33,7 +36,9 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 class EngineConfig:
     """Plain and picklable, because it is sent to other processes and nodes.
 
-    vocab_size: number of token ids of the tokenizer. max_seq_len: prompt and generated tokens of one sequence at most.
+    vocab_size: number of token ids of the model. max_seq_len: prompt and generated tokens of one sequence at most.
+    lowers_max_seq_len: the ranks lower max_seq_len to what their memory holds, instead of refusing to start.
+    serves_with_fewer_ranks: they then leave memory for a group of one rank less.
     max_batch_size: sequences that run at once (slots). max_step_tokens: tokens of one step at most; a longer prompt is
     prefilled in chunks beside the running decodes. block_size: tokens in one block of the cache. kv_cache_bytes:
     cache memory of one rank; None: enough for a full batch of full-length sequences, limited by the free memory.
@@ -45,8 +50,8 @@ class EngineConfig:
     once. Neither of the two changes a request's tokens. prefix_cache_scope: which requests share cached blocks where API
     keys are configured: those of one key, or all. backend: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
     "torch"; "auto" is native on a CPU where the library can be built, and fused on a GPU. quantization: the
-    weight format of linear layers, one of `QUANTIZATIONS`; "none" is the model's dtype, "int8" holds 8-bit integers with one
-    scale for each output.
+    weight format of linear layers, one of `QUANTIZATIONS`: "auto" is as the checkpoint stores each matrix, "none" the
+    model's dtype; the others quantize every matrix.
     """
 
     ckpt_dir: str
@@ -54,6 +59,8 @@ class EngineConfig:
     max_seq_len: int
     max_batch_size: int
     max_step_tokens: int = DEFAULT_STEP_TOKENS
+    lowers_max_seq_len: bool = False
+    serves_with_fewer_ranks: bool = False
     block_size: int = 16
     device: Device = "auto"
     dtype: DType = "auto"
@@ -67,7 +74,7 @@ class EngineConfig:
     prefix_caching: bool = True
     prefix_cache_scope: PrefixCacheScope = "key"
     backend: BackendName = "auto"
-    quantization: str = "none"
+    quantization: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_seq_len", "max_batch_size", "max_step_tokens", "block_size"):

@@ -5,6 +5,7 @@
     │   ├── InvalidParameter              one field out of its range or of the wrong type
     │   ├── InvalidDialog                 wrong order of roles; names the message's index
     │   │   └── SpecialTags               a message contains the chat template's own tags
+    │   ├── NoChatTemplate                a chat with a model that has no chat template
     │   └── ContextLengthExceeded         prompt, or prompt + max_tokens, exceeds the context
     ├── ConfigError (ValueError)          params.json or an argument of the server
     ├── CheckpointError                   a file that is missing, damaged or of another model
@@ -58,6 +59,10 @@ class InvalidDialog(InvalidRequest):
 
 class SpecialTags(InvalidDialog):
     code = "special_tags"
+
+
+class NoChatTemplate(InvalidRequest):
+    code = "no_chat_template"
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -1,157 +1,144 @@
-"""The architecture of a model, read from Meta's params.json. Frozen, validated field by field, no torch."""
+"""The architecture of a model, independent of the files that describe it. Frozen, validated, no torch.
 
-import json
+`checkpoint/` reads it from Meta's params.json, from Hugging Face's config.json, or from GGUF metadata.
+"""
+
 import math
-import sys
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from llama_core.errors import ConfigError
 
-_MAX_LAYERS = 10_000  # Llama's largest model has 126; the server lists the names of every layer's weights
-_MAX_SIZE = 2**31 - 1
-_SHOWN_CHARS = 80  # of an invalid value, in error messages
+MAX_LAYERS = 10_000  # Llama's largest model has 126; the server lists the names of every layer's weights
+MAX_SIZE = 2**31 - 1
+MAX_CONTEXT = 2**24  # no model has more; a file that says more would let ranks make tables of terabytes
+MAX_THETA = 1e12  # of real models: 1e9
+MAX_ROPE_FACTOR = 1e6  # and the least is its inverse: frequencies stay finite in float32
+FULL_ATTENTION = 0  # in `ModelConfig.windows`
 
-# Some releases of Meta's checkpoints contain these fields; they do not change the model.
-_IGNORED_FIELDS = frozenset({"max_batch_size", "max_seq_len", "model_parallel_size", "dtype"})
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding. `execution.rotary.rotary_table` has the formula of each kind.
+
+    theta: the base of the frequencies. factor: by how much `kind` stretches the context. original_context: positions that the
+    model was trained on before the stretch (dynamic, llama3, yarn). low_freq_factor, high_freq_factor: llama3's bounds on
+    wavelengths. beta_fast, beta_slow, truncate: yarn's bounds on rotations. attention_factor: yarn's multiple of cos and sin.
+    """
+
+    kind: RopeKind = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_context: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+    def check(self, source: str) -> None:
+        """Raises ConfigError that names `source` and the field at fault."""
+        if self.kind not in get_args(RopeKind):
+            raise ConfigError(f"{source}: rope type {self.kind!r} is not supported")
+        if not 1 < self.theta <= MAX_THETA:
+            raise ConfigError(f"{source}: rope theta must be more than 1, at most {MAX_THETA:g}, is {self.theta}")
+        for name in (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+        ):
+            value = getattr(self, name)
+            if not 1 / MAX_ROPE_FACTOR <= value <= MAX_ROPE_FACTOR:
+                allowed = f"from {1 / MAX_ROPE_FACTOR:g} to {MAX_ROPE_FACTOR:g}"
+                raise ConfigError(f"{source}: rope {name} must be {allowed}, is {value}")
+        if self.kind in ("dynamic", "llama3", "yarn") and not self.original_context:
+            raise ConfigError(f"{source}: rope type {self.kind} needs the original context length")
+        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            raise ConfigError(f"{source}: rope high_freq_factor must be greater than low_freq_factor")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The architecture, as Meta's params.json states it (Llama 2, Code Llama, Llama 3's shape without rope scaling)."""
+    """A decoder of the Llama family.
+
+    dim: width of the hidden states. hidden_dim: width of the feed-forward layer. vocab_size: rows of the embedding, at least
+    the number of the tokenizer's ids. tied_embeddings: the output layer has the embedding's weights. attention_bias: q, k and v
+    have biases; attention_out_bias: the output projection of the attention; mlp_bias: all three of the feed-forward layer.
+    qk_norm: RMSNorm on each head of q and k, before the rotation. windows: for each layer the number of latest positions,
+    its own included, that a position attends to, FULL_ATTENTION for all; () if every layer has full attention.
+    context_length: positions that the model can use; None if the files do not say.
+    """
 
     dim: int
     n_layers: int
     n_heads: int
-    vocab_size: int
     n_kv_heads: int
-    multiple_of: int = 256
-    ffn_dim_multiplier: float | None = None
+    head_dim: int
+    hidden_dim: int
+    vocab_size: int
     norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    tied_embeddings: bool = False
+    attention_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int, ...] = ()
+    context_length: int | None = None
 
     @property
-    def head_dim(self) -> int:
-        return self.dim // self.n_heads
+    def query_width(self) -> int:
+        """Width of all query heads together."""
+        return self.n_heads * self.head_dim
 
     @property
-    def hidden_dim(self) -> int:
-        """Width of the feed-forward layer: multiple_of * ceil(int(ffn_dim_multiplier * int(2 * 4 * dim / 3)) / multiple_of)."""
-        hidden = int(2 * 4 * self.dim / 3)
-        if self.ffn_dim_multiplier is not None:
-            hidden = int(self.ffn_dim_multiplier * hidden)
-        return self.multiple_of * math.ceil(hidden / self.multiple_of)
+    def kv_width(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.n_kv_heads * self.head_dim
 
-    @classmethod
-    def from_params(cls, params: dict[str, Any], *, vocab_size: int, source: str = "params.json") -> "ModelConfig":
-        """Read the fields of params.json. `vocab_size` is the tokenizer's, which counts where params.json says -1.
+    def window(self, layer: int) -> int:
+        """The attention window of a layer in positions, FULL_ATTENTION for none."""
+        return self.windows[layer] if self.windows else FULL_ATTENTION
 
-        Raises ConfigError that names the field.
+    @property
+    def longest_window(self) -> int:
+        """Positions behind which no layer attends, FULL_ATTENTION if some layer attends to all."""
+        return FULL_ATTENTION if FULL_ATTENTION in self.windows else max(self.windows, default=FULL_ATTENTION)
+
+    def check(self, source: str) -> "ModelConfig":
+        """Raises ConfigError for fields that are out of range or do not make a model together.
+
+        Returns itself, with a context of at most MAX_CONTEXT positions.
         """
-        given = _Params(params, source, {f.name for f in fields(cls)})
-        given.check_vocab_size(vocab_size)
-        n_heads = given.integer("n_heads")
-        config = cls(
-            dim=given.integer("dim"),
-            n_layers=given.integer("n_layers", most=_MAX_LAYERS),
-            n_heads=n_heads,
-            vocab_size=vocab_size,
-            n_kv_heads=given.integer("n_kv_heads", n_heads),
-            multiple_of=given.integer("multiple_of", 256),
-            ffn_dim_multiplier=given.number("ffn_dim_multiplier"),
-            norm_eps=given.number("norm_eps") or 1e-5,
-            rope_theta=given.number("rope_theta") or 10000.0,
-        )
-        config._check_shape(source)
-        return config
-
-    def _check_shape(self, source: str) -> None:
-        """Raises ConfigError for fields that are each in range but do not make a model together."""
-        if self.dim % self.n_heads:
-            raise ConfigError(f"{source}: dim {self.dim} is not divisible by n_heads {self.n_heads}")
+        for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size"):
+            value = getattr(self, name)
+            if not 0 < value <= (MAX_LAYERS if name == "n_layers" else MAX_SIZE):
+                raise ConfigError(f"{source}: {name} is {value}, which is out of range")
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(f"{source}: n_heads {self.n_heads} is not divisible by n_kv_heads {self.n_kv_heads}")
         if self.head_dim % 2:
-            raise ConfigError(f"{source}: dim / n_heads is {self.head_dim}, rotary embedding needs an even number")
-        width = (self.ffn_dim_multiplier or 1.0) * self.dim * 8 / 3
-        if not (1 <= width <= _MAX_SIZE and self.hidden_dim < _MAX_SIZE):
-            raise ConfigError(
-                f"{source}: ffn_dim_multiplier, dim and multiple_of make a feed-forward width that is not from 1 to {_MAX_SIZE}"
-            )
+            raise ConfigError(f"{source}: head_dim is {self.head_dim}, rotary embedding needs an even number")
+        if self.query_width > MAX_SIZE:
+            raise ConfigError(f"{source}: n_heads {self.n_heads} and head_dim {self.head_dim} are too large together")
+        if not (math.isfinite(self.norm_eps) and self.norm_eps > 0):
+            raise ConfigError(f"{source}: norm_eps must be a positive finite number, is {self.norm_eps}")
+        if self.windows and (len(self.windows) != self.n_layers or min(self.windows) < 0):
+            raise ConfigError(f"{source}: the sliding windows do not fit {self.n_layers} layers")
+        self.rope.check(source)
+        if self.context_length is not None and self.context_length > MAX_CONTEXT:
+            return replace(self, context_length=MAX_CONTEXT)
+        return self
 
     def check_world_size(self, world_size: int) -> None:
-        """Raises ConfigError unless every sharded dimension divides by the number of ranks."""
-        sharded = {
-            "n_heads": self.n_heads,
-            "n_kv_heads": self.n_kv_heads,
-            "dim": self.dim,
-            "vocab_size": self.vocab_size,
-            "the feed-forward width": self.hidden_dim,
-        }
-        for name, size in sharded.items():
-            if size % world_size:
-                raise ConfigError(
-                    f"model_parallel_size {world_size} does not divide {name} ({size}) of this checkpoint",
-                    param="model_parallel_size",
-                )
-
-
-class _Params:
-    """The fields of params.json that describe the model. Raises ConfigError that names a field at fault."""
-
-    def __init__(self, params: dict[str, Any], source: str, known: set[str]) -> None:
-        self._source = source
-        self._given = {key: value for key, value in params.items() if value is not None and key not in _IGNORED_FIELDS}
-        if self._given.pop("use_scaled_rope", False):
-            raise ConfigError(f"{source}: use_scaled_rope (Llama 3.1's scaled rotary embedding) is not supported")
-        for key in self._given:
-            if key not in known:
-                raise ConfigError(f"{source}: unknown field {_shown(key)}")
-
-    def integer(self, name: str, default: int | None = None, most: int = _MAX_SIZE) -> int:
-        value = self._given.get(name, default)
-        if value is None:
-            raise ConfigError(f"{self._source}: field {name!r} is missing")
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
-            expected = f"a positive integer, at most {most}"
-            raise ConfigError(f"{self._source}: field {name!r} must be {expected}, is {_shown(value)}")
-        return value
-
-    def number(self, name: str) -> float | None:
-        value = self._given.get(name)
-        if value is None:
-            return None
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= sys.float_info.max:  # nor NaN; an int may be larger than any float
-            raise ConfigError(f"{self._source}: field {name!r} must be a positive finite number, is {_shown(value)}")
-        return float(value)
-
-    def check_vocab_size(self, vocab_size: int) -> None:
-        if self._given.get("vocab_size", -1) == -1:
-            return
-        declared = self.integer("vocab_size")
-        if declared != vocab_size:
+        """Raises ConfigError unless every rank gets at least one query head."""
+        if not 1 <= world_size <= self.n_heads:
             raise ConfigError(
-                f"{self._source}: vocab_size is {declared}, but the tokenizer has {vocab_size} tokens: "
-                "tokenizer and checkpoint belong to different models"
+                f"model_parallel_size {world_size} is more than the {self.n_heads} query heads of this checkpoint",
+                param="model_parallel_size",
             )
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
-
-
-def read_params(ckpt_dir: str | Path, *, vocab_size: int) -> ModelConfig:
-    """Read and validate `ckpt_dir`/params.json. Raises ConfigError that names the file and the field."""
-    path = Path(ckpt_dir) / "params.json"
-    try:
-        params = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not readable as JSON: {error}") from None
-    if not isinstance(params, dict):
-        raise ConfigError(f"{path}: must hold a JSON object")
-    return ModelConfig.from_params(params, vocab_size=vocab_size, source=str(path))

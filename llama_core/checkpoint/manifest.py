@@ -29,10 +29,14 @@ class Manifest:
 
     @classmethod
     def find(cls, ckpt_dir: str | Path, path: str | Path | None = None) -> "Manifest | None":
-        """The manifest at `path`, which must exist; without a `path`, SHA256SUMS in `ckpt_dir`, or None if there is none."""
-        if path is None and not (Path(ckpt_dir) / FILE_NAME).exists():
+        """The manifest at `path`, which must exist; without a `path`, SHA256SUMS in `ckpt_dir`, or None if there is none.
+
+        ckpt_dir: a directory, or a file, whose directory then counts.
+        """
+        directory = Path(ckpt_dir).parent if Path(ckpt_dir).is_file() else Path(ckpt_dir)
+        if path is None and not (directory / FILE_NAME).exists():
             return None
-        return cls.read(Path(ckpt_dir) / FILE_NAME if path is None else Path(path), ckpt_dir)
+        return cls.read(directory / FILE_NAME if path is None else Path(path), directory)
 
     @classmethod
     def read(cls, path: Path, ckpt_dir: str | Path) -> "Manifest":
@@ -71,6 +75,13 @@ class Manifest:
             directory, base = os.path.split(name)
             if directory in directories and source.owns(base) and not os.path.exists(name):
                 raise CheckpointError(f"{name}: {self.path} names it, but there is no such file")
+
+    def verify_metadata(self, source: CheckpointSource, tokenizer_files: Sequence[Path]) -> None:
+        """`verify` what the replica reads. A file with weights is left to the ranks, which read all of it."""
+        with_weights = set(source.files) - set(source.metadata_files)
+        self.verify(
+            list(dict.fromkeys(each for each in [*tokenizer_files, *source.metadata_files] if each not in with_weights))
+        )
 
     def verify(self, files: Sequence[Path], num_threads: int = 1) -> None:
         """Read `files`, `num_threads` at a time. Raises CheckpointError that names the first file with another SHA-256."""

@@ -6,14 +6,25 @@ Checks that every shard exists once, undamaged and under its own name. Reads no 
 import re
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from llama_core.checkpoint.generation_config import generation_files, read_stop_ids
+from llama_core.checkpoint.meta_params import may_be_tied, read_params
 from llama_core.checkpoint.source import CheckpointSource, WeightReader
+from llama_core.checkpoint.weights import OUTPUT
 from llama_core.errors import CheckpointError
-from llama_core.model_config import ModelConfig, read_params
+from llama_core.model_config import ModelConfig
 
 _SHARD_NAME = re.compile(r"consolidated\.(\d+)\.pth")
+_MAX_PICKLE_BYTES = 64 * 2**20  # of the list of tensors; Llama's largest has a few hundred kilobytes
 _OWN_NAME = re.compile(r"params\.json|consolidated\..*\.pth")
+
+
+NO_DIRECTORY = (
+    "no such directory. Nothing is downloaded: for a model of Hugging Face's, run "
+    "`hf download ORG/NAME --local-dir models/NAME` first, and set ckpt_dir to that folder"
+)
 
 
 class MetaCheckpoint(CheckpointSource):
@@ -29,18 +40,18 @@ class MetaCheckpoint(CheckpointSource):
 
     @property
     def files(self) -> Sequence[Path]:
-        """params.json, whether it exists or not, and every file with a shard's name."""
+        """The metadata, and every file with a shard's name."""
         return [*self.metadata_files, *sorted(self.path.glob("consolidated.*.pth"))]
 
     @property
     def metadata_files(self) -> Sequence[Path]:
-        """params.json."""
-        return [self.path / "params.json"]
+        """params.json, whether it exists or not; generation_config.json and config.json where they exist."""
+        return [self.path / "params.json", *generation_files(self.path)]
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """None: params.json names no token."""
-        return frozenset()
+        """The values of eos_token_id in generation_config.json and config.json: params.json names no token."""
+        return read_stop_ids(self.path)
 
     def owns(self, name: str) -> bool:
         return _OWN_NAME.fullmatch(name) is not None
@@ -49,7 +60,8 @@ class MetaCheckpoint(CheckpointSource):
         return len(find_shards(self.path))
 
     def model_config(self, vocab_size: int) -> ModelConfig:
-        return read_params(self.path, vocab_size=vocab_size)
+        config = read_params(self.path, vocab_size=vocab_size)
+        return replace(config, tied_embeddings=has_no_output(self.path)) if may_be_tied(config) else config
 
     def open_weights(self, config: ModelConfig) -> WeightReader:
         from llama_core.checkpoint.meta_weights import MetaWeights  # imports torch
@@ -63,7 +75,7 @@ def find_shards(directory: Path) -> list[Path]:
     Reads only the archives' directories, no weight. Raises CheckpointError that names the file.
     """
     if not directory.is_dir():
-        raise CheckpointError(f"{directory}: no such directory", param="ckpt_dir")
+        raise CheckpointError(f"{directory}: {NO_DIRECTORY}", param="ckpt_dir")
     numbered: dict[int, Path] = {}
     for path in sorted(directory.glob("consolidated.*.pth")):
         match = _SHARD_NAME.fullmatch(path.name)
@@ -81,6 +93,16 @@ def find_shards(directory: Path) -> list[Path]:
     shards = [numbered[i] for i in range(len(numbered))]
     _check_distinct(shards)
     return shards
+
+
+def has_no_output(directory: Path) -> bool:
+    """Whether the first shard names no output layer. Reads the archive's list of tensors; False for a damaged file."""
+    try:
+        with zipfile.ZipFile(directory / "consolidated.00.pth") as archive:
+            record = next(each for each in archive.infolist() if each.filename.endswith("/data.pkl"))
+            return record.file_size <= _MAX_PICKLE_BYTES and OUTPUT.encode() not in archive.read(record)
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, StopIteration):
+        return False  # `find_shards` names the fault
 
 
 def _check_distinct(shards: Sequence[Path]) -> None:

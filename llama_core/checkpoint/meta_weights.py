@@ -4,8 +4,6 @@ The numbers of shards and ranks are independent: shards divide every weight into
 part consists of pieces of any number of shards.
 """
 
-import ctypes
-import mmap
 import re
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -13,12 +11,12 @@ from pathlib import Path
 
 import torch
 
+from llama_core.checkpoint.mapped import release, row_chunks
 from llama_core.checkpoint.source import Slice, WeightReader
-from llama_core.checkpoint.weights import Box, WeightSpec, equal_part, weight_specs
+from llama_core.checkpoint.weights import EMBEDDING, OUTPUT, Box, WeightSpec, equal_part, weight_specs
 from llama_core.errors import CheckpointError
 from llama_core.model_config import ModelConfig
 
-_CHUNK_BYTES = 2 << 20  # of mapped pages in memory while a weight is copied
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _DERIVED = re.compile(r"rope\.freqs$")
 
@@ -29,8 +27,12 @@ class MetaWeights(WeightReader):
     def __init__(self, directory: Path, paths: Sequence[Path], config: ModelConfig) -> None:
         """`paths`: the shards in order. Raises CheckpointError that names the file, and the first five weights at fault."""
         self._paths = paths
+        self._is_tied = config.tied_embeddings
         self._specs = weight_specs(config)
         self._shards = [_map_shard(path) for path in paths]
+        for shard in self._shards:
+            if config.tied_embeddings and EMBEDDING in shard:
+                shard.setdefault(OUTPUT, shard[EMBEDDING])
         self._shard_dims = {name: self._check_weight(name, spec) for name, spec in self._specs.items()}
         faults = [fault for fault in self._shard_dims.values() if isinstance(fault, str)]
         for path, shard in zip(paths, self._shards, strict=True):
@@ -44,7 +46,7 @@ class MetaWeights(WeightReader):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights as stored."""
-        return self._shards[0]["output.weight"].dtype
+        return self._shards[0][OUTPUT].dtype
 
     def verify_checksums(self, index: int, count: int) -> None:
         """Compare the bytes of every `count`-th shard, from `index`, with the CRC-32 that its archive states for them."""
@@ -68,9 +70,9 @@ class MetaWeights(WeightReader):
                 continue
             piece = stored[tuple(slice(b - o, e - o) for b, e, o in zip(begin, end, offset, strict=True))]
             first, *others = (b - wanted for b, wanted in zip(begin, box.start, strict=True))
-            for row, end_row in _chunks(piece):
+            for row, end_row in row_chunks(piece):
                 yield Slice(path, piece[row:end_row], (first + row, *others))
-                _release(piece[row:end_row])
+                release(piece[row:end_row])
 
     def _stored(self, name: str) -> Iterator[tuple[Path, tuple[int, ...], torch.Tensor]]:
         """(shard, first index of its tensor in the full weight, its tensor) of each shard that the weight needs."""
@@ -89,7 +91,7 @@ class MetaWeights(WeightReader):
             if name not in shard:
                 return f"{name} is missing from {path.name}"
         shapes = [tuple(shard[name].shape) for shard in self._shards]
-        shard_dims = _known_shard_dims(name, spec)
+        shard_dims = _known_shard_dims(name, spec, self._is_tied)
         if count == 1 or not shard_dims:
             candidates: list[tuple[int | None, tuple[int, ...]]] = [(None, spec.shape)]
         else:
@@ -112,11 +114,11 @@ class MetaWeights(WeightReader):
                 )
 
 
-def _known_shard_dims(name: str, spec: WeightSpec) -> tuple[int, ...]:
+def _known_shard_dims(name: str, spec: WeightSpec, is_tied: bool) -> tuple[int, ...]:
     """The dimensions along which checkpoints divide the weight: Llama 2's first. Llama 3 divides the embedding by rows."""
     if spec.rank_dim is None:
         return ()
-    return (1, 0) if name == "tok_embeddings.weight" else (spec.rank_dim,)
+    return (1, 0) if name == EMBEDDING or (name == OUTPUT and is_tied) else (spec.rank_dim,)
 
 
 def _map_shard(path: Path) -> dict[str, torch.Tensor]:
@@ -135,25 +137,3 @@ def _map_shard(path: Path) -> dict[str, torch.Tensor]:
         if not plain or weight.dtype not in _DTYPES:
             raise CheckpointError(f"{path}: {name} is not a plain bfloat16, float16 or float32 tensor ({weight.dtype})")
     return shard
-
-
-def _chunks(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of rows that span about _CHUNK_BYTES of the file, gaps between rows included."""
-    row_bytes = max(1, tensor.stride(0) * tensor.itemsize)
-    rows = max(1, _CHUNK_BYTES // row_bytes)
-    for begin in range(0, tensor.shape[0], rows):
-        yield begin, min(begin + rows, tensor.shape[0])
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _release(mapped: torch.Tensor) -> None:
-    """Release the pages under a mapped tensor, which this process has copied."""
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    begin = mapped.data_ptr()
-    end = begin + ((mapped.shape[0] - 1) * mapped.stride(0) + 1) * mapped.itemsize
-    # Whole pages only. A page at an edge also holds other values; the system reads it again if they are needed.
-    begin -= begin % mmap.PAGESIZE
-    _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)

@@ -5,13 +5,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol, cast
 
+from llama_core.checkpoint.gguf_model import find_models
 from llama_core.checkpoint.source import CheckpointSource
+from llama_core.errors import CheckpointError
 
 # Name -> class, imported on first use. The first class that recognizes the path opens it; the last class recognizes every
 # path, so that its error says what is wrong with a path of no known format.
 FORMATS: Final[Mapping[str, str]] = {
+    "gguf": "llama_core.checkpoint.gguf:GgufCheckpoint",
+    "hugging_face": "llama_core.checkpoint.hugging_face:HuggingFaceCheckpoint",
     "meta": "llama_core.checkpoint.meta:MetaCheckpoint",
 }
+
+_OTHER_FORMATS: Final = ("config.json", "params.json", "*.pth", "*.safetensors")
+_SHOWN_MODELS: Final = 8
 
 
 class CheckpointFormat(Protocol):
@@ -26,9 +33,32 @@ class CheckpointFormat(Protocol):
 
 def open_checkpoint(path: str | Path) -> CheckpointSource:
     """The checkpoint at `path`, a directory or a file. Reads only names of files; see `CheckpointSource` for errors."""
+    path = checkpoint_path(path)
     formats = [_import(target) for target in FORMATS.values()]
-    chosen = next((each for each in formats if each.recognizes(Path(path))), formats[-1])
-    return chosen(Path(path))
+    chosen = next((each for each in formats if each.recognizes(path)), formats[-1])
+    return chosen(path)
+
+
+def checkpoint_path(path: str | Path) -> Path:
+    """`path`; for a folder with one GGUF model and no model in another format, as downloads make it, that model's file.
+
+    Raises CheckpointError for such a folder with several GGUF models.
+    """
+    path = Path(path)
+    if not path.is_dir() or any(next(path.glob(each), None) for each in _OTHER_FORMATS):
+        return path
+    models = find_models(path)
+    if len(models) > 1:
+        names = ", ".join(each.name for each in models[:_SHOWN_MODELS])
+        raise CheckpointError(
+            f"{path}: has {len(models)} GGUF models: set ckpt_dir to one of {names}", param="ckpt_dir"
+        )
+    return models[0] if models else path
+
+
+def format_name(source: CheckpointSource) -> str:
+    """The name of the source's format in FORMATS."""
+    return next(name for name, target in FORMATS.items() if isinstance(source, cast(type, _import(target))))
 
 
 def _import(target: str) -> CheckpointFormat:

@@ -6,13 +6,18 @@ weights on the ranks. A format translates its own names, shapes and layouts into
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from llama_core.checkpoint.weights import Box
 from llama_core.model_config import ModelConfig
 
 if TYPE_CHECKING:
     import torch
+
+
+# `WeightReader.stored_format` of a weight that the file does not store in groups of GROUP weights with a scale each.
+DENSE: Final = "dense"
+GROUP: Final = 32
 
 
 class Slice(NamedTuple):
@@ -26,6 +31,22 @@ class Slice(NamedTuple):
     start: tuple[int, ...]
 
 
+class GroupedSlice(NamedTuple):
+    """A part of a requested box of a weight that the file stores in groups of GROUP consecutive inputs.
+
+    A weight is codes * scale, with codes int8 ("int8_groups"); (codes - 8) * scale, with codes uint8 from 0 to 15 ("int4");
+    or codes * scale + minimum, with codes uint8 from 0 to 15 ("int4_min"). codes: [rows, columns]. scales, minima: float32
+    [rows, columns / GROUP], exact in float16. start: first index in the box. The tensors are valid until the next slice is
+    requested.
+    """
+
+    file: Path
+    codes: "torch.Tensor"
+    scales: "torch.Tensor"
+    minima: "torch.Tensor | None"
+    start: tuple[int, int]
+
+
 class WeightReader(Protocol):
     """An open checkpoint whose names, shapes and dtypes have been checked against a model configuration."""
 
@@ -34,7 +55,16 @@ class WeightReader(Protocol):
         """The dtype of the matrices as stored, which the dtype "auto" means."""
 
     def slices(self, name: str, box: Box) -> Iterator[Slice]:
-        """Disjoint slices that together fill `box` of the weight `name`, of a few megabytes each."""
+        """Disjoint slices that together fill `box` of the weight `name`, of a few megabytes each: plain values, whatever the
+        file's own encoding is."""
+
+    def stored_format(self, name: str) -> str:
+        """DENSE, or the weight format in which the file stores this weight: "int8_groups", "int4" or "int4_min"."""
+        return DENSE
+
+    def grouped_slices(self, name: str, box: Box) -> Iterator[GroupedSlice]:
+        """Like `slices`, of a weight whose `stored_format` is not DENSE, as stored. The box's columns are whole groups."""
+        raise LookupError(f"{name} is not stored in groups")
 
     def verify_checksums(self, index: int, count: int) -> None:
         """Compare the contents of every `count`-th file, from `index`, with the checksums stored in it, if there are any.

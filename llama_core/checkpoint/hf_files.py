@@ -1,0 +1,104 @@
+"""The safetensors files of a Hugging Face folder: one file, or shards with an index. Reads headers, no weight; no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llama_core.checkpoint.json_fields import read_object, shown
+from llama_core.checkpoint.safetensors_file import StoredTensor, read_header
+from llama_core.errors import CheckpointError, ConfigError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SUFFIX = ".safetensors"
+_OTHER = ("consolidated", "adapter_")  # Mistral's own format, and LoRA
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A tensor and the file that holds it."""
+
+    file: Path
+    tensor: StoredTensor
+
+
+def is_weights_file(name: str) -> bool:
+    """Whether a file of this name in the folder may hold weights of the model."""
+    return name.endswith(_SUFFIX) and not name.startswith(_OTHER)
+
+
+def find_weights(directory: Path) -> dict[str, Located]:
+    """Every tensor of the folder by its name there. Raises CheckpointError that names the file at fault."""
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: no such directory", param="ckpt_dir")
+    if not (directory / INDEX).exists():
+        return {name: Located(directory / SINGLE, tensor) for name, tensor in _single(directory).items()}
+    return _indexed(directory)
+
+
+def _single(directory: Path) -> dict[str, StoredTensor]:
+    if (directory / SINGLE).exists():
+        return read_header(directory / SINGLE)
+    others = sorted(file.name for file in directory.iterdir() if is_weights_file(file.name))
+    if others:
+        raise CheckpointError(f"{directory / INDEX}: no such file, but {shown(others[0])} needs it", param="ckpt_dir")
+    remedy = ""
+    if next(directory.glob("pytorch_model*.bin"), None) is not None:
+        remedy = "; pytorch_model.bin is not read: save_pretrained of transformers writes safetensors"
+    raise CheckpointError(f"{directory}: no {SINGLE} in it, and no {INDEX}{remedy}", param="ckpt_dir")
+
+
+def _indexed(directory: Path) -> dict[str, Located]:
+    index = directory / INDEX
+    files = _weight_map(index)
+    if (directory / SINGLE).exists() and SINGLE not in files.values():
+        raise CheckpointError(f"{index}: does not name {SINGLE}, which lies beside it: remove one of the two")
+    headers = {name: read_header(directory / name) for name in sorted(set(files.values()))}
+    located: dict[str, Located] = {}
+    for file, header in headers.items():
+        for name, tensor in header.items():
+            if name in located:
+                raise CheckpointError(f"{directory / file}: {shown(name)} is in {located[name].file.name} too")
+            located[name] = Located(directory / file, tensor)
+    faults = _contradictions(files, located)
+    if faults:
+        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise CheckpointError(f"{index}: {'; '.join(faults[:5])}{more}")
+    return located
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """The name of the file of each weight, which lies in the index's folder."""
+    try:
+        files = read_object(index).get("weight_map")
+    except ConfigError as error:
+        raise CheckpointError(error.message) from None
+    if not isinstance(files, dict) or not files:
+        raise CheckpointError(f"{index}: field 'weight_map' must be an object with the file of each weight")
+    for name in files.values():
+        if not isinstance(name, str) or not name.endswith(_SUFFIX):
+            raise CheckpointError(f"{index}: {shown(name)} is not the name of a safetensors file")
+        if "/" in name or "\\" in name or "\0" in name:
+            raise CheckpointError(f"{index}: {shown(name)} lies outside the index's folder")
+        if not _exists(index.parent / name):
+            raise CheckpointError(f"{index.parent}: {shown(name)}, which {index.name} names, is missing")
+    return files
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or no text
+        return False
+
+
+def _contradictions(files: Mapping[str, str], located: Mapping[str, Located]) -> Sequence[str]:
+    """Weights that are not where the index says."""
+    faults = []
+    for name, file in files.items():
+        if name not in located:
+            faults.append(f"{shown(name)} is not in {file}")
+        elif located[name].file.name != file:
+            faults.append(f"{shown(name)} is in {located[name].file.name}, not in {file}")
+    return faults + [
+        f"{shown(name)} in {at.file.name} is not in the index" for name, at in located.items() if name not in files
+    ]

@@ -1,0 +1,65 @@
+"""Hugging Face's checkpoint format: a folder with config.json and safetensors files. Needs no torch: `hf_weights` does."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from llama_core.checkpoint.generation_config import read_stop_ids
+from llama_core.checkpoint.hf_config import read_config
+from llama_core.checkpoint.hf_files import INDEX, find_weights, is_weights_file
+from llama_core.checkpoint.hf_quantization import packed_bits
+from llama_core.checkpoint.json_fields import Fields, read_object
+from llama_core.checkpoint.source import CheckpointSource, WeightReader
+from llama_core.model_config import ModelConfig
+
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
+
+
+class HuggingFaceCheckpoint(CheckpointSource):
+    """A folder in Hugging Face's format."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """True for a folder with config.json and without Meta's shards."""
+        try:
+            return (path / _CONFIG).is_file() and next(path.glob("consolidated.*.pth"), None) is None
+        except OSError:
+            return False
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The metadata, and every file that may hold weights."""
+        weights = (file for file in self.path.glob("*.safetensors") if is_weights_file(file.name))
+        return [*self.metadata_files, *sorted(weights)]
+
+    @property
+    def metadata_files(self) -> Sequence[Path]:
+        """config.json; generation_config.json and the index of the weights where they exist."""
+        optional = (self.path / name for name in (_GENERATION, INDEX))
+        return [self.path / _CONFIG, *(file for file in optional if file.exists())]
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The values of eos_token_id in config.json and generation_config.json."""
+        return read_stop_ids(self.path)
+
+    def owns(self, name: str) -> bool:
+        return name in (_CONFIG, _GENERATION, INDEX) or is_weights_file(name)
+
+    def num_shards(self) -> int:
+        """1: files say nothing about ranks. Checks the header of every file."""
+        find_weights(self.path)
+        return 1
+
+    def model_config(self, vocab_size: int) -> ModelConfig:
+        return read_config(self.path / _CONFIG, vocab_size=vocab_size)
+
+    def open_weights(self, config: ModelConfig) -> WeightReader:
+        from llama_core.checkpoint.hf_weights import HuggingFaceWeights  # imports torch
+
+        path = self.path / _CONFIG
+        return HuggingFaceWeights(
+            self.path, find_weights(self.path), config, packed_bits(Fields(read_object(path), str(path)))
+        )

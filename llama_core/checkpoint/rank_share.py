@@ -1,0 +1,80 @@
+"""What each rank has of a model, for any number of ranks from 1 to the number of query heads. Pure; no torch.
+
+Parts are as even as they come. Where the number of ranks divides every dimension, all ranks have equal parts.
+"""
+
+from dataclasses import dataclass
+
+from llama_core.model_config import ModelConfig
+
+# Hidden units that do not divide evenly are given out in this unit: quantized weights have one scale for 32 inputs.
+HIDDEN_UNIT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """The parts of one rank: query heads, the key/value heads that they use, hidden units of the feed-forward layer, rows of
+    the output layer, and columns of the embedding.
+
+    With more ranks than key/value heads, several ranks have a copy of the same key/value head. On each rank,
+    len(kv_heads) divides len(heads), and consecutive query heads share a key/value head.
+    """
+
+    rank: int
+    world_size: int
+    heads: range
+    kv_heads: range
+    hidden: range
+    vocab: range
+    columns: range
+
+    @classmethod
+    def of(cls, model: ModelConfig, rank: int, world_size: int) -> "RankShare":
+        """The share of `rank` of `world_size` ranks. Raises ConfigError for more ranks than query heads."""
+        model.check_world_size(world_size)
+        heads, kv_heads = _heads(model, rank, world_size)
+        has_units = model.hidden_dim % HIDDEN_UNIT == 0 and model.hidden_dim // HIDDEN_UNIT >= world_size
+        unit = HIDDEN_UNIT if has_units and model.hidden_dim % world_size else 1
+        units = even_part(model.hidden_dim // unit, rank, world_size)
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            heads=heads,
+            kv_heads=kv_heads,
+            hidden=range(units.start * unit, units.stop * unit),
+            vocab=even_part(model.vocab_size, rank, world_size),
+            columns=even_part(model.dim, rank, world_size),
+        )
+
+    def describe(self, model: ModelConfig) -> str:
+        """A phrase such as "5 of 9 heads, 2 of 3 kv heads, 832 of 1,536 hidden units, 24,576 of 49,152 vocabulary rows"."""
+        parts = (
+            (self.heads, model.n_heads, "heads"),
+            (self.kv_heads, model.n_kv_heads, "kv heads"),
+            (self.hidden, model.hidden_dim, "hidden units"),
+            (self.vocab, model.vocab_size, "vocabulary rows"),
+        )
+        return ", ".join(f"{len(part):,} of {size:,} {name}" for part, size, name in parts)
+
+
+def even_part(size: int, rank: int, world_size: int) -> range:
+    """The part of `rank` when `size` things are given out to `world_size` ranks as evenly as they come."""
+    return range(size * rank // world_size, size * (rank + 1) // world_size)
+
+
+def is_even(model: ModelConfig, world_size: int) -> bool:
+    """Whether all ranks have equal parts of every dimension, and no key/value head is copied."""
+    sizes = (model.n_kv_heads, model.hidden_dim, model.vocab_size, model.dim)
+    return not any(size % world_size for size in sizes)
+
+
+def _heads(model: ModelConfig, rank: int, world_size: int) -> tuple[range, range]:
+    group = model.n_heads // model.n_kv_heads
+    if world_size <= model.n_kv_heads:
+        kv_heads = even_part(model.n_kv_heads, rank, world_size)
+        return range(kv_heads.start * group, kv_heads.stop * group), kv_heads
+    # The ranks are given out to the key/value heads, and the queries of a head to its ranks.
+    head = next(h for h in range(model.n_kv_heads) if rank in even_part(world_size, h, model.n_kv_heads))
+    ranks = even_part(world_size, head, model.n_kv_heads)
+    queries = even_part(group, rank - ranks.start, len(ranks))
+    return range(head * group + queries.start, head * group + queries.stop), range(head, head + 1)
