@@ -3,19 +3,23 @@
 Position p of a sequence lies in block `block_table[p // block_size]` at offset `p % block_size`. Sequences may share the blocks
 of a common prefix: one row writes such a block, once, and other rows read it, perhaps in the same step. So in each layer a step
 writes all its keys and values before it reads any; the scheduler relies on this.
+
+Where every layer has a sliding window, the blocks behind the longest one may be given to other sequences: a block table has
+stale entries there, which no backend reads.
 """
 
 from dataclasses import dataclass
 
 import torch
 
+from llama_core.checkpoint.rank_share import RankShare
 from llama_core.execution.parallel import Parallel
 from llama_core.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """One row of several tokens: their indices in the step, and the physical positions of all keys that the row attends to.
+    """One row of several tokens: their indices in the step, and the physical positions of all keys up to its last.
 
     begin .. end of the step's tokens are positions start .. start + (end - begin) of the sequence.
     keys: int64 [start + (end - begin)].
@@ -56,7 +60,8 @@ class CacheShape:
 
     @classmethod
     def of(cls, model: ModelConfig, block_size: int, parallel: Parallel, dtype: torch.dtype) -> "CacheShape":
-        return cls(model.n_layers, block_size, model.n_kv_heads // parallel.world_size, model.head_dim, dtype)
+        share = RankShare.of(model, parallel.rank, parallel.world_size)
+        return cls(model.n_layers, block_size, len(share.kv_heads), model.head_dim, dtype)
 
     @property
     def block_bytes(self) -> int:
@@ -77,11 +82,7 @@ class KVCache:
         self.keys[layer].flatten(0, 1).index_copy_(0, metadata.slot_mapping, keys)
         self.values[layer].flatten(0, 1).index_copy_(0, metadata.slot_mapping, values)
 
-    def of_decodes(self, layer: int, metadata: AttentionMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the one-token rows, each [B, N * block_size, n_local_kv_heads, head_dim]."""
-        block_tables = metadata.decode_block_tables
-        return self.keys[layer][block_tables].flatten(1, 2), self.values[layer][block_tables].flatten(1, 2)
-
-    def of_prefill(self, layer: int, row: PrefillRow) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one row, each [len(row.keys), n_local_kv_heads, head_dim]."""
-        return self.keys[layer].flatten(0, 1)[row.keys], self.values[layer].flatten(0, 1)[row.keys]
+    def of_prefill(self, layer: int, row: PrefillRow, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one row from position `first`, each [len(row.keys) - first, n_local_kv_heads, head_dim]."""
+        keys = row.keys[first:]
+        return self.keys[layer].flatten(0, 1)[keys], self.values[layer].flatten(0, 1)[keys]

@@ -9,7 +9,8 @@ from llama_core.checkpoint.digest import CheckpointDigest
 class LoadReport:
     """The seconds of loading, and this rank's bytes of weights, their device and their dtype.
 
-    files_id and digest: see `FileChecks`. The defaults are those of a rank without a model.
+    files_id and digest: see `FileChecks`. max_seq_len: as configured, or as lowered to what memory holds.
+    The defaults are those of a rank without a model.
     """
 
     seconds: float = 0.0
@@ -18,3 +19,4 @@ class LoadReport:
     dtype: str = "none"
     files_id: int = 0
     digest: CheckpointDigest | None = None
+    max_seq_len: int | None = None

@@ -9,10 +9,12 @@ import datetime
 import logging
 import os
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch._C._distributed_c10d import HashStore, Store
 
 from llama_core.config import Device
@@ -25,7 +27,7 @@ _before_leaving: list[Callable[[], None]] = []
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """One rank's view of its group: `world_size` ranks, each with 1 / world_size of the model on its `device`."""
+    """One rank's view of its group: `world_size` ranks, each with its share of the model on its `device`."""
 
     rank: int
     world_size: int
@@ -36,6 +38,28 @@ class Parallel:
         if self.world_size > 1:
             dist.broadcast(tensor, src=0)
         return tensor
+
+    def sum(self, partial: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' tensors on every rank, in place. `partial` has the same shape and dtype on all ranks."""
+        if self.world_size > 1:
+            dist.all_reduce(partial)
+        return partial
+
+    def gather_columns(self, part: torch.Tensor, widths: Seq[int]) -> torch.Tensor:
+        """Each rank's columns [T, widths[rank]], side by side: [T, sum(widths)] on every rank.
+
+        Narrower parts are padded, because NCCL gathers equal parts only, and a CUDA graph needs fixed shapes.
+        """
+        if self.world_size == 1:
+            return part
+        count, widest = len(part), max(widths)
+        padded = F.pad(part, (0, widest - part.shape[1])).contiguous()
+        parts = torch.empty((self.world_size * count, widest), dtype=part.dtype, device=part.device)
+        dist.all_gather_into_tensor(parts, padded)
+        by_rank = parts.view(self.world_size, count, widest)
+        if min(widths) == widest:
+            return by_rank.transpose(0, 1).flatten(1)
+        return torch.cat([by_rank[rank, :, :width] for rank, width in enumerate(widths)], dim=1)
 
 
 def resolve_device(device: Device, index: int = 0) -> torch.device:
@@ -135,6 +159,13 @@ def leave() -> None:
         forget()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def device_name(device: torch.device) -> str:
+    """The device for people, such as "cpu (8 threads)"."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)"
 
 
 def _library(device: torch.device) -> str:

@@ -1,14 +1,75 @@
-"""Rotary position embedding (Su et al. 2021): the table of angles, and the rotation of queries and keys by it."""
+"""Rotary position embedding (Su et al. 2021) in the kinds of `RopeConfig`: the table of angles, and the rotation by it."""
+
+import math
 
 import torch
 
+from llama_core.model_config import RopeConfig
 
-def rotary_table(head_dim: int, max_seq_len: int, theta: float, device: torch.device) -> torch.Tensor:
-    """cos and sin of position * theta^(-2i / head_dim): float32 [max_seq_len, head_dim / 2, 2]."""
-    exponents = torch.arange(0, head_dim, 2, device=device)[: head_dim // 2].float() / head_dim
-    angles = torch.outer(torch.arange(max_seq_len, device=device).float(), 1.0 / theta**exponents)
+
+def rotary_table(rope: RopeConfig, head_dim: int, max_seq_len: int, device: torch.device) -> torch.Tensor:
+    """cos and sin of position * frequency: float32 [max_seq_len, head_dim / 2, 2]."""
+    frequencies = _frequencies(rope, head_dim, max_seq_len, device)
+    angles = torch.outer(torch.arange(max_seq_len, device=device).float(), frequencies)
     # Not Tensor.cos: its first call in a process was off by 1e-4 in a second thread's half, about once in 100 starts.
-    return torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
+    table = torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
+    return table if rope.attention_factor == 1.0 else table * rope.attention_factor
+
+
+def _frequencies(rope: RopeConfig, head_dim: int, max_seq_len: int, device: torch.device) -> torch.Tensor:
+    """Radians per position of each pair: float32 [head_dim / 2]."""
+    exponents = torch.arange(0, head_dim, 2, device=device)[: head_dim // 2].float() / head_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "dynamic":
+        return 1.0 / _dynamic_theta(rope, head_dim, max_seq_len) ** exponents
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, head_dim)
+    return plain
+
+
+def _dynamic_theta(rope: RopeConfig, head_dim: int, max_seq_len: int) -> float:
+    """The base of the "dynamic NTK" kind for sequences of max_seq_len.
+
+    Other servers stretch the base by the length of the sequence so far, which makes a token's keys depend on when it was
+    computed. Here the base is one constant, so a text does not depend on its batch, its prefix hits or a restart.
+    """
+    assert rope.original_context is not None
+    stretch = rope.factor * max(max_seq_len, rope.original_context) / rope.original_context - (rope.factor - 1)
+    return rope.theta * math.pow(stretch, head_dim / (head_dim - 2))
+
+
+def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    """Llama 3.1: long wavelengths are stretched by the factor, short ones are kept, those between are interpolated."""
+    assert rope.original_context is not None
+    wavelengths = 2 * math.pi / plain
+    turns = rope.original_context / wavelengths
+    smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    smooth = smooth.clamp(0, 1)
+    return (1 - smooth) * plain / rope.factor + smooth * plain
+
+
+def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """YaRN (Peng et al. 2023): the kinds "linear" and "default", blended by how often a pair turns in the original context."""
+    assert rope.original_context is not None
+
+    def pair_of(turns: float) -> float:
+        """The index of the pair that makes so many turns in the original context."""
+        assert rope.original_context is not None
+        return head_dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # the ramp below divides by the difference
+    ramp = (torch.arange(head_dim // 2, device=plain.device, dtype=torch.float32) - low) / (high - low)
+    stretched = ramp.clamp(0, 1)
+    return plain / rope.factor * stretched + plain * (1 - stretched)
 
 
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -2,29 +2,45 @@
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
-from llama_core.checkpoint.loader import Progress, rank_weights
+from llama_core.checkpoint.loader import Progress, planned_weights, rank_weights
+from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.source import GROUP, CheckpointSource, WeightReader
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.backend import Backend
+from llama_core.execution.dtypes import dtype_name, dtype_text, preferred_dtype
+from llama_core.execution.fused import backend as fused_backend
 from llama_core.execution.fused.backend import FusedBackend, ops_for
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.load_report import LoadReport
-from llama_core.execution.memory_budget import check_weights_fit, free_cache_bytes, planned_weight_bytes
+from llama_core.execution.memory_budget import (
+    LEAST_CONTEXT,
+    StepBytes,
+    check_weights_fit,
+    fit_context,
+    free_cache_bytes,
+    longest_context,
+    planned_weight_bytes,
+)
 from llama_core.execution.native import backend as native
 from llama_core.execution.native.build import Unavailable
-from llama_core.execution.parallel import Parallel, smallest
-from llama_core.execution.sampling import logprobs_of
+from llama_core.execution.parallel import Parallel, device_name, smallest
+from llama_core.execution.sampling import token_logprobs
 from llama_core.execution.slots import SlotTable
 from llama_core.execution.verify_files import FileChecks
-from llama_core.execution.weight_formats.format import WeightFormat, find_weight_format
+from llama_core.execution.weight_formats.format import TorchMatrixType, find_weight_format
+from llama_core.execution.weight_plan import WeightPlan, plan_weights
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.scheduling.step import Pending, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
 
 log = logging.getLogger(__name__)
@@ -55,53 +71,72 @@ class ModelRunner:
 
     @classmethod
     def load(
-        cls, config: EngineConfig, parallel: Parallel, on_progress: Progress = lambda done, total: None
+        cls,
+        config: EngineConfig,
+        parallel: Parallel,
+        on_progress: Progress = lambda done, total: None,
+        source: CheckpointSource | None = None,
     ) -> "ModelRunner":
-        """Check the checkpoint, then read this rank's share. Raises ConfigError or CheckpointError before it allocates."""
+        """Check the checkpoint, then read this rank's share. source: `open_checkpoint`'s if absent.
+
+        Raises ConfigError or CheckpointError before it allocates.
+        """
         begin = time.perf_counter()
-        source = open_checkpoint(config.ckpt_dir)
+        source = source or open_checkpoint(config.ckpt_dir)
         checks = FileChecks(config, source, parallel)
         checks.verify_manifest()
         model_config = source.model_config(config.vocab_size)
-        model_config.check_world_size(parallel.world_size)
         reader = source.open_weights(model_config)
         checks.verify_contents(reader)
-        dtype = reader.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        dtype_name = str(dtype).removeprefix("torch.")
-        weight_format = find_weight_format(config.quantization, dtype_name)
-        kind = _kind_of_backend(config, model_config, dtype, weight_format, parallel)
-        check_weights_fit(planned_weight_bytes(model_config, dtype, weight_format, parallel), parallel)
+        dtype = preferred_dtype(config, reader.dtype, parallel)
+        plan = _plan(config, model_config, reader, dtype, parallel)
+        kind = _kind_of_backend(config, model_config, dtype, plan, parallel)
+        if kind == "torch" and config.dtype == "auto" and dtype != reader.dtype:
+            dtype = reader.dtype
+            plan = _plan(config, model_config, reader, dtype, parallel)
+        plan = _plan_for(kind, plan, parallel)
+
+        def plan_on(num_ranks: int) -> WeightPlan:
+            group = replace(parallel, rank=0, world_size=num_ranks)
+            found = _plan(config, model_config, reader, dtype, group)
+            return found if _holds(kind, found) else found.expand()
+
+        planned_bytes = planned_weight_bytes(model_config, plan, parallel)
+        check_weights_fit(planned_bytes, parallel)
+        config = fit_context(config, model_config, dtype, plan_on, parallel, _step_bytes(kind))
         slots = SlotTable(config, parallel.device, spare=kind == "fused")
-        rank, world_size = parallel.rank, parallel.world_size
-        weights = rank_weights(reader, model_config, rank, world_size, dtype, parallel.device, on_progress)
+        share = RankShare.of(model_config, parallel.rank, parallel.world_size)
+        part = reader, model_config, share, dtype, parallel.device
+        weights = rank_weights(*part, on_progress)
+        planned = planned_weights(*part, plan.keeps_groups, plan.quantizes, on_progress)
         backend: Backend
         if kind == "native":
-            backend = native.NativeBackend(config, model_config, parallel, slots, dtype, weight_format, weights)
+            backend = native.NativeBackend(config, model_config, parallel, slots, dtype, plan, planned)
         elif kind == "fused":
-            ops, make_matrix = ops_for(parallel.device), weight_format.torch_matrix
-            assert make_matrix is not None
+            ops = ops_for(parallel.device)
             with torch.inference_mode():
-                fused = FusedTransformer(model_config, parallel, config.max_seq_len, dtype, ops, make_matrix, weights)
+                fused = FusedTransformer(
+                    model_config, parallel, config.max_seq_len, dtype, ops, _matrix_types(plan), planned
+                )
             backend = FusedBackend(config, fused, parallel, slots, ops)
         else:
-            # Imported here, because only the reference model needs fairscale.
+            # Imported here, because only the reference model may need fairscale.
             from llama_core.execution.reference.backend import TorchBackend
-            from llama_core.execution.reference.fairscale_groups import prepare_layers
             from llama_core.execution.reference.model import Transformer
 
-            prepare_layers(parallel)
             with torch.inference_mode():
-                model = Transformer(model_config, parallel.world_size, config.max_seq_len, parallel.device)
+                model = Transformer(model_config, parallel, config.max_seq_len)
                 model.load_state_dict(dict(weights), strict=True, assign=True)
             backend = TorchBackend(config, model.eval(), parallel, slots)
         checks.verify_unchanged()
         report = LoadReport(
             seconds=time.perf_counter() - begin,
             weight_bytes=backend.weight_bytes,
-            device=f"{_device_name(parallel.device)}, {backend.name}",
-            dtype=dtype_name + ("" if weight_format.name == dtype_name else f" with {weight_format.name} weights"),
+            device=f"{device_name(parallel.device)}, {backend.name}",
+            dtype=dtype_text(config, plan, reader.dtype),
             files_id=checks.files_id,
             digest=checks.digest,
+            max_seq_len=config.max_seq_len,
         )
         log.info(
             "rank %d of %d: %.1f MB of weights loaded in %.2f s on %s as %s; max_seq_len %d, max_batch_size %d, vocabulary %d",
@@ -125,11 +160,21 @@ class ModelRunner:
     def max_num_blocks(self) -> int:
         """Cache blocks that this rank's memory allows, at most what a full batch of full-length sequences needs.
 
-        Raises ConfigError if not even one sequence of max_seq_len fits.
+        Where the ranks chose max_seq_len, lowers it once more if memory became less than was planned; then every rank must
+        call this. Raises ConfigError if not even one sequence of max_seq_len fits.
         """
-        enough_for_one = self.config.blocks_per_sequence
+        free = 0 if self.config.kv_cache_bytes else free_cache_bytes(self.parallel)
         block_bytes = self.backend.cache_block_bytes
-        budget = self.config.kv_cache_bytes or max(0, free_cache_bytes(self.parallel) - self.backend.working_bytes)
+
+        def cache_bytes(max_seq_len: int) -> int:
+            return self.config.kv_cache_bytes or max(0, free - self.backend.unallocated_bytes(max_seq_len))
+
+        if self.config.lowers_max_seq_len:
+            self._lower_context(longest_context(self.config, self.model_config, block_bytes, cache_bytes))
+        config = self.config
+        window = SlidingWindow.of(self.model_config.longest_window, config.block_size, config.max_step_tokens)
+        enough_for_one = window.num_held(config.max_seq_len)
+        budget = cache_bytes(config.max_seq_len)
         # The scheduler holds one more block for each sequence in reserve. Without it, the last sequence would wait for another
         # one to end.
         num_blocks = min((enough_for_one + 1) * self.config.max_batch_size, budget // block_bytes)
@@ -141,6 +186,14 @@ class ModelRunner:
                 param="kv_cache_bytes",
             )
         return int(num_blocks)
+
+    def _lower_context(self, own_longest: int) -> None:
+        wanted = self.config.max_seq_len
+        longest = max(min(LEAST_CONTEXT, wanted), smallest(self.parallel, own_longest))
+        if longest < wanted:
+            log.warning("memory became less during loading: max_seq_len is %d instead of %d", longest, wanted)
+            self.config = replace(self.config, max_seq_len=longest)
+            self.report = replace(self.report, max_seq_len=longest)
 
     def allocate_cache(self, num_blocks: int) -> None:
         self.backend.allocate_cache(num_blocks)
@@ -218,7 +271,7 @@ class ModelRunner:
         num_top = [self._slots.top_logprobs[row.slot] for row in rows if row.samples for _ in range(1 + row.num_drafts)]
         wanted = [i for i, top in enumerate(num_top) if top >= 0]
         logits = self.backend.logits_of_samples(wanted)
-        values = _token_logprobs(logits, [tokens[i] for i in wanted], [num_top[i] for i in wanted])
+        values = token_logprobs(logits, [tokens[i] for i in wanted], [num_top[i] for i in wanted])
         result: list[TokenLogprob | None] = [None] * len(num_top)
         for i, value in zip(wanted, values, strict=True):
             result[i] = value
@@ -240,26 +293,32 @@ class ModelRunner:
                 first = begin + at - row.start
                 logits = self.backend.logits_of_tokens(range(first, first + count))
                 targets = self._slots.tokens[row.slot, at + 1 : at + 1 + count].tolist()
-                values += _token_logprobs(logits, targets, [num_top] * count)
+                values += token_logprobs(logits, targets, [num_top] * count)
             if values:
                 result.append(PromptLogprobs(i, row.start, values))
         return result
 
 
+def _plan(
+    config: EngineConfig, model: ModelConfig, reader: WeightReader, dtype: torch.dtype, parallel: Parallel
+) -> WeightPlan:
+    return plan_weights(model, reader.stored_format, config.quantization, dtype_name(dtype), parallel.world_size)
+
+
 def _kind_of_backend(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, weight_format: WeightFormat, parallel: Parallel
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, plan: WeightPlan, parallel: Parallel
 ) -> Literal["native", "fused", "torch"]:
     """The backend of the whole group: all ranks use the same. Raises ConfigError if the configured one is unavailable."""
-    is_plain = config.quantization == "none"
-    for_fused = weight_format.torch_matrix is not None
+    for_torch = plan.is_plain or config.quantization == "auto"
+    for_fused = for_torch or _fused_holds(plan)
     if config.backend == "fused" or config.backend == "torch":
-        if not (for_fused if config.backend == "fused" else is_plain):
+        if not (for_fused if config.backend == "fused" else for_torch):
             backends = "native or fused" if for_fused else "native"
             raise ConfigError(f"quantization {config.quantization} needs the {backends} backend", param="quantization")
         return config.backend
     reason = ""
     try:
-        native.check_available(config, model, dtype, weight_format, parallel)
+        native.check_available(config, model, dtype, plan, parallel)
     except Unavailable as error:
         reason = str(error)
     available = bool(smallest(parallel, not reason))
@@ -270,7 +329,7 @@ def _kind_of_backend(
         raise ConfigError(f"the native backend cannot be used: {reason}", param="backend")
     if for_fused and parallel.device.type == "cuda":
         return "fused"
-    if not is_plain:
+    if not for_torch:
         raise ConfigError(
             f"quantization {config.quantization} needs the native backend, which cannot be used: {reason}",
             param="quantization",
@@ -279,13 +338,49 @@ def _kind_of_backend(
     return "torch"
 
 
-def _token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: list[int]) -> list[TokenLogprob]:
-    chosen, values, ids = logprobs_of(logits, torch.tensor(tokens, device=logits.device), max(num_top))
-    rows = zip(chosen.tolist(), values.tolist(), ids.tolist(), num_top, strict=True)
-    return [TokenLogprob(logprob, tuple(zip(top_ids[:n], top[:n], strict=True))) for logprob, top, top_ids, n in rows]
+def _step_bytes(kind: str) -> StepBytes:
+    if kind == "torch":
+        from llama_core.execution.reference.backend import step_bytes
+
+        return step_bytes
+    return native.step_bytes if kind == "native" else fused_backend.step_bytes
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads)"
+def _holds(kind: str, plan: WeightPlan) -> bool:
+    """Whether such a backend multiplies every matrix in its format."""
+    return kind == "native" or plan.is_plain or (kind == "fused" and _fused_holds(plan))
+
+
+def _fused_holds(plan: WeightPlan) -> bool:
+    """Whether the fused backend multiplies matrices in these formats."""
+    return all(find_weight_format(name).torch_matrix is not None for name in plan.formats)
+
+
+def _matrix_types(plan: WeightPlan) -> Callable[[str], TorchMatrixType]:
+    """The types of the fused backend's matrices by their names. `_fused_holds` must be true of the plan."""
+
+    def matrix_type(name: str) -> TorchMatrixType:
+        found = find_weight_format(plan.matrices[name]).torch_matrix
+        assert found is not None
+        return found
+
+    return matrix_type
+
+
+def _plan_for(kind: str, plan: WeightPlan, parallel: Parallel) -> WeightPlan:
+    """The plan with which the backend holds the weights. Logs what is expanded."""
+    if plan.expanded and parallel.rank == 0:
+        log.warning(
+            "%d matrices that are stored quantized are held in %s: the parts of %d ranks cut through groups of %d inputs: %s%s",
+            len(plan.expanded),
+            ", ".join(dict.fromkeys(plan.matrices[name] for name in plan.expanded)),
+            parallel.world_size,
+            GROUP,
+            ", ".join(plan.expanded[:4]),
+            ", ..." if len(plan.expanded) > 4 else "",
+        )
+    if _holds(kind, plan):
+        return plan
+    if parallel.rank == 0:
+        log.warning("the %s backend expands weights to %s that are stored as %s", kind, plan.dtype, plan)
+    return plan.expand()

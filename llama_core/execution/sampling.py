@@ -7,6 +7,7 @@ Tokens are ordered by probability, then by id, so the order of equal probabiliti
 import torch
 
 from llama_core.execution.sampling_tensors import SamplingTensors
+from llama_core.scheduling.request import TokenLogprob
 
 GREEDY_BELOW = (
     1e-5  # dividing by a lower temperature could leave float32's range; only one token would have a probability
@@ -116,3 +117,10 @@ def _splitmix64(z: torch.Tensor) -> torch.Tensor:
 
 def _shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: list[int]) -> list[TokenLogprob]:
+    """The logprobs of `tokens`, one for each row of logits [B, V], each with the num_top most likely tokens of its row."""
+    chosen, values, ids = logprobs_of(logits, torch.tensor(tokens, device=logits.device), max(num_top))
+    rows = zip(chosen.tolist(), values.tolist(), ids.tolist(), num_top, strict=True)
+    return [TokenLogprob(logprob, tuple(zip(top_ids[:n], top[:n], strict=True))) for logprob, top, top_ids, n in rows]

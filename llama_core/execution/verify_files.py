@@ -119,18 +119,18 @@ class FileChecks:
                 self.digest.value,
                 time.perf_counter() - begin,
             )
-        directory, expected = self._config.ckpt_dir, self._config.expected
+        paths, expected = {file.name: file for file in self._files}, self._config.expected
         for rank, (host, digest) in enumerate(contents):
             if expected is not None and digest != expected:
                 name, found, wanted = digest.first_difference(expected)
                 raise CheckpointChanged(
-                    f"{directory}/{name}: rank {rank} on {host} found SHA-256 {found}, the first ranks loaded {wanted}: "
+                    f"{paths.get(name, name)}: rank {rank} on {host} found SHA-256 {found}, the first ranks loaded {wanted}: "
                     "the checkpoint was replaced while it was served"
                 )
             if digest != contents[0].digest:
                 name, found, first = digest.first_difference(contents[0].digest)
                 raise CheckpointError(
-                    f"{directory}/{name}: rank {rank} on {host} found SHA-256 {found}, rank 0 on {contents[0].host} found "
+                    f"{paths.get(name, name)}: rank {rank} on {host} found SHA-256 {found}, rank 0 on {contents[0].host} found "
                     f"{first}: the nodes hold different checkpoints",
                     param="ckpt_dir",
                 )

@@ -12,6 +12,7 @@ from llama_core.scheduling.fair_queue import PROMPT_COST, WaitingQueue
 from llama_core.scheduling.prefix_cache import PrefixCache
 from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.sliding_window import SlidingWindow
 
 
 class Admission:
@@ -26,6 +27,7 @@ class Admission:
         max_waiting: int | None,
         max_waiting_tokens: int | None,
         prefix_caching: bool,
+        window: SlidingWindow,
     ) -> None:
         self.waiting = WaitingQueue()
         self.num_prefix_hits = 0  # tokens found in the cache instead of computed
@@ -35,13 +37,15 @@ class Admission:
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
         self._prefix_caching = prefix_caching
+        self._window = window
         self._head_lacks_blocks = False  # no block has been released since the first sequence of the queue was refused
         self.use_pool(pool)
 
     def use_pool(self, pool: BlockPool) -> None:
         """From now on sequences get blocks of `pool`; none may hold a block of the former pool."""
+        assert pool.block_size == self._window.block_size
         self.pool = pool
-        self.prefixes = PrefixCache(pool.prefixes, pool.block_size, is_enabled=self._prefix_caching)
+        self.prefixes = PrefixCache(pool.prefixes, self._window, is_enabled=self._prefix_caching)
         self._head_lacks_blocks = False
 
     def check_capacity(self, lengths: Seq[int], owner: str) -> None:
@@ -84,7 +88,8 @@ class Admission:
         self._head_lacks_blocks = False
 
     def admit_next(self, running: Seq[Sequence]) -> Sequence | None:
-        """The next sequence, with a slot and blocks for all its known tokens; None if it cannot be admitted now."""
+        """The next sequence, with a slot and blocks for all its known tokens, or as many as it ever holds; None if it cannot
+        be admitted now."""
         if not self.waiting or not self.free_slots or self._head_lacks_blocks:
             return None
         seq = self.waiting.first()
@@ -93,16 +98,18 @@ class Admission:
         if not self._quarantine.admits(seq, running):
             return None
         cached = self.prefixes.lookup(seq)
-        needed = self.pool.blocks_for(seq.length) - len(cached)
+        num_released = self._window.num_behind(len(cached) * self.pool.block_size)
+        num_held = min(self.pool.blocks_for(seq.length) - num_released, self._window.num_held(seq.length))
+        needed, shared = num_held - (len(cached) - num_released), cached[num_released:]
         # Reserve a block for each running sequence; otherwise the new sequence would be preempted first.
-        blocks = self.pool.try_allocate(needed, shared=cached, reserve=len(running))
+        blocks = self.pool.try_allocate(needed, shared=shared, reserve=len(running))
         if blocks is None:
             self._head_lacks_blocks = True
             return None
         self.waiting.remove(seq)
         seq.slot = self.free_slots.pop()
         seq.blocks = cached + blocks
-        seq.num_registered = len(cached)
+        seq.num_registered, seq.num_released = len(cached), num_released
         seq.scheduled = len(cached) * self.pool.block_size
         self.num_prefix_hits += seq.scheduled
         if seq.num_cached is None:  # else the sequence ran before, and its prompt was counted then
@@ -110,17 +117,28 @@ class Admission:
             seq.num_cached = seq.scheduled
         return seq
 
+    def release_behind_window(self, seq: Sequence) -> None:
+        """Release the blocks that no row of the sequence from `seq.scheduled` on reads. Rows of earlier steps may still read
+        them on the ranks, which run steps in order; a row of the step being made may not."""
+        # A block is released when it is registered: the tokens of the last blocks may not have been read back.
+        num_behind = min(self._window.num_behind(seq.scheduled), seq.length // self.pool.block_size)
+        if num_behind > seq.num_released:
+            self.prefixes.register(seq)
+            self.pool.release(seq.blocks[seq.num_released : num_behind])
+            seq.num_released = num_behind
+            self._head_lacks_blocks = False
+
     def vacate(self, seq: Sequence) -> None:
         """Take back the slot and the blocks of a sequence that has ended or is preempted."""
         assert seq.slot is not None
         if seq.finish_reason is FinishReason.ERROR:
-            self.pool.prefixes.evict(seq.blocks)  # its keys and values may be wrong
+            self.prefixes.evict(seq)  # its keys and values may be wrong
         else:
             self.prefixes.register(seq)
-        self.pool.release(seq.blocks)
+        self.pool.release(seq.held_blocks)
         self.free_slots.append(seq.slot)
         seq.blocks = []
-        seq.num_registered = 0
+        seq.num_registered = seq.num_released = 0
         seq.slot = None
         self._head_lacks_blocks = False
 

@@ -8,10 +8,14 @@ from array import array
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import blake2b
+from typing import Final
 
+from llama_core.model_config import FULL_ATTENTION
 from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.sliding_window import SlidingWindow
 
 BlockId = int
+UNREAD: Final[BlockId] = 0  # fills a block table where no row reads: behind the sliding window
 PrefixHash = bytes
 
 
@@ -47,6 +51,17 @@ class PrefixIndex:
             blocks.append(block)
         return blocks
 
+    def lookup_behind(self, hashes: Seq[PrefixHash], window: SlidingWindow) -> list[BlockId]:
+        """`lookup` where rows read only the blocks in `window`: the longest prefix whose last blocks are registered. Earlier
+        blocks are UNREAD."""
+        num_found = longest = 0  # registered blocks in a row, up to here
+        for i, prefix in enumerate(hashes, 1):
+            num_found = num_found + 1 if prefix in self._block_of else 0
+            if num_found >= i - window.num_behind(i * window.block_size):
+                longest = i
+        num_unread = window.num_behind(longest * window.block_size)
+        return [UNREAD] * num_unread + [self._block_of[prefix] for prefix in hashes[num_unread:longest]]
+
     def register(self, block: BlockId, prefix: PrefixHash) -> None:
         """Register the full, held `block` under `prefix`, unless another block is registered there."""
         assert self._hash_of[block] is None
@@ -59,6 +74,9 @@ class PrefixIndex:
                 del self._block_of[prefix]
                 self._hash_of[block] = None
 
+    def evict_prefixes(self, hashes: Iterable[PrefixHash]) -> None:
+        self.evict([block for prefix in hashes if (block := self._block_of.get(prefix)) is not None])
+
     def clear(self) -> None:
         self._block_of.clear()
         self._hash_of = [None] * len(self._hash_of)
@@ -67,17 +85,26 @@ class PrefixIndex:
 class PrefixCache:
     """Looks up and registers the blocks of sequences. Does neither where `is_enabled` is False."""
 
-    def __init__(self, index: PrefixIndex, block_size: int, *, is_enabled: bool) -> None:
+    def __init__(self, index: PrefixIndex, window: SlidingWindow, *, is_enabled: bool) -> None:
         self._index = index
-        self._block_size = block_size
+        self._window = window
+        self._block_size = window.block_size
         self._is_enabled = is_enabled
 
     def lookup(self, seq: Sequence) -> list[BlockId]:
-        """Blocks that hold the sequence's prefix. At least one token is left over: sampling needs a computed position."""
+        """Blocks that hold the sequence's prefix, UNREAD in place of those behind the sliding window. At least one token is
+        left over: sampling needs a computed position."""
         # Logprobs of a prompt come from computing it.
         if not self._is_enabled or seq.wants_prompt_logprobs:
             return []
-        return self._index.lookup(self._hashes(seq, 0, (seq.length - 1) // self._block_size))
+        hashes = self._hashes(seq, 0, (seq.length - 1) // self._block_size)
+        if self._window.size == FULL_ATTENTION:
+            return self._index.lookup(hashes)
+        return self._index.lookup_behind(list(hashes), self._window)
+
+    def evict(self, seq: Sequence) -> None:
+        """No later sequence finds what this one has computed, also in blocks that it has released."""
+        self._index.evict_prefixes(seq.block_hashes)
 
     def register(self, seq: Sequence) -> None:
         """Register the sequence's full blocks: all their tokens are known and computed by a step that has been made. Drafts are

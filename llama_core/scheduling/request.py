@@ -83,7 +83,8 @@ class Sequence:
     cache_scope: str = ""  # cached blocks are shared within one scope
     tokens: list[int] = field(init=False)
     slot: int | None = None
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)  # of its positions in order, the released ones included
+    num_released: int = 0  # of `blocks`, the first, which lie behind the sliding window and may hold other tokens now
     scheduled: int = 0
     inflight: int = 0
     num_drafts: int = 0
@@ -101,6 +102,10 @@ class Sequence:
         assert self.prompt, "a sequence has at least one token"
         assert self.max_length >= len(self.prompt)
         self.tokens = list(self.prompt)
+
+    @property
+    def held_blocks(self) -> list[int]:
+        return self.blocks[self.num_released :] if self.num_released else self.blocks
 
     @property
     def prompt_len(self) -> int:

@@ -30,6 +30,7 @@ from llama_core.scheduling.fair_queue import OUTPUT_COST
 from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.scheduling.speculation import Speculation
 from llama_core.scheduling.step import Draft, Grow, Row, SlotInit, StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepCosts
@@ -65,6 +66,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.quarantine = Quarantine()
         self.speculation = Speculation(config.max_drafts, config.max_step_tokens, config.stop_ids)
+        self.window = SlidingWindow.of(config.window, pool.block_size, config.max_step_tokens)
         self.admission = Admission(
             pool,
             self.quarantine,
@@ -72,6 +74,7 @@ class Scheduler:
             max_waiting=config.max_waiting,
             max_waiting_tokens=config.max_waiting_tokens,
             prefix_caching=config.prefix_caching,
+            window=self.window,
         )
         self._waiting = self.admission.waiting
         self._step = 0
@@ -126,7 +129,7 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. One that may not grow and has nothing to report ends here."""
-        assert self.pool.blocks_for(seq.max_length) <= self.pool.num_blocks, "the cache cannot hold this sequence alone"
+        assert self.window.num_held(seq.max_length) <= self.pool.num_blocks, "the cache cannot hold this sequence alone"
         assert not seq.finished and seq.scheduled == 0
         if seq.length >= seq.max_length and not seq.wants_prompt_logprobs:
             seq.finish_reason = FinishReason.LENGTH
@@ -297,9 +300,10 @@ class Scheduler:
         for seq in self._running:
             start, length = seq.scheduled, len(seq.tokens) + seq.inflight
             if length - start != 1 or length >= seq.max_length or seq.num_drafts:
-                if start < length and not seq.inflight:
+                if start < length and not seq.inflight and self._has_blocks_for_chunk(seq, batch.grow):
                     prefills.append(seq)
                 continue
+            self.admission.release_behind_window(seq)
             drafts: list[int] = []
             if max_drafts and seq.drafting is not None:
                 limit, ignore_eos = min(max_drafts, seq.max_length - length - 1), seq.params.ignore_eos
@@ -332,13 +336,18 @@ class Scheduler:
 
     def _add_prefill(self, seq: Sequence, step: _InFlightStep, budget: int) -> int:
         """A row for as many of the sequence's known tokens as the budget allows. Returns how many."""
-        end = min(seq.length, seq.scheduled + budget)
+        end = self.window.row_end(seq.scheduled, min(seq.length, seq.scheduled + budget))
         count = end - seq.scheduled
         if count:
             assert seq.slot is not None and end <= len(seq.blocks) * self.pool.block_size
             step.add(seq, Row(seq.slot, seq.scheduled, count, end == seq.length < seq.max_length))
             self.admission.prefixes.register(seq)
         return count
+
+    def _has_blocks_for_chunk(self, seq: Sequence, grow: list[Grow]) -> bool:
+        """Give a prompt its next chunk's blocks: it was admitted with all its blocks, or with as many as a window needs."""
+        self.admission.release_behind_window(seq)
+        return self._grow(seq, self.window.row_end(seq.scheduled, seq.length), grow)
 
     def _grow(self, seq: Sequence, end: int, grow: list[Grow], *, preempts: bool = True) -> bool:
         """Allocate blocks for positions 0 .. end, if need be those of the sequences admitted last. False if none are left: none

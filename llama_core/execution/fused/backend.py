@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
-from llama_core.execution.attention import attend_prefill
+from llama_core.execution.attention import attend_prefills
 from llama_core.execution.attention_metadata import build_metadata, sample_positions
 from llama_core.execution.backend import Sampled
 from llama_core.execution.fused.model import FusedTransformer
@@ -16,6 +17,7 @@ from llama_core.execution.kv_cache import CacheShape, KVCache
 from llama_core.execution.parallel import Parallel, smallest
 from llama_core.execution.sampling import sample_sorted
 from llama_core.execution.slots import SlotTable
+from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,22 @@ def bucket_sizes(largest: int) -> list[int]:
     """Tokens of the decode steps that are captured: powers of two up to 32, then steps of 32, and `largest` itself."""
     sizes = {1 << i for i in range(6)} | set(range(32, largest, 32)) | {largest}
     return sorted(size for size in sizes if size <= largest)
+
+
+def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
+    """Of the largest step: activations, the gathered keys and values of a prompt, and sampling."""
+    share = RankShare.of(model, parallel.rank, parallel.world_size)
+    rows, splits = config.max_step_samples, -(-config.max_seq_len // SPLIT)
+    n_heads, n_kv_heads = len(share.heads), len(share.kv_heads)
+    heads = n_heads + 2 * n_kv_heads
+    activations = config.max_step_tokens * (4 * model.dim + 2 * heads * model.head_dim + 3 * len(share.hidden))
+    gathered = 2 * config.max_seq_len * n_kv_heads * model.head_dim
+    mask = config.max_step_tokens * config.max_seq_len
+    # Results of attention before the splits are combined.
+    partial = rows * n_heads * splits * (model.head_dim + 1) * 4
+    # Sampling, in the memory of the graphs and outside of it, and the logits of the latest step.
+    logits = rows * config.vocab_size * (2 * _BYTES_PER_LOGIT + 4)
+    return (activations + gathered + mask) * dtype.itemsize + 2 * partial + logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +114,12 @@ class FusedBackend:
 
     @property
     def working_bytes(self) -> int:
-        """Of the largest step: activations, the gathered keys and values of a prompt, and sampling."""
-        config, model, ranks = self._config, self.model.config, self._parallel.world_size
-        itemsize, rows, splits = self.model.dtype.itemsize, config.max_step_samples, -(-config.max_seq_len // SPLIT)
-        heads = self.model.n_heads + 2 * self.model.n_kv_heads
-        activations = config.max_step_tokens * (
-            4 * model.dim + 2 * heads * model.head_dim + 3 * model.hidden_dim // ranks
-        )
-        gathered = 2 * config.max_seq_len * self.model.n_kv_heads * model.head_dim
-        mask = config.max_step_tokens * config.max_seq_len
-        # Results of attention before the splits are combined.
-        partial = rows * self.model.n_heads * splits * (model.head_dim + 1) * 4
-        # Sampling, in the memory of the graphs and outside of it, and the logits of the latest step.
-        logits = rows * config.vocab_size * (2 * _BYTES_PER_LOGIT + 4)
-        return (activations + gathered + mask) * itemsize + 2 * partial + logits
+        return self._logits.nbytes + self.unallocated_bytes(self._config.max_seq_len)
+
+    def unallocated_bytes(self, max_seq_len: int) -> int:
+        config = replace(self._config, max_seq_len=max_seq_len)
+        need = step_bytes(config, self.model.config, self._parallel, self.model.dtype)
+        return need - self._logits.nbytes
 
     @property
     def seconds_waited(self) -> None:
@@ -165,7 +175,8 @@ class FusedBackend:
         block = block_tables.gather(1, (positions // block_size)[:, None]).squeeze(1)
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            return ops.attend_decodes(q, cache.keys[layer], cache.values[layer], block_tables, lengths)
+            window = self.model.config.window(layer)
+            return ops.attend_decodes(q, cache.keys[layer], cache.values[layer], block_tables, lengths, window)
 
         tokens = self._slots.tokens[index, positions]
         hidden_states = self.model.hidden_states(
@@ -180,16 +191,13 @@ class FusedBackend:
         tokens, metadata, ends = build_metadata(rows, self._slots, self._config.block_size)
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            out, window = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.model.config.window(layer)
             if len(metadata.decode_index):
-                single = q[metadata.decode_index]
-                keys, values = cache.keys[layer], cache.values[layer]
+                block_tables, lengths = metadata.decode_block_tables, metadata.decode_lengths
                 out[metadata.decode_index] = ops.attend_decodes(
-                    single, keys, values, metadata.decode_block_tables, metadata.decode_lengths
+                    q[metadata.decode_index], cache.keys[layer], cache.values[layer], block_tables, lengths, window
                 )
-            for row in metadata.prefills:
-                keys, values = cache.of_prefill(layer, row)
-                out[row.begin : row.end] = attend_prefill(q[row.begin : row.end], keys, values, row.start)
+            attend_prefills(out, q, cache, layer, metadata, window)
             return out
 
         self._hidden_states = self.model.hidden_states(tokens, metadata.positions, metadata.slot_mapping, cache, attend)

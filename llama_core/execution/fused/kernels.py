@@ -10,26 +10,49 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_core.execution.fused.ops import SPLIT
+from llama_core.execution.fused.ops import SPLIT, HeadNorms
+from llama_core.model_config import FULL_ATTENTION
 
 TILE = 32  # cached positions that attention reads at a time
 _MIN_DOT = 16  # the smallest side of a matrix product on tensor cores
 
 
 @triton.jit
-def _add_norm(hidden_states, delta, weight, out, dim, eps, has_delta: tl.constexpr, block: tl.constexpr):
+def _plus_bias(x, bias, inside):
+    return (x.to(tl.float32) + tl.load(bias, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
+def _times(x, factor, inside):
+    return (x.to(tl.float32) * tl.load(factor, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
+def _add_norm(
+    hidden_states,
+    delta,
+    bias,
+    weight,
+    out,
+    dim,
+    eps,
+    has_delta: tl.constexpr,
+    has_bias: tl.constexpr,
+    block: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * dim
     column = tl.arange(0, block)
     inside = column < dim
     x = tl.load(hidden_states + row + column, mask=inside, other=0.0)
     if has_delta:
         added = tl.load(delta + row + column, mask=inside, other=0.0)
+        if has_bias:
+            added = _plus_bias(added, bias + column, inside)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x.dtype)
         tl.store(hidden_states + row + column, x, mask=inside)
     wide = x.to(tl.float32)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)).to(x.dtype)
-    factor = tl.load(weight + column, mask=inside, other=0.0)
-    tl.store(out + row + column, (normed.to(tl.float32) * factor.to(tl.float32)).to(x.dtype), mask=inside)
+    tl.store(out + row + column, _times(normed, weight + column, inside), mask=inside)
 
 
 @triton.jit
@@ -40,8 +63,14 @@ def _rotate_and_store(
     slot_mapping,
     keys,
     values,
+    bias,
+    q_norm,
+    k_norm,
+    eps,
     n_heads,
     n_kv_heads,
+    has_bias: tl.constexpr,
+    has_norms: tl.constexpr,
     head_dim: tl.constexpr,
     half_block: tl.constexpr,
 ):
@@ -51,8 +80,18 @@ def _rotate_and_store(
     source = qkv + (token * (n_heads + 2 * n_kv_heads) + head) * head_dim + 2 * pair
     even = tl.load(source, mask=inside, other=0.0)
     odd = tl.load(source + 1, mask=inside, other=0.0)
+    if has_bias:
+        even = _plus_bias(even, bias + head * head_dim + 2 * pair, inside)
+        odd = _plus_bias(odd, bias + head * head_dim + 2 * pair + 1, inside)
     place = tl.load(slot_mapping + token) * n_kv_heads * head_dim + 2 * pair
     if head < n_heads + n_kv_heads:
+        if has_norms:
+            factor = (q_norm if head < n_heads else k_norm) + 2 * pair
+            wide_even, wide_odd = even.to(tl.float32), odd.to(tl.float32)
+            squares = tl.sum(wide_even * wide_even, axis=0) + tl.sum(wide_odd * wide_odd, axis=0)
+            scale = tl.rsqrt(squares / head_dim + eps)
+            even = _times((wide_even * scale).to(even.dtype), factor, inside)
+            odd = _times((wide_odd * scale).to(odd.dtype), factor + 1, inside)
         angle = table + tl.load(positions + token) * head_dim + 2 * pair
         cos = tl.load(angle, mask=inside, other=0.0)
         sin = tl.load(angle + 1, mask=inside, other=0.0)
@@ -71,15 +110,26 @@ def _rotate_and_store(
 
 
 @triton.jit
-def _gated_silu(gate_up, out, hidden, block: tl.constexpr):
+def _gated_silu(gate_up, bias, out, hidden, has_bias: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < hidden
     gate = tl.load(gate_up + row * 2 * hidden + column, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * hidden + hidden + column, mask=inside, other=0.0)
+    if has_bias:
+        gate = _plus_bias(gate, bias + column, inside)
+        up = _plus_bias(up, bias + hidden + column, inside)
     wide = gate.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
     tl.store(out + row * hidden + column, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)
+
+
+@triton.jit
+def _first_seen(length, window: tl.constexpr):
+    """The first position that the last of `length` positions attends to."""
+    if window:
+        return tl.maximum(length - window, 0)
+    return length * 0
 
 
 # Without `do_not_specialize`, Triton compiles further variants for some numbers of blocks while it serves.
@@ -102,12 +152,14 @@ def _attend_split(
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
     block_size: tl.constexpr,
+    window: tl.constexpr,
     split_size: tl.constexpr,
     tile: tl.constexpr,
 ):
     row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    begin = split * split_size
     length = tl.load(lengths + row)
+    seen = _first_seen(length, window)
+    begin = (seen // split_size + split) * split_size
     if begin < length:
         member = tl.arange(0, group_block)
         dim = tl.arange(0, dim_block)
@@ -119,9 +171,11 @@ def _attend_split(
         best = tl.full([group_block], float("-inf"), tl.float32)
         total = tl.zeros([group_block], tl.float32)
         mixed = tl.zeros([group_block, dim_block], tl.float32)
-        for first in range(begin, tl.minimum(begin + split_size, length), tile):
+        # Of the first split, tiles before the window are skipped.
+        start = tl.maximum(begin, seen // tile * tile)
+        for first in range(start, tl.minimum(begin + split_size, length), tile):
             position = first + tl.arange(0, tile)
-            known = position < length
+            known = (position >= seen) & (position < length)
             block = tl.load(block_tables + row * block_table_stride + position // block_size, mask=known, other=0)
             place = ((block * block_size + position % block_size) * n_kv_heads + kv_head) * head_dim
             at = place[:, None] + dim[None, :]
@@ -151,13 +205,15 @@ def _combine_splits(
     n_heads,
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
+    window: tl.constexpr,
     split_size: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dim = tl.arange(0, dim_block)
     in_dim = dim < head_dim
     first = (row * n_heads + head) * n_splits
-    used = tl.cdiv(tl.load(lengths + row), split_size)
+    length = tl.load(lengths + row)
+    used = tl.cdiv(length, split_size) - _first_seen(length, window) // split_size
     best = tl.load(log_sums + first)
     total = best * 0.0 + 1.0
     mixed = tl.load(partial + first * head_dim + dim, mask=in_dim, other=0.0)
@@ -172,16 +228,32 @@ def _combine_splits(
 
 
 class TritonOps:
-    """See `ops.Ops`. All tensors lie on the device; rows, and heads in a row, are contiguous."""
+    """See `ops.Ops`. All tensors lie on the device; rows, and heads in a row, are contiguous.
+
+    Kernels get some other tensor in place of one that is None; they do not read it.
+    """
 
     def add_norm(
-        self, hidden_states: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self,
+        hidden_states: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = torch.empty_like(hidden_states)
         count, dim = hidden_states.shape
-        added = hidden_states if delta is None else delta
         _add_norm[(count,)](
-            hidden_states, added, weight, out, dim, eps, has_delta=delta is not None, block=triton.next_power_of_2(dim)
+            hidden_states,
+            hidden_states if delta is None else delta,
+            weight if bias is None else bias,
+            weight,
+            out,
+            dim,
+            eps,
+            has_delta=delta is not None,
+            has_bias=bias is not None,
+            block=triton.next_power_of_2(dim),
         )
         return out
 
@@ -193,10 +265,13 @@ class TritonOps:
         slot_mapping: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        norms: HeadNorms | None = None,
     ) -> torch.Tensor:
         count, total_heads, head_dim = qkv.shape
         n_kv_heads = keys.shape[2]
         n_heads = total_heads - 2 * n_kv_heads
+        q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
         _rotate_and_store[(count, total_heads)](
             qkv,
             table,
@@ -204,8 +279,14 @@ class TritonOps:
             slot_mapping,
             keys,
             values,
+            qkv if bias is None else bias,
+            q_norm,
+            k_norm,
+            eps,
             n_heads,
             n_kv_heads,
+            has_bias=bias is not None,
+            has_norms=norms is not None,
             head_dim=head_dim,
             half_block=triton.next_power_of_2(head_dim // 2),
             num_warps=1,
@@ -219,11 +300,14 @@ class TritonOps:
         values: torch.Tensor,
         block_tables: torch.Tensor,
         lengths: torch.Tensor,
+        window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
         rows, n_heads, head_dim = q.shape
         block_size, n_kv_heads = keys.shape[1:3]
         group = n_heads // n_kv_heads
         n_splits = triton.cdiv(block_tables.shape[1] * block_size, SPLIT)
+        if window:
+            n_splits = min(n_splits, (window + SPLIT - 2) // SPLIT + 1)  # splits that one window touches at most
         partial = torch.empty((rows, n_heads, n_splits, head_dim), dtype=torch.float32, device=q.device)
         log_sums = torch.empty((rows, n_heads, n_splits), dtype=torch.float32, device=q.device)
         dim_block = max(_MIN_DOT, triton.next_power_of_2(head_dim))
@@ -245,6 +329,7 @@ class TritonOps:
             head_dim=head_dim,
             dim_block=dim_block,
             block_size=block_size,
+            window=window,
             split_size=SPLIT,
             tile=TILE,
         )
@@ -258,15 +343,19 @@ class TritonOps:
             n_heads,
             head_dim=head_dim,
             dim_block=dim_block,
+            window=window,
             split_size=SPLIT,
             num_warps=1,
         )
         return out
 
-    def gated_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         count, width = gate_up.shape
         hidden = width // 2
         out = torch.empty((count, hidden), dtype=gate_up.dtype, device=gate_up.device)
         block = min(1024, triton.next_power_of_2(hidden))
-        _gated_silu[(count, triton.cdiv(hidden, block))](gate_up, out, hidden, block=block)
+        has_bias = bias is not None
+        _gated_silu[(count, triton.cdiv(hidden, block))](
+            gate_up, bias if has_bias else gate_up, out, hidden, has_bias=has_bias, block=block
+        )
         return out

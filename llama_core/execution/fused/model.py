@@ -1,17 +1,19 @@
 """One rank's part of the Transformer in plain tensors. Projections of one input are one matrix, and no call waits.
 
-The same model as `reference/model.py`, which uses fairscale's layers. This model owns its weights and its collectives, so that
-a CUDA graph can capture a whole step.
+The same model as `reference/model.py`. This model owns its weights and its collectives, so that a CUDA graph can capture a
+whole step.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
-from llama_core.execution.fused.ops import Ops
+from llama_core.checkpoint.loader import GroupedWeight
+from llama_core.checkpoint.rank_share import RankShare
+from llama_core.execution.fused.ops import HeadNorms, Ops
 from llama_core.execution.kv_cache import KVCache
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
@@ -20,11 +22,16 @@ from llama_core.model_config import ModelConfig
 
 # (layer, queries [T, H, head_dim]) -> [T, H, head_dim]
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
+# Writes a part of the checkpoint to its place.
+Place = Callable[[Any], object]
 
 
 @dataclass(slots=True)
 class Layer:
-    """qkv [(H + 2 K) head_dim, dim], out [dim, H head_dim], gate_up [2 hidden, dim], down [dim, hidden] of this rank."""
+    """qkv [(H + 2 K) head_dim, dim], out [dim, H head_dim], gate_up [2 hidden, dim], down [dim, hidden] of this rank.
+
+    biases: of the matrices that have one, by the names of their fields.
+    """
 
     attention_norm: torch.Tensor
     qkv: TorchMatrix
@@ -32,6 +39,16 @@ class Layer:
     ffn_norm: torch.Tensor
     gate_up: TorchMatrix
     down: TorchMatrix
+    head_norms: HeadNorms | None = None
+    biases: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        matrices = [self.qkv, self.out, self.gate_up, self.down]
+        tensors = [self.attention_norm, self.ffn_norm, *self.biases.values()]
+        if self.head_norms is not None:
+            tensors += [self.head_norms.q, self.head_norms.k]
+        return sum(matrix.nbytes for matrix in matrices) + sum(tensor.nbytes for tensor in tensors)
 
 
 class FusedTransformer:
@@ -42,52 +59,33 @@ class FusedTransformer:
         max_seq_len: int,
         dtype: torch.dtype,
         ops: Ops,
-        make_matrix: TorchMatrixType,
-        weights: Iterable[tuple[str, torch.Tensor]],
+        matrix_type: Callable[[str], TorchMatrixType],
+        weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]],
     ) -> None:
-        """`make_matrix`: allocates the matrix of a linear layer. `weights`: this rank's part of each, by Meta's names, in
-        `dtype`; the model copies each into place and does not keep it."""
+        """`matrix_type`: the type of a matrix by its name: "layers.N." and a field of `Layer`, or "output". `weights`: this
+        rank's part of each, by Meta's names, in `dtype` or in groups; the model copies each into place and does not keep it."""
         self.config = config
         self.dtype = dtype
         self.parallel = parallel
         self._ops = ops
-        ranks = parallel.world_size
+        self._matrix_type = matrix_type
+        self._shares = [RankShare.of(config, rank, parallel.world_size) for rank in range(parallel.world_size)]
+        self.share = self._shares[parallel.rank]
         self.head_dim = config.head_dim
-        self.n_heads = config.n_heads // ranks
-        self.n_kv_heads = config.n_kv_heads // ranks
-        hidden = config.hidden_dim // ranks
-
-        def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=parallel.device)
-
-        def matrix(outputs: int, inputs: int) -> TorchMatrix:
-            return make_matrix(outputs, inputs, dtype, parallel.device)
-
-        self._embeddings = empty(config.vocab_size, config.dim // ranks)
-        self._norm = empty(config.dim)
-        self._output = matrix(config.vocab_size // ranks, config.dim)
-        self._layers = [
-            Layer(
-                attention_norm=empty(config.dim),
-                qkv=matrix((self.n_heads + 2 * self.n_kv_heads) * self.head_dim, config.dim),
-                out=matrix(config.dim, self.n_heads * self.head_dim),
-                ffn_norm=empty(config.dim),
-                gate_up=matrix(2 * hidden, config.dim),
-                down=matrix(config.dim, hidden),
-            )
-            for _ in range(config.n_layers)
-        ]
-        self._rotary = rotary_table(self.head_dim, max_seq_len, config.rope_theta, parallel.device)
+        self.n_heads, self.n_kv_heads = len(self.share.heads), len(self.share.kv_heads)
+        self._embeddings = self._empty(config.vocab_size, len(self.share.columns))
+        self._norm = self._empty(config.dim)
+        self._output = self._matrix("output", len(self.share.vocab), config.dim)
+        self._layers = [self._layer(i) for i in range(config.n_layers)]
+        self._rotary = rotary_table(config.rope, self.head_dim, max_seq_len, parallel.device)
         places = self._places()
         for name, weight in weights:
             places[name](weight)
 
     @property
     def weight_bytes(self) -> int:
-        parts: list[torch.Tensor | TorchMatrix] = [self._embeddings, self._norm, self._output]
-        for layer in self._layers:
-            parts += [layer.attention_norm, layer.qkv, layer.out, layer.ffn_norm, layer.gate_up, layer.down]
-        return sum(part.nbytes for part in parts)
+        tensors = self._embeddings.nbytes + self._norm.nbytes
+        return tensors + self._output.nbytes + sum(layer.nbytes for layer in self._layers)
 
     def hidden_states(
         self, tokens: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor, cache: KVCache, attend: Attend
@@ -97,61 +95,95 @@ class FusedTransformer:
 
         Each layer calls `attend` after it has written its keys and values to the cache.
         """
-        ops, eps = self._ops, self.config.norm_eps
-        h = self._gather(F.embedding(tokens, self._embeddings))
+        ops, sum_of, eps = self._ops, self.parallel.sum, self.config.norm_eps
+        columns = [len(share.columns) for share in self._shares]
+        h = self.parallel.gather_columns(F.embedding(tokens, self._embeddings), columns)
         delta: torch.Tensor | None = None
+        bias: torch.Tensor | None = None  # of the product in `delta`
         for i, layer in enumerate(self._layers):
-            x = ops.add_norm(h, delta, layer.attention_norm, eps)
+            biases = layer.biases
+            x = ops.add_norm(h, delta, layer.attention_norm, eps, bias)
             qkv = layer.qkv.multiply(x).view(len(x), -1, self.head_dim)
-            q = ops.rotate_and_store(qkv, self._rotary, positions, slot_mapping, cache.keys[i], cache.values[i])
-            delta = self._sum(layer.out.multiply(attend(i, q).flatten(1)))
-            x = ops.add_norm(h, delta, layer.ffn_norm, eps)
-            delta = self._sum(layer.down.multiply(ops.gated_silu(layer.gate_up.multiply(x))))
-        return ops.add_norm(h, delta, self._norm, eps)
+            place = (positions, slot_mapping, cache.keys[i], cache.values[i])
+            q = ops.rotate_and_store(qkv, self._rotary, *place, biases.get("qkv"), layer.head_norms)
+            delta = sum_of(layer.out.multiply(attend(i, q).flatten(1)))
+            x = ops.add_norm(h, delta, layer.ffn_norm, eps, biases.get("out"))
+            delta = sum_of(layer.down.multiply(ops.gated_silu(layer.gate_up.multiply(x), biases.get("gate_up"))))
+            bias = biases.get("down")
+        return ops.add_norm(h, delta, self._norm, eps, bias)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [R, dim] -> float32 [R, vocab_size], whole on every rank."""
-        return self._gather(self._output.multiply(hidden_states)).float()
+        part = self._output.multiply(hidden_states)
+        return self.parallel.gather_columns(part, [len(share.vocab) for share in self._shares]).float()
 
-    def _sum(self, partial: torch.Tensor) -> torch.Tensor:
-        if self.parallel.world_size > 1:
-            dist.all_reduce(partial)
-        return partial
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.parallel.device)
 
-    def _gather(self, part: torch.Tensor) -> torch.Tensor:
-        """Each rank's columns [T, n / ranks], side by side [T, n]."""
-        ranks = self.parallel.world_size
-        if ranks == 1:
-            return part
-        count, width = part.shape
-        parts = torch.empty((ranks * count, width), dtype=part.dtype, device=part.device)
-        dist.all_gather_into_tensor(parts, part.contiguous())
-        return parts.view(ranks, count, width).transpose(0, 1).flatten(1)
+    def _matrix(self, name: str, outputs: int, inputs: int) -> TorchMatrix:
+        return self._matrix_type(name)(outputs, inputs, self.dtype, self.parallel.device)
 
-    def _places(self) -> dict[str, Callable[[torch.Tensor], object]]:
+    def _layer(self, i: int) -> Layer:
+        config, dim, hidden = self.config, self.config.dim, len(self.share.hidden)
+        queries, heads = self.n_heads * self.head_dim, self.n_heads + 2 * self.n_kv_heads
+        layer = Layer(
+            attention_norm=self._empty(dim),
+            qkv=self._matrix(f"layers.{i}.qkv", heads * self.head_dim, dim),
+            out=self._matrix(f"layers.{i}.out", dim, queries),
+            ffn_norm=self._empty(dim),
+            gate_up=self._matrix(f"layers.{i}.gate_up", 2 * hidden, dim),
+            down=self._matrix(f"layers.{i}.down", dim, hidden),
+        )
+        if config.qk_norm:
+            layer.head_norms = HeadNorms(self._empty(self.head_dim), self._empty(self.head_dim), config.norm_eps)
+        if config.attention_bias:
+            layer.biases["qkv"] = self._empty(heads * self.head_dim)
+        if config.attention_out_bias:
+            layer.biases["out"] = self._empty(dim)
+        if config.mlp_bias:
+            layer.biases |= {"gate_up": self._empty(2 * hidden), "down": self._empty(dim)}
+        return layer
+
+    def _places(self) -> dict[str, Place]:
         """What writes each of the checkpoint's weights into its place."""
-
-        def rows(matrix: TorchMatrix, first: int = 0) -> Callable[[torch.Tensor], object]:
-            return lambda weight: matrix.set_rows(first, weight)
-
-        queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        hidden = self.config.hidden_dim // self.parallel.world_size
-        places: dict[str, Callable[[torch.Tensor], object]] = {
+        places: dict[str, Place] = {
             "tok_embeddings.weight": self._embeddings.copy_,
             "norm.weight": self._norm.copy_,
-            "output.weight": rows(self._output),
+            "output.weight": _rows(self._output, 0),
         }
         for i, layer in enumerate(self._layers):
-            named = {
-                "attention_norm": layer.attention_norm.copy_,
-                "attention.wq": rows(layer.qkv),
-                "attention.wk": rows(layer.qkv, queries),
-                "attention.wv": rows(layer.qkv, queries + keys),
-                "attention.wo": rows(layer.out),
-                "ffn_norm": layer.ffn_norm.copy_,
-                "feed_forward.w1": rows(layer.gate_up),
-                "feed_forward.w2": rows(layer.down),
-                "feed_forward.w3": rows(layer.gate_up, hidden),
-            }
-            places |= {f"layers.{i}.{name}.weight": place for name, place in named.items()}
+            places |= {f"layers.{i}.{name}": place for name, place in self._places_of(layer).items()}
         return places
+
+    def _places_of(self, layer: Layer) -> dict[str, Place]:
+        queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        # For each projection of the checkpoint, the field that holds it, and its first output there.
+        parts = {
+            "attention.wq": ("qkv", 0),
+            "attention.wk": ("qkv", queries),
+            "attention.wv": ("qkv", queries + keys),
+            "attention.wo": ("out", 0),
+            "feed_forward.w1": ("gate_up", 0),
+            "feed_forward.w2": ("down", 0),
+            "feed_forward.w3": ("gate_up", len(self.share.hidden)),
+        }
+        places: dict[str, Place] = {
+            "attention_norm.weight": layer.attention_norm.copy_,
+            "ffn_norm.weight": layer.ffn_norm.copy_,
+        }
+        if layer.head_norms is not None:
+            places["attention.q_norm.weight"] = layer.head_norms.q.copy_
+            places["attention.k_norm.weight"] = layer.head_norms.k.copy_
+        for name, (matrix, first) in parts.items():
+            places[f"{name}.weight"] = _rows(getattr(layer, matrix), first)
+            if matrix in layer.biases:
+                places[f"{name}.bias"] = _values(layer.biases[matrix], first)
+        return places
+
+
+def _rows(matrix: TorchMatrix, first: int) -> Place:
+    return lambda weight: matrix.set_rows(first, weight)
+
+
+def _values(target: torch.Tensor, first: int) -> Place:
+    return lambda values: target[first : first + len(values)].copy_(values)

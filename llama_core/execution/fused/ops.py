@@ -1,23 +1,40 @@
 """The operations of a layer between its matrix products, in torch for any device; `kernels.py` has them for CUDA."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from llama_core.execution.attention import attend_decodes
 from llama_core.execution.rotary import rotate
+from llama_core.model_config import FULL_ATTENTION
 
 SPLIT = 128  # cached positions that one program of the attention kernel reads
 
 
+class HeadNorms(NamedTuple):
+    """RMSNorm of each head of q and of k: the factors of both, [head_dim]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    eps: float
+
+
 class Ops(Protocol):
-    """T tokens of a step, B rows of one token. H and K: query and key/value heads of this rank."""
+    """T tokens of a step, B rows of one token. H and K: query and key/value heads of this rank.
+
+    The biases of matrix products are added here, because the kernels read the products anyway.
+    """
 
     def add_norm(
-        self, hidden_states: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self,
+        hidden_states: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """hidden_states [T, dim] += delta, in place; then RMSNorm of it, a new tensor."""
+        """hidden_states [T, dim] += delta + bias [dim], in place; then RMSNorm of it, a new tensor. No bias without a delta."""
 
     def rotate_and_store(
         self,
@@ -27,11 +44,14 @@ class Ops(Protocol):
         slot_mapping: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        norms: HeadNorms | None = None,
     ) -> torch.Tensor:
         """Queries [T, H, head_dim], rotated by their positions, of qkv [T, H + 2 K, head_dim], which may be overwritten.
 
-        Keys, rotated likewise, and values are stored at the physical positions `slot_mapping` int64 [T] of one layer's cache,
-        each [num_blocks, block_size, K, head_dim]. table: `rotary_table`. positions: int64 [T].
+        The bias [(H + 2 K) head_dim] is added first, then `norms` are applied. Keys, rotated likewise, and values are stored at
+        the physical positions `slot_mapping` int64 [T] of one layer's cache, each [num_blocks, block_size, K, head_dim].
+        table: `rotary_table`. positions: int64 [T].
         """
 
     def attend_decodes(
@@ -41,27 +61,32 @@ class Ops(Protocol):
         values: torch.Tensor,
         block_tables: torch.Tensor,
         lengths: torch.Tensor,
+        window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
-        """q [B, H, head_dim] -> the same: each attends to the first lengths[i] positions of its blocks.
+        """q [B, H, head_dim] -> the same: each attends to the first lengths[i] positions of its blocks, of these to the last
+        `window`. Blocks behind the window are not read.
 
         block_tables: int64 [B, N] block numbers, lengths: int64 [B], at least 1. keys, values: one layer's cache.
         """
 
-    def gated_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up for gate_up [T, 2 * hidden], gate first: [T, hidden]."""
+    def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """silu(gate) * up for gate_up [T, 2 * hidden] + bias [2 * hidden], gate first: [T, hidden]."""
 
 
 class TorchOps:
     """The operations in torch, which define the results of the Triton kernels."""
 
     def add_norm(
-        self, hidden_states: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self,
+        hidden_states: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if delta is not None:
-            hidden_states += delta
-        wide = hidden_states.float()
-        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        return normed.type_as(hidden_states) * weight
+            hidden_states += delta if bias is None else delta + bias
+        return _norm(hidden_states, weight, eps)
 
     def rotate_and_store(
         self,
@@ -71,13 +96,20 @@ class TorchOps:
         slot_mapping: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        norms: HeadNorms | None = None,
     ) -> torch.Tensor:
         n_kv_heads = keys.shape[2]
         n_heads = qkv.shape[1] - 2 * n_kv_heads
-        turned = rotate(qkv[:, :-n_kv_heads], table[positions])
-        keys.flatten(0, 1).index_copy_(0, slot_mapping, turned[:, n_heads:])
-        values.flatten(0, 1).index_copy_(0, slot_mapping, qkv[:, -n_kv_heads:])
-        return turned[:, :n_heads]
+        if bias is not None:
+            qkv = qkv + bias.view(qkv.shape[1:])
+        q, k, v = torch.split(qkv, [n_heads, n_kv_heads, n_kv_heads], dim=1)
+        if norms is not None:
+            q, k = _norm(q, norms.q, norms.eps), _norm(k, norms.k, norms.eps)
+        angles = table[positions]
+        keys.flatten(0, 1).index_copy_(0, slot_mapping, rotate(k, angles))
+        values.flatten(0, 1).index_copy_(0, slot_mapping, v)
+        return rotate(q, angles)
 
     def attend_decodes(
         self,
@@ -86,9 +118,15 @@ class TorchOps:
         values: torch.Tensor,
         block_tables: torch.Tensor,
         lengths: torch.Tensor,
+        window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
-        return attend_decodes(q, keys[block_tables].flatten(1, 2), values[block_tables].flatten(1, 2), lengths)
+        return attend_decodes(q, keys, values, block_tables, lengths, window)
 
-    def gated_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
+    def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)
         return F.silu(gate) * up
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).type_as(x) * weight

@@ -47,20 +47,18 @@ void attend(const Query<T>* queries, const Cache<T>& cache, const Source& from, 
     alignas(64) T weights[N][kChunk];
     alignas(64) float sums[N][kMaxHeadDim];
     RunningSoftmax running[N];
-    int last = 0;
-    for (int n = 0; n < N; n++) {
-        last = std::max(last, queries[n].last);
-        std::memset(sums[n], 0, head_dim * sizeof(float));
-    }
-    for (int begin = 0; begin <= last; begin += kChunk) {
-        const Chunk<T> chunk(cache, from, head_dim, begin, last);
+    const Span span(queries, N);
+    for (int n = 0; n < N; n++) std::memset(sums[n], 0, head_dim * sizeof(float));
+    for (int begin = span.first; begin <= span.last; begin = Span::after(begin)) {
+        const Chunk<T> chunk(cache, from, head_dim, begin, span);
         if (chunk.count == kChunkTiles)
             multiply_keys<T, N, kChunkTiles>(queries, chunk.keys, head_dim, products);
         else
             for (int c = 0; c < chunk.count; c++)
                 multiply_keys<T, N, 1>(queries, chunk.keys + c, head_dim, reinterpret_cast<float(*)[kChunk]>(&products[0][c * kKvTile]));
         for (int n = 0; n < N; n++) {
-            const float shrink = running[n].add(products[n], scale, weights[n], chunk.count, begin, queries[n].last);
+            const Query<T>& query = queries[n];
+            const float shrink = running[n].add(products[n], scale, weights[n], chunk.count, begin, query.first, query.last);
             if (shrink != 1.0f)
                 for (int d = 0; d < head_dim; d += kLanes) store(sums[n] + d, load(sums[n] + d) * splat(shrink));
         }

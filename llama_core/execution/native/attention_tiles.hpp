@@ -77,17 +77,14 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
     alignas(64) float sums[kTileQueries * kMaxHeadDim];
     WeightedChunk weighted[2];
     RunningSoftmax running[kTileQueries];
-    int last = 0;
-    for (int n = 0; n < num; n++) {
-        last = std::max(last, queries[n].last);
-        std::memcpy(static_cast<void*>(q + n * head_dim), queries[n].q, head_dim * sizeof(bf16));
-    }
+    const Span span(queries, num);
+    for (int n = 0; n < num; n++) std::memcpy(static_cast<void*>(q + n * head_dim), queries[n].q, head_dim * sizeof(bf16));
     std::memset(sums, 0, num * head_dim * sizeof(float));
     // Nothing reads rows beyond `num`. The barrier tells the compiler about the reads of tile loads, which do not declare them.
     asm volatile("" ::"r"(q) : "memory");
     int turn = 0;
-    for (int begin = 0; begin <= last; begin += kChunk, turn ^= 1) {
-        const Chunk<bf16> chunk(cache, from, head_dim, begin, last);
+    for (int begin = span.first; begin <= span.last; begin = Span::after(begin), turn ^= 1) {
+        const Chunk<bf16> chunk(cache, from, head_dim, begin, span);
         const int count = chunk.count;
         _tile_zero(0);
         _tile_zero(1);
@@ -111,12 +108,13 @@ inline void attend_tiles(const Query<bf16>* queries, int num, const Cache<bf16>&
         _tile_stored(1, &products[0][16], sizeof products[0]);
         _tile_stored(2, &products[0][32], sizeof products[0]);
         _tile_stored(3, &products[0][48], sizeof products[0]);
-        if (begin) add_values_tiles(weighted[turn ^ 1], num, head_dim, sums);
+        if (begin != span.first) add_values_tiles(weighted[turn ^ 1], num, head_dim, sums);
         WeightedChunk& now = weighted[turn];
         now.count = count;
         std::copy_n(chunk.values, count, now.values);
         for (int n = 0; n < num; n++)
-            now.shrinks[n] = running[n].add(products[n], scale, now.weights[n], count, begin, queries[n].last);
+            now.shrinks[n] =
+                running[n].add(products[n], scale, now.weights[n], count, begin, queries[n].first, queries[n].last);
     }
     add_values_tiles(weighted[turn ^ 1], num, head_dim, sums);
     for (int n = 0; n < num; n++)

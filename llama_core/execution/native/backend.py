@@ -9,7 +9,8 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from llama_core.checkpoint.weights import is_linear
+from llama_core.checkpoint.loader import GroupedWeight
+from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
 from llama_core.execution.backend import Sampled
 from llama_core.execution.native.all_gather import GlooFallback, shared_memory
@@ -18,17 +19,19 @@ from llama_core.execution.native.library import OPS, WEIGHTS, Shape, Slots, load
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
 from llama_core.execution.slots import SlotTable
-from llama_core.execution.weight_formats.format import WeightFormat
+from llama_core.execution.weight_formats.format import find_weight_format
+from llama_core.execution.weight_plan import WeightPlan
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
 
+_FIXED_BYTES = 2**20  # of the engine: sums of its threads, and pages that are not full
 _LANES = 16  # floats of a vector; also positions of a KV tile of the cache
 
 
 def check_available(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, weight_format: WeightFormat, parallel: Parallel
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, plan: WeightPlan, parallel: Parallel
 ) -> None:
     """Raises Unavailable unless this rank can run such a model natively."""
     if parallel.device.type != "cpu":
@@ -37,11 +40,56 @@ def check_available(
         raise Unavailable(f"it computes in float32 and bfloat16, not in {dtype}")
     if config.block_size % _LANES:
         raise Unavailable(f"block_size {config.block_size} is not a multiple of {_LANES}")
-    widest = max(model.dim, model.hidden_dim)
-    is_bfloat16, kernels = dtype == torch.bfloat16, weight_format.name.encode()
-    unsupported_reason = load_library().llama_unsupported_reason(model.head_dim, widest, is_bfloat16, kernels)
-    if unsupported_reason:
-        raise Unavailable(unsupported_reason.decode())
+    if min(model.dim, model.hidden_dim, model.vocab_size) < parallel.world_size:
+        raise Unavailable(f"a dimension of the model is smaller than its {parallel.world_size} ranks")
+    widest = max(model.dim, model.hidden_dim, model.query_width)
+    is_bfloat16 = dtype == torch.bfloat16
+    for weight_format in plan.formats:
+        unsupported = load_library().llama_unsupported_reason
+        if reason := unsupported(model.head_dim, widest, is_bfloat16, weight_format.encode()):
+            raise Unavailable(reason.decode())
+
+
+def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> Shape:
+    share = RankShare.of(model, parallel.rank, parallel.world_size)
+    return Shape(
+        dim=model.dim,
+        layers=model.n_layers,
+        heads=len(share.heads),
+        kv_heads=len(share.kv_heads),
+        head_dim=model.head_dim,
+        hidden=len(share.hidden),
+        full_vocab=model.vocab_size,
+        rank=parallel.rank,
+        ranks=parallel.world_size,
+        bfloat16=dtype == torch.bfloat16,
+        max_tokens=config.max_step_tokens,
+        max_samples=config.max_step_samples,
+        max_seq_len=config.max_seq_len,
+        block_size=config.block_size,
+        blocks_per_sequence=config.blocks_per_sequence,
+        threads=torch.get_num_threads(),
+        norm_eps=model.norm_eps,
+        attention_bias=model.attention_bias,
+        attention_out_bias=model.attention_out_bias,
+        mlp_bias=model.mlp_bias,
+        qk_norm=model.qk_norm,
+    )
+
+
+def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
+    """Rather more than the engine's buffers: activations as float32, logits, the rotary table, and this rank's part of the
+    memory that all ranks share. Each attends in the cache, in place."""
+    share = RankShare.of(model, parallel.rank, parallel.world_size)
+    heads = 2 * len(share.heads) + 2 * len(share.kv_heads)
+    head_dim = -(-model.head_dim // _LANES) * _LANES
+    widths = 4 * (model.dim + _LANES) + 2 * heads * head_dim + 3 * (len(share.hidden) + _LANES)
+    logits = 2 * config.max_step_samples * (model.vocab_size + model.dim)
+    rotary = 2 * config.max_seq_len * head_dim
+    shared = 0
+    if parallel.world_size > 1:
+        shared = load_library().llama_shared_bytes(_shape(config, model, parallel, dtype)) // parallel.world_size
+    return 4 * (config.max_step_tokens * widths + logits + rotary) + _FIXED_BYTES + int(shared)
 
 
 class NativeBackend:
@@ -52,46 +100,33 @@ class NativeBackend:
         parallel: Parallel,
         slots: SlotTable,
         dtype: torch.dtype,
-        weight_format: WeightFormat,
-        weights: Iterable[tuple[str, torch.Tensor]],
+        plan: WeightPlan,
+        weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]],
     ) -> None:
-        """`weights`: this rank's part of each, in `dtype`. The engine packs each as it is read. Raises MemoryError."""
+        """`weights`: this rank's part of each, in `dtype` or in groups. The engine packs each as it is read.
+
+        Raises MemoryError.
+        """
         self._native = load_library()
-        self._weight_format = weight_format
+        self._plan = plan
         self._slots = slots  # the engine keeps pointers to its tensors
         self._num_slots, self._max_seq_len = slots.tokens.shape
-        ranks = parallel.world_size
-        threads = torch.get_num_threads()
-        self._shape = Shape(
-            dim=model.dim,
-            layers=model.n_layers,
-            heads=model.n_heads // ranks,
-            kv_heads=model.n_kv_heads // ranks,
-            head_dim=model.head_dim,
-            hidden=model.hidden_dim // ranks,
-            vocab=model.vocab_size // ranks,
-            full_vocab=model.vocab_size,
-            rank=parallel.rank,
-            ranks=ranks,
-            bfloat16=dtype == torch.bfloat16,
-            max_tokens=config.max_step_tokens,
-            max_samples=config.max_step_samples,
-            max_seq_len=config.max_seq_len,
-            block_size=config.block_size,
-            blocks_per_sequence=config.blocks_per_sequence,
-            threads=threads,
-            norm_eps=model.norm_eps,
-        )
-        rotary = rotary_table(model.head_dim, config.max_seq_len, model.rope_theta, parallel.device)
+        share = RankShare.of(model, parallel.rank, parallel.world_size)
+        self._shape = _shape(config, model, parallel, dtype)
+        threads = self._shape.threads
+        self._columns = len(share.columns)
+        rotary = rotary_table(model.rope, model.head_dim, config.max_seq_len, parallel.device)
         arrays = Slots(slots.tokens.data_ptr(), slots.block_tables.data_ptr(), slots.sampling.address)
         cpus = sorted(os.sched_getaffinity(0))
         pins = (ctypes.c_int32 * threads)(*cpus) if len(cpus) == threads else None
-        self._engine = self._native.llama_create(
-            self._shape, weight_format.name.encode(), arrays, rotary.data_ptr(), pins
-        )
+        names = [name.encode() for name in plan.matrices.values()]
+        formats = (ctypes.c_char_p * len(names))(*names)
+        self._engine = self._native.llama_create(self._shape, formats, arrays, rotary.data_ptr(), pins)
         if not self._engine:
             raise MemoryError("the native engine could not be made: no memory, or no threads")
-        if ranks > 1:
+        if any(model.windows):
+            self._native.llama_use_windows(self._engine, (ctypes.c_int32 * model.n_layers)(*model.windows))
+        if parallel.world_size > 1:
             self._connect(parallel)
         for name, weight in weights:
             self._pack(name, weight)
@@ -117,6 +152,10 @@ class NativeBackend:
     def working_bytes(self) -> int:
         shared = self._native.llama_shared_bytes(self._shape) if self._shape.ranks > 1 else 0
         return int(self._native.llama_working_bytes(self._engine)) + int(shared)
+
+    def unallocated_bytes(self, max_seq_len: int) -> int:
+        """The engine's own buffers, whose pages exist when they are first written. The shared memory exists already."""
+        return int(self._native.llama_working_bytes(self._engine))
 
     @property
     def cache_block_bytes(self) -> int:
@@ -173,14 +212,23 @@ class NativeBackend:
 
     def poke_embedding(self, token: int, value: float) -> None:
         """Overwrite a token's embedding on this rank, for tests of values that are not finite."""
-        shape = self._shape
-        row = torch.full((shape.dim // shape.ranks,), value, dtype=torch.float32)
+        row = torch.full((self._columns,), value, dtype=torch.float32)
         self._native.llama_poke_embedding(self._engine, token, row.data_ptr())
 
-    def _pack(self, name: str, weight: torch.Tensor) -> None:
+    def _pack(self, name: str, weight: torch.Tensor | GroupedWeight) -> None:
         parts = name.removesuffix(".weight").split(".", 2)
         layer, kind = (int(parts[1]), parts[2]) if parts[0] == "layers" else (0, parts[0])
-        source = self._weight_format.native_rows(weight) if is_linear(name) else weight.contiguous()
+        weight_format = self._plan.format_of(name)
+        if isinstance(weight, GroupedWeight):
+            codes, scales, minima = (part if part is None else part.contiguous() for part in weight)
+            assert codes is not None and scales is not None
+            if minima is None and weight_format == "int4_min":
+                minima = scales * -8  # scale * (code - 8) = scale * code - 8 scale
+            address = None if minima is None else minima.data_ptr()
+            arguments = WEIGHTS.index(kind), layer, codes.data_ptr(), scales.data_ptr(), address
+            self._native.llama_pack_groups(self._engine, *arguments)
+            return
+        source = find_weight_format(weight_format).native_rows(weight)
         assert source.dtype in (torch.float32, torch.bfloat16)
         is_bfloat16 = source.dtype == torch.bfloat16
         self._native.llama_pack(self._engine, WEIGHTS.index(kind), layer, source.data_ptr(), is_bfloat16)

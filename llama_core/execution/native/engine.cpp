@@ -14,8 +14,10 @@ using namespace llama;
 namespace {
 
 template <class T>
-Engine* create(const Shape& shape, const char* weights, const std::vector<int>& cpus, const float* rotary) {
-    return new Transformer<T>(shape, *WeightFormats::find<T>(weights), cpus, rotary);
+Engine* create(const Shape& shape, const char* const* formats, const std::vector<int>& cpus, const float* rotary) {
+    std::vector<const WeightFormat<T>*> found;
+    for (int i = 0; i < shape.layers * kMatricesPerLayer + 1; i++) found.push_back(WeightFormats::find<T>(formats[i]));
+    return new Transformer<T>(shape, found, cpus, rotary);
 }
 
 template <class T>
@@ -44,13 +46,14 @@ const char* llama_unsupported_reason(int head_dim, int widest, int bfloat16, con
     return bfloat16 ? unsupported_weights<bf16>(weights, widest) : unsupported_weights<float>(weights, widest);
 }
 
+// `formats`: the names of the weight formats of qkv, out, gate_up and down of each layer, then of the output.
 // `rotary` float [max_seq_len][head_dim / 2][2] is read now; `cpus` [threads] or null. Returns null if the system has no memory
 // or no threads left. The caller calls it only where llama_unsupported_reason returns null.
-Engine* llama_create(const Shape* shape, const char* weights, const Slots* slots, const float* rotary,
+Engine* llama_create(const Shape* shape, const char* const* formats, const Slots* slots, const float* rotary,
                      const int32_t* cpus) try {
     std::vector<int> pins(cpus ? cpus : nullptr, cpus ? cpus + shape->threads : nullptr);
     Engine* engine =
-        shape->bfloat16 ? create<bf16>(*shape, weights, pins, rotary) : create<float>(*shape, weights, pins, rotary);
+        shape->bfloat16 ? create<bf16>(*shape, formats, pins, rotary) : create<float>(*shape, formats, pins, rotary);
     engine->slots = *slots;
     return engine;
 } catch (const std::exception&) {
@@ -60,7 +63,13 @@ Engine* llama_create(const Shape* shape, const char* weights, const Slots* slots
 void llama_destroy(Engine* engine) { delete engine; }
 
 void llama_pack(Engine* engine, int weight, int layer, const void* source, int source_is_bfloat16) {
-    engine->pack_weight(weight, layer, source, source_is_bfloat16);
+    engine->pack_weight(weight, layer, {.dense = source, .is_bfloat16 = source_is_bfloat16 != 0});
+}
+
+// Keeps the groups of a matrix whose format has groups: codes [outputs][inputs], scales and minima (or null) float
+// [outputs][inputs / 32]. See GroupedRow.
+void llama_pack_groups(Engine* engine, int weight, int layer, const uint8_t* codes, const float* scales, const float* minima) {
+    engine->pack_weight(weight, layer, {.groups = {codes, scales, minima}});
 }
 
 int llama_make_cache(Engine* engine, int blocks) try {
@@ -70,9 +79,13 @@ int llama_make_cache(Engine* engine, int blocks) try {
     return 1;
 }
 
+// `windows` [layers] is read now; see Engine::use_windows. Without a call, every layer attends to all positions.
+void llama_use_windows(Engine* engine, const int32_t* windows) { engine->use_windows(windows); }
+
+// Bytes of the largest all-gather from the rank that sends most.
 size_t llama_gather_bytes(const Shape* s) {
     const size_t sums = size_t(s->max_tokens) * round_up(s->dim, kTileOutputs) * 4,
-                 logits = size_t(s->max_samples) * s->vocab * 4;
+                 logits = size_t(s->max_samples) * largest_part(s->full_vocab, s->ranks) * 4;
     return std::max(sums, logits);
 }
 
@@ -96,7 +109,7 @@ int llama_step(Engine* engine, const Row* rows, int num_rows, int64_t* sampled, 
 
 void llama_logits_of(Engine* engine, const int32_t* tokens, int count) { engine->logits_of(tokens, count); }
 
-// Overwrites a token's embedding, float [dim / ranks]: for tests of values that are not finite.
+// Overwrites a token's embedding, float [columns of this rank]: for tests of values that are not finite.
 void llama_poke_embedding(Engine* engine, int token, const float* values) { engine->poke_embedding(token, values); }
 
 const char* llama_instructions() {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "all_gather.hpp"
+#include "rank_weights.hpp"
 #include "step_abi.hpp"
 
 namespace llama {
@@ -12,9 +13,10 @@ class Engine {
   public:
     explicit Engine(const Shape& shape) : shape(shape) {}
     virtual ~Engine() = default;
-    // `source`: this rank's part of the weight as the checkpoint has it, [outputs][inputs].
-    virtual void pack_weight(int weight, int layer, const void* source, bool source_is_bfloat16) = 0;
+    virtual void pack_weight(int weight, int layer, const WeightSource& source) = 0;
     virtual void make_cache(int blocks) = 0;
+    // `windows` [layers]: the latest positions that each layer's queries attend to, their own included; 0 for all.
+    virtual void use_windows(const int32_t* windows) = 0;
     // Runs `rows`. Writes the rows' tokens in order to `sampled`, -1 where the logits are not finite.
     virtual void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere) = 0;
     // Writes the logits of `tokens` of the latest step, counted from its first, to `logits`, on every rank.

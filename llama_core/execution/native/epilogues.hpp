@@ -22,6 +22,18 @@ struct AddTo {
     }
 };
 
+// Adds a bias to the results before the epilogue `then` takes them. `bias`: of all outputs of the layer, with padding.
+template <class T, class Epilogue>
+struct Biased {
+    const T* bias;
+    const Epilogue& then;
+    void operator()(int row, int tile, const float* out) const {
+        alignas(64) float sums[kTileOutputs];
+        for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, load(out + i) + load(bias + tile * kTileOutputs + i));
+        then(row, tile, sums);
+    }
+};
+
 // SwiGLU: silu(gate) * up. Of an output tile, 16 outputs are the gate's and 16 are up's.
 template <class T>
 struct Gate {

@@ -10,7 +10,7 @@ from functools import cache
 from llama_core.execution.native.build import Unavailable, library_path
 from llama_core.execution.sampling_tensors import SlotSampling
 
-# The weights of a checkpoint by their names in it, in the order of step_abi.hpp's enum Weight.
+# The weights of a checkpoint by their names in it without ".weight", in the order of step_abi.hpp's enum Weight.
 WEIGHTS = (
     "tok_embeddings",
     "attention.wq",
@@ -24,6 +24,15 @@ WEIGHTS = (
     "ffn_norm",
     "norm",
     "output",
+    "attention.wq.bias",
+    "attention.wk.bias",
+    "attention.wv.bias",
+    "attention.wo.bias",
+    "feed_forward.w1.bias",
+    "feed_forward.w2.bias",
+    "feed_forward.w3.bias",
+    "attention.q_norm",
+    "attention.k_norm",
 )
 # The phases of a step, in the order of step_abi.hpp's enum Op.
 OPS = (
@@ -58,12 +67,13 @@ class Shape(ctypes.Structure):
         *(
             (name, ctypes.c_int32)
             for name in (
-                *("dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "vocab", "full_vocab", "rank", "ranks"),
+                *("dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "full_vocab", "rank", "ranks"),
                 *("bfloat16", "max_tokens", "max_samples", "max_seq_len", "block_size", "blocks_per_sequence"),
                 "threads",
             )
         ),
         ("norm_eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("attention_bias", "attention_out_bias", "mlp_bias", "qk_norm")),
     )
 
 
@@ -115,10 +125,12 @@ def load_library() -> ctypes.CDLL:
     pointer, integer, size, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p
     for name, result, arguments in (
         ("unsupported_reason", text, (integer, integer, integer, text)),
-        ("create", pointer, (ctypes.POINTER(Shape), text, ctypes.POINTER(Slots), pointer, pointer)),
+        ("create", pointer, (ctypes.POINTER(Shape), ctypes.POINTER(text), ctypes.POINTER(Slots), pointer, pointer)),
         ("destroy", None, (pointer,)),
         ("pack", None, (pointer, integer, integer, pointer, integer)),
+        ("pack_groups", None, (pointer, integer, integer, pointer, pointer, pointer)),
         ("make_cache", integer, (pointer, integer)),
+        ("use_windows", None, (pointer, pointer)),
         ("gather_bytes", size, (ctypes.POINTER(Shape),)),
         ("shared_bytes", size, (ctypes.POINTER(Shape),)),
         ("share_memory", None, (pointer, pointer)),

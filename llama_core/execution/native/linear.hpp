@@ -9,13 +9,16 @@
 //   kName               the name that Python asks for
 //   kLayout             a WeightLayout
 //   kSumBytes           bytes of one result's running sums between two K slices
-//   kQuantizesInputs    whether F multiplies Inputs::quantized instead of Inputs::rows
+//   kInputForm          what F multiplies: Inputs::rows, Inputs::quantized or Inputs::groups
 //   kMaxInputs          the most inputs of a layer whose sums are exact
 //   pack                packs one row of W, S source[inputs] (float or bf16), as output `output`
+//   pack_groups         packs one row of W that is stored in groups as F has them, as output `output`; null in other formats
 //   multiply            y of output tile `tile` for rows <= kMaxRows of x, from row `row`, into `out` [kMaxRows][kTileOutputs].
 //                       `first`: no earlier rows used the tile, so its weights come from memory and are prefetched.
+//   kExpandedStepBytes  with LLAMA_AMX: bytes of a step in the form that tile registers multiply; 0 if it is the packed form
+//   expand              with LLAMA_AMX: writes inputs from .. to of an output tile in that form; null if it is the packed form
 //   add_k_slice         with LLAMA_AMX: adds the products of inputs from .. to (whole steps of the layout) to `sums` of up to
-//                       kMaxRows rows. from = 0 begins new sums.
+//                       kMaxRows rows. from = 0 begins new sums. `slice`: the weights of these inputs, expanded if F expands.
 //   finish              with LLAMA_AMX: the results of `sums`, in `out` or in `sums` itself
 // kFormatOf<F> turns the struct into a WeightFormat, whose functions the engine calls: a call computes 32 rows by 32 outputs.
 #pragma once
@@ -72,30 +75,49 @@ template <class T>
 struct Inputs {
     Activations<T> rows;
     Quantized quantized;
+    GroupQuantized groups;
     Inputs() = default;
-    Inputs(size_t num_rows, size_t width, bool quantizes) : rows(num_rows, width) {
-        if (quantizes) quantized = Quantized(num_rows, width);
-    }
+    Inputs(size_t num_rows, size_t width) : rows(num_rows, width) {}
     T* operator[](size_t row) const { return rows[row]; }
-    void quantize(size_t row, int width) { quantized.quantize(rows[row], row, width); }
-    size_t bytes() const { return rows.bytes() + quantized.bytes(); }
+    size_t bytes() const { return rows.bytes() + quantized.bytes() + groups.bytes(); }
+
+    // Reserves memory for a form that a layer multiplies.
+    void reserve(InputForm form, size_t num_rows, size_t width) {
+        if (form == InputForm::kRows && !quantized.bytes()) quantized = Quantized(num_rows, width);
+        if (form == InputForm::kGroups && !groups.bytes()) groups = GroupQuantized(num_rows, width);
+    }
+    // `width`: a multiple of 16.
+    void quantize(InputForm form, size_t row, int width) {
+        if (form == InputForm::kRows) quantized.quantize(rows[row], row, width);
+        if (form == InputForm::kGroups) groups.quantize(rows[row], row, width);
+    }
 };
 
-// A weight format for activations T. `add_k_slice` and `finish` are null without tile registers.
+// One row of weights in groups of kGroupInputs inputs: weight = scale * code, or scale * code + minimum.
+struct GroupedRow {
+    const uint8_t* codes;  // [inputs]: int8_groups' are int8; int4's are 0 .. 15, and their weights scale * (code - 8)
+    const float* scales;   // [inputs / kGroupInputs]
+    const float* minima;   // [inputs / kGroupInputs], or null
+};
+
+// A weight format for activations T. `add_k_slice`, `finish` and `expand` are null without tile registers.
 template <class T>
 struct WeightFormat {
     const char* name;
     WeightLayout layout;
     size_t sum_bytes;
-    bool quantizes_inputs;
+    InputForm input_form;
     int max_inputs;
     void (*pack_float32)(const PackedWeights& w, const float* source, int output);
     void (*pack_bfloat16)(const PackedWeights& w, const bf16* source, int output);
+    void (*pack_groups)(const PackedWeights& w, const GroupedRow& source, int output);
     void (*multiply)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, bool first, float* out);
     void (*add_k_slice)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, size_t from, size_t to,
-                        void* sums) = nullptr;
+                        const char* slice, void* sums) = nullptr;
     const float* (*finish)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, const void* sums,
                            float* out) = nullptr;
+    size_t expanded_step_bytes = 0;
+    void (*expand)(const PackedWeights& w, int tile, size_t from, size_t to, char* out) = nullptr;
 };
 
 template <class F>
@@ -103,14 +125,17 @@ constexpr WeightFormat<typename F::Activation> kFormatOf{
     F::kName,
     F::kLayout,
     F::kSumBytes,
-    F::kQuantizesInputs,
+    F::kInputForm,
     F::kMaxInputs,
     F::template pack<float>,
     F::template pack<bf16>,
+    F::pack_groups,
     F::multiply,
 #if defined(LLAMA_AMX)
     F::add_k_slice,
     F::finish,
+    F::kExpandedStepBytes,
+    F::expand,
 #endif
 };
 
@@ -125,6 +150,7 @@ class Linear : public PackedWeights {
     const WeightFormat<T>& format() const { return *format_; }
     void pack(const float* source, int output) const { format_->pack_float32(*this, source, output); }
     void pack(const bf16* source, int output) const { format_->pack_bfloat16(*this, source, output); }
+    void pack(const GroupedRow& source, int output) const { format_->pack_groups(*this, source, output); }
 
   private:
     const WeightFormat<T>* format_ = nullptr;

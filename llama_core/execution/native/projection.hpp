@@ -13,14 +13,21 @@ namespace llama {
 template <class T>
 class Projection {
   public:
-    // `max_rows`: of a layer in one step.
-    Projection(const WeightFormat<T>& format, int threads, int max_rows) : threads_(threads) {
-        if (!in_row_panels(max_rows)) return;
-        const size_t bytes = size_t(kMaxTilesPerTask) * kRowPanel * kTileOutputs * format.sum_bytes;
-        for (int i = 0; i < threads; i++) sums_.emplace_back(bytes), working_bytes_ += bytes;
+    explicit Projection(int threads) : threads_(threads) {}
+
+    // Reserves what layers in `format` need. `max_rows`: of a layer in one step.
+    void reserve(const WeightFormat<T>& format, int max_rows) {
+        if (!in_row_panels(max_rows) || format.sum_bytes <= sum_bytes_) return;
+        sum_bytes_ = format.sum_bytes;
+        sums_.clear();
+        for (int i = 0; i < threads_; i++) sums_.emplace_back(size_t(kMaxTilesPerTask) * kRowPanel * kTileOutputs * sum_bytes_);
     }
 
-    size_t working_bytes() const { return working_bytes_; }
+    size_t working_bytes() const {
+        size_t total = 0;
+        for (const Memory& sums : sums_) total += sums.bytes();
+        return total;
+    }
 
     int tasks_of(const Linear<T>& w, int rows) const {
         if (in_row_panels(rows)) return num_task_tiles(w) * ((rows + row_panel(w) - 1) / row_panel(w));
@@ -44,7 +51,7 @@ class Projection {
   private:
     // Memory is too slow for the tile registers unless their operands lie in the first-level cache: a task multiplies one K
     // slice of an output tile with all rows of a panel before it begins the next slice.
-    static constexpr int kKSliceBytes = 16384;  // of an output tile's weights
+    static constexpr int kKSliceBytes = 16384;  // of an output tile's weights as the tile registers load them
     static constexpr int kRowPanel = 512;
     static constexpr int kMaxTilesPerTask = 8;  // a task reads its rows from memory once for all of these output tiles
 #if defined(LLAMA_AMX)
@@ -56,13 +63,13 @@ class Projection {
     static constexpr size_t kPartBytes = 1 << 20;
 
     static int part_rows(const Linear<T>& w) {
-        const size_t row = w.inputs() * (w.format().quantizes_inputs ? 2 : sizeof(T));
+        const size_t row = w.inputs() * (w.format().input_form == InputForm::kDense ? sizeof(T) : 2);
         return int(std::clamp<size_t>(kPartBytes / row / kMaxRows * kMaxRows, 2 * kMaxRows, 512));
     }
 
     static bool in_row_panels(int rows) { return kTilesOfT && rows > 2 * kMaxRows; }
     // With fewer output tiles in a task, slices save less than it costs to read the rows again.
-    bool in_k_slices(const Linear<T>& w) const { return tiles_per_task(w) >= kMaxTilesPerTask / 2; }
+    bool in_k_slices(const Linear<T>& w) const { return w.format().add_k_slice && tiles_per_task(w) >= kMaxTilesPerTask / 2; }
     int row_panel(const Linear<T>& w) const { return in_k_slices(w) ? kRowPanel : part_rows(w); }
     int tiles_per_task(const Linear<T>& w) const { return std::clamp(w.output_tiles() / (threads_ * 4), 1, kMaxTilesPerTask); }
     int num_task_tiles(const Linear<T>& w) const { return (w.output_tiles() + tiles_per_task(w) - 1) / tiles_per_task(w); }
@@ -75,11 +82,13 @@ class Projection {
         const int begin = task / num_task_tiles(w) * row_panel(w), end = std::min(rows, begin + row_panel(w));
         const int first = task % num_task_tiles(w) * tiles_per_task(w),
                   last = std::min(w.output_tiles(), first + tiles_per_task(w));
-        const size_t k_slice = sliced ? kKSliceBytes / layout.step_bytes * layout.step_inputs : w.padded();
+        const size_t step_bytes = format.expand ? format.expanded_step_bytes : layout.step_bytes;
+        const size_t k_slice = sliced ? kKSliceBytes / step_bytes * layout.step_inputs : w.padded();
         const size_t slice_bytes = k_slice / layout.step_inputs * layout.step_bytes;
         const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, share = round_up(slice_bytes / blocks, 64);
         const size_t block_bytes = size_t(kMaxRows) * kTileOutputs * format.sum_bytes;
         alignas(64) float out[kMaxRows * kTileOutputs];
+        alignas(64) char expanded[kKSliceBytes];
         auto sums = [&](int tile, int row) {
             return sums_[thread].template as<char>() +
                    ((tile - first) * (kRowPanel / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
@@ -90,12 +99,18 @@ class Projection {
         for (size_t from = 0, at = 0; from < w.padded(); from += k_slice, at += slice_bytes)
             for (int tile = first; tile < last; tile++) {
                 // Prefetch the next weights while these are used.
+                const size_t to = std::min(w.padded(), from + k_slice);
+                const char* slice = w.output_tile(tile) + at;
+                if (sliced && format.expand) {
+                    format.expand(w, tile, from, to, expanded);
+                    slice = expanded;
+                }
                 const char* ahead = tile + 1 < last ? w.output_tile(tile + 1) + at : w.output_tile(first) + at + slice_bytes;
                 for (int row = begin; row < end; row += kMaxRows, ahead += share) {
                     const int count = std::min(kMaxRows, end - row);
                     for (size_t line = 0; line < share; line += 64) __builtin_prefetch(ahead + line, 0, 2);
                     if (sliced) {
-                        format.add_k_slice(w, x, row, count, tile, from, std::min(w.padded(), from + k_slice), sums(tile, row));
+                        format.add_k_slice(w, x, row, count, tile, from, to, slice, sums(tile, row));
                     } else {
                         format.multiply(w, x, row, count, tile, false, out);
                         epilogue_all(row, count, tile, out);
@@ -112,7 +127,7 @@ class Projection {
 
     const int threads_;
     std::vector<Memory> sums_;  // of each thread: sums of a row panel between K slices
-    size_t working_bytes_ = 0;
+    size_t sum_bytes_ = 0;
 };
 
 }  // namespace llama

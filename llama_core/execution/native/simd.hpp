@@ -47,11 +47,20 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
+// Not left to the compiler, which contracts a product and a sum only where both are in one basic block.
+inline float fma(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
 // Reduces all lanes in a tree: `f` combines the upper half with the lower half, four times.
-template <class F>
-inline float fold(Vec v, F&& f) {
+template <class V, class F>
+inline auto fold(V v, F&& f) {
     v = f(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
     v = f(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
     v = f(v, __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <limits>
 
 #include "kv_cache.hpp"
@@ -16,12 +17,12 @@ namespace llama {
 constexpr int kChunk = 64;  // positions whose scores are known before any value is read
 constexpr int kChunkTiles = kChunk / kKvTile;
 
-// One query: q [head_dim] rotated, sees positions 0 .. last of its sequence; out [head_dim].
+// One query: q [head_dim] rotated, sees positions first .. last of its sequence, both included; out [head_dim].
 template <class T>
 struct Query {
     const T* q;
     T* out;
-    int last;
+    int first, last;
 };
 
 namespace kernels {
@@ -33,15 +34,25 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 struct RunningSoftmax {
     float most = kLowest, total = 0;
 
-    // Adds the products of `count` KV tiles that begin at position `begin`; the query sees positions up to `last`. Writes the
+    // Adds the products of `count` KV tiles that begin at position `begin`; the query sees positions first .. last. Writes the
     // weights of these tiles, and returns the factor by which the caller multiplies its earlier sums.
     template <class T>
-    float add(const float* products, float scale, T* weights, int count, int begin, int last) {
+    float add(const float* products, float scale, T* weights, int count, int begin, int first, int last) {
+        if (first <= begin) return add_seen<false>(products, scale, weights, count, begin, first, last);
+        if (first < begin + count * kKvTile) return add_seen<true>(products, scale, weights, count, begin, first, last);
+        std::fill(weights, weights + count * kKvTile, T{});  // another query of the tile sees these positions
+        return 1.0f;
+    }
+
+  private:
+    template <bool HidesFirst, class T>
+    float add_seen(const float* products, float scale, T* weights, int count, int begin, int first, int last) {
         const IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         Vec scores[kChunkTiles], highest = splat(kLowest), sums = Vec{};
         for (int c = 0; c < count; c++) {
             const int seen = last - begin - c * kKvTile;  // the last lane that the query sees
             scores[c] = lanes <= seen ? load(products + c * kKvTile) * splat(scale) : splat(kLowest);
+            if constexpr (HidesFirst) scores[c] = lanes >= first - begin - c * kKvTile ? scores[c] : splat(kLowest);
             highest = max(highest, scores[c]);
         }
         const float now = std::max(most, max(highest));
@@ -51,7 +62,7 @@ struct RunningSoftmax {
             sums += weight;
         }
         const float shrink = most == now ? 1.0f : exp(splat(most - now))[0];
-        total = total * shrink + sum(sums);
+        total = fma(total, shrink, sum(sums));
         most = now;
         return shrink;
     }
@@ -63,27 +74,42 @@ struct Source {
     const int64_t* block_table;
 };
 
-// The addresses of a chunk's KV tiles. The constructor prefetches its values and the keys of the next chunk.
+// The positions that the queries of a call of `attend` see together, from the KV tile of the first: first .. last.
+struct Span {
+    int first = INT_MAX, last = 0;
+
+    template <class T>
+    Span(const Query<T>* queries, int num) {
+        for (int n = 0; n < num; n++) first = std::min(first, queries[n].first), last = std::max(last, queries[n].last);
+        first = first / kKvTile * kKvTile;
+    }
+    // The first position of the chunk after the one of `begin`: chunks end at multiples of kChunk.
+    static int after(int begin) { return begin / kChunk * kChunk + kChunk; }
+};
+
+// The addresses of a chunk's KV tiles from position `begin`. The constructor prefetches its values and the keys of the next
+// chunk. Only positions of `span` are looked up in the block table: the blocks before it may have been freed.
 template <class T>
 struct Chunk {
     int count;
     const T *keys[kChunkTiles], *values[kChunkTiles];
 
-    Chunk(const Cache<T>& cache, const Source& from, int head_dim, int begin, int last) : count(kv_tiles(begin, last)) {
+    Chunk(const Cache<T>& cache, const Source& from, int head_dim, int begin, const Span& span)
+        : count(kv_tiles(begin, span.last)) {
         for (int c = 0; c < count; c++) {
             keys[c] = cache.keys(from.layer, from.head, from.block_table, begin + c * kKvTile);
             values[c] = cache.values(from.layer, from.head, from.block_table, begin + c * kKvTile);
             prefetch_tile(values[c], head_dim);
         }
-        const bool more = begin + kChunk <= last;
-        const int next_head = more ? from.head : from.next_head, next = more ? begin + kChunk : 0;
+        const bool more = Span::after(begin) <= span.last;
+        const int next_head = more ? from.head : from.next_head, next = more ? Span::after(begin) : span.first;
         if (next_head < 0) return;
-        for (int c = 0; c < kv_tiles(next, last); c++)
+        for (int c = 0; c < kv_tiles(next, span.last); c++)
             prefetch_tile(cache.keys(from.layer, next_head, from.block_table, next + c * kKvTile), head_dim);
     }
 
   private:
-    static int kv_tiles(int begin, int last) { return begin > last ? 0 : std::min(kChunkTiles, (last - begin) / kKvTile + 1); }
+    static int kv_tiles(int begin, int last) { return (std::min(last, Span::after(begin) - 1) - begin) / kKvTile + 1; }
     static void prefetch_tile(const T* kv_tile, int head_dim) {
         const char* p = reinterpret_cast<const char*>(kv_tile);
         for (int line = 0; line < int(kKvTile * head_dim * sizeof(T)); line += 64) __builtin_prefetch(p + line);

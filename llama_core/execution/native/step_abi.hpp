@@ -7,14 +7,15 @@
 
 namespace llama {
 
-// Shapes of this rank. `heads`, `kv_heads`, `hidden`, `vocab` are this rank's part; `dim` and `full_vocab` are whole. `bfloat16`: the
-// activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one step.
+// Shapes of this rank. `heads`, `kv_heads` and `hidden` are this rank's part; `dim` and `full_vocab` are whole. `bfloat16`: the
+// activations are bfloat16, else float32. `max_tokens` and `max_samples` are limits of one step. The last four are switches.
 // clang-format off
 #define LLAMA_SHAPE(field)                                                                                                    \
     field(int32_t, dim) field(int32_t, layers) field(int32_t, heads) field(int32_t, kv_heads) field(int32_t, head_dim)        \
-    field(int32_t, hidden) field(int32_t, vocab) field(int32_t, full_vocab) field(int32_t, rank) field(int32_t, ranks)        \
+    field(int32_t, hidden) field(int32_t, full_vocab) field(int32_t, rank) field(int32_t, ranks)                              \
     field(int32_t, bfloat16) field(int32_t, max_tokens) field(int32_t, max_samples) field(int32_t, max_seq_len)               \
-    field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads) field(float, norm_eps)
+    field(int32_t, block_size) field(int32_t, blocks_per_sequence) field(int32_t, threads) field(float, norm_eps)             \
+    field(int32_t, attention_bias) field(int32_t, attention_out_bias) field(int32_t, mlp_bias) field(int32_t, qk_norm)
 // clang-format on
 LLAMA_DEFINE_STRUCT(Shape, LLAMA_SHAPE)
 
@@ -27,13 +28,16 @@ LLAMA_DEFINE_STRUCT(Slots, LLAMA_SLOTS)
 #define LLAMA_ROW(field) field(int32_t, slot) field(int32_t, start) field(int32_t, length) field(int32_t, samples)
 LLAMA_DEFINE_STRUCT(Row, LLAMA_ROW)
 
-// The weights of a checkpoint by their names in it.
+// The weights of a checkpoint by their names in it, without ".weight".
 // clang-format off
 #define LLAMA_WEIGHTS(entry)                                                                                                  \
     entry(kEmbedding, "tok_embeddings") entry(kQuery, "attention.wq") entry(kKey, "attention.wk")                             \
     entry(kValue, "attention.wv") entry(kOut, "attention.wo") entry(kGate, "feed_forward.w1")                                 \
     entry(kDown, "feed_forward.w2") entry(kUp, "feed_forward.w3") entry(kAttentionNorm, "attention_norm")                     \
-    entry(kFfnNorm, "ffn_norm") entry(kFinalNorm, "norm") entry(kHead, "output")
+    entry(kFfnNorm, "ffn_norm") entry(kFinalNorm, "norm") entry(kHead, "output")                                              \
+    entry(kQueryBias, "attention.wq.bias") entry(kKeyBias, "attention.wk.bias") entry(kValueBias, "attention.wv.bias")        \
+    entry(kOutBias, "attention.wo.bias") entry(kGateBias, "feed_forward.w1.bias") entry(kDownBias, "feed_forward.w2.bias")    \
+    entry(kUpBias, "feed_forward.w3.bias") entry(kQueryNorm, "attention.q_norm") entry(kKeyNorm, "attention.k_norm")
 // clang-format on
 enum Weight { LLAMA_WEIGHTS(LLAMA_ENUMERATOR) };
 
@@ -64,7 +68,20 @@ inline std::string describe_abi() {
 // Widths on this rank.
 inline int query_width(const Shape& s) { return s.heads * s.head_dim; }
 inline int kv_width(const Shape& s) { return s.kv_heads * s.head_dim; }
-inline size_t embedding_part(const Shape& s) { return s.dim / s.ranks; }
+
+// The indices begin .. begin + size of a dimension that one rank has.
+struct Part {
+    size_t begin, size;
+};
+// rank_share.py's even_part: `size` things given out to the ranks as evenly as they come.
+inline Part even_part(int64_t size, int rank, int ranks) {
+    const int64_t begin = size * rank / ranks;
+    return {size_t(begin), size_t(size * (rank + 1) / ranks - begin)};
+}
+// The part of the rank that has most.
+inline size_t largest_part(int64_t size, int ranks) { return size_t((size + ranks - 1) / ranks); }
+inline Part embedding_part(const Shape& s, int rank) { return even_part(s.dim, rank, s.ranks); }
+inline Part vocab_part(const Shape& s, int rank) { return even_part(s.full_vocab, rank, s.ranks); }
 inline int round16(int n) { return int(round_up(n, 16)); }
 
 }  // namespace llama

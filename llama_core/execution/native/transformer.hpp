@@ -21,6 +21,7 @@
 #include "linear.hpp"
 #include "projection.hpp"
 #include "rank_weights.hpp"
+#include "rms_norm.hpp"
 #include "sampling.hpp"
 #include "step_plan.hpp"
 #include "threads.hpp"
@@ -30,21 +31,25 @@ namespace llama {
 template <class T>
 class Transformer : public Engine, private Tasks {
   public:
-    Transformer(const Shape& s, const WeightFormat<T>& format, const std::vector<int>& cpus, const float* rotary)
+    // `formats`: see RankWeights.
+    Transformer(const Shape& s, const std::vector<const WeightFormat<T>*>& formats, const std::vector<int>& cpus,
+                const float* rotary)
         : Engine(s),
           width_(query_width(s)),
-          quantizes_(format.quantizes_inputs),
           team_(s.threads, cpus),
-          weights_(s, format),
-          projection_(format, s.threads, s.max_tokens),
+          weights_(s, formats),
+          projection_(s.threads),
           attention_(s, rotary) {
+        for (int rank = 0; rank < s.ranks; rank++)
+            columns_.push_back(embedding_part(s, rank)), vocab_.push_back(vocab_part(s, rank));
         const size_t t = s.max_tokens;
         hidden_states_ = Activations<T>(t, s.dim);
-        normed_ = Inputs<T>(t, s.dim, quantizes_);
+        normed_ = Inputs<T>(t, s.dim);
         qkv_ = Activations<T>(t, width_ + 2 * kv_width(s));
-        attended_ = Inputs<T>(t, width_, quantizes_);
-        hidden_ = Inputs<T>(t, s.hidden, quantizes_);
-        last_ = Inputs<T>(s.max_samples, s.dim, quantizes_);
+        attended_ = Inputs<T>(t, width_);
+        hidden_ = Inputs<T>(t, s.hidden);
+        last_ = Inputs<T>(s.max_samples, s.dim);
+        reserve_inputs();
         logits = Memory(size_t(s.max_samples) * s.full_vocab * 4);
         weight_bytes = weights_.bytes();
         working_bytes = hidden_states_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + hidden_.bytes() +
@@ -55,14 +60,15 @@ class Transformer : public Engine, private Tasks {
     }
 
     void make_cache(int blocks) override { attention_.make_cache(blocks); }
+    void use_windows(const int32_t* windows) override { attention_.use_windows(windows); }
 
-    void pack_weight(int weight, int layer, const void* source, bool source_is_bfloat16) override {
-        weights_.begin(weight, layer, source, source_is_bfloat16);
+    void pack_weight(int weight, int layer, const WeightSource& source) override {
+        weights_.begin(weight, layer, source);
         team_.run(*this, {{kPack, layer, weights_.num_tasks()}});
     }
 
     void poke_embedding(int token, const float* values) override {
-        const size_t part = embedding_part(shape);
+        const size_t part = columns_[shape.rank].size;
         for (size_t i = 0; i < part; i++) weights_.embedding.template as<T>()[token * part + i] = narrow_to<T>(values[i]);
     }
 
@@ -91,6 +97,25 @@ class Transformer : public Engine, private Tasks {
   private:
     using Layer = typename RankWeights<T>::Layer;
 
+    // Reserves what each layer multiplies, and the working memory of its format.
+    void reserve_inputs() {
+        const Shape& s = shape;
+        auto reserve = [&](Inputs<T>& inputs, const Linear<T>& w, size_t rows, size_t width) {
+            inputs.reserve(form_of(w), rows, width);
+            projection_.reserve(w.format(), s.max_tokens);
+        };
+        for (const Layer& layer : weights_.layers) {
+            reserve(normed_, layer.qkv, s.max_tokens, s.dim);
+            reserve(attended_, layer.out, s.max_tokens, width_);
+            reserve(normed_, layer.gate_up, s.max_tokens, s.dim);
+            reserve(hidden_, layer.down, s.max_tokens, s.hidden);
+        }
+        reserve(last_, weights_.head, s.max_samples, s.dim);
+    }
+
+    static InputForm form_of(const Linear<T>& w) { return w.format().input_form; }
+    static int quantizes(const Linear<T>& w) { return form_of(w) != InputForm::kDense; }
+
     // The program.
 
     void add(Op op, int layer, int tasks) { program_.push_back({op, layer, tasks}); }
@@ -108,13 +133,13 @@ class Transformer : public Engine, private Tasks {
             add(kProjectQkv, i, projection_.tasks_of(layer.qkv, tokens));
             add(kRotate, i, blocks);
             add(kAttend, i, plan_.attention_tasks(shape));
-            add(kQuantizeAttended, i, quantizes_ * blocks);
+            add(kQuantizeAttended, i, quantizes(layer.out) * blocks);
             add(kProjectOut, i, projection_.tasks_of(layer.out, tokens));
             add(kShareOut, i, shared);
             add(kAddOut, i, shared * blocks);
             add(kNormFfn, i, blocks);
             add(kGateUp, i, projection_.tasks_of(layer.gate_up, tokens));
-            add(kQuantizeHidden, i, quantizes_ * blocks);
+            add(kQuantizeHidden, i, quantizes(layer.down) * blocks);
             add(kProjectDown, i, projection_.tasks_of(layer.down, tokens));
             add(kShareDown, i, shared);
             add(kAddDown, i, shared * blocks);
@@ -144,26 +169,29 @@ class Transformer : public Engine, private Tasks {
         switch (phase.op) {
             case kEmbed: return over_tokens(task, [&](int t) { embed(t); });
             case kJoinEmbedding: return over_tokens(task, [&](int t) { join_embedding(t); });
-            case kNormAttention: return over_tokens(task, [&](int t) { norm(t, layer.attention_norm[0]); });
-            case kProjectQkv: return project(layer.qkv, normed_, tokens, task, thread, StoreTo<T>{qkv_});
-            case kRotate: return attention_.rotate(phase.layer, task, plan_, slots, qkv_);
+            case kNormAttention: return over_tokens(task, [&](int t) { norm(t, layer.attention_norm[0], layer.qkv); });
+            case kProjectQkv: return project(layer.qkv, layer.qkv_bias, normed_, task, thread, StoreTo<T>{qkv_});
+            case kRotate:
+                return attention_.rotate(phase.layer, task, plan_, slots, qkv_, layer.query_norm.data, layer.key_norm.data);
             case kAttend: return attention_.attend(phase.layer, task, plan_, slots, attended_.rows);
-            case kQuantizeAttended: return over_tokens(task, [&](int t) { attended_.quantize(t, round16(width_)); });
-            case kProjectOut: return project_to_hidden_states(layer.out, attended_, task, thread);
-            case kNormFfn: return over_tokens(task, [&](int t) { norm(t, layer.ffn_norm[0]); });
-            case kGateUp: return project(layer.gate_up, normed_, tokens, task, thread, Gate<T>{hidden_.rows});
-            case kQuantizeHidden: return over_tokens(task, [&](int t) { hidden_.quantize(t, round16(shape.hidden)); });
-            case kProjectDown: return project_to_hidden_states(layer.down, hidden_, task, thread);
+            case kQuantizeAttended:
+                return over_tokens(task, [&](int t) { attended_.quantize(form_of(layer.out), t, round16(width_)); });
+            case kProjectOut: return project_to_hidden_states(layer.out, layer.out_bias, attended_, task, thread);
+            case kNormFfn: return over_tokens(task, [&](int t) { norm(t, layer.ffn_norm[0], layer.gate_up); });
+            case kGateUp: return project(layer.gate_up, layer.gate_up_bias, normed_, task, thread, Gate<T>{hidden_.rows});
+            case kQuantizeHidden:
+                return over_tokens(task, [&](int t) { hidden_.quantize(form_of(layer.down), t, round16(shape.hidden)); });
+            case kProjectDown: return project_to_hidden_states(layer.down, layer.down_bias, hidden_, task, thread);
             case kAddOut:
             case kAddDown: return over_tokens(task, [&](int t) { add_partials(t); });
             case kNormFinal: return norm_final(task);
-            case kLogits: return project(weights_.head, last_, samples, task, thread, Logits{this});
+            case kLogits: return projection_.run(weights_.head, last_, samples, task, thread, Logits{this});
             case kJoinLogits: return join_logits(task);
             case kSample: return sample(task, thread);
-            case kShareEmbedding: return all_gather->gather(tokens * embedding_part(shape) * sizeof(T));
+            case kShareEmbedding: return all_gather->gather(tokens * largest_part(shape.dim, shape.ranks) * sizeof(T));
             case kShareOut:
             case kShareDown: return all_gather->gather(tokens * partial_stride() * sizeof(float));
-            case kShareLogits: return all_gather->gather(samples * shape.vocab * sizeof(float));
+            case kShareLogits: return all_gather->gather(samples * largest_part(shape.full_vocab, shape.ranks) * sizeof(float));
             case kShareSampled: return share_sampled();
             case kPack: return weights_.pack(task);
         }
@@ -190,7 +218,7 @@ class Transformer : public Engine, private Tasks {
 
     void embed(int t) {
         const Token& token = plan_.tokens[t];
-        const size_t part = embedding_part(shape);
+        const size_t part = columns_[shape.rank].size;
         const int64_t id = slots.tokens[size_t(token.slot) * shape.max_seq_len + token.position];
         // Vector loads read beyond the width. Zeros there remove values of earlier steps that were not finite.
         std::fill(hidden_states_[t] + shape.dim, hidden_states_[t] + partial_stride(), T{});
@@ -199,49 +227,44 @@ class Transformer : public Engine, private Tasks {
     }
 
     void join_embedding(int t) {
-        const size_t part = embedding_part(shape);
-        for (int rank = 0; rank < shape.ranks; rank++)
-            std::memcpy(static_cast<void*>(hidden_states_[t] + rank * part),
-                        reinterpret_cast<const T*>(all_gather->part_of(rank)) + t * part, part * sizeof(T));
-    }
-
-    // RMSNorm: x / sqrt(mean(x^2) + eps) * weight.
-
-    void norm_to(const T* x, const T* weight, const Inputs<T>& to, size_t row) {
-        Vec squares = Vec{};
-        for (int i = 0; i < shape.dim; i += kLanes) {
-            Vec v = load(x + i);
-            squares = fma(v, v, squares);
+        for (int rank = 0; rank < shape.ranks; rank++) {
+            const Part part = columns_[rank];
+            std::memcpy(static_cast<void*>(hidden_states_[t] + part.begin),
+                        reinterpret_cast<const T*>(all_gather->part_of(rank)) + t * part.size, part.size * sizeof(T));
         }
-        const Vec inverse = splat(1.0f / std::sqrt(sum(squares) / shape.dim + shape.norm_eps));
-        T* out = to[row];
-        for (int i = 0; i < shape.dim; i += kLanes) store(out + i, round_to<T>(load(x + i) * inverse) * load(weight + i));
     }
 
-    void norm(int t, const T* weight) {
-        norm_to(hidden_states_[t], weight, normed_, t);
-        if (quantizes_) normed_.quantize(t, round16(shape.dim));
+    // `next`: the layer that multiplies the result.
+    void norm(int t, const T* weight, const Linear<T>& next) {
+        rms_norm(hidden_states_[t], weight, shape.dim, shape.norm_eps, normed_[t]);
+        normed_.quantize(form_of(next), t, round16(shape.dim));
     }
 
     void norm_final(int task) {
         for (int i = task * 16; i < std::min(plan_.num_samples(), task * 16 + 16); i++) {
-            norm_to(hidden_states_[plan_.samples[i].token], weights_.final_norm[0], last_, i);
-            if (quantizes_) last_.quantize(i, round16(shape.dim));
+            const T* states = hidden_states_[plan_.samples[i].token];
+            rms_norm(states, weights_.final_norm[0], shape.dim, shape.norm_eps, last_[i]);
+            last_.quantize(form_of(weights_.head), i, round16(shape.dim));
         }
     }
 
     // Linear layers with their epilogues.
 
+    // `bias` of all outputs, or null.
     template <class Epilogue>
-    void project(const Linear<T>& w, const Inputs<T>& x, int rows, int task, int thread, const Epilogue& epilogue) {
-        projection_.run(w, x, rows, task, thread, epilogue);
+    void project(const Linear<T>& w, Rows<T> bias, const Inputs<T>& x, int task, int thread, const Epilogue& epilogue) {
+        if (bias.data)
+            projection_.run(w, x, plan_.num_tokens(), task, thread, Biased<T, Epilogue>{bias.data, epilogue});
+        else
+            projection_.run(w, x, plan_.num_tokens(), task, thread, epilogue);
     }
 
-    void project_to_hidden_states(const Linear<T>& w, const Inputs<T>& x, int task, int thread) {
+    void project_to_hidden_states(const Linear<T>& w, Rows<T> bias, const Inputs<T>& x, int task, int thread) {
+        if (shape.rank != 0) bias = {};  // rank 0's partial sum has the bias for all ranks
         if (shape.ranks == 1)
-            project(w, x, plan_.num_tokens(), task, thread, AddTo<T>{hidden_states_});
+            project(w, bias, x, task, thread, AddTo<T>{hidden_states_});
         else
-            project(w, x, plan_.num_tokens(), task, thread, Partial{this});
+            project(w, bias, x, task, thread, Partial{this});
     }
 
     struct Partial {
@@ -258,8 +281,8 @@ class Transformer : public Engine, private Tasks {
             const Shape& s = self->shape;
             float* to =
                 s.ranks == 1 ? self->logits.template as<float>() : reinterpret_cast<float*>(self->all_gather->own_part());
-            const int width = std::min(kTileOutputs, s.vocab - tile * kTileOutputs);
-            for (int i = 0; i < width; i++) to[size_t(row) * s.vocab + tile * kTileOutputs + i] = widen(narrow_to<T>(out[i]));
+            const int vocab = int(self->vocab_[s.rank].size), width = std::min(kTileOutputs, vocab - tile * kTileOutputs);
+            for (int i = 0; i < width; i++) to[size_t(row) * vocab + tile * kTileOutputs + i] = widen(narrow_to<T>(out[i]));
         }
     };
 
@@ -274,10 +297,12 @@ class Transformer : public Engine, private Tasks {
     }
 
     void join_logits(int row) {
-        for (int rank = 0; rank < shape.ranks; rank++)
-            std::memcpy(logits.as<float>() + size_t(row) * shape.full_vocab + rank * shape.vocab,
-                        reinterpret_cast<const float*>(all_gather->part_of(rank)) + size_t(row) * shape.vocab,
-                        shape.vocab * sizeof(float));
+        for (int rank = 0; rank < shape.ranks; rank++) {
+            const Part part = vocab_[rank];
+            std::memcpy(logits.as<float>() + size_t(row) * shape.full_vocab + part.begin,
+                        reinterpret_cast<const float*>(all_gather->part_of(rank)) + size_t(row) * part.size,
+                        part.size * sizeof(float));
+        }
     }
 
     // Rank 0 samples for all ranks: ranks on different CPUs may differ in the last bit of a logit.
@@ -295,8 +320,8 @@ class Transformer : public Engine, private Tasks {
         std::memcpy(sampled_, all_gather->part_of(0), bytes);
     }
 
-    const int width_;  // of all heads of this rank
-    const bool quantizes_;
+    const int width_;                    // of all heads of this rank
+    std::vector<Part> columns_, vocab_;  // of each rank: columns of the embedding, outputs of the head
     Team team_;
     RankWeights<T> weights_;
     Projection<T> projection_;

@@ -5,7 +5,10 @@
 
 #include "weight_formats/bfloat16.hpp"
 #include "weight_formats/float32.hpp"
+#include "weight_formats/int4.hpp"
+#include "weight_formats/int4_min.hpp"
 #include "weight_formats/int8.hpp"
+#include "weight_formats/int8_groups.hpp"
 
 namespace llama {
 
@@ -27,9 +30,12 @@ struct FormatList {
     }
 };
 
-using WeightFormats = FormatList<  //
-    Float32Weights,                //
-    BFloat16Weights,               //
-    Int8Weights<float>, Int8Weights<bf16>>;
+using WeightFormats = FormatList<                       //
+    Float32Weights,                                     //
+    BFloat16Weights,                                    //
+    Int8Weights<float>, Int8Weights<bf16>,              //
+    Int8GroupsWeights<float>, Int8GroupsWeights<bf16>,  //
+    Int4Weights<float>, Int4Weights<bf16>,              //
+    Int4MinWeights<float>, Int4MinWeights<bf16>>;
 
 }  // namespace llama

@@ -1,9 +1,11 @@
 """A step in plain torch, on any device: the reference for the other backends."""
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 
+from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
 from llama_core.execution.attention_metadata import build_metadata, sample_positions
 from llama_core.execution.backend import Sampled
@@ -12,7 +14,22 @@ from llama_core.execution.parallel import Parallel
 from llama_core.execution.reference.model import Transformer
 from llama_core.execution.sampling import sample
 from llama_core.execution.slots import SlotTable
+from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, Row
+
+
+def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
+    """Temporary memory of the largest step: activations in float32, gathered keys (twice, once transposed) and values, scores
+    and weights in float32, the mask of a prompt, and logits three times (as computed, in float32, sorted)."""
+    share, itemsize = RankShare.of(model, parallel.rank, parallel.world_size), dtype.itemsize
+    heads = len(share.heads) + 2 * len(share.kv_heads)
+    activations = 4 * config.max_step_tokens * (4 * model.dim + 2 * heads * model.head_dim + 3 * len(share.hidden))
+    keys = config.max_batch_size * config.max_seq_len
+    gathered = 3 * keys * len(share.kv_heads) * model.head_dim * itemsize
+    scores = 2 * keys * len(share.heads) * 4
+    mask = min(config.max_step_tokens, config.max_seq_len) * config.max_seq_len * itemsize
+    logits = config.max_step_samples * config.vocab_size * (itemsize + 8)
+    return activations + gathered + scores + mask + logits
 
 
 class TorchBackend:
@@ -40,14 +57,11 @@ class TorchBackend:
 
     @property
     def working_bytes(self) -> int:
-        """Temporary memory of the largest step: gathered keys (twice, once transposed) and values, scores and weights in
-        float32, and logits three times (as computed, in float32, sorted)."""
-        shape, itemsize = self._cache_shape, self._cache_shape.dtype.itemsize
-        config, model = self._config, self.model.config
-        keys = config.max_batch_size * config.max_seq_len
-        gathered = 3 * keys * shape.n_kv_heads * shape.head_dim * itemsize
-        scores = 2 * keys * model.n_heads // self._parallel.world_size * 4
-        return gathered + scores + config.max_step_samples * config.vocab_size * (itemsize + 8)
+        return self.unallocated_bytes(self._config.max_seq_len)
+
+    def unallocated_bytes(self, max_seq_len: int) -> int:
+        config = replace(self._config, max_seq_len=max_seq_len)
+        return step_bytes(config, self.model.config, self._parallel, self._cache_shape.dtype)
 
     @property
     def seconds_waited(self) -> None:

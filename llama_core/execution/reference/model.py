@@ -1,22 +1,30 @@
-"""The sharded Transformer of Llama 2 on fairscale's model-parallel layers, for inference.
+"""The sharded Transformer of the Llama family in plain torch, for inference.
 
 T is the number of tokens in a step: rows of different sequences concatenated, each token with its own position.
 Formulas: RMSNorm (Zhang and Sennrich 2019), rotary embedding (`rotary.py`), grouped-query attention (Ainslie et al. 2023),
-SwiGLU (Shazeer 2020); names of parameters are those of Meta's checkpoints.
+SwiGLU (Shazeer 2020), sliding windows (Beltagy et al. 2020); names of parameters are those of Meta's checkpoints.
 """
-
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from fairscale.nn.model_parallel import layers as fairscale_layers
-from fairscale.nn.model_parallel.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
 from torch import nn
 
-from llama_core.execution.attention import attend_decodes, attend_prefill
+from llama_core.checkpoint.rank_share import RankShare, is_even
+from llama_core.execution.attention import attend_decodes, attend_prefills
 from llama_core.execution.kv_cache import AttentionMetadata, KVCache
+from llama_core.execution.parallel import Parallel
+from llama_core.execution.reference.layers import LayerTypes, OwnLayerTypes
 from llama_core.execution.rotary import rotary_table, rotate
 from llama_core.model_config import ModelConfig
+
+
+def layer_types(config: ModelConfig, parallel: Parallel) -> LayerTypes:
+    """fairscale's layers, as in Meta's reference, where all ranks have equal parts; else our own."""
+    if not is_even(config, parallel.world_size):
+        return OwnLayerTypes(config, parallel)
+    from llama_core.execution.reference.fairscale_layers import FairscaleLayerTypes
+
+    return FairscaleLayerTypes(config, parallel)
 
 
 class RMSNorm(nn.Module):
@@ -34,44 +42,52 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the paged cache; this rank has 1 / world_size of the heads."""
+    """Grouped-query attention over the paged cache; this rank has the heads of its share."""
 
-    def __init__(self, config: ModelConfig, world_size: int, layer: int) -> None:
+    def __init__(self, config: ModelConfig, share: RankShare, types: LayerTypes, layer: int) -> None:
         super().__init__()
         self.layer = layer
+        self.window = config.window(layer)
         self.head_dim = config.head_dim
-        self.n_heads = config.n_heads // world_size
-        self.n_kv_heads = config.n_kv_heads // world_size
-        self.wq = _column(config.dim, config.n_heads * config.head_dim)
-        self.wk = _column(config.dim, config.n_kv_heads * config.head_dim)
-        self.wv = _column(config.dim, config.n_kv_heads * config.head_dim)
-        self.wo = _row(config.n_heads * config.head_dim, config.dim)
+        own_queries, own_keys = (len(heads) * config.head_dim for heads in (share.heads, share.kv_heads))
+        self.wq = types.column(config.dim, config.query_width, own_queries, bias=config.attention_bias)
+        self.wk = types.column(config.dim, config.kv_width, own_keys, bias=config.attention_bias)
+        self.wv = types.column(config.dim, config.kv_width, own_keys, bias=config.attention_bias)
+        self.wo = types.row(config.query_width, own_queries, config.dim, bias=config.attention_out_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def forward(
         self, x: torch.Tensor, table: torch.Tensor, cache: KVCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
         """x [T, dim] -> [T, dim]."""
-        q = rotate(self.wq(x).view(-1, self.n_heads, self.head_dim), table)
-        k = rotate(self.wk(x).view(-1, self.n_kv_heads, self.head_dim), table)
-        v = self.wv(x).view(-1, self.n_kv_heads, self.head_dim)
-        cache.store(self.layer, metadata, k, v)
+        q, k, v = (project(x).view(len(x), -1, self.head_dim) for project in (self.wq, self.wk, self.wv))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = rotate(q, table)
+        cache.store(self.layer, metadata, rotate(k, table), v)
         out = torch.empty_like(q)
         if metadata.decode_index.numel():
-            keys, values = cache.of_decodes(self.layer, metadata)
-            out[metadata.decode_index] = attend_decodes(q[metadata.decode_index], keys, values, metadata.decode_lengths)
-        for row in metadata.prefills:
-            keys, values = cache.of_prefill(self.layer, row)
-            out[row.begin : row.end] = attend_prefill(q[row.begin : row.end], keys, values, row.start)
+            out[metadata.decode_index] = attend_decodes(
+                q[metadata.decode_index],
+                cache.keys[self.layer],
+                cache.values[self.layer],
+                metadata.decode_block_tables,
+                metadata.decode_lengths,
+                self.window,
+            )
+        attend_prefills(out, q, cache, self.layer, metadata, self.window)
         result: torch.Tensor = self.wo(out.flatten(1))
         return result
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, share: RankShare, types: LayerTypes) -> None:
         super().__init__()
-        self.w1 = _column(config.dim, config.hidden_dim)
-        self.w2 = _row(config.hidden_dim, config.dim)
-        self.w3 = _column(config.dim, config.hidden_dim)
+        hidden, own = config.hidden_dim, len(share.hidden)
+        self.w1 = types.column(config.dim, hidden, own, bias=config.mlp_bias)
+        self.w2 = types.row(hidden, own, config.dim, bias=config.mlp_bias)
+        self.w3 = types.column(config.dim, hidden, own, bias=config.mlp_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
@@ -79,10 +95,10 @@ class FeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    def __init__(self, config: ModelConfig, world_size: int, layer: int) -> None:
+    def __init__(self, config: ModelConfig, share: RankShare, types: LayerTypes, layer: int) -> None:
         super().__init__()
-        self.attention = Attention(config, world_size, layer)
-        self.feed_forward = FeedForward(config)
+        self.attention = Attention(config, share, types, layer)
+        self.feed_forward = FeedForward(config, share, types)
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
@@ -97,16 +113,16 @@ class TransformerBlock(nn.Module):
 class Transformer(nn.Module):
     """Built without memory for its weights: `load_state_dict(..., assign=True)` assigns them, on their device."""
 
-    def __init__(self, config: ModelConfig, world_size: int, max_seq_len: int, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, parallel: Parallel, max_seq_len: int) -> None:
         super().__init__()
         self.config = config
-        # fairscale would initialize every full weight on every rank and keep a slice, which the checkpoint then replaces.
-        with patch.object(fairscale_layers, "_initialize_affine_weight", lambda *args, **kwargs: None):
-            self.tok_embeddings = _weightless(ParallelEmbedding(config.vocab_size, config.dim))
-            self.layers = nn.ModuleList(TransformerBlock(config, world_size, i) for i in range(config.n_layers))
-            self.norm = RMSNorm(config.dim, config.norm_eps)
-            self.output = _column(config.dim, config.vocab_size, gather_output=True)
-        self.rotary = rotary_table(config.head_dim, max_seq_len, config.rope_theta, device)
+        types = layer_types(config, parallel)
+        share = RankShare.of(config, parallel.rank, parallel.world_size)
+        self.tok_embeddings = types.embedding()
+        self.layers = nn.ModuleList(TransformerBlock(config, share, types, i) for i in range(config.n_layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.output = types.output()
+        self.rotary = rotary_table(config.rope, config.head_dim, max_seq_len, parallel.device)
 
     def forward(self, tokens: torch.Tensor, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
         """tokens int64 [T] -> the last layer's normed hidden states [T, dim]. Writes the cache."""
@@ -121,16 +137,3 @@ class Transformer(nn.Module):
         """hidden_states [R, dim] -> float32 [R, vocab_size], whole on every rank."""
         logits: torch.Tensor = self.output(hidden_states).float()
         return logits
-
-
-def _weightless(layer: nn.Module) -> nn.Module:
-    layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)  # type: ignore[arg-type]
-    return layer
-
-
-def _column(in_features: int, out_features: int, gather_output: bool = False) -> nn.Module:
-    return _weightless(ColumnParallelLinear(in_features, out_features, bias=False, gather_output=gather_output))
-
-
-def _row(in_features: int, out_features: int) -> nn.Module:
-    return _weightless(RowParallelLinear(in_features, out_features, bias=False, input_is_parallel=True))

@@ -9,6 +9,7 @@ from typing import Protocol, cast
 
 import torch
 
+from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.execution.weight_formats.registry import PLAIN, QUANTIZED
 
 
@@ -18,8 +19,9 @@ class TorchMatrix(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def set_rows(self, first: int, weight: torch.Tensor) -> None:
-        """Write outputs first .. first + len(weight). weight [n, inputs], in the model's dtype."""
+    def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
+        """Write outputs from `first`. weight [n, inputs]: in the model's dtype, or in groups that the format holds as they
+        are."""
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, inputs] -> [T, outputs]. Waits for nothing and depends on no value, so that a CUDA graph can capture it."""
@@ -50,8 +52,7 @@ class WeightFormat(Protocol):
         """The rows of `weight` [outputs, inputs] for the C++ `pack` of this format: float32 or bfloat16, contiguous."""
 
 
-def find_weight_format(quantization: str, dtype: str) -> WeightFormat:
-    """The format of the linear layers' weights in a model of `dtype`. Both names must be known."""
-    target = PLAIN[dtype] if quantization == "none" else QUANTIZED[quantization]
-    module, _, name = target.partition(":")
-    return cast(WeightFormat, getattr(importlib.import_module(module), name))
+def find_weight_format(name: str) -> WeightFormat:
+    """The format with a name in PLAIN or QUANTIZED."""
+    module, _, attribute = {**PLAIN, **QUANTIZED}[name].partition(":")
+    return cast(WeightFormat, getattr(importlib.import_module(module), attribute))

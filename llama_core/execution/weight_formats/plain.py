@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.execution.weight_formats.format import TorchMatrixType
 
 
@@ -18,7 +19,8 @@ class PlainMatrix:
     def nbytes(self) -> int:
         return self.weight.nbytes
 
-    def set_rows(self, first: int, weight: torch.Tensor) -> None:
+    def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
+        assert isinstance(weight, torch.Tensor), "the weight plan expands weights in plain matrices"
         self.weight[first : first + len(weight)].copy_(weight)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-# Name -> object, which `format.find_weight_format` imports. `quantization: none` means the format in PLAIN with the name of the
-# model's dtype. The formats in QUANTIZED are the other values of the argument `quantization`.
+# Name -> object, which `format.find_weight_format` imports. The formats in PLAIN have the name of the model's dtype. Those in
+# QUANTIZED are values of the argument `quantization`.
 PLAIN: Final[Mapping[str, str]] = {
     "bfloat16": "llama_core.execution.weight_formats.plain:BFLOAT16",
     "float16": "llama_core.execution.weight_formats.plain:FLOAT16",
@@ -12,5 +12,11 @@ PLAIN: Final[Mapping[str, str]] = {
 }
 QUANTIZED: Final[Mapping[str, str]] = {
     "int8": "llama_core.execution.weight_formats.int8:INT8",
+    "int8_groups": "llama_core.execution.weight_formats.grouped:INT8_GROUPS",
+    "int4": "llama_core.execution.weight_formats.grouped:INT4",
+    "int4_min": "llama_core.execution.weight_formats.grouped:INT4_MIN",
 }
-QUANTIZATIONS: Final = ("none", *QUANTIZED)
+# The formats in which 32 inputs of an output share a scale, and in some formats a minimum. A checkpoint may store them.
+GROUPED: Final = ("int8_groups", "int4", "int4_min")
+# "auto": as the checkpoint stores each matrix. "none": every matrix in the model's dtype.
+QUANTIZATIONS: Final = ("auto", "none", *QUANTIZED)

@@ -11,8 +11,9 @@ struct BFloat16Weights {
     static constexpr WeightLayout kLayout{
         .step_inputs = 32, .step_bytes = kRegisterTiles * kRegisterTileBytes, .bytes_per_output = 0};
     static constexpr size_t kSumBytes = 4;
-    static constexpr bool kQuantizesInputs = false;
+    static constexpr InputForm kInputForm = InputForm::kDense;
     static constexpr int kMaxInputs = INT_MAX;
+    static constexpr std::nullptr_t pack_groups = nullptr;
 
     template <class S>
     static void pack(const PackedWeights& w, const S* source, int output) {
@@ -40,8 +41,11 @@ struct BFloat16Weights {
     }
 
 #if defined(LLAMA_AMX)
+    static constexpr size_t kExpandedStepBytes = 0;
+    static constexpr std::nullptr_t expand = nullptr;
+
     static void add_k_slice(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, size_t from,
-                            size_t to, void* sums) {
+                            size_t to, const char*, void* sums) {
         add_products<false>(w, x, row, rows, tile, from, to, static_cast<float*>(sums));
     }
 

@@ -10,8 +10,9 @@ struct Float32Weights {
     static constexpr char kName[] = "float32";
     static constexpr WeightLayout kLayout{.step_inputs = 1, .step_bytes = kTileOutputs * 4, .bytes_per_output = 0};
     static constexpr size_t kSumBytes = 4;
-    static constexpr bool kQuantizesInputs = false;
+    static constexpr InputForm kInputForm = InputForm::kDense;
     static constexpr int kMaxInputs = INT_MAX;
+    static constexpr std::nullptr_t pack_groups = nullptr;
 
     template <class S>
     static void pack(const PackedWeights& w, const S* source, int output) {
@@ -28,7 +29,8 @@ struct Float32Weights {
 
 #if defined(LLAMA_AMX)
     // Tile registers multiply no float32.
-    static constexpr std::nullptr_t add_k_slice = nullptr, finish = nullptr;
+    static constexpr size_t kExpandedStepBytes = 0;
+    static constexpr std::nullptr_t add_k_slice = nullptr, finish = nullptr, expand = nullptr;
 #endif
 
   private:

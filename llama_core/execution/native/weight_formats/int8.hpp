@@ -15,8 +15,9 @@ struct Int8Weights {
     static constexpr WeightLayout kLayout{
         .step_inputs = 64, .step_bytes = kRegisterTiles * kRegisterTileBytes, .bytes_per_output = 8};
     static constexpr size_t kSumBytes = 8;  // of the high and of the low bytes
-    static constexpr bool kQuantizesInputs = true;
+    static constexpr InputForm kInputForm = InputForm::kRows;
     static constexpr int kMaxInputs = 66'000;  // products of so many bytes fit into 32 bits
+    static constexpr std::nullptr_t pack_groups = nullptr;
 
     template <class S>
     static void pack(const PackedWeights& w, const S* source, int output) {
@@ -53,8 +54,11 @@ struct Int8Weights {
     }
 
 #if defined(LLAMA_AMX)
+    static constexpr size_t kExpandedStepBytes = 0;
+    static constexpr std::nullptr_t expand = nullptr;
+
     static void add_k_slice(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, size_t from, size_t to,
-                            void* sums) {
+                            const char*, void* sums) {
         add_products(w, x.quantized, row, rows, tile, false, from, to, static_cast<Sums*>(sums));
     }
 

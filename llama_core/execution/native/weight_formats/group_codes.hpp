@@ -1,0 +1,83 @@
+// How codes of 4 and of 8 bits lie in memory, and how they are read as vectors: what the kernels of grouped weights share.
+//
+// A step of an output tile: [2 halves][fours of k][16 outputs][4] codes of one group of 32 inputs, then 32 scales, then 32
+// minima if the format has them, as float16. Codes of 4 bits share a byte with the codes of the next four of k: line j of a
+// half has four 2 j in its lower bits and four 2 j + 1 in its upper.
+#pragma once
+
+#include "../half.hpp"
+#include "../linear.hpp"
+
+namespace llama {
+
+constexpr int kFours = kGroupInputs / 4;  // of k in a group
+
+// One code more for an output, and the reads of a half's line as codes.
+struct ByteCodes {
+    static constexpr size_t kHalfBytes = 16 * kGroupInputs;
+    static constexpr int kFoursPerLine = 1;
+    static constexpr int kBias = 128;  // added to signed codes to read them as unsigned ones
+
+    static void put(char* half, int lane, int k, int code) { half[k / 4 * 64 + lane * 4 + k % 4] = char(code); }
+    // Byte i of lane o: code + kBias of output o and input 4 four + i.
+    static UVec four(const char* half, int four) { return load_as<UVec>(half + four * 64) ^ 0x80808080u; }
+    static IVec code(const char* half, int k) { return (IVec)(load_as<UVec>(half + k / 4 * 64) << (24 - 8 * (k % 4))) >> 24; }
+};
+
+struct HalfByteCodes {
+    static constexpr size_t kHalfBytes = 16 * kGroupInputs / 2;
+    static constexpr int kFoursPerLine = 2;
+
+    static void put(char* half, int lane, int k, int code) {
+        uint8_t& byte = reinterpret_cast<uint8_t*>(half)[k / 8 * 64 + lane * 4 + k % 4];
+        byte = k % 8 < 4 ? uint8_t((byte & 0xf0) | code) : uint8_t((byte & 0x0f) | code << 4);
+    }
+    static UVec four(const char* half, int four) { return load_as<UVec>(half + four / 2 * 64) >> (four % 2 * 4) & 0x0f0f0f0fu; }
+    static IVec code(const char* half, int k) {
+        return (IVec)(load_as<UVec>(half + k / 8 * 64) >> (8 * (k % 4) + k / 4 % 2 * 4) & 15u);
+    }
+};
+
+// The places in a step of format F.
+template <class F>
+struct GroupStep {
+    using Codes = typename F::Codes;
+    static constexpr size_t kScales = 2 * Codes::kHalfBytes, kMinima = kScales + kTileOutputs * sizeof(half);
+    static constexpr size_t kBytes = kMinima + F::kMinima * kTileOutputs * sizeof(half);
+    static constexpr size_t kLines = kBytes / 64;
+
+    static Vec scales(const char* step, int t) { return load(reinterpret_cast<const half*>(step + kScales) + t * kLanes); }
+    static Vec minima(const char* step, int t) { return load(reinterpret_cast<const half*>(step + kMinima) + t * kLanes); }
+    static const char* codes(const char* step, int t) { return step + t * Codes::kHalfBytes; }
+};
+
+// The results of one row: acc + dot * (scale * x's scale) (+ minimum * x's scaled sum), group after group. Every kernel computes
+// them with these operations in this order from exact integers, so all kernels give the same bits.
+template <class F>
+inline Vec add_group(Vec acc, IVec dot, const char* step, int t, float x_scale, float x_scaled_sum) {
+    acc = fma(__builtin_convertvector(dot, Vec), GroupStep<F>::scales(step, t) * splat(x_scale), acc);
+    if constexpr (F::kMinima) acc = fma(GroupStep<F>::minima(step, t), splat(x_scaled_sum), acc);
+    return acc;
+}
+
+// The activations that a call multiplies.
+struct GroupRows {
+    const int8_t* codes;
+    const float *scales, *scaled_sums;
+    const int32_t* sums;
+    size_t stride, group_stride;
+
+    GroupRows(const GroupQuantized& x, size_t row)
+        : codes(x.codes[row]),
+          scales(x.scales[row]),
+          scaled_sums(x.scaled_sums[row]),
+          sums(x.sums[row]),
+          stride(x.codes.stride),
+          group_stride(x.scales.stride) {}
+    const int8_t* group(int row, size_t g) const { return codes + row * stride + g * kGroupInputs; }
+    float scale(int row, size_t g) const { return scales[row * group_stride + g]; }
+    float scaled_sum(int row, size_t g) const { return scaled_sums[row * group_stride + g]; }
+    int32_t sum(int row, size_t g) const { return sums[row * group_stride + g]; }
+};
+
+}  // namespace llama

@@ -1,0 +1,59 @@
+// Grouped weights by activations in groups of 8-bit integers, on AVX-512 VNNI or on plain vectors.
+#pragma once
+
+#include "group_avx2.hpp"
+
+#if !defined(LLAMA_GROUP_AVX2)
+
+namespace llama {
+namespace kernels {
+
+// Lane o of the result: acc + the products of four codes of output o and four of x. codes: unsigned bytes.
+inline IVec add_fours(IVec acc, UVec codes, const int8_t* x) {
+#if defined(__AVX512VNNI__)
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    return (IVec)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(four));
+#else
+    for (int i = 0; i < 4; i++) acc += (IVec)(codes >> (8 * i) & 255u) * int32_t(x[i]);
+    return acc;
+#endif
+}
+
+// The exact dot product of one group for 16 outputs, when `fours` sums unsigned codes.
+template <class F>
+inline IVec unbiased(IVec fours, int32_t x_sum) {
+    return fours - F::kBias * x_sum;
+}
+
+template <class F, int N, bool Ask>
+inline void group_products(const PackedWeights& w, const GroupRows& x, int tile, float* out) {
+    using Step = GroupStep<F>;
+    const char* step = w.output_tile(tile);
+    Vec acc[N][kRegisterTiles] = {};
+    for (size_t g = 0; g < w.padded() / kGroupInputs; g++, step += Step::kBytes) {
+        if (Ask)
+            for (size_t line = 0; line < Step::kLines; line++) prefetch(step + line * 64);
+        IVec dots[N][kRegisterTiles] = {};
+    UNROLL for (int four = 0; four < kFours; four++) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
+            const UVec codes = F::Codes::four(Step::codes(step, t), four);
+            UNROLL for (int r = 0; r < N; r++) dots[r][t] = add_fours(dots[r][t], codes, x.group(r, g) + four * 4);
+        }
+        UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) acc[r][t] = add_group<F>(
+            acc[r][t], unbiased<F>(dots[r][t], x.sum(r, g)), step, t, x.scale(r, g), x.scaled_sum(r, g));
+    }
+    UNROLL for (int r = 0; r < N; r++)
+        UNROLL for (int t = 0; t < kRegisterTiles; t++) store(out + r * kTileOutputs + t * kLanes, acc[r][t]);
+}
+
+template <class F>
+inline void multiply_groups(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, bool first,
+                            float* out) {
+    by_rows<kIntRows>(rows, first, [&](auto n, auto ask, int r) {
+        group_products<F, n, ask>(w, GroupRows(x.groups, row + r), tile, out + r * kTileOutputs);
+    });
+}
+
+}  // namespace kernels
+}  // namespace llama
+#endif

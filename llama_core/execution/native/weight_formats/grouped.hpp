@@ -1,0 +1,76 @@
+// Weights in groups of 32 inputs with a scale, and in some formats a minimum, for each group: what int8_groups, int4 and
+// int4_min share. group_codes.hpp has their layout.
+//
+// bfloat16 activations are multiplied as 8-bit integers with one scale for each group (quantized.hpp). float32 activations are
+// multiplied as they are, by weights that are expanded in registers.
+//
+// A coding C has the static members kName, Codes, kMinima (whether groups have minima), kBias (of the codes as unsigned
+// integers; weight = scale * (code - kBias) in codings of 4 bits without minima) and encode (the codes of a group).
+#pragma once
+
+#include "group_codes.hpp"
+#include "group_floats.hpp"
+#include "group_tiles.hpp"
+
+namespace llama {
+
+// One group of an output, on its way to memory.
+struct CodedGroup {
+    int codes[kGroupInputs];
+    half scale, minimum{};
+};
+
+template <class T, class C>
+struct GroupedWeights : C, GroupedTileKernels<T, C> {
+    using Activation = T;
+    using Codes = typename C::Codes;
+    using Step = GroupStep<C>;
+    static constexpr WeightLayout kLayout{.step_inputs = kGroupInputs, .step_bytes = Step::kBytes, .bytes_per_output = 0};
+    static constexpr size_t kSumBytes = 4;
+    static constexpr InputForm kInputForm = sizeof(T) == 2 ? InputForm::kGroups : InputForm::kDense;
+    static constexpr int kMaxInputs = INT_MAX;
+
+    template <class S>
+    static void pack(const PackedWeights& w, const S* source, int output) {
+        float values[kGroupInputs];
+        for (int k = 0; k < w.inputs(); k += kGroupInputs) {
+            const int count = std::min(kGroupInputs, w.inputs() - k);
+            for (int i = 0; i < count; i++) values[i] = widen(source[k + i]);
+            CodedGroup group{};
+            C::encode(values, count, group);
+            put(w, output, k / kGroupInputs, group);
+        }
+    }
+
+    static void pack_groups(const PackedWeights& w, const GroupedRow& source, int output) {
+        for (int g = 0; g < w.inputs() / kGroupInputs; g++) {
+            CodedGroup group{};
+            for (int i = 0; i < kGroupInputs; i++) group.codes[i] = C::stored_code(source.codes[g * kGroupInputs + i]);
+            group.scale = to_half(source.scales[g]);
+            if (C::kMinima) group.minimum = to_half(source.minima[g]);
+            put(w, output, g, group);
+        }
+    }
+
+    static void multiply(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, bool first, float* out) {
+        if constexpr (sizeof(T) == 4) return kernels::multiply_expanded<C>(w, x, row, rows, tile, first, out);
+#if defined(LLAMA_AMX)
+        constexpr int kFewRows = 4;  // vectors take no longer for so few than tile registers
+        if constexpr (sizeof(T) == 2)
+            if (rows > kFewRows) return GroupedTileKernels<T, C>::multiply_tiles(w, x, row, rows, tile, first, out);
+#endif
+        if constexpr (sizeof(T) == 2) kernels::multiply_groups<C>(w, x, row, rows, tile, first, out);
+    }
+
+  private:
+    static void put(const PackedWeights& w, int output, int g, const CodedGroup& group) {
+        char* step = w.output_tile(output / kTileOutputs) + g * Step::kBytes;
+        const int place = output % kTileOutputs;
+        char* codes = step + place / 16 * Codes::kHalfBytes;
+        for (int k = 0; k < kGroupInputs; k++) Codes::put(codes, place % 16, k, group.codes[k]);
+        reinterpret_cast<half*>(step + Step::kScales)[place] = group.scale;
+        if (C::kMinima) reinterpret_cast<half*>(step + Step::kMinima)[place] = group.minimum;
+    }
+};
+
+}  // namespace llama

@@ -1,0 +1,57 @@
+"""Quantizes dense weights in torch: groups by the rules of llama.cpp's Q8_0, Q4_0 and Q4_1, or one scale for each output."""
+
+from typing import NamedTuple
+
+import torch
+
+from llama_core.checkpoint.source import GROUP
+
+
+class Codes(NamedTuple):
+    """codes: int8 or uint8 [n, k]. scales and minima: float32 [n, k / GROUP], exact in float16; see `GroupedSlice`."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    minima: torch.Tensor | None = None
+
+
+def quantize_groups(weight: torch.Tensor, name: str) -> Codes:
+    """weight [n, k] in the format `name` of groups; k is a multiple of GROUP."""
+    groups = weight.float().reshape(len(weight), -1, GROUP)
+    if name == "int8_groups":
+        step = groups.abs().amax(-1) / 127
+        return Codes(_nearest(groups * _inverse(step)).to(torch.int8).flatten(1), _half(step))
+    if name == "int4":
+        # The value of the largest magnitude has the code 0, so that it is exact; the sign of the scale is its opposite.
+        extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
+        step = extreme / -8
+        return Codes(_to_nibbles(groups * _inverse(step) + 8), _half(step))
+    assert name == "int4_min", name
+    least, greatest = groups.aminmax(dim=-1)
+    step = (greatest - least) / 15
+    return Codes(_to_nibbles((groups - least[..., None]) * _inverse(step)), _half(step), _half(least))
+
+
+def quantize_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight [n, k] -> int8 [n, k] and one float32 scale for each output [n]."""
+    wide = weight.float()
+    step = wide.abs().amax(-1) / 127
+    return _nearest(wide * _inverse(step)).to(torch.int8), step
+
+
+def _inverse(step: torch.Tensor) -> torch.Tensor:
+    """1 / step, 0 where step is 0, for a multiplication along the last dimension."""
+    return torch.where(step == 0, 0.0, 1 / step)[..., None]
+
+
+def _nearest(values: torch.Tensor) -> torch.Tensor:
+    """Halves are rounded away from zero, as C's roundf does."""
+    return torch.trunc(values + torch.copysign(torch.full_like(values, 0.5), values))
+
+
+def _to_nibbles(values: torch.Tensor) -> torch.Tensor:
+    return (values + 0.5).to(torch.int32).clamp(0, 15).to(torch.uint8).flatten(1)
+
+
+def _half(values: torch.Tensor) -> torch.Tensor:
+    return values.half().float()

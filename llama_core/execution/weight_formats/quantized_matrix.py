@@ -1,0 +1,141 @@
+"""The fused backend's matrices with quantized weights: Triton's products on a GPU, and a dequantized product in torch."""
+
+import logging
+from functools import cache
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from llama_core.checkpoint.loader import GroupedWeight
+from llama_core.checkpoint.source import GROUP
+from llama_core.execution.weight_formats.format import TorchMatrixType
+from llama_core.execution.weight_formats.quantize import Codes, quantize_groups, quantize_outputs
+
+log = logging.getLogger(__name__)
+
+
+class Product(Protocol):
+    """`kernels.multiply`."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        minima: torch.Tensor | None,
+        *,
+        is_packed: bool,
+    ) -> torch.Tensor: ...
+
+
+@cache
+def triton_product(device_type: str) -> Product | None:
+    """The product in Triton where it works, else None."""
+    if device_type != "cuda":
+        return None
+    try:
+        from llama_core.execution.weight_formats.kernels import multiply
+
+        zeros = torch.zeros((16, 64), dtype=torch.int8, device=device_type)
+        multiply(zeros.half(), zeros, torch.zeros(16, device=device_type), None, is_packed=False)
+    except Exception as error:  # any error of Triton, the compiler or the file system
+        log.warning("Triton does not work here: each product expands quantized weights: %s", error)
+        return None
+    return multiply
+
+
+class Int8Matrix:
+    """See `TorchMatrix`: codes int8 [outputs, inputs], one float32 scale for each output."""
+
+    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._codes = torch.zeros((outputs, inputs), dtype=torch.int8, device=device)
+        self._scales = torch.zeros(outputs, device=device)
+        self._product = triton_product(device.type)
+
+    @property
+    def nbytes(self) -> int:
+        return self._codes.nbytes + self._scales.nbytes
+
+    def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
+        assert isinstance(weight, torch.Tensor), "no checkpoint stores int8"
+        rows = slice(first, first + len(weight))
+        self._codes[rows], self._scales[rows] = quantize_outputs(weight)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if self._product is not None:
+            return self._product(x, self._codes, self._scales, None, is_packed=False)
+        return F.linear(x, self.dequantized().to(x.dtype))
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [outputs, inputs]."""
+        return self._codes * self._scales[:, None]
+
+
+class GroupedMatrix:
+    """See `TorchMatrix`: weights in groups of GROUP inputs; the last group is filled up with zeros.
+
+    codes: int8 [outputs, inputs], or uint8 [outputs, inputs / 2], where byte j of a group has code j in its low half and code
+    j + 16 in its high half. scales and minima: float16 [outputs, groups].
+    """
+
+    def __init__(self, name: str, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._name = name
+        self._inputs = inputs
+        self._is_packed = name != "int8_groups"
+        groups = -(-inputs // GROUP)
+        width = groups * GROUP // (2 if self._is_packed else 1)
+        code_type = torch.uint8 if self._is_packed else torch.int8
+        self._codes = torch.zeros((outputs, width), dtype=code_type, device=device)
+        self._scales = torch.zeros((outputs, groups), dtype=torch.float16, device=device)
+        self._minima = torch.zeros_like(self._scales) if name == "int4_min" else None
+        self._product = triton_product(device.type)
+
+    @property
+    def nbytes(self) -> int:
+        return self._codes.nbytes + self._scales.nbytes + (0 if self._minima is None else self._minima.nbytes)
+
+    def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
+        if isinstance(weight, GroupedWeight):
+            codes, scales, minima = weight
+        else:
+            padding = -weight.shape[1] % GROUP
+            codes, scales, minima = quantize_groups(F.pad(weight, (0, padding)), self._name)
+        self._store(first, Codes(codes, scales, minima))
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if self._product is not None:
+            return self._product(x, self._codes, self._scales, self._minima, is_packed=self._is_packed)
+        return F.linear(x, self.dequantized().to(x.dtype))
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [outputs, inputs]."""
+        codes = self._codes.view(*self._scales.shape, -1)
+        if self._is_packed:
+            codes = torch.cat([codes & 15, codes >> 4], dim=-1)
+        scales = self._scales[..., None].float()
+        weights: torch.Tensor = (codes.float() - 8) * scales if self._name == "int4" else codes * scales
+        if self._minima is not None:
+            weights = weights + self._minima[..., None].float()
+        return weights.flatten(1)[:, : self._inputs]
+
+    def _store(self, first: int, rows: Codes) -> None:
+        target = slice(first, first + len(rows.codes))
+        codes = rows.codes
+        if self._is_packed:
+            low, high = codes.reshape(len(codes), -1, 2, GROUP // 2).unbind(-2)
+            codes = (low | (high << 4)).flatten(1)
+        self._codes[target].copy_(codes)
+        self._scales[target].copy_(rows.scales)
+        if self._minima is not None:
+            # A checkpoint may store one part of the matrix without minima: (code - 8) * scale is the same with -8 * scale.
+            self._minima[target].copy_(rows.scales * -8 if rows.minima is None else rows.minima)
+
+
+def grouped_matrix(name: str) -> TorchMatrixType:
+    """The type of matrices in a format of groups."""
+
+    def make(outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> GroupedMatrix:
+        return GroupedMatrix(name, outputs, inputs, dtype, device)
+
+    return make
