@@ -3,8 +3,12 @@
 Knows nothing of generation.
 """
 
-from collections.abc import Sequence
-from typing import Final, Literal, Protocol, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NotRequired, Protocol, TypedDict
+
+from llama_core.errors import InvalidDialog, InvalidParameter
+from llama_core.text.tokenizer import Tokenizer
 
 Role = Literal["system", "user", "assistant"]
 
@@ -15,24 +19,67 @@ SAFE_RESPONSE: Final = "Error: special tags are not allowed as part of the promp
 class Message(TypedDict):
     role: Role
     content: str
+    name: NotRequired[str]  # for templates that write it; the built-in formats do not
 
 
 Dialog = Sequence[Message]
+# Called with the fewest tokens that a prompt can take, before it is encoded; raises to refuse it.
+Admit = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a dialog is written. template_variables: JSON values that a template reads by name."""
+
+    add_generation_prompt: bool = True  # end with the beginning of the assistant's message
+    continue_final_message: bool = False  # end inside the last message, which the answer goes on with
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+NO_OPTIONS: Final = ChatOptions()
 
 
 class ChatFormat(Protocol):
     """The prompt that a family of chat models was trained on. Bound to one tokenizer; immutable."""
 
+    name: str  # as the argument `chat_format` has it, or "none"
+    is_quick: bool  # whether `encode` takes time in proportion to the contents, so that short dialogs need no thread
+    template: str | None  # Jinja2's source, if the format has one
+
     @property
     def stop_ids(self) -> frozenset[int]:
         """Ids that end the assistant's message, beside those of the tokenizer."""
 
+    def guard(self, tokenizer: Tokenizer) -> Tokenizer:
+        """`tokenizer` for plain prompts: their text becomes none of the tokens that the format itself writes."""
+        return tokenizer
+
     def check(self, dialog: Dialog) -> None:
         """Raises InvalidDialog that names the index of the first message with a wrong type, role or content. Cheap."""
+
+    def check_options(self, options: ChatOptions) -> None:
+        """Raises InvalidParameter for an option that this format cannot follow."""
 
     def min_tokens(self, dialog: Dialog) -> int:
         """The fewest tokens that the prompt of `dialog` can take, from the lengths of its contents, to refuse a long dialog
         without encoding it. `dialog` need not be well formed, but every content is text."""
 
-    def encode(self, dialog: Dialog) -> list[int]:
-        """Prompt ids of `dialog`. Raises what `check` raises, and SpecialTags that names the index of a message with a tag."""
+    def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
+        """Prompt ids of `dialog`. Raises what `check`, `check_options` and `admit` raise, and SpecialTags that names the
+        index of a message with a tag."""
+
+
+def invalid_message(index: int, problem: str) -> InvalidDialog:
+    """The error for the message at `index`."""
+    return InvalidDialog(f"messages[{index}]: {problem}", index=index, param=f"messages[{index}]")
+
+
+def refuse_options(options: ChatOptions, chat_format: str) -> None:
+    """Raises InvalidParameter for every option but the usual ones: a built-in format has no others."""
+    for name, is_usual in (
+        ("chat_template_kwargs", not options.template_variables),
+        ("continue_final_message", not options.continue_final_message),
+        ("add_generation_prompt", options.add_generation_prompt),
+    ):
+        if not is_usual:
+            raise InvalidParameter(f"{name}: the chat format {chat_format} has only its usual value", param=name)

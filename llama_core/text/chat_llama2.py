@@ -8,7 +8,15 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from llama_core.errors import InvalidDialog, SpecialTags
-from llama_core.text.chat_format import ChatFormat, Dialog
+from llama_core.text.chat_format import (
+    NO_OPTIONS,
+    Admit,
+    ChatFormat,
+    ChatOptions,
+    Dialog,
+    invalid_message,
+    refuse_options,
+)
 from llama_core.text.tokenizer import Tokenizer, is_encodable
 
 B_INST: Final = "[INST]"
@@ -31,6 +39,10 @@ class _Round(NamedTuple):
 
 class Llama2ChatFormat(ChatFormat):
     """`check`, then `encode`. Bound to one tokenizer; immutable."""
+
+    name = "llama2"
+    is_quick = True
+    template = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -65,15 +77,20 @@ class Llama2ChatFormat(ChatFormat):
             if any(tag in self._as_read(written) for tag in self._tags_as_read):
                 raise _special_tags(index)
 
+    def check_options(self, options: ChatOptions) -> None:
+        """Accepts the usual options only."""
+        refuse_options(options, self.name)
+
     def min_tokens(self, dialog: Dialog) -> int:
         """The fewest tokens that the prompt can take. The format strips white space around contents and drops nothing else."""
         return self._tokenizer.min_tokens(sum(len(message["content"].strip()) for message in dialog))
 
-    def encode(self, dialog: Dialog) -> list[int]:
+    def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
         """Prompt ids: BOS, round, EOS for each finished round, then BOS and the open round.
 
         Raises InvalidDialog or SpecialTags, with the message's index. Encodes every text about twice.
         """
+        self.check_options(options)
         self.check(dialog)
         self.check_special_tags(dialog)
         ids: list[int] = []
@@ -114,14 +131,14 @@ def _rounds(dialog: Dialog) -> Iterator[_Round]:
 
 def _check_message(index: int, message: object) -> None:
     if not isinstance(message, Mapping):
-        raise _invalid(index, "a message must be an object with role and content")
+        raise invalid_message(index, "a message must be an object with role and content")
     if message.get("role") not in _ROLES:
-        raise _invalid(index, f"role must be one of {', '.join(_ROLES)}")
+        raise invalid_message(index, f"role must be one of {', '.join(_ROLES)}")
     content = message.get("content")
     if not isinstance(content, str):
-        raise _invalid(index, "content must be a string")
+        raise invalid_message(index, "content must be a string")
     if not is_encodable(content):
-        raise _invalid(index, "content contains a lone surrogate, which is not a character")
+        raise invalid_message(index, "content contains a lone surrogate, which is not a character")
 
 
 def _check_roles(dialog: Dialog) -> None:
@@ -132,13 +149,9 @@ def _check_roles(dialog: Dialog) -> None:
         expected = "user" if (index - has_system) % 2 == 0 else "assistant"
         if message["role"] != expected:
             order = "an optional system message, then user and assistant in turn"
-            raise _invalid(index, f"role must be '{expected}', not '{message['role']}': {order}")
+            raise invalid_message(index, f"role must be '{expected}', not '{message['role']}': {order}")
     if dialog[-1]["role"] != "user":
-        raise _invalid(len(dialog) - 1, "role must be 'user': the last message asks for the answer")
-
-
-def _invalid(index: int, problem: str) -> InvalidDialog:
-    return InvalidDialog(f"messages[{index}]: {problem}", index=index, param=f"messages[{index}]")
+        raise invalid_message(len(dialog) - 1, "role must be 'user': the last message asks for the answer")
 
 
 def _special_tags(index: int) -> SpecialTags:

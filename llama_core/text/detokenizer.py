@@ -17,17 +17,21 @@ class IncrementalDetokenizer:
     """Everything that `push` returned, plus `flush` at the end, is `tokenizer.decode` of all ids, character for character.
 
     Bytes are held back while they may be the start of a character: at most 3 bytes. `prefix` are ids whose text the
-    reader already has: the text continues after them, so its leading space is kept.
+    reader already has: the text continues after them, so its leading space is kept. Without `skip_special_tokens`, the
+    text has the names of control tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, prefix: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, prefix: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skips_special = skip_special_tokens
+        self._by_byte = tokenizer.byte_decoding != "byte_level"
+        self._control_ends_character = tokenizer.byte_decoding == "sentencepiece"
         self._held = b""  # the start of a valid UTF-8 character
         self._drops_space = tokenizer.leading_space != "keep"  # until the text begins
         self.push(prefix)
 
     def push(self, ids: Sequence[int]) -> str:
-        """Text that no later id can change. Raises InvalidParameter for an id outside [0, n_words), and then takes none."""
+        """Text that no later id can change. Raises InvalidParameter for an id outside [0, vocab_size), and then takes none."""
         for token_id in ids:
             self._tokenizer.token_bytes(token_id)
         return "".join([self.push_one(token_id) for token_id in ids])
@@ -36,16 +40,31 @@ class IncrementalDetokenizer:
         """`push` of a single id: a stream calls this for every token."""
         raw = self._tokenizer.token_bytes(token_id)
         if not raw:
-            return self.flush()  # a token without text ends an incomplete character, as in SentencePiece
-        if self._drops_space and not self._held and self._tokenizer.leads_with_space(token_id):
-            raw = raw[1:]
-            self._drops_space = self._tokenizer.leading_space == "drop_all"
+            return self._take_control(token_id)
+        if self._drops_space and not self._held:
+            raw = self._without_space(token_id, raw)
         return self._take(raw)
 
     def flush(self) -> str:
-        """The rest, after the last id: one U+FFFD for each byte held back."""
-        num_bytes, self._held = len(self._held), b""
-        return self._begun(REPLACEMENT * num_bytes)
+        """The rest, after the last id: U+FFFD for the bytes held back."""
+        held, self._held = self._held, b""
+        return self._begun(REPLACEMENT * (len(held) if self._by_byte else min(len(held), 1)))
+
+    def _take_control(self, token_id: int) -> str:
+        name = "" if self._skips_special else self._tokenizer.control_text(token_id)
+        ended = self.flush() if self._control_ends_character else ""
+        return ended + self._take(name.encode()) if name else ended
+
+    def _without_space(self, token_id: int, raw: bytes) -> bytes:
+        """The bytes of the first token with text."""
+        rule = self._tokenizer.leading_space
+        if rule == "drop_first_token":
+            self._drops_space = False
+            return raw.replace(b" ", b"") if self._tokenizer.leads_with_space(token_id) else raw
+        if self._tokenizer.leads_with_space(token_id):
+            self._drops_space = rule == "drop_all"
+            return raw[1:]
+        return raw
 
     def _take(self, raw: bytes) -> str:
         """The text that `raw` completes: whole characters, and U+FFFD for bytes that are not part of any."""
@@ -57,7 +76,8 @@ class IncrementalDetokenizer:
                 text, held = text + held[: error.start].decode(), held[error.start :]
                 if error.reason == "unexpected end of data":
                     break
-                text, held = text + REPLACEMENT, held[1:]  # SentencePiece skips one byte and tries again
+                # SentencePiece skips one byte and tries again; others skip the whole beginning of a character.
+                text, held = text + REPLACEMENT, held[1 if self._by_byte else error.end - error.start :]
         self._held = held
         return self._begun(text)
 

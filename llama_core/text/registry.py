@@ -1,23 +1,34 @@
-"""Finds the tokenizer class for a file, and the chat format with a name. Each implementation is one line in a table here."""
+"""Finds the tokenizer of a file or folder, and the chat format with a name. Each implementation is one line in a table here."""
 
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
-from llama_core.errors import ConfigError
+from llama_core.errors import ConfigError, TokenizerError
 from llama_core.text.chat_format import ChatFormat
+from llama_core.text.chat_llama3 import HEADER_START
+from llama_core.text.files import SIDE_FILES
+from llama_core.text.no_chat_format import NoChatFormat
+from llama_core.text.template.files import find_template, given_template
 from llama_core.text.tokenizer import Tokenizer
 
 # Name -> class, imported on first use. The first class that recognizes the file loads it; the last class recognizes every
 # file, so that its error describes a file of unknown kind.
 TOKENIZERS: Final[Mapping[str, str]] = {
+    "hugging_face": "llama_core.text.hugging_face_tokenizer:HuggingFaceTokenizer",
+    "tiktoken": "llama_core.text.tiktoken_tokenizer:TiktokenTokenizer",
+    "gguf": "llama_core.text.gguf_tokenizer:GGUF",
     "sentencepiece": "llama_core.text.sentencepiece_tokenizer:SentencePieceTokenizer",
 }
 CHAT_FORMATS: Final[Mapping[str, str]] = {
     "llama2": "llama_core.text.chat_llama2:Llama2ChatFormat",
+    "llama3": "llama_core.text.chat_llama3:Llama3ChatFormat",
 }
-DEFAULT_CHAT_FORMAT: Final = "llama2"
+AUTO, TEMPLATE = "auto", "template"
+DEFAULT_CHAT_FORMAT: Final = AUTO
+_LEAST_SHARE_OF_ROWS: Final = 0.9  # published models pad their embeddings by less than a tenth
+CHAT_FORMAT_NAMES: Final = (AUTO, TEMPLATE, *CHAT_FORMATS)
 
 
 class TokenizerClass(Protocol):
@@ -37,17 +48,97 @@ class ChatFormatClass(Protocol):
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in the file at `path`. Raises TokenizerError that names the file."""
-    classes = [cast(TokenizerClass, _import(target)) for target in TOKENIZERS.values()]
-    chosen = next((each for each in classes if each.recognizes(Path(path))), classes[-1])
-    return chosen(Path(path))
+    """The tokenizer at `path`: a file, or a folder as in `find_tokenizer`. Raises TokenizerError that names the file."""
+    file = find_tokenizer(path)
+    if Path(path).is_dir() and not file.exists():
+        raise TokenizerError(
+            f"{path} has no tokenizer: neither tokenizer.json, tokenizer.model nor a .gguf file exists in it"
+        )
+    chosen: TokenizerClass | None = None
+    for target in TOKENIZERS.values():
+        chosen = cast(TokenizerClass, _import(target))
+        if chosen.recognizes(file):
+            break
+    assert chosen is not None
+    return chosen(file)
+
+
+def check_vocabulary(tokenizer: Path, num_tokens: int, checkpoint: str | Path, num_rows: int) -> None:
+    """Raises ConfigError for a tokenizer with far fewer tokens than the model has rows: it belongs to another model."""
+    if num_tokens < _LEAST_SHARE_OF_ROWS * num_rows:
+        raise ConfigError(
+            f"{tokenizer}: has {num_tokens:,} tokens, but {checkpoint} has {num_rows:,} rows: tokenizer and checkpoint belong "
+            "to different models. Leave tokenizer_path out where the tokenizer lies beside the weights, or set it to that of "
+            "the model",
+            param="tokenizer_path",
+        )
+
+
+def find_tokenizer(path: str | Path) -> Path:
+    """The tokenizer's main file. In a folder, that is tokenizer.json, tokenizer.model, or the first .gguf file.
+
+    In a folder in Meta's format, tokenizer.model comes first. Without any of them, tokenizer.model, which does not exist.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return folder
+    names = ["tokenizer.json", "tokenizer.model"]
+    if (folder / "params.json").exists():
+        names.reverse()
+    found = [folder / name for name in names if (folder / name).is_file()]
+    return next(iter([*found, *sorted(folder.glob("*.gguf"))]), folder / "tokenizer.model")
+
+
+def tokenizer_files(path: str | Path) -> list[Path]:
+    """Every file that `load_tokenizer` reads: the main file, and those beside it that say more of its special tokens."""
+    file = find_tokenizer(path)
+    beside = [file.parent / name for name in SIDE_FILES] if file.suffix == ".json" else []
+    return [file, *(each for each in beside if each.exists())]
 
 
 def find_chat_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
-    """The chat format called `name`, for prompts in the ids of `tokenizer`. Raises ConfigError for an unknown name."""
+    """The built-in chat format called `name`, for prompts in the ids of `tokenizer`. Raises ConfigError."""
     if name not in CHAT_FORMATS:
-        raise ConfigError(f"chat_format must be one of {', '.join(CHAT_FORMATS)}", param="chat_format")
+        raise _unknown_format()
     return cast(ChatFormatClass, _import(CHAT_FORMATS[name]))(tokenizer)
+
+
+def check_chat_format(name: str) -> None:
+    """Raises ConfigError for a value that the argument `chat_format` may not have."""
+    if name not in CHAT_FORMAT_NAMES:
+        raise _unknown_format()
+
+
+def open_chat_format(
+    name: str, tokenizer: Tokenizer, checkpoint: str | Path, template: str | None = None
+) -> ChatFormat:
+    """The chat format of the model at `checkpoint`, as the arguments `chat_format` and `chat_template` say.
+
+    "auto" is the template given or found with the model, else for a folder of Meta's the format that goes with its tokenizer.
+    A model without any gets `NoChatFormat`. Raises ConfigError or TokenizerError.
+    """
+    check_chat_format(name)
+    if name in CHAT_FORMATS:
+        if template is not None:
+            raise ConfigError(f"chat_template contradicts chat_format {name}: set one of them", param="chat_template")
+        return find_chat_format(name, tokenizer)
+    folder = Path(checkpoint)
+    found = given_template(template, folder) if template is not None else find_template(folder)
+    if found is not None:
+        from llama_core.text.template.chat_template import TemplateChatFormat  # imports Jinja2
+
+        return TemplateChatFormat(tokenizer, found.source, origin=found.origin, variables=found.variables)
+    if name == TEMPLATE:
+        raise ConfigError(
+            f"chat_format template: {folder} has no chat template: set chat_template to one", param="chat_format"
+        )
+    if (folder / "params.json").is_file():  # Meta's files bring no template
+        return find_chat_format("llama3" if HEADER_START in tokenizer.control_texts else "llama2", tokenizer)
+    return NoChatFormat(tokenizer)
+
+
+def _unknown_format() -> ConfigError:
+    return ConfigError(f"chat_format must be one of {', '.join(CHAT_FORMAT_NAMES)}", param="chat_format")
 
 
 def _import(target: str) -> Any:

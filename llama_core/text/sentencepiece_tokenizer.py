@@ -7,15 +7,17 @@ structure and the settings that decoding depends on, because SentencePiece accep
 fills in defaults. Then SentencePiece parses the same bytes, and this module checks every piece.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import sentencepiece
 
-from llama_core.errors import InvalidParameter, InvalidRequest, SpecialTags, TokenizerError
-from llama_core.text.tokenizer import LeadingSpace, Tokenizer, is_encodable, name_of_bytes
+from llama_core.errors import TokenizerError
+from llama_core.text.files import read_bounded
+from llama_core.text.tokenizer import ByteDecoding, LeadingSpace
+from llama_core.text.vocabulary_tokenizer import ControlToken, Vocabulary, VocabularyTokenizer
 
 MAX_MODEL_FILE_BYTES = 64 * 2**20  # Llama 2's is 0.5 MB; a checkpoint shard named by mistake is gigabytes
 SPACE_SYMBOL = "\u2581"  # SentencePiece writes a space inside a piece as this character
@@ -36,21 +38,40 @@ class _Piece(NamedTuple):
     leads_with_space: bool  # the text begins with a space that SentencePiece may drop where a text begins
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(VocabularyTokenizer):
     """A Llama tokenizer. Immutable after construction; safe to share between threads."""
+
+    byte_decoding: ByteDecoding = "sentencepiece"
+    _user_tokens: Mapping[str, ControlToken] = {}
 
     def __init__(self, path: str | Path) -> None:
         """Load and check a SentencePiece file. Raises TokenizerError that names it."""
         self.path = Path(path)
-        data = _read(self.path)
+        self._load_model(read_bounded(self.path, MAX_MODEL_FILE_BYTES))
+
+    def _load_model(self, data: bytes) -> None:
         try:
             self._settings = _read_settings(data)
-            self._processor = _load(data)
+            self._processor = load_model(data)
             self._pieces = _read_pieces(self._processor, self._settings.num_pieces)
         except ValueError as error:
             raise TokenizerError(f"tokenizer file {self.path} is damaged or not Llama's: {error}") from None
-        self._control_ids = frozenset(i for i in range(self.n_words) if self._processor.is_control(i))
-        self._max_id = self.n_words - 1
+        self.leading_space = self._settings.leading_space
+        super().__init__(self._read_vocabulary(), user_tokens=self._user_tokens)
+
+    def _read_vocabulary(self) -> Vocabulary:
+        """Control tokens by their names; the names of BOS and EOS are Llama's, whatever the file calls them."""
+        processor = self._processor
+        bos_id, eos_id = int(processor.bos_id()), int(processor.eos_id())
+        control_ids = [i for i in range(len(self._pieces)) if processor.is_control(i)]
+        names = {i: processor.id_to_piece(i) for i in control_ids} | {bos_id: BOS_NAME, eos_id: EOS_NAME}
+        return Vocabulary(
+            raws=tuple(piece.raw for piece in self._pieces),
+            control_texts={name: token_id for token_id, name in names.items()},
+            bos_id=bos_id,
+            eos_id=eos_id,
+            adds_bos=True,
+        )
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
@@ -58,95 +79,35 @@ class SentencePieceTokenizer(Tokenizer):
         return True
 
     @property
-    def n_words(self) -> int:
-        """Number of ids; every id is in [0, n_words)."""
-        return len(self._pieces)
-
-    @property
-    def bos_id(self) -> int:
-        return int(self._processor.bos_id())
-
-    @property
-    def eos_id(self) -> int:
-        return int(self._processor.eos_id())
-
-    @property
     def pad_id(self) -> int:
         """-1 in Llama 2: not an id. Never look it up in an embedding."""
         return int(self._processor.pad_id())
 
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """EOS alone."""
-        return frozenset({self.eos_id})
-
-    @property
-    def leading_space(self) -> LeadingSpace:
-        """What decoding does with the spaces that begin a text ("drop_one" for Llama)."""
-        return self._settings.leading_space
-
     @cached_property
     def max_piece_chars(self) -> int:
-        """Characters in the longest piece."""
-        return max((len(piece.raw.decode()) for piece in self._pieces if not piece.is_byte), default=1)
+        """Characters in the longest piece, or in the longest name of a control token."""
+        longest = max((len(piece.raw.decode()) for piece in self._pieces if not piece.is_byte), default=1)
+        return max(longest, *map(len, self.control_texts))
 
     def min_tokens(self, num_chars: int) -> int:
-        """The fewest tokens that any text of `num_chars` characters can take, to refuse a long text without encoding it.
-
-        0 if this model rewrites text before it encodes (Llama's does not), because that may shorten the text.
-        """
+        """0 if this model rewrites text before it encodes (Llama's does not), because that may shorten the text."""
         return 0 if self._settings.may_shorten_text else -(-num_chars // self.max_piece_chars)
 
-    def encode(self, s: str, *, bos: bool, eos: bool) -> list[int]:
-        """Token ids of `s`. Text never becomes a control token: "<s>" and "</s>" are plain characters.
-
-        Raises InvalidRequest for a lone surrogate, which is no character.
-        """
-        if not is_encodable(s):
-            raise InvalidRequest("text contains a lone surrogate, which is not a character")
-        ids: list[int] = self._processor.encode(s)
-        if not self._control_ids.isdisjoint(ids):
-            raise SpecialTags("text contains a control token of the tokenizer")
-        if bos:
-            ids.insert(0, self.bos_id)
-        if eos:
-            ids.append(self.eos_id)
+    def _encode_plain(self, text: str, is_first: bool) -> list[int]:
+        ids: list[int] = self._processor.encode(text)
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`. Raises InvalidParameter for anything that is not an id in [0, n_words)."""
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`. Raises InvalidParameter for anything that is not an id in [0, vocab_size)."""
         for token_id in ids:
             self._check(token_id)
+        if not skip_special_tokens or max(ids, default=0) >= self.n_words:
+            return super().decode(ids, skip_special_tokens=skip_special_tokens)
         return str(self._processor.decode(list(ids)))
 
-    def token_text(self, token_id: int) -> str:
-        """One id decoded alone, so without its leading space: the `tokens` field of the reference's results."""
-        return self.decode([token_id])
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes that the id adds to a text that has begun, its leading space included; b"" for a control token."""
-        self._check(token_id)
-        return self._pieces[token_id].raw
-
-    def token_name(self, token_id: int) -> str:
-        """The id as log-probabilities show it: "<s>", "</s>", its text, or the bytes of part of a character."""
-        if token_id == self.bos_id:
-            return BOS_NAME
-        return EOS_NAME if token_id == self.eos_id else name_of_bytes(self.token_bytes(token_id))
-
     def leads_with_space(self, token_id: int) -> bool:
-        """Whether the id's text begins with a space that decoding may drop where a text begins."""
         self._check(token_id)
-        return self._pieces[token_id].leads_with_space
-
-    def is_control(self, token_id: int) -> bool:
-        """Whether the id has no text: BOS, EOS and whatever else the model declares as control."""
-        self._check(token_id)
-        return token_id in self._control_ids
-
-    def _check(self, token_id: int) -> None:
-        if not isinstance(token_id, int) or not 0 <= token_id <= self._max_id:
-            raise InvalidParameter(f"a token id must be an integer from 0 to {self._max_id}", param="tokens")
+        return token_id < self.n_words and self._pieces[token_id].leads_with_space
 
 
 class _Settings(NamedTuple):
@@ -155,20 +116,8 @@ class _Settings(NamedTuple):
     may_shorten_text: bool
 
 
-def _read(path: Path) -> bytes:
-    try:
-        if not path.is_file():
-            raise TokenizerError(f"tokenizer file {path} does not exist or is not a file")
-        num_bytes = path.stat().st_size
-        if not 0 < num_bytes <= MAX_MODEL_FILE_BYTES:
-            limit = f"must have 1 to {MAX_MODEL_FILE_BYTES} bytes"
-            raise TokenizerError(f"tokenizer file {path} {limit}, not {num_bytes}")
-        return path.read_bytes()
-    except OSError as error:
-        raise TokenizerError(f"tokenizer file {path} cannot be read: {error.strerror}") from None
-
-
-def _load(data: bytes) -> sentencepiece.SentencePieceProcessor:
+def load_model(data: bytes) -> sentencepiece.SentencePieceProcessor:
+    """Raises ValueError for a model that SentencePiece refuses."""
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(data)

@@ -1,19 +1,31 @@
-"""The Protocol of a tokenizer: text to token ids and back. `registry.load_tokenizer` finds the class for a file.
+"""The Protocol of a tokenizer: text to token ids and back. `registry.load_tokenizer` finds the class for a path.
 
 Knows nothing of chats, streams or models.
 """
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
 
-# What decoding does with the spaces that begin a text.
-LeadingSpace = Literal["keep", "drop_one", "drop_all"]
+# What decoding does with the spaces that begin a text. "drop_first_token": with every space of the first token.
+LeadingSpace = Literal["keep", "drop_one", "drop_all", "drop_first_token"]
+# How bytes that are not UTF-8 become U+FFFD, and whether a control token ends an incomplete character.
+#   sentencepiece: one for each byte; a control token ends the character
+#   byte_fallback: one for each byte; a control token is skipped
+#   byte_level: one for each longest beginning of a character, as bytes.decode(errors="replace"); a control token is skipped
+ByteDecoding = Literal["sentencepiece", "byte_fallback", "byte_level"]
+
+
+class TextPart(NamedTuple):
+    """A part of a prompt. `parses_control`: names of control tokens in it become control tokens."""
+
+    text: str
+    parses_control: bool
 
 
 class Tokenizer(Protocol):
     """Immutable after construction; safe to share between threads. Every token id is in [0, n_words).
 
-    A method that takes an id raises InvalidParameter for any other value.
+    A method that takes an id raises InvalidParameter for any value outside [0, vocab_size).
     """
 
     @property
@@ -21,7 +33,16 @@ class Tokenizer(Protocol):
         """Number of token ids."""
 
     @property
-    def bos_id(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Ids that a model may sample, at least `n_words`. Ids from `n_words` on are padding: they have no text."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a text, or None for a family without one."""
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether `encode(..., bos=True)` begins with `bos_id`, as the tokenizer's own library does. False without one."""
 
     @property
     def eos_id(self) -> int:
@@ -32,8 +53,23 @@ class Tokenizer(Protocol):
         """Ids that end a generation. `eos_id` is one of them."""
 
     @property
+    def control_texts(self) -> Mapping[str, int]:
+        """The name of every control token, such as "<|eot_id|>", and its id."""
+
+    @property
     def leading_space(self) -> LeadingSpace:
         """What `decode` does with the spaces that begin a text. See `leads_with_space`."""
+
+    @property
+    def byte_decoding(self) -> ByteDecoding:
+        """What `decode` does with bytes that are not UTF-8."""
+
+    def padded(self, vocab_size: int) -> "Tokenizer":
+        """The same tokenizer for a model with `vocab_size` ids, which must not be fewer than `n_words`."""
+
+    def for_template(self, literals: str) -> "Tokenizer":
+        """The same tokenizer for a chat template with these literals: added tokens named in them, such as <think>, become ids
+        only where control tokens do. They keep their text."""
 
     def min_tokens(self, num_chars: int) -> int:
         """The fewest tokens that any text of `num_chars` characters can take, to refuse a long text without encoding it.
@@ -44,8 +80,20 @@ class Tokenizer(Protocol):
     def encode(self, s: str, *, bos: bool, eos: bool) -> list[int]:
         """Token ids of `s`. Text never becomes a control token. Raises InvalidRequest for a lone surrogate."""
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`. Each byte that is not part of a UTF-8 character becomes one U+FFFD."""
+    def encode_special(self, s: str, *, bos: bool = False) -> list[int]:
+        """Token ids of `s`, whose names of control tokens become control tokens. Without EOS.
+
+        `bos`: begin with BOS where `encode` would, unless `s` begins with it. Raises InvalidRequest for a lone surrogate.
+        """
+
+    def encode_parts(self, parts: Sequence[TextPart]) -> list[int]:
+        """Token ids of the joined text of `parts`. Only names within a part that `parses_control` become control tokens.
+
+        Equals `encode_special` of the joined text if no other part takes part in a control token's name. Without BOS and EOS.
+        """
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`, without control tokens, or with their names. Bytes that are not UTF-8 become U+FFFD."""
 
     def token_text(self, token_id: int) -> str:
         """`decode` of one id: the `tokens` field of the reference's results."""
@@ -56,11 +104,14 @@ class Tokenizer(Protocol):
     def token_name(self, token_id: int) -> str:
         """The id as log-probabilities show it: its text, a control token's name, or `name_of_bytes` of part of a character."""
 
+    def control_text(self, token_id: int) -> str:
+        """The name of a control token; "" for any other id."""
+
     def leads_with_space(self, token_id: int) -> bool:
         """Whether the id's bytes begin with a space that `decode` may drop where a text begins (`leading_space`)."""
 
     def is_control(self, token_id: int) -> bool:
-        """Whether the id has no text: BOS, EOS and whatever else the model declares as control."""
+        """Whether the id has no text: BOS, EOS, whatever else the model declares as control, and padding."""
 
 
 def is_encodable(s: str) -> bool:

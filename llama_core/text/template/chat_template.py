@@ -1,0 +1,199 @@
+"""The chat format of a model that brings its own Jinja2 template."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import jinja2
+from jinja2 import meta, nodes
+
+from llama_core.errors import ConfigError, InvalidDialog, InvalidParameter
+from llama_core.text.chat_format import NO_OPTIONS, Admit, ChatFormat, ChatOptions, Dialog, invalid_message
+from llama_core.text.template.budget import TemplateTooExpensive, bounded
+from llama_core.text.template.environment import compile_template
+from llama_core.text.template.filters import RefusedByTemplate
+from llama_core.text.template.marked_text import MarkedText, concat, mark_contents
+from llama_core.text.tokenizer import TextPart, Tokenizer, is_encodable
+from llama_core.text.vocabulary_tokenizer import END_NAMES
+
+# Roles that templates know. They are words of the server, so `'<|' + role + '|>'` may become a control token.
+ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "ipython", "function"})
+MAX_MESSAGE_CHARS: Final = 500  # of the template's own words in an error
+_OWN_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class TemplateChatFormat(ChatFormat):
+    """Renders a dialog as the model's template says. Bound to one tokenizer; immutable."""
+
+    name = "template"
+    is_quick = False
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        source: str,
+        *,
+        origin: str = "chat_template",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """source: the template. origin: its file, for errors. variables: texts of special tokens (bos_token, ...); by default
+        those of the tokenizer. Raises ConfigError that names the origin for a template that cannot be used."""
+        self._origin = origin
+        try:
+            self._template, self._tree = compile_template(source)
+            self._reads = frozenset(meta.find_undeclared_variables(self._tree))
+        except jinja2.TemplateSyntaxError as error:
+            raise self._unusable(f"line {error.lineno}: {str(error.message)[:MAX_MESSAGE_CHARS]}") from None
+        except (Exception, RecursionError) as error:  # Jinja2's and Python's compilers have many
+            raise self._unusable(f"it cannot be compiled ({type(error).__name__})") from None
+        self.template = source
+        self._literals = self._find_literals()
+        self._tokenizer = self.guard(tokenizer)
+        names = token_variables(tokenizer) if variables is None else variables
+        self._variables = {name: MarkedText.written(text) for name, text in names.items()}
+        self._stop_ids = self._find_stop_ids()
+        self._try()
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The control tokens that end a turn in the template's own text."""
+        return self._stop_ids
+
+    def guard(self, tokenizer: Tokenizer) -> Tokenizer:
+        return tokenizer.for_template(self._literals)
+
+    def check(self, dialog: Dialog) -> None:
+        """Checks types; the template itself decides on roles and their order."""
+        if isinstance(dialog, str | Mapping) or not isinstance(dialog, Sequence):
+            raise InvalidDialog("messages must be a list of messages")
+        if not dialog:
+            raise InvalidDialog("messages must have at least 1 message")
+        for index, message in enumerate(dialog):
+            if not isinstance(message, Mapping):
+                raise invalid_message(index, "a message must be an object with role and content")
+            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+                raise invalid_message(index, "role and content must be strings")
+            if not all(is_encodable(text) for text in message.values() if isinstance(text, str)):
+                raise invalid_message(index, "content contains a lone surrogate, which is not a character")
+
+    def check_options(self, options: ChatOptions) -> None:
+        """Raises InvalidParameter for a variable that this template does not read."""
+        for name in options.template_variables:
+            if name in _OWN_VARIABLES or name in self._variables or name not in self._reads:
+                known = sorted(self._reads - _OWN_VARIABLES - set(self._variables))
+                raise InvalidParameter(
+                    f"chat_template_kwargs: this model's template reads {', '.join(known) or 'no variables of a request'}",
+                    param="chat_template_kwargs",
+                )
+
+    def min_tokens(self, dialog: Dialog) -> int:
+        """0: a template may leave contents out. `encode` asks `admit` once the prompt is rendered."""
+        return 0
+
+    def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
+        """Prompt ids: equal to those of the model's own tokenizer and template for dialogs without control tokens in them.
+
+        Raises InvalidDialog in the template's words where it refuses the dialog.
+        """
+        self.check(dialog)
+        self.check_options(options)
+        prompt = self._rendered(dialog, options)
+        if admit is not None:
+            admit(self._tokenizer.min_tokens(len(prompt)))
+        return self._tokenizer.encode_parts(text_parts(prompt))
+
+    def render(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS) -> str:
+        """The prompt's text. Raises what `encode` raises."""
+        return self._rendered(dialog, options).plain()
+
+    def _rendered(self, dialog: Dialog, options: ChatOptions) -> MarkedText:
+        messages = [self._message(message) for message in dialog]
+        mark = f"[{secrets.token_hex(12)}] " if options.continue_final_message else ""
+        if mark:
+            messages[-1]["content"] = MarkedText(dialog[-1]["content"] + mark)
+        variables = mark_contents(options.template_variables) | {
+            **self._variables,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": options.add_generation_prompt,
+        }
+        prompt = self._run(variables, sum(len(message["content"]) for message in dialog))
+        return _before(prompt, mark) if mark else prompt
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        marked: dict[str, Any] = mark_contents(message)
+        role = message["role"]
+        if role == "developer" and "developer" not in self.template:
+            role = "system"  # OpenAI's newer name
+        marked["role"] = MarkedText.written(role) if role in ROLES else MarkedText(role)
+        return marked
+
+    def _run(self, variables: dict[str, Any], num_chars: int) -> MarkedText:
+        try:
+            with bounded(num_chars):
+                context = self._template.new_context(variables)
+                return concat(list(self._template.root_render_func(context)))
+        except RefusedByTemplate as error:
+            words = str(error.message).strip()[:MAX_MESSAGE_CHARS]
+            raise InvalidDialog(words or "the model's chat template refuses this dialog") from None
+        except TemplateTooExpensive as error:
+            raise InvalidDialog(f"messages: the model's chat template cannot render this dialog: {error}") from None
+        except Exception as error:  # whatever an operation of a template raises
+            reason = str(error)[:MAX_MESSAGE_CHARS] if isinstance(error, jinja2.TemplateError) else type(error).__name__
+            raise InvalidDialog(f"messages: the model's chat template cannot render this dialog: {reason}") from None
+
+    def _find_literals(self) -> str:
+        written = [node.data for node in self._tree.find_all(nodes.TemplateData)]
+        written += [node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)]
+        return "\n".join(written)
+
+    def _find_stop_ids(self) -> frozenset[int]:
+        texts = self._tokenizer.control_texts
+        return frozenset(texts[name] for name in END_NAMES & texts.keys() if name in self._literals)
+
+    def _try(self) -> None:
+        """Render a small dialog, to find a template at the start that no dialog could afford."""
+        message = self._message({"role": "user", "content": "Hello"})
+        try:
+            with bounded(5):
+                given = {**self._variables, "messages": [message], "tools": None, "add_generation_prompt": True}
+                concat(list(self._template.root_render_func(self._template.new_context(given))))
+        except TemplateTooExpensive as error:
+            raise self._unusable(f"it cannot render one short message: {error}") from None
+        except Exception:
+            return  # it may need other messages than this one
+
+    def _unusable(self, problem: str) -> ConfigError:
+        return ConfigError(
+            f"{self._origin}: the chat template cannot be used: {problem}; set chat_template to another one, or "
+            "chat_format to a built-in format",
+            param="chat_template",
+        )
+
+
+def token_variables(tokenizer: Tokenizer) -> dict[str, str]:
+    """bos_token and eos_token as the tokenizer writes them."""
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    return {name: tokenizer.control_text(token_id) for name, token_id in ids.items() if token_id is not None}
+
+
+def text_parts(prompt: MarkedText) -> list[TextPart]:
+    """The prompt in parts: control tokens are parsed in the template's own text only. Own parts are as long as possible."""
+    text, at = prompt.plain(), 0
+    parts: list[TextPart] = []
+    for begin, end in prompt.own:
+        parts += [TextPart(text[at:begin], False), TextPart(text[begin:end], True)]
+        at = end
+    return [*parts, TextPart(text[at:], False)]
+
+
+def _before(prompt: MarkedText, mark: str) -> MarkedText:
+    """The prompt up to the mark at the end of the last message."""
+    at = prompt.rfind(mark.strip())
+    if at < 0:
+        raise InvalidDialog(
+            "messages: the model's chat template does not write the last message, so it cannot go on with it"
+        )
+    before = prompt.cut(0, at)
+    return before if prompt.startswith(mark, at) else before.rstrip()  # the template has stripped the message

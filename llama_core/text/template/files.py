@@ -1,0 +1,141 @@
+"""Finds a model's chat template: beside its weights, in its GGUF file, or as the operator gives it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from llama_core.checkpoint.gguf_file import GgufFile
+from llama_core.errors import CheckpointError, ConfigError, TokenizerError
+from llama_core.text.files import read_bounded, read_json_object
+
+MAX_TEMPLATE_BYTES: Final = 2**20
+_MAX_CONFIG_BYTES: Final = 64 * 2**20  # some tokenizer_config.json list every added token
+_TOKEN_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_GGUF_TOKENS: Final[Mapping[str, str]] = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+_FILES: Final = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json", "special_tokens_map.json")
+
+
+class TemplateFile(NamedTuple):
+    """A template. origin: its file, for errors. variables: special tokens by name; None: the tokenizer's own."""
+
+    source: str
+    origin: str
+    variables: Mapping[str, str] | None = None
+
+
+def given_template(value: str, folder: Path) -> TemplateFile:
+    """The argument `chat_template`: a path, or a template's text, which has a brace. Raises ConfigError for a path without a
+    readable file."""
+    if "{" in value or "\n" in value:
+        return TemplateFile(value, "chat_template", _token_texts(folder))
+    try:
+        path = Path(value).expanduser()
+        return TemplateFile(_text(path), str(path), _token_texts(folder))
+    except (TokenizerError, RuntimeError, ValueError) as error:  # no home of that user; a NUL in the path
+        problem = error.message if isinstance(error, TokenizerError) else f"{value[:200]!r} is no path ({error})"
+        raise ConfigError(
+            f"chat_template: {problem}; give the path of a template, or its text", param="chat_template"
+        ) from None
+
+
+def find_template(checkpoint: Path) -> TemplateFile | None:
+    """The template that the model at `checkpoint`, a folder or a GGUF file, brings with it; None if it has none.
+
+    Raises TokenizerError that names a file that cannot be read.
+    """
+    if checkpoint.is_file():
+        return _gguf_template(checkpoint) if _is_gguf(checkpoint) else None
+    variables = _token_texts(checkpoint)
+    plain = checkpoint / "chat_template.jinja"
+    if plain.is_file():
+        return TemplateFile(_text(plain), str(plain), variables)
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        path = checkpoint / name
+        if path.is_file():
+            source = _chosen(read_json_object(path, _MAX_CONFIG_BYTES).get("chat_template"), path)
+            if source is not None:
+                return TemplateFile(source, str(path), variables)
+    files = sorted(checkpoint.glob("*.gguf")) if checkpoint.is_dir() else []
+    return _gguf_template(files[0]) if files else None
+
+
+def template_files(checkpoint: str | Path) -> list[Path]:
+    """The files that `find_template` and `given_template` may read in a folder; none for a GGUF file, which has its own."""
+    return [path for name in _FILES if (path := Path(checkpoint) / name).is_file()]
+
+
+def _chosen(value: Any, path: Path) -> str | None:
+    """A template, or of several named ones the one called "default"."""
+    if value is None or isinstance(value, str):
+        return value
+    named = value if isinstance(value, dict) else {}
+    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        pairs = [(each.get("name"), each.get("template")) for each in value]
+        named = dict(pairs) if all(isinstance(name, str) for name, _ in pairs) else {}
+    if not named or not all(isinstance(key, str) and isinstance(text, str) for key, text in named.items()):
+        raise TokenizerError(f"{path}: chat_template must be a template, or a list of named templates")
+    source = named.get("default") or (next(iter(named.values())) if len(named) == 1 else None)
+    if source is None:
+        raise TokenizerError(
+            f"{path}: chat_template has several templates and none called 'default': set the argument chat_template to one"
+        )
+    return str(source)
+
+
+def _token_texts(folder: Path) -> Mapping[str, str] | None:
+    """bos_token, eos_token, ... as the model's files call them; None if they do not."""
+    texts: dict[str, str] = {}
+    known = False
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            known = True
+            content = read_json_object(path, _MAX_CONFIG_BYTES)
+            for token in _TOKEN_NAMES:
+                value = content.get(token)
+                text = value.get("content") if isinstance(value, dict) else value
+                if isinstance(text, str):
+                    texts[token] = text
+    return texts if known else None
+
+
+def _gguf_template(path: Path) -> TemplateFile | None:
+    try:
+        metadata = GgufFile(path).metadata
+    except CheckpointError as error:
+        raise TokenizerError(error.message) from None
+    source = metadata.get("tokenizer.chat_template")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise TokenizerError(f"{path}: tokenizer.chat_template must be text")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _GGUF_TOKENS.items()}
+    known = {
+        name: tokens[token_id]
+        for name, token_id in ids.items()
+        if isinstance(tokens, list) and isinstance(token_id, int) and 0 <= token_id < len(tokens)
+    }
+    return TemplateFile(source, str(path), {name: text for name, text in known.items() if isinstance(text, str)})
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bounded(path, MAX_TEMPLATE_BYTES, "chat template").decode()
+    except UnicodeDecodeError:
+        raise TokenizerError(f"{path}: a chat template must be UTF-8 text") from None
