@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from llama_core.checkpoint.manifest import Manifest
-from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution import parallel as groups
@@ -35,8 +35,17 @@ from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import Pending, StepOutput
-from llama_core.text.chat_format import Dialog
-from llama_core.text.registry import DEFAULT_CHAT_FORMAT, find_chat_format, load_tokenizer
+from llama_core.text.chat_format import ChatFormat, Dialog
+from llama_core.text.no_chat_format import NoChatFormat
+from llama_core.text.registry import (
+    DEFAULT_CHAT_FORMAT,
+    check_vocabulary,
+    find_tokenizer,
+    load_tokenizer,
+    open_chat_format,
+    tokenizer_files,
+)
+from llama_core.text.template.files import template_files
 from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -51,13 +60,13 @@ class Llama:
         tokenizer: Tokenizer,
         num_blocks: int,
         seed: int,
-        chat_format: str = DEFAULT_CHAT_FORMAT,
+        chat_format: ChatFormat | None = None,
         stop_ids: frozenset[int] = frozenset(),
     ) -> None:
         """stop_ids: ids that end a generation, in addition to those of the tokenizer and the chat format."""
         self.runner = runner
         self.tokenizer = tokenizer
-        self.chat_format = find_chat_format(chat_format, tokenizer)
+        self.chat_format = chat_format or NoChatFormat(tokenizer)
         self._stop_ids = tokenizer.stop_ids | self.chat_format.stop_ids | stop_ids
         self._num_blocks = num_blocks
         self._seed = seed
@@ -66,9 +75,9 @@ class Llama:
     @staticmethod
     def build(
         ckpt_dir: str | Path,
-        tokenizer_path: str | Path,
-        max_seq_len: int,
-        max_batch_size: int,
+        tokenizer_path: str | Path | None = None,
+        max_seq_len: int = 512,
+        max_batch_size: int = 32,
         model_parallel_size: int | None = None,
         seed: int = 1,
         *,
@@ -81,19 +90,23 @@ class Llama:
         speculation: bool = True,
         prefix_caching: bool = True,
         backend: BackendName = "auto",
-        quantization: str = "none",
+        quantization: str = "auto",
         chat_format: str = DEFAULT_CHAT_FORMAT,
+        chat_template: str | None = None,
     ) -> "Llama":
         """Load a checkpoint with any number of shards on the ranks of this process group: one rank, or torchrun's.
 
-        max_seq_len: prompt and generated tokens of one sequence. max_batch_size: sequences that run at once; further ones
-        wait. model_parallel_size: the expected number of ranks, if it is to be checked. seed: requests without a seed of their
+        tokenizer_path: a file or folder; default: what lies in `ckpt_dir`. max_seq_len: prompt and generated tokens of one
+        sequence. max_batch_size: sequences that run at once; further ones wait. model_parallel_size: the expected number of
+        ranks, if it is to be checked. seed: requests without a seed of their
         own get seeds derived from it, in order of arrival. sha256_manifest: file with the SHA-256 that the files must have;
         default SHA256SUMS beside the checkpoint, if it exists. dtype: "auto" is the checkpoint's own. speculation: verify
         draft tokens where a text repeats itself. prefix_caching: compute a prefix that the prompts of a call share once.
         Neither changes a token. backend: "auto" is "native" (C++) on a CPU where the library can be built, "fused" (CUDA
-        graphs) on a GPU, else "torch". quantization: "int8" keeps the weights of linear layers in 8 bits ("native" only).
-        chat_format: name of the chat model's prompt format. Raises ConfigError, CheckpointError, TokenizerError.
+        graphs) on a GPU, else "torch". quantization: how the weights of linear layers are held: "auto" as they are stored,
+        "none" in dtype, or in fewer bits ("int8", "int8_groups", "int4", "int4_min"; "native" only). chat_format: "auto" is the
+        model's own template if it has one, else the format of Meta's files. chat_template: a Jinja2 template instead, its path
+        or its text. Raises ConfigError, CheckpointError, TokenizerError.
         """
         begin = time.perf_counter()
         parallel = groups.from_torchrun(device) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else groups.alone(device)
@@ -103,14 +116,20 @@ class Llama:
                 "start with torchrun --nproc-per-node, or use the server",
                 param="model_parallel_size",
             )
+        ckpt_dir = checkpoint_path(ckpt_dir)
+        source = open_checkpoint(ckpt_dir)
+        tokenizer_path = find_tokenizer(tokenizer_path or ckpt_dir)
         manifest = Manifest.find(ckpt_dir, sha256_manifest)
         if manifest is not None:
-            manifest.verify([Path(tokenizer_path)])
+            manifest.verify_metadata(source, [*tokenizer_files(tokenizer_path), *template_files(ckpt_dir)])
         tokenizer = load_tokenizer(tokenizer_path)
-        find_chat_format(chat_format, tokenizer)  # refuses an unknown name before the load
+        chat = open_chat_format(chat_format, tokenizer, ckpt_dir, chat_template)  # before the load, which takes long
+        model = source.model_config(tokenizer.n_words)
+        check_vocabulary(tokenizer_path, tokenizer.n_words, ckpt_dir, model.vocab_size)
+        tokenizer = chat.guard(tokenizer.padded(model.vocab_size))
         config = EngineConfig(
             ckpt_dir=str(ckpt_dir),
-            vocab_size=tokenizer.n_words,
+            vocab_size=model.vocab_size,
             max_seq_len=max_seq_len,
             max_batch_size=max_batch_size,
             max_step_tokens=max_step_tokens or max(DEFAULT_STEP_TOKENS, max_batch_size),
@@ -129,7 +148,7 @@ class Llama:
         runner.allocate_cache(num_blocks)
         runner.warm_up()
         log.info("rank %d of %d: built in %.2f s", parallel.rank, parallel.world_size, time.perf_counter() - begin)
-        return Llama(runner, tokenizer, num_blocks, seed, chat_format, open_checkpoint(ckpt_dir).stop_ids)
+        return Llama(runner, tokenizer, num_blocks, seed, chat, source.stop_ids)
 
     @property
     def max_seq_len(self) -> int:
@@ -216,7 +235,8 @@ class Llama:
         # Each call has its own scheduler, so that an exception in one call does not affect the next.
         config = self.runner.config
         scheduler = Scheduler(
-            SchedulerConfig.of(config, self._stop_ids), BlockPool(self._num_blocks, config.block_size)
+            SchedulerConfig.of(config, self._stop_ids, window=self.runner.model_config.longest_window),
+            BlockPool(self._num_blocks, config.block_size),
         )
         for seq in sequences:
             scheduler.add(seq)
