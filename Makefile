@@ -1,11 +1,11 @@
 # make serve: set everything up and serve the demo model.   make test: set everything up and run all tests.
-# CONFIG=other.yaml serves something else. PYTHON=python3.12 makes the environment with another interpreter.
+# MODEL=smollm2 downloads and serves a real model, CONFIG=other.yaml yours. PYTHON=python3.12 takes another interpreter.
 
 PYTHON ?= python3
 CONFIG ?= serve_config.yaml
 VENV := .venv
 BIN := $(VENV)/bin
-CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp llama_core/execution/native/weight_formats/*.hpp benchmarks/harness/*.cpp)
+CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp llama_core/execution/native/weight_formats/*.hpp benchmarks/harness/*.cpp tests/support/*.[ch]pp)
 
 .PHONY: help setup serve test chaos soak fuzz audit lint clean
 
@@ -20,7 +20,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt scripts/setup.sh
 	@touch $@
 
 serve: setup
+ifeq ($(origin MODEL),command line)
+	@config=$$($(BIN)/python -m deployments.local.fetch_model '$(MODEL)') && exec $(BIN)/llama-ray up $$config
+else
 	exec $(BIN)/llama-ray up $(CONFIG)
+endif
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,9 +10,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from deployments.api_keys import digests_of
 from llama_core.checkpoint.manifest import Manifest
-from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
 from llama_core.config import (
     DEFAULT_STEP_TOKENS,
+    UNKNOWN_CONTEXT,
     BackendName,
     Device,
     DType,
@@ -20,7 +21,7 @@ from llama_core.config import (
     PrefixCacheScope,
 )
 from llama_core.execution.weight_formats.registry import QUANTIZATIONS
-from llama_core.text.registry import DEFAULT_CHAT_FORMAT
+from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -58,6 +59,12 @@ def _known_quantization(value: str) -> str:
     return value
 
 
+def _known_chat_format(value: str) -> str:
+    if value not in CHAT_FORMAT_NAMES:
+        raise ValueError(f"must be one of {', '.join(CHAT_FORMAT_NAMES)}")
+    return value
+
+
 Count = Annotated[int, BeforeValidator(_whole_number), Field(ge=1)]
 
 
@@ -67,11 +74,28 @@ class ServerArgs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model_id: str = Field("llama-demo", min_length=1, description="Name of the model over HTTP.")
-    ckpt_dir: str = Field("demo", description="Directory of consolidated.NN.pth and params.json, on every node.")
-    tokenizer_path: str | None = Field(None, description="SentencePiece model; tokenizer.model in ckpt_dir if absent.")
-    chat_format: str = Field(DEFAULT_CHAT_FORMAT, description="Prompt format of the chat model.")
-    model_parallel_size: Count | None = Field(None, description="Number of ranks; the number of shards if absent.")
-    max_seq_len: Count = Field(512, description="Prompt and generated tokens of one sequence at most.")
+    ckpt_dir: str = Field(
+        "demo", description="Folder of Hugging Face's or Meta's files, or a .gguf file, on every node."
+    )
+    tokenizer_path: str | None = Field(None, description="Tokenizer file or folder; what lies in ckpt_dir if absent.")
+    chat_format: Annotated[str, AfterValidator(_known_chat_format)] = Field(
+        DEFAULT_CHAT_FORMAT,
+        description="Prompt format of the chat model; auto: its own template, else Llama 2's or 3's.",
+    )
+    chat_template: str | None = Field(
+        None, min_length=1, description="Jinja2 chat template instead of the model's: a path, or the text itself."
+    )
+    sampling_defaults: Literal["builtin", "model", "greedy"] = Field(
+        "builtin",
+        description="Sampling where a request says nothing: Meta's reference's, generation_config.json's, or greedy.",
+    )
+    model_parallel_size: Count | None = Field(
+        None, description="Number of ranks; if absent, that of Meta's shards, else 1."
+    )
+    max_seq_len: Count | None = Field(
+        None,
+        description="Prompt and generated tokens of one sequence; if absent, the model's context or what memory holds.",
+    )
     max_batch_size: Count = Field(32, description="Sequences that run at once.")
     max_queue: Count = Field(256, description="Sequences that may wait; more are answered 429.")
     max_queue_tokens: Count = Field(65_536, description="Tokens of the prompts that wait; more are answered 429.")
@@ -95,7 +119,7 @@ class ServerArgs(BaseModel):
         "auto", description="native (C++, on a CPU), fused (CUDA graphs), or torch; auto: the fastest one possible."
     )
     quantization: Annotated[str, AfterValidator(_known_quantization)] = Field(
-        "none", description="int8 keeps linear layers' weights in 8 bits; needs the native backend."
+        "auto", description="Weights of linear layers: as stored (auto), as dtype (none), or in 8 or 4 bits."
     )
     prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")
     prefix_cache_scope: PrefixCacheScope = Field(
@@ -168,11 +192,13 @@ class ServerArgs(BaseModel):
 
     @property
     def checkpoint(self) -> Path:
-        return resolve(self.ckpt_dir)
+        """Of a folder with nothing but a GGUF model, that file."""
+        return checkpoint_path(resolve(self.ckpt_dir))
 
     @property
     def tokenizer(self) -> Path:
-        return resolve(self.tokenizer_path) if self.tokenizer_path else self.checkpoint / "tokenizer.model"
+        """The tokenizer's main file: `tokenizer_path`, or what lies in the checkpoint."""
+        return find_tokenizer(resolve(self.tokenizer_path) if self.tokenizer_path else self.checkpoint)
 
     @property
     def has_api_keys(self) -> bool:
@@ -186,9 +212,11 @@ class ServerArgs(BaseModel):
         """The SHA-256 that the files must have, if a manifest exists. Raises CheckpointError."""
         return Manifest.find(self.checkpoint, resolve(self.sha256_manifest) if self.sha256_manifest else None)
 
-    def engine_config(self, vocab_size: int, manifest: Manifest | None = None) -> EngineConfig:
+    def engine_config(
+        self, vocab_size: int, manifest: Manifest | None = None, *, context_length: int | None
+    ) -> EngineConfig:
         """The engine's configuration: every argument that has the name of one of its fields. Raises ConfigError that names the
-        field."""
+        field. context_length: the model's own; None if unknown."""
         names = {field.name for field in fields(EngineConfig)} & set(type(self).model_fields)
         same: dict[str, Any] = {name: getattr(self, name) for name in names}
         return EngineConfig(
@@ -196,6 +224,9 @@ class ServerArgs(BaseModel):
             | {
                 "ckpt_dir": str(self.checkpoint),
                 "vocab_size": vocab_size,
+                "max_seq_len": self.max_seq_len or context_length or UNKNOWN_CONTEXT,
+                "lowers_max_seq_len": self.max_seq_len is None,
+                "serves_with_fewer_ranks": (self.min_ranks or 1) < self.num_ranks(),
                 "max_step_tokens": self.max_step_tokens or max(DEFAULT_STEP_TOKENS, self.max_batch_size),
                 "manifest": manifest,
                 "wants_digest": True,

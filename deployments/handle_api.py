@@ -3,15 +3,17 @@
 serve.get_app_handle("llama").text_completion.remote(["Once upon a time"])
 """
 
+import asyncio
 import json
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from deployments.engine.interface import SamplingDefaults
 from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
@@ -30,6 +32,8 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import Dialog
 
 log = logging.getLogger("llama.requests")
+
+Result = TypeVar("Result")
 
 
 class _Call:
@@ -77,15 +81,18 @@ class HandleApi:
         self,
         prompt_tokens: Sequence[Sequence[int]],
         max_gen_len: int,
-        temperature: float = 0.6,
-        top_p: float = 0.9,
+        temperature: float | None = None,
+        top_p: float | None = None,
         logprobs: bool = False,
         echo: bool = False,
         *,
-        top_k: int = 0,
+        top_k: int | None = None,
         seed: int | None = None,
     ) -> Generated:
-        """As `llama_core.Llama.generate`; prompts of other callers run in the same batch. Every prompt has the same `seed`."""
+        """As `llama_core.Llama.generate`; prompts of other callers run in the same batch. Every prompt has the same `seed`.
+
+        Sampling parameters that are None are the server's (`sampling_defaults`).
+        """
         with self._call("generate") as call:
             return await self._generate(
                 call, prompt_tokens, max_gen_len, temperature, top_p, logprobs, echo, top_k, seed
@@ -94,13 +101,13 @@ class HandleApi:
     async def text_completion(
         self,
         prompts: Sequence[str],
-        temperature: float = 0.6,
-        top_p: float = 0.9,
+        temperature: float | None = None,
+        top_p: float | None = None,
         max_gen_len: int | None = None,
         logprobs: bool = False,
         echo: bool = False,
         *,
-        top_k: int = 0,
+        top_k: int | None = None,
         seed: int | None = None,
     ) -> list[CompletionPrediction]:
         """As `llama_core.Llama.text_completion`."""
@@ -114,17 +121,17 @@ class HandleApi:
     async def chat_completion(
         self,
         dialogs: Sequence[Dialog],
-        temperature: float = 0.6,
-        top_p: float = 0.9,
+        temperature: float | None = None,
+        top_p: float | None = None,
         max_gen_len: int | None = None,
         logprobs: bool = False,
         *,
-        top_k: int = 0,
+        top_k: int | None = None,
         seed: int | None = None,
     ) -> list[ChatPrediction]:
         """As `llama_core.Llama.chat_completion`: a dialog with special tags gets the reference's refusal."""
         with self._call("chat_completion") as call:
-            batch = DialogBatch(dialogs, self._encode)
+            batch = await self._in_thread_if_slow(lambda: DialogBatch(dialogs, self._encode))
             limit = self._limit(max_gen_len)
             generated = await self._generate(
                 call, batch.prompts, limit, temperature, top_p, logprobs, False, top_k, seed
@@ -134,11 +141,11 @@ class HandleApi:
     async def stream(
         self,
         prompt: str | Sequence[int] | Dialog,
-        temperature: float = 0.6,
-        top_p: float = 0.9,
+        temperature: float | None = None,
+        top_p: float | None = None,
         max_gen_len: int | None = None,
         *,
-        top_k: int = 0,
+        top_k: int | None = None,
         seed: int | None = None,
         stop: Sequence[str] = (),
     ) -> AsyncIterator[dict[str, Any]]:
@@ -148,8 +155,11 @@ class HandleApi:
         """
         with self._call("stream") as call:
             seed = self.service.next_seed() if seed is None else seed
-            params = generation_params(self._limit(max_gen_len), temperature, top_p, top_k=top_k, seed=seed)
-            tokens = self._tokens_of(prompt)
+            sampling = self._sampling(temperature, top_p, top_k)
+            params = generation_params(
+                self._limit(max_gen_len), sampling.temperature, sampling.top_p, top_k=sampling.top_k, seed=seed
+            )
+            tokens = await self._in_thread_if_slow(lambda: self._tokens_of(prompt))
             call.asks([tokens], params.max_tokens, params.temperature, params.top_p)
             stream = self.service.submit(tokens, params, stop=stop)
             call.streams.append(stream)
@@ -170,15 +180,22 @@ class HandleApi:
         call: _Call,
         prompts: Sequence[Sequence[int]],
         max_gen_len: int,
-        temperature: float,
-        top_p: float,
+        temperature: float | None,
+        top_p: float | None,
         logprobs: bool,
         echo: bool,
-        top_k: int,
+        top_k: int | None,
         seed: int | None,
     ) -> Generated:
+        sampling = self._sampling(temperature, top_p, top_k)
         params = generation_params(
-            max_gen_len, temperature, top_p, logprobs, echo, top_k=top_k, seed=0 if seed is None else seed
+            max_gen_len,
+            sampling.temperature,
+            sampling.top_p,
+            logprobs,
+            echo,
+            top_k=sampling.top_k,
+            seed=0 if seed is None else seed,
         )
         call.asks(prompts, params.max_tokens, params.temperature, params.top_p)
         streams, num_read = call.streams, 0
@@ -223,6 +240,19 @@ class HandleApi:
             raise
         else:
             call.ended("ok", logging.INFO)
+
+    def _sampling(self, temperature: float | None, top_p: float | None, top_k: int | None) -> SamplingDefaults:
+        """The caller's parameters, and the server's defaults for those that are None."""
+        default = self.service.sampling_defaults
+        return SamplingDefaults(
+            default.temperature if temperature is None else temperature,
+            default.top_p if top_p is None else top_p,
+            default.top_k if top_k is None else top_k,
+        )
+
+    async def _in_thread_if_slow(self, work: Callable[[], Result]) -> Result:
+        """`work()` encodes dialogs; a chat template may take long for a short one."""
+        return work() if self.service.chat_format.is_quick else await asyncio.to_thread(work)
 
     def _limit(self, max_gen_len: int | None) -> int:
         return self.service.max_seq_len - 1 if max_gen_len is None else max_gen_len

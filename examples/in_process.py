@@ -17,13 +17,13 @@ DEMO = Path(__file__).resolve().parent.parent / "demo"
 def main() -> None:
     parser = argparse.ArgumentParser(description="Generate in this process.")
     parser.add_argument("--ckpt-dir", type=Path, default=DEMO)
-    parser.add_argument("--tokenizer-path", type=Path, help="default: tokenizer.model in the checkpoint's directory")
+    parser.add_argument("--tokenizer-path", type=Path, help="default: what lies in the checkpoint's directory")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--max-seq-len", type=int, default=256)
     args = parser.parse_args()
     llama = Llama.build(
         args.ckpt_dir,
-        args.tokenizer_path or args.ckpt_dir / "tokenizer.model",
+        args.tokenizer_path,
         max_seq_len=args.max_seq_len,
         max_batch_size=4,
         device=args.device,

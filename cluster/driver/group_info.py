@@ -27,8 +27,12 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A started group. `num_blocks` is the cache's size in blocks, the same on every rank."""
+    """A started group. num_blocks: the cache's size in blocks. max_seq_len: the context that the ranks have room for; None if
+    they have no model. Both are the same on every rank. context_limit: the reason for a shorter context than
+    configured, where that is not memory."""
 
     epoch: int
     num_blocks: int
     ranks: tuple[RankReport, ...]
+    max_seq_len: int | None = None
+    context_limit: str | None = None

@@ -9,6 +9,7 @@ message carries the epoch, so no answer of the old group is accepted by the new 
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import ray
@@ -18,7 +19,7 @@ from cluster.driver.fan_out import FanOut
 from cluster.driver.group_info import GroupInfo, GroupLimits, RankReport
 from cluster.driver.rank_actors import STATUS_TIMEOUT_S, RankActors
 from cluster.driver.ray_calls import first_line, result_of, results_of_all
-from cluster.wire.messages import MAX_FRAME_BYTES, largest_step_bytes
+from cluster.wire.messages import MAX_FRAME_BYTES, largest_step_bytes, longest_sequence
 from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, RunnerFactory
 from cluster.wire.rank_status import RankLoad, RankStatus
 from cluster.wire.transport import Invitation, RankConnection, RankListener
@@ -59,6 +60,7 @@ class RankGroup:
         self.failure: RankFailure | None = None
         self.ranks = RankActors(placement_group, bundle_indices, standby)
         self._config = config
+        self._context_limit: str | None = None
         self._num_blocks = num_blocks
         self._limits = limits or GroupLimits()
         self._runner_factory = runner_factory
@@ -155,10 +157,17 @@ class RankGroup:
         await self.ranks.call(lambda actor: actor.prepare.remote(num_blocks), "warming up")
         self._serve(await self._listener.connections())
         reports = tuple(RankReport(self.ranks.identities[rank], load) for rank, load in enumerate(loads))
-        return GroupInfo(self.epoch, num_blocks, reports)
+        context = loads[0].max_seq_len
+        limit = self._context_limit if context in (None, self._config.max_seq_len) else None
+        return GroupInfo(self.epoch, num_blocks, reports, context, limit)
 
     def _check_step_size(self) -> None:
         config = self._config
+        if config.lowers_max_seq_len:
+            longest = max(2, longest_sequence(config.max_batch_size, config.block_size))
+            if longest < config.max_seq_len:
+                config = self._config = replace(config, max_seq_len=longest)
+                self._context_limit = f"what one step can send for {config.max_batch_size} sequences"
         need = largest_step_bytes(config.max_batch_size, config.max_seq_len, config.blocks_per_sequence)
         if need > MAX_FRAME_BYTES:
             raise ConfigError(

@@ -118,9 +118,10 @@ class RankProcess:
             self._runner = runner_factory(config, rendezvous, on_progress)
         finally:
             bar.close()
-        report = self._runner.report
+        max_num_blocks = self._runner.max_num_blocks()
+        report = self._runner.report  # now final: max_num_blocks may lower the context
         loaded = RankLoad(
-            max_num_blocks=self._runner.max_num_blocks(),
+            max_num_blocks=max_num_blocks,
             weight_bytes=report.weight_bytes,
             load_seconds=report.seconds,
             seconds=time.monotonic() - began,
@@ -129,6 +130,7 @@ class RankProcess:
             files_id=report.files_id,
             digest=report.digest,
             cores=self._core_claim.cores if self._core_claim else (),
+            max_seq_len=report.max_seq_len,
         )
         logger.info("loaded bytes=%d seconds=%.2f device=%s", loaded.weight_bytes, loaded.seconds, loaded.device)
         return loaded

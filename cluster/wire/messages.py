@@ -91,6 +91,12 @@ def largest_step_bytes(max_batch_size: int, max_seq_len: int, blocks_per_sequenc
     return max_batch_size * sequence + _MAX_REST_BYTES
 
 
+def longest_sequence(max_batch_size: int, block_size: int) -> int:
+    """The most tokens of a sequence with which no step of `max_batch_size` slots is over MAX_FRAME_BYTES."""
+    num_ints = ((MAX_FRAME_BYTES - _MAX_REST_BYTES) // max_batch_size - _MAX_REST_BYTES) // _MAX_INT_BYTES
+    return (num_ints - 1) * block_size // (block_size + 1)
+
+
 def decode_step(payload: bytes) -> StepInput:
     """Raises WireError if `payload` is not a step."""
     try:

@@ -61,7 +61,7 @@ class RankStatus:
 class RankLoad:
     """The result of loading. `cores` is empty for a rank that is not pinned; `seconds` includes rendezvous and imports.
 
-    files_id identifies the files that were verified and loaded, `digest` their contents.
+    files_id identifies the files that were verified and loaded, `digest` their contents. max_seq_len: the same on every rank.
     """
 
     max_num_blocks: int
@@ -73,3 +73,4 @@ class RankLoad:
     files_id: int
     digest: CheckpointDigest | None
     cores: tuple[int, ...]
+    max_seq_len: int | None = None

@@ -109,6 +109,7 @@ class EngineLoop:
         owner: str = "",
         priority: int = 0,
         cache_scope: str = "",
+        skip_special_tokens: bool = True,
     ) -> list[SequenceStream]:
         """Queue every choice of a request, or none; owners that wait take turns (`fair_queue.py`). Never waits.
 
@@ -127,11 +128,11 @@ class EngineLoop:
         for prompt, (_, params) in zip(prompts, choices, strict=True):
             max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
             seq = Sequence(prompt, params, max_length, owner=owner, priority=priority, cache_scope=cache_scope)
-            streams.append(self._add(seq, stop))
+            streams.append(self._add(seq, stop, skip_special_tokens))
         return streams
 
-    def _add(self, seq: Sequence, stop: Seq[str]) -> SequenceStream:
-        stream = SequenceStream(seq, self._tokenizer, stop, self._cancel)
+    def _add(self, seq: Sequence, stop: Seq[str], skip_special_tokens: bool) -> SequenceStream:
+        stream = SequenceStream(seq, self._tokenizer, stop, self._cancel, skip_special_tokens=skip_special_tokens)
         self.scheduler.add(seq)
         if seq.finished:
             stream.push([])

@@ -13,6 +13,17 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import ChatFormat
 from llama_core.text.tokenizer import Tokenizer
 
+_META = SamplingParams()  # Meta's reference's values
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The sampling parameters of a request that names none. `SamplingParams` has their ranges."""
+
+    temperature: float = _META.temperature
+    top_p: float = _META.top_p
+    top_k: int = _META.top_k
+
 
 class Delta(NamedTuple):
     """The tokens of a stream since the last delta, and their text.
@@ -30,7 +41,7 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """One rank, as GET /props shows it."""
+    """One rank, as GET /props shows it. dtype: of activations, and the formats of its weights. share: its part of the model."""
 
     rank: int
     node: str
@@ -39,6 +50,7 @@ class RankState:
     dtype: str
     weight_bytes: int
     load_seconds: float
+    share: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +64,16 @@ class EngineState:
     ranks: tuple[RankState, ...]
     spare_ranks_ready: int
     max_seq_len: int
+    max_seq_len_reason: str
     max_batch_size: int
     max_step_tokens: int
     max_queue: int
     max_queue_tokens: int
     block_size: int
+    checkpoint_format: str = "meta"  # as in `checkpoint.registry.FORMATS`
+    stop_tokens: tuple[str, ...] = ()  # texts of the ids that end a generation
+    chat_format: str = "llama2"
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
     blocks_total: int = 0
     blocks_used: int = 0
     requests_running: int = 0
@@ -134,6 +151,8 @@ class Engine(Protocol):
 
     @property
     def chat_format(self) -> ChatFormat: ...
+    @property
+    def sampling_defaults(self) -> SamplingDefaults: ...
     def readiness(self) -> Readiness: ...
     def live(self) -> bool:
         """False when only a restart helps."""
@@ -149,9 +168,10 @@ class Engine(Protocol):
         stop: Sequence[str] = (),
         owner: str = "",
         priority: int = 0,
+        skip_special_tokens: bool = True,
     ) -> Sequence[TokenStream]:
         """Takes every choice of a request or none: prompts and how to continue them. Owners share the capacity; the lowest
-        priority is served first.
+        priority is served first. Without `skip_special_tokens` the text has the names of control tokens.
 
         Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """

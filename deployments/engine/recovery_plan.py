@@ -1,17 +1,14 @@
 """Chooses the bundles of the next attempt to start ranks, after a failure or when there is room for more. Pure: makes no
 call and never waits.
 
-The bundles in which ranks served come first. If ranks cannot start in those, the plan takes the most of the remaining bundles
-over which the model can be split.
+The bundles in which ranks served come first. If ranks cannot start in those, the plan takes all remaining bundles: a model can
+be split over any number of ranks up to its number of query heads, and no plan has more ranks than were configured.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
-
-from llama_core.errors import ConfigError
-from llama_core.model_config import ModelConfig
 
 SAME_BUNDLE_ATTEMPTS: Final = (
     3  # failures in a row of one bundle, and no other, that mark it as faulty: a GPU may be gone
@@ -20,20 +17,20 @@ SAME_BUNDLE_ATTEMPTS: Final = (
 
 @dataclass
 class RecoveryPlan:
-    """One recovery of the ranks of `model`. Bundles are Ray's indices in the placement group.
+    """One recovery. Bundles are Ray's indices in the placement group.
 
     all_bundles: of as many ranks as are configured. bundles: those in which ranks served until now. is_growth: the old ranks
     are replaced by more ranks and did not fail. For `patience_s` the plan accepts no fewer ranks than configured, later any
     number from `min_ranks` up.
     """
 
-    model: ModelConfig
     all_bundles: list[int]
     bundles: list[int]
     is_growth: bool
     patience_s: float
     min_ranks: int
     began: float = field(default_factory=time.monotonic)
+    too_few: str | None = None  # why fewer ranks than `min_ranks`, raised since, cannot serve
     failed_bundles: list[int | None] = field(default_factory=list)  # of each failed attempt; None if it named no rank
 
     @property
@@ -51,7 +48,7 @@ class RecoveryPlan:
         if time.monotonic() - self.began < self.patience_s:
             return self._most_of(usable, len(self.all_bundles))
         without = [bundle for bundle in usable if bundle != self.faulty_bundle]
-        # If no split works without the faulty bundle, the plan keeps trying it: the fault may pass.
+        # If too few bundles are left without the faulty one, the plan keeps trying it: the fault may pass.
         return self._most_of(without, self.min_ranks) or self._most_of(usable, self.min_ranks)
 
     @property
@@ -64,12 +61,4 @@ class RecoveryPlan:
         for bundles in (self.wanted, self.bundles):
             if set(bundles) <= set(usable):
                 return bundles
-        sizes = range(len(usable), min_ranks - 1, -1)
-        return next((list(usable[:size]) for size in sizes if self._can_split(size)), [])
-
-    def _can_split(self, num_ranks: int) -> bool:
-        try:
-            self.model.check_world_size(num_ranks)
-        except ConfigError:
-            return False
-        return True
+        return list(usable) if len(usable) >= min_ranks else []

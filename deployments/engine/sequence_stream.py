@@ -21,10 +21,16 @@ class SequenceStream:
     """
 
     def __init__(
-        self, seq: Sequence, tokenizer: Tokenizer, stop: Seq[str], on_cancel: Callable[[Sequence], None]
+        self,
+        seq: Sequence,
+        tokenizer: Tokenizer,
+        stop: Seq[str],
+        on_cancel: Callable[[Sequence], None],
+        *,
+        skip_special_tokens: bool = True,
     ) -> None:
         self.sequence = seq
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stop = StopChecker(stop)
         self._has_stops = bool(stop)
         self._on_cancel = on_cancel

@@ -11,18 +11,23 @@ from dataclasses import replace
 
 from cluster.driver.group_info import GroupInfo, RankReport
 from deployments.args import ServerArgs
+from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
-from deployments.engine.interface import EngineState, RankState, Readiness
+from deployments.engine.interface import EngineState, RankState, Readiness, SamplingDefaults
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_stats import StepStats
 from deployments.engine.supervisor import GroupPool, Supervisor
-from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.generation_config import read_recommended_sampling
+from llama_core.checkpoint.rank_share import RankShare
+from llama_core.checkpoint.registry import format_name, open_checkpoint
 from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
+from llama_core.model_config import ModelConfig
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.text.registry import find_chat_format, load_tokenizer
+from llama_core.text.registry import check_vocabulary, load_tokenizer, open_chat_format, tokenizer_files
+from llama_core.text.template.files import template_files
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +48,21 @@ class LlamaService:
         source = open_checkpoint(args.checkpoint)
         if (manifest := args.manifest()) is not None:
             manifest.check_complete(source)  # the ranks read the weights, each on its node
-            manifest.verify([args.tokenizer, *source.metadata_files])
-        self.tokenizer = load_tokenizer(args.tokenizer)
-        self.chat_format = find_chat_format(args.chat_format, self.tokenizer)
+            manifest.verify_metadata(source, [*tokenizer_files(args.tokenizer), *template_files(args.checkpoint)])
+        tokenizer = load_tokenizer(args.tokenizer)
+        self._model = source.model_config(tokenizer.n_words)
+        check_vocabulary(args.tokenizer, tokenizer.n_words, args.checkpoint, self._model.vocab_size)
+        self.tokenizer = tokenizer.padded(self._model.vocab_size)
+        self.chat_format = open_chat_format(args.chat_format, self.tokenizer, args.checkpoint, args.chat_template)
+        self.tokenizer = self.chat_format.guard(self.tokenizer)
+        self.sampling_defaults = _sampling_defaults(args)
         self.num_ranks = args.num_ranks()
-        self._model = source.model_config(self.tokenizer.n_words)
         self._model.check_world_size(self.num_ranks)
         source.num_shards()
+        self._checkpoint_format = format_name(source)
         self._stop_ids = self.tokenizer.stop_ids | self.chat_format.stop_ids | source.stop_ids
-        self.config = args.engine_config(self.tokenizer.n_words, manifest)
+        context_length = self._model.context_length
+        self.config = args.engine_config(self._model.vocab_size, manifest, context_length=context_length)
         self._open_pool = open_pool
         self._on_step = on_step
         self._on_failure = on_failure
@@ -71,7 +82,7 @@ class LlamaService:
         """Start the ranks and begin to serve. Raises the error that prevented it."""
         try:
             self._supervisor = Supervisor(
-                self.args, self.config, self._model, self._open_pool(), self._on_failure, self._on_compute_ms
+                self.args, self.config, self._open_pool(), self._on_failure, self._on_compute_ms
             )
             self._begin(self._supervisor, await self._supervisor.start())
         except Exception as error:
@@ -81,22 +92,25 @@ class LlamaService:
             raise
 
     def _begin(self, supervisor: Supervisor, info: GroupInfo) -> None:
+        self.config = supervisor.config
         scheduler = Scheduler(
             SchedulerConfig.of(
                 self.config,
                 self._stop_ids,
                 max_waiting=self.args.max_queue,
                 max_waiting_tokens=self.args.max_queue_tokens,
+                window=self._model.longest_window,
             ),
             BlockPool(info.num_blocks, self.config.block_size),
         )
         self._loop = EngineLoop(scheduler, self.tokenizer, max_seq_len=self.config.max_seq_len, on_step=self._on_step)
         self._serving = asyncio.create_task(self._serve(self._loop, supervisor))
         log.info(
-            "ready after %.1f s: world size %d, max_seq_len %d, max_batch_size %d, vocabulary %d, %d cache blocks of %d",
+            "ready after %.1f s: world size %d, max_seq_len %d (%s), max_batch_size %d, vocabulary %d, %d cache blocks of %d",
             time.monotonic() - self._started_s,
             self.num_ranks,
             self.config.max_seq_len,
+            self._context_reason,
             self.config.max_batch_size,
             self.tokenizer.n_words,
             info.num_blocks,
@@ -120,6 +134,11 @@ class LlamaService:
         if self._supervisor is not None:
             await self._supervisor.stop()
 
+    @property
+    def _context_reason(self) -> str:
+        limit = self._supervisor.context_limit if self._supervisor is not None else None
+        return context_reason(self.config.max_seq_len, self.args.max_seq_len, self._model.context_length, limit)
+
     # For the HTTP layer and the handle.
 
     @property
@@ -128,7 +147,7 @@ class LlamaService:
 
     @property
     def max_seq_len(self) -> int:
-        return self.args.max_seq_len
+        return self.config.max_seq_len
 
     @property
     def max_request_tokens(self) -> int:
@@ -201,13 +220,21 @@ class LlamaService:
         stop: Sequence[str] = (),
         owner: str = "",
         priority: int = 0,
+        skip_special_tokens: bool = True,
     ) -> Sequence[SequenceStream]:
         """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, EngineError) else NotReady(self._failure.message)
         loop = self._taking_loop()
         cache_scope = owner if self._separates_caches else ""
-        return loop.submit_all(choices, stop=stop, owner=owner, priority=priority, cache_scope=cache_scope)
+        return loop.submit_all(
+            choices,
+            stop=stop,
+            owner=owner,
+            priority=priority,
+            cache_scope=cache_scope,
+            skip_special_tokens=skip_special_tokens,
+        )
 
     def next_seed(self) -> int:
         """A seed for a request without one, derived from the server's seed and the number of such requests."""
@@ -221,14 +248,19 @@ class LlamaService:
             phase=self.readiness().phase,
             world_size=self.num_ranks_now,
             epoch=supervisor.epoch if supervisor is not None else 0,
-            ranks=tuple(map(_rank_state, reports)),
+            ranks=tuple(_rank_state(report, self._model, len(reports)) for report in reports),
             spare_ranks_ready=supervisor.num_standby if supervisor is not None else 0,
             max_seq_len=self.config.max_seq_len,
+            max_seq_len_reason=self._context_reason,
             max_batch_size=self.config.max_batch_size,
             max_step_tokens=self.config.max_step_tokens,
             max_queue=self.args.max_queue,
             max_queue_tokens=self.args.max_queue_tokens,
             block_size=self.config.block_size,
+            checkpoint_format=self._checkpoint_format,
+            stop_tokens=tuple(sorted(map(self._token_name, self._stop_ids))),
+            chat_format=self.chat_format.name,
+            sampling_defaults=self.sampling_defaults,
         )
         if self._loop is None:
             return state
@@ -244,6 +276,10 @@ class LlamaService:
             draft_tokens=scheduler.num_drafts,
             draft_tokens_accepted=scheduler.num_drafts_accepted,
         )
+
+    def _token_name(self, token: int) -> str:
+        names = (name for name, known in self.tokenizer.control_texts.items() if known == token)
+        return next(names, f"token {token}")
 
     async def _serve(self, loop: EngineLoop, supervisor: Supervisor) -> None:
         try:
@@ -264,13 +300,25 @@ class LlamaService:
             self._loop.fail(error if isinstance(error, EngineError) else EngineError(error.message))
 
 
-def _rank_state(report: RankReport) -> RankState:
+def _sampling_defaults(args: ServerArgs) -> SamplingDefaults:
+    """The argument `sampling_defaults`: Meta's, the model's as far as it recommends any, or greedy."""
+    if args.sampling_defaults == "greedy":
+        return SamplingDefaults(temperature=0.0)
+    if args.sampling_defaults == "builtin":
+        return SamplingDefaults()
+    own = read_recommended_sampling(args.checkpoint)._asdict()
+    return SamplingDefaults(**{field: value for field, value in own.items() if value is not None})
+
+
+def _rank_state(report: RankReport, model: ModelConfig, world_size: int) -> RankState:
+    rank = report.identity.rank
     return RankState(
-        rank=report.identity.rank,
+        rank=rank,
         node=report.identity.node_ip,
         pid=report.identity.process.pid,
         device=report.load.device,
         dtype=report.load.dtype,
         weight_bytes=report.load.weight_bytes,
         load_seconds=round(report.load.seconds, 3),
+        share=RankShare.of(model, rank, world_size).describe(model),
     )

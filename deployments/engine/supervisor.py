@@ -21,7 +21,6 @@ from deployments.engine.recovery_plan import RecoveryPlan
 from deployments.engine.straggler_watch import watch_stragglers
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointChanged, CheckpointError, ConfigError, LlamaError, RankFailure, TokenizerError
-from llama_core.model_config import ModelConfig
 from llama_core.scheduling.quarantine import FailureStreak
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,6 @@ class Supervisor:
         self,
         args: ServerArgs,
         config: EngineConfig,
-        model: ModelConfig,
         pool: GroupPool,
         on_failure: Callable[[LlamaError], None],
         on_compute_ms: Callable[[Mapping[int, float]], None] = lambda compute_ms: None,
@@ -85,12 +83,12 @@ class Supervisor:
         self.num_ranks = args.num_ranks()  # as configured
         self.num_ranks_now = self.num_ranks  # ranks that serve, or served last
         self.info: GroupInfo | None = None
+        self.context_limit: str | None = None  # why the first ranks took a shorter context than the model's
         self.epoch = 0  # of the group that serves, or is being started
         self.recovering: str | None = None  # the reason
         self.loading = "the ranks are being placed"  # the progress of new ranks, as a sentence
         self._args = args
-        self._config = config
-        self._model = model
+        self.config = config
         self._pool = pool
         self._on_failure = on_failure
         self._on_compute_ms = on_compute_ms
@@ -142,7 +140,6 @@ class Supervisor:
         """Start other ranks and let every live request continue on them. `failure` is None where more ranks replace
         healthy ones. Raises LlamaError if no ranks can be started."""
         plan = RecoveryPlan(
-            self._model,
             all_bundles=self._all_bundles,
             bundles=self._bundles,
             is_growth=failure is None,
@@ -200,18 +197,22 @@ class Supervisor:
                 except Exception as error:
                     if isinstance(error, _SAME_AGAIN) and not plan.is_first_growth:
                         raise
-                    if isinstance(error, ConfigError) and len(bundles) < min(self.num_ranks, len(plan.bundles)):
-                        text = f"{len(bundles)} of {self.num_ranks} ranks cannot serve: {error.message}"
-                        raise ConfigError(text, param=error.param) from error
                     assert self._group is not None
                     await self._group.stop()
                     failure = self._as_failure(error)
+                    if isinstance(error, ConfigError) and len(bundles) < min(self.num_ranks, len(plan.bundles)):
+                        # Fewer ranks have too little memory: live requests wait for room for more, as without this room.
+                        plan.too_few = f"{len(bundles)} of {self.num_ranks} ranks cannot serve: {error.message}"
+                        plan.min_ranks = len(bundles) + 1
+                        failure = RankFailure(plan.too_few)
                     plan.failed_bundles.append(None if failure.rank is None else bundles[failure.rank])
                     self.loading = f"attempt {attempt} failed: {failure.message}"
                     log.warning("%s", self.loading)
             else:
                 missing = sorted(bundle - FIRST_RANK_BUNDLE for bundle in set(plan.wanted) - set(usable))
                 self.loading = f"there is no room for rank {', '.join(map(str, missing))}"
+                if plan.too_few is not None:
+                    self.loading += f", and {plan.too_few}"
                 failure = RankFailure(self.loading)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -237,21 +238,28 @@ class Supervisor:
                 num_checks = num_checks + 1 if usable is not None and len(usable) == self.num_ranks else 0
 
     async def _start_group(self, num_blocks: int | None) -> GroupInfo:
-        self._group = group = self._pool.open_group(self._config, self.epoch, num_blocks, self._bundles)
+        self._group = group = self._pool.open_group(self.config, self.epoch, num_blocks, self._bundles)
         following = asyncio.create_task(self._follow_loading(group))
         try:
             info = await group.start()
         finally:
             following.cancel()
         self._remember_files(info)
+        self._remember_context(info)
         return info
 
     def _remember_files(self, info: GroupInfo) -> None:
         """Later ranks must load the same contents, and need not read unchanged files again to verify them."""
         loads = [report.load for report in info.ranks]
-        verified = {**self._config.verified, **{load.files_id: load.digest for load in loads}}
-        expected = self._config.expected or (loads[0].digest if loads else None)
-        self._config = replace(self._config, verified=verified, expected=expected)
+        verified = {**self.config.verified, **{load.files_id: load.digest for load in loads}}
+        expected = self.config.expected or (loads[0].digest if loads else None)
+        self.config = replace(self.config, verified=verified, expected=expected)
+
+    def _remember_context(self, info: GroupInfo) -> None:
+        """Later ranks must hold the context that the first ones have chosen: live requests may need all of it."""
+        if info.max_seq_len is not None:
+            self.context_limit = self.context_limit or info.context_limit
+            self.config = replace(self.config, max_seq_len=info.max_seq_len, lowers_max_seq_len=False)
 
     async def _follow_loading(self, group: Group) -> None:
         """Keep a sentence about each rank's progress for /ready."""

@@ -31,7 +31,11 @@ class Choices:
     def __init__(self, engine: Engine, plan: Plan) -> None:
         """Submits every choice, or none: raises what `Engine.submit_all` raises."""
         self.streams: Sequence[TokenStream] = engine.submit_all(
-            list(plan.choices()), stop=plan.stop, owner=plan.owner, priority=plan.priority
+            list(plan.choices()),
+            stop=plan.stop,
+            owner=plan.owner,
+            priority=plan.priority,
+            skip_special_tokens=plan.skip_special_tokens,
         )
         self.num_open = plan.num_choices
         self._loop = asyncio.get_running_loop()

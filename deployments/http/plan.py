@@ -4,15 +4,15 @@ Decides defaults and seeds. From here on, chat and completions are handled alike
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from deployments.engine.interface import Engine
 from deployments.http.errors import ModelNotFound
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.schemas import (
     CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
     MESSAGE_NEUTRAL,
-    NEUTRAL,
     ChatBody,
     CompletionBody,
     GenerationBody,
@@ -44,6 +44,8 @@ class Plan:
     continuous_usage: bool = False
     owner: str = ""  # the scheduler shares capacity fairly among owners
     priority: int = 0
+    skip_special_tokens: bool = True
+    continues_message: bool = False  # the answer goes on with the last message of a chat
 
     @property
     def num_choices(self) -> int:
@@ -63,8 +65,13 @@ class Plan:
 
 async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptEncoder) -> Plan:
     """Raises InvalidRequest where the body contradicts the model, the vocabulary or the context."""
-    _check_against_model(body, engine, NEUTRAL)
-    prompts = await encoder.prompts(body.prompt, bos=body.add_special_tokens is not False, n=body.n or 1)
+    _check_against_model(body, engine, COMPLETION_NEUTRAL)
+    prompts = await encoder.prompts(
+        body.prompt,
+        bos=body.add_special_tokens is not False,
+        n=body.n or 1,
+        parse_special=bool(body.parse_special),
+    )
     if body.echo and body.logprobs is not None:
         _check_prompt_logprobs(sum(map(len, prompts)) * (body.n or 1) * (body.logprobs + 1))
     limits = [_max_tokens(prompt, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
@@ -79,12 +86,13 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     for index, message in enumerate(body.messages):
         if message.model_extra:
             refuse_unsupported(message.model_extra, MESSAGE_NEUTRAL, where=f"messages[{index}].")
-    prompt = await encoder.dialog(body.messages, n=body.n or 1)
+    prompt = await encoder.dialog(body.messages, body.chat_options, n=body.n or 1)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limits = [_max_tokens(prompt, body.token_limit, engine.max_seq_len, "messages", engine)]
     if logprobs is not None:
         _check_logprobs(limits, body.n or 1, logprobs, "top_logprobs")
-    return _plan(body, [prompt], limits, engine, logprobs=logprobs)
+    plan = _plan(body, [prompt], limits, engine, logprobs=logprobs)
+    return replace(plan, continues_message=body.chat_options.continue_final_message)
 
 
 def check_model(model: str | None, engine: Engine) -> None:
@@ -138,7 +146,8 @@ def _plan(
     echo: bool = False,
 ) -> Plan:
     given = {name: value for name in SLOT_FIELDS if (value := getattr(body, name, None)) is not None}
-    given["top_k"] = max(body.top_k or 0, 0)
+    given = asdict(engine.sampling_defaults) | given
+    given["top_k"] = max(given["top_k"], 0)
     if body.seed is None:
         given["seed"] = engine.next_seed()
     first = SamplingParams(
@@ -160,4 +169,5 @@ def _plan(
         continuous_usage=bool(options and options.continuous_usage_stats),
         owner=(body.user or "")[:MAX_OWNER_CHARS],
         priority=body.priority or 0,
+        skip_special_tokens=body.skip_special_tokens is not False,
     )

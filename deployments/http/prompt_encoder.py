@@ -7,14 +7,15 @@ characters before anything is encoded, or by its tokens before the next prompt i
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import TypeVar, cast
 
 from deployments.engine.interface import Engine
 from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.schemas import ChatMessage
-from llama_core.errors import InvalidParameter
+from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.request import check_length
-from llama_core.text.chat_format import Message
+from llama_core.text.chat_format import NO_OPTIONS, ChatOptions, Message
 
 INLINE_CHARS = 8192  # of all texts of a request together: about 5 ms of encoding
 CHARS_PER_MESSAGE = 32  # a chat's message takes as much time as this many characters
@@ -38,8 +39,12 @@ class PromptEncoder:
         self._engine = engine
         self._limiter = ConcurrencyLimiter(limits.threads, limits.max_chars)
 
-    async def prompts(self, prompts: list[str] | list[list[int]], *, bos: bool, n: int) -> list[list[int]]:
+    async def prompts(
+        self, prompts: list[str] | list[list[int]], *, bos: bool, n: int, parse_special: bool = False
+    ) -> list[list[int]]:
         """Ids of each prompt; those given as ids are checked. `n` sequences will be made of each.
+
+        parse_special: names of control tokens in a text become those tokens.
 
         Raises ContextLengthExceeded, InvalidParameter or, where too many long texts wait already, QueueFull.
         """
@@ -49,37 +54,51 @@ class PromptEncoder:
             check_length(length, 1, self._engine.max_seq_len, is_lower_bound=isinstance(prompts[0], str))
         _check_total(sum(lengths), budget)
         num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        return await self._run(num_chars, lambda: self._encoded(prompts, bos, budget))
+        return await self._run(num_chars, lambda: self._encoded(prompts, bos, budget, parse_special))
 
-    async def dialog(self, messages: Sequence[ChatMessage], *, n: int = 1) -> list[int]:
-        """Ids of a chat as the template writes it. Raises what `prompts` raises, InvalidDialog or SpecialTags."""
-        dialog: list[Message] = [
-            {"role": "system" if m.role == "developer" else m.role, "content": m.content} for m in messages
-        ]
+    async def dialog(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = NO_OPTIONS, *, n: int = 1
+    ) -> list[int]:
+        """Ids of a chat as the chat format writes it. Raises what `prompts` raises, InvalidDialog or SpecialTags."""
         chat_format, max_seq_len = self._engine.chat_format, self._engine.max_seq_len
-        check_length(chat_format.min_tokens(dialog), 1, max_seq_len, param="messages", is_lower_bound=True)
+        dialog = [_message(message, chat_format.template is not None) for message in messages]
+
+        def admit(least_tokens: int) -> None:
+            check_length(least_tokens, 1, max_seq_len, param="messages", is_lower_bound=True)
+
+        admit(chat_format.min_tokens(dialog))
 
         def encode() -> list[int]:
-            ids = chat_format.encode(dialog)
+            ids = chat_format.encode(dialog, options, admit)
+            if not ids:
+                raise InvalidDialog("messages: the chat template writes nothing for this dialog")
             check_length(len(ids), 1, max_seq_len, param="messages")
             _check_total(len(ids), self._budget(n), param="messages")
             return ids
 
-        return await self._run(sum(len(m.content) + CHARS_PER_MESSAGE for m in messages), encode)
+        num_chars = sum(len(m.content) + CHARS_PER_MESSAGE for m in messages)
+        return await self._run(num_chars, encode, in_thread=not chat_format.is_quick)
 
-    async def text(self, text: str, *, bos: bool) -> list[int]:
+    async def text(self, text: str, *, bos: bool, parse_special: bool = False) -> list[int]:
         """Ids of a text that may be longer than the context, as /tokenize allows."""
-        return await self._run(len(text), lambda: self._engine.tokenizer.encode(text, bos=bos, eos=False))
+        return await self._run(len(text), lambda: self._ids(text, bos, parse_special))
 
-    async def decode(self, ids: list[int]) -> str:
-        return await self._run(CHARS_PER_ID * len(ids), lambda: self._engine.tokenizer.decode(ids))
+    async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        decode = partial(self._engine.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)
+        return await self._run(CHARS_PER_ID * len(ids), decode)
 
-    def _encoded(self, prompts: list[str] | list[list[int]], bos: bool, budget: int) -> list[list[int]]:
+    def _ids(self, text: str, bos: bool, parse_special: bool) -> list[int]:
+        tokenizer = self._engine.tokenizer
+        return tokenizer.encode_special(text, bos=bos) if parse_special else tokenizer.encode(text, bos=bos, eos=False)
+
+    def _encoded(
+        self, prompts: list[str] | list[list[int]], bos: bool, budget: int, parse_special: bool
+    ) -> list[list[int]]:
         encoded: list[list[int]] = []
         num_tokens = 0
         for prompt in prompts:
             if isinstance(prompt, str):
-                ids = self._engine.tokenizer.encode(prompt, bos=bos, eos=False)
+                ids = self._ids(prompt, bos, parse_special)
                 if not ids:
                     raise InvalidParameter("prompt: must not be empty when no BOS is added", param="prompt")
                 check_length(len(ids), 1, self._engine.max_seq_len)
@@ -104,10 +123,18 @@ class PromptEncoder:
         """Tokens that the prompts of one request may have together, when each is continued `n` times."""
         return self._engine.max_request_tokens // n
 
-    async def _run(self, num_chars: int, work: Callable[[], Result]) -> Result:
-        if num_chars <= INLINE_CHARS:
+    async def _run(self, num_chars: int, work: Callable[[], Result], *, in_thread: bool = False) -> Result:
+        """in_thread: whatever the length; a chat template may take long for a short text."""
+        if num_chars <= INLINE_CHARS and not in_thread:
             return work()
         return await self._limiter.run(work, num_chars)
+
+
+def _message(message: ChatMessage, has_template: bool) -> Message:
+    """Only a template may know the role "developer", OpenAI's newer name of "system"."""
+    is_renamed = message.role == "developer" and not has_template
+    written = {"role": "system" if is_renamed else message.role, "content": message.content}
+    return cast(Message, written if message.name is None else {**written, "name": message.name})
 
 
 def _check_total(num_tokens: int, budget: int, param: str = "prompt") -> None:

@@ -58,16 +58,19 @@ class CollectedChoice:
 class PromptShare:
     """Shared by the choices of one prompt: the echoed text, and the log-probabilities' writer in its state after the prompt."""
 
-    def __init__(self, tokenizer: Tokenizer, tokens: Sequence[int], writer: LogprobsWriter | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, tokens: Sequence[int], writer: LogprobsWriter | None, skip_special_tokens: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._tokens = tokens
         self._writer = writer
+        self._skip_special_tokens = skip_special_tokens
         self._echoed: list[Fragments] = []
         self._is_echoed = False
 
     @cached_property
     def text(self) -> str:
-        return self._tokenizer.decode(self._tokens)
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip_special_tokens)
 
     def echo_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Iterator[Fragments]:
         """The prompt's own log-probabilities, one slice at a time; they are written for the first choice that asks."""
@@ -125,8 +128,11 @@ class ResponseSerializer(ABC):
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":[{"index":'
         self.has_logprobs = plan.params[0].logprobs is not None
         self._prompts = [
-            PromptShare(engine.tokenizer, prompt, self._logprobs_writer(prompt)) for prompt in plan.prompts
+            PromptShare(engine.tokenizer, prompt, self._logprobs_writer(prompt), plan.skip_special_tokens)
+            for prompt in plan.prompts
         ]
+        # The space before each choice's text, where the text continues the prompt; None: not known yet.
+        self._space: list[str | None] = [None if self._continues_prompt else ""] * plan.num_choices
         self._writers: list[LogprobsWriter | None] = [None] * plan.num_choices  # by choice, once it has begun
         # By choice, once it has begun: the bytes before and after the text in every chunk but the last. The hot path.
         self._around_text: list[tuple[bytes, bytes] | None] = [None] * plan.num_choices
@@ -231,12 +237,28 @@ class ResponseSerializer(ABC):
         """The `PromptShare` of this choice's prompt."""
         return self._prompts[index // self._plan.n]
 
+    @property
+    @abstractmethod
+    def _continues_prompt(self) -> bool:
+        """Whether the text goes on where the prompt's text ends."""
+
     def _text(self, index: int, delta: Delta, is_first: bool) -> str:
-        return delta.text
+        """A text that continues its prompt includes the first token's leading space, which decoding alone drops."""
+        prompt, text = self._streams[index].prompt_tokens, delta.text
+        if delta.tokens and self._space[index] is None:
+            self._space[index] = " " if self._continues_with_space(prompt, delta.tokens[0]) else ""
+        if text:
+            text, self._space[index] = (self._space[index] or "") + text, ""
+        return self._prompt(index).text + text if is_first and self._plan.echo else text
 
     def _owes_nothing(self, index: int) -> bool:
         """Whether the text of the choice's next deltas is sent unchanged."""
-        return True
+        return self._space[index] == ""
+
+    def _continues_with_space(self, prompt: Sequence[int], token: int) -> bool:
+        tokenizer = self._tokenizer
+        drops = tokenizer.leading_space != "keep" and tokenizer.leads_with_space(token)
+        return drops and not all(tokenizer.is_control(token_id) for token_id in prompt)
 
     @abstractmethod
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None: ...
@@ -248,6 +270,10 @@ class ResponseSerializer(ABC):
 
 class ChatSerializer(ResponseSerializer):
     id_prefix, object_name, chunk_name = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    @property
+    def _continues_prompt(self) -> bool:
+        return self._plan.continues_message
 
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
         num_top = self._plan.params[0].logprobs
@@ -266,28 +292,9 @@ class ChatSerializer(ResponseSerializer):
 class CompletionSerializer(ResponseSerializer):
     id_prefix, object_name, chunk_name = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream]) -> None:
-        super().__init__(engine, plan, streams)
-        self._space: list[str | None] = [
-            None
-        ] * plan.num_choices  # the space before a choice's text; None: not known yet
-
-    def _text(self, index: int, delta: Delta, is_first: bool) -> str:
-        """A completion continues its prompt, so it includes the first token's leading space, which decoding alone drops."""
-        prompt, text = self._streams[index].prompt_tokens, delta.text
-        if delta.tokens and self._space[index] is None:
-            self._space[index] = " " if self._continues_with_space(prompt, delta.tokens[0]) else ""
-        if text:
-            text, self._space[index] = (self._space[index] or "") + text, ""
-        return self._prompt(index).text + text if is_first and self._plan.echo else text
-
-    def _owes_nothing(self, index: int) -> bool:
-        return self._space[index] == ""
-
-    def _continues_with_space(self, prompt: Sequence[int], token: int) -> bool:
-        tokenizer = self._tokenizer
-        drops = tokenizer.leading_space != "keep" and tokenizer.leads_with_space(token)
-        return drops and not all(tokenizer.is_control(token_id) for token_id in prompt)
+    @property
+    def _continues_prompt(self) -> bool:
+        return True
 
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
         num_top = self._plan.params[0].logprobs

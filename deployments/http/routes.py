@@ -54,9 +54,11 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             body = await bodies.parse(raw, TokenizeBody)
         check_model(body.model, engine)
         if body.prompt is None:
-            tokens = await encoder.dialog(body.messages)
+            tokens = await encoder.dialog(body.messages, body.chat_options)
         else:
-            tokens = await encoder.text(body.prompt, bos=body.add_special_tokens is not False)
+            tokens = await encoder.text(
+                body.prompt, bos=body.add_special_tokens is not False, parse_special=bool(body.parse_special)
+            )
         return json_response({"count": len(tokens), "max_model_len": engine.max_seq_len, "tokens": tokens})
 
     async def detokenize(request: Request) -> Response:
@@ -64,17 +66,19 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
         async with bodies.received(request) as raw:
             body = await bodies.parse(raw, DetokenizeBody)
         check_model(body.model, engine)
-        return json_response({"prompt": await encoder.decode(body.tokens)})
+        skips = body.skip_special_tokens is not False
+        return json_response({"prompt": await encoder.decode(body.tokens, skip_special_tokens=skips)})
 
     async def tokenizer_info(_: Request) -> Response:
         check_takes_requests(engine)
         tokenizer = engine.tokenizer
+        bos_id = tokenizer.bos_id
         names = {
-            "bos_token": tokenizer.token_name(tokenizer.bos_id),
+            "bos_token": None if bos_id is None else tokenizer.token_name(bos_id),
             "eos_token": tokenizer.token_name(tokenizer.eos_id),
         }
         size = {"vocab_size": tokenizer.n_words, "max_model_len": engine.max_seq_len}
-        return json_response({**names, "chat_template": None, **size})
+        return json_response({**names, "chat_template": engine.chat_format.template, **size})
 
     return [
         ApiRoute(
@@ -93,7 +97,7 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             method="POST",
             tag="tokenizer",
             summary="Detokenize",
-            description="Text of ids; control tokens have none.",
+            description="Text of ids; control tokens have none unless `skip_special_tokens` is false.",
             body=DetokenizeBody,
         ),
         ApiRoute(
@@ -101,7 +105,7 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             tokenizer_info,
             tag="tokenizer",
             summary="Tokenizer",
-            description="Names of the control tokens. The chat template is not Jinja: send messages, or ask /tokenize.",
+            description="Names of the control tokens, and the model's chat template; null for a built-in chat format.",
         ),
     ]
 

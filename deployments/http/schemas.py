@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, Wit
 from deployments.http.errors import Unsupported
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN, MAX_TOP_LOGPROBS
+from llama_core.text.chat_format import ChatOptions
 
 MAX_PRIORITY = 100
 MAX_CHOICES = 128  # prompts * n of one request
@@ -22,6 +23,9 @@ MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_TOKENS = 2**31 - 1
 MAX_LOGIT_BIASES = 1024
+MAX_NAME_CHARS = 256
+MAX_TEMPLATE_VARIABLES = 16
+MAX_VARIABLE_CHARS = 4096
 MAX_TEXT_BYTES = 2**20  # of a text to tokenize, in UTF-8: each may become a token
 
 TextPrompts = list[str]
@@ -96,6 +100,20 @@ def _logit_bias(value: object) -> dict[int, float]:
     return {int(key): float(bias) for key, bias in value.items()}
 
 
+def _template_variables(value: object) -> dict[str, object]:
+    """Name -> string, number, bool or null. The chat format checks the names."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > MAX_TEMPLATE_VARIABLES:
+        raise InvalidParameter(f"must be an object of at most {MAX_TEMPLATE_VARIABLES} variables")
+    for item in value.values():
+        if not (item is None or isinstance(item, bool | int | float | str)):
+            raise InvalidParameter("its values must be strings, numbers, true, false or null")
+        if isinstance(item, str) and len(item) > MAX_VARIABLE_CHARS:
+            raise InvalidParameter(f"its strings may have {MAX_VARIABLE_CHARS} characters at most")
+    return value
+
+
 _STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _PROMPT_ITEM = {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]}
 _PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PROMPT_ITEM}]}
@@ -106,6 +124,7 @@ Prompt = Annotated[TextPrompts | IdPrompts, PlainValidator(_prompts), WithJsonSc
 Stop = Annotated[list[str], PlainValidator(_stops), WithJsonSchema(_STRING_OR_LIST)]
 Content = Annotated[str, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)]
 LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias), WithJsonSchema({"type": "object"})]
+TemplateVariables = Annotated[dict[str, Any], PlainValidator(_template_variables), WithJsonSchema({"type": "object"})]
 Ids = Annotated[list[int], FailFast()]
 Flag = bool | None
 
@@ -138,8 +157,8 @@ class GenerationBody(BodyWithUnknownFields):
 
     model: str | None = Field(None, description="May be absent: one model is served.")
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="New tokens at most.")
-    temperature: float | None = _number(0, 2, "0 is greedy. Default 0.6, as in Meta's reference.")
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False, description="Default 0.9, as in the reference.")
+    temperature: float | None = _number(0, 2, "0 is greedy. Default 0.6, as in Meta's reference, or the server's.")
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False, description="Default 0.9, or the server's.")
     top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="0 or -1: no limit.")
     seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX, description="The same seed gives the same text.")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"prompts * n is at most {MAX_CHOICES}.")
@@ -147,6 +166,7 @@ class GenerationBody(BodyWithUnknownFields):
     stream: Flag = None
     stream_options: StreamOptions | None = None
     ignore_eos: Flag = Field(None, description="Generate up to max_tokens.")
+    skip_special_tokens: Flag = Field(None, description="false: the text has the names of control tokens.")
     user: str | None = Field(
         None, description="Users share the server fairly; where API keys are configured, keys do instead."
     )
@@ -174,6 +194,7 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Only n.")
     add_special_tokens: Flag = Field(None, description="false: no BOS before a text prompt.")
+    parse_special: Flag = Field(None, description="true: names of control tokens in a text prompt become those tokens.")
 
     @model_validator(mode="after")
     def _choices_agree(self) -> Self:
@@ -190,12 +211,36 @@ class CompletionBody(GenerationBody):
 class ChatMessage(BodyWithUnknownFields):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
+    name: str | None = Field(None, max_length=MAX_NAME_CHARS, description="For chat templates that write it.")
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
 
 
-class ChatBody(GenerationBody):
+class DialogOptions(Body):
+    """How a dialog becomes a prompt."""
+
+    add_generation_prompt: Flag = Field(None, description="Default true: the prompt begins the assistant's message.")
+    continue_final_message: Flag = Field(None, description="true: the answer goes on with the last message.")
+    chat_template_kwargs: TemplateVariables = Field(
+        default_factory=dict, description="Variables of the model's chat template, such as enable_thinking."
+    )
+
+    @property
+    def chat_options(self) -> ChatOptions:
+        continues = bool(self.continue_final_message)
+        begins = not continues and self.add_generation_prompt is not False
+        return ChatOptions(begins, continues, self.chat_template_kwargs)
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message: the prompt ends in the last message or behind it: leave one field out"
+            raise InvalidParameter(message, param="continue_final_message")
+        return self
+
+
+class ChatBody(DialogOptions, GenerationBody):
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The same as max_tokens.")
     logprobs: Flag = None
@@ -215,13 +260,14 @@ class ChatBody(GenerationBody):
         return self
 
 
-class TokenizeBody(Body):
+class TokenizeBody(DialogOptions):
     """Either a text, or the messages of a chat, which are tokenized by the chat template."""
 
     model: str | None = None
     prompt: str | None = Field(None, max_length=MAX_TEXT_BYTES)
     messages: Messages = Field(default_factory=list)
     add_special_tokens: Flag = Field(None, description="Default true: BOS first.")
+    parse_special: Flag = Field(None, description="true: names of control tokens in the prompt become those tokens.")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -235,6 +281,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     model: str | None = None
     tokens: Ids = Field(max_length=2**20)
+    skip_special_tokens: Flag = Field(None, description="false: the text has the names of control tokens.")
 
 
 def _is(*neutral: object) -> Callable[[object], bool]:
@@ -257,11 +304,15 @@ NEUTRAL: dict[str, Callable[[object], bool]] = {
     "guided_json": _none_at_all, "guided_regex": _none_at_all, "guided_choice": _none_at_all,
     "guided_grammar": _none_at_all, "grammar": _empty, "json_schema": _empty, "structured_outputs": _none_at_all,
     "prompt_embeds": _none_at_all, "prompt_logprobs": _none_at_all, "truncate_prompt_tokens": _none_at_all,
-    "logits_processors": _empty, "include_stop_str_in_output": _is(False), "skip_special_tokens": _is(True),
-    "continue_final_message": _is(False), "add_generation_prompt": _is(True), "chat_template": _none_at_all,
+    "logits_processors": _empty, "include_stop_str_in_output": _is(False), "chat_template": _none_at_all,
     "documents": _empty, "mirostat": _is(0), "dry_multiplier": _is(0), "xtc_probability": _is(0),
 }  # fmt: skip
-CHAT_NEUTRAL = NEUTRAL | {"echo": _is(False), "best_of": _is(1), "add_special_tokens": _is(False)}
+COMPLETION_NEUTRAL = NEUTRAL | {
+    "continue_final_message": _is(False), "add_generation_prompt": _is(True), "chat_template_kwargs": _empty
+}  # fmt: skip
+CHAT_NEUTRAL = NEUTRAL | {
+    "echo": _is(False), "best_of": _is(1), "add_special_tokens": _is(False), "parse_special": _is(False)
+}  # fmt: skip
 MESSAGE_NEUTRAL = {"tool_calls": _empty, "function_call": _none_at_all, "audio": _none_at_all}
 
 

@@ -3,9 +3,13 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+MAX_RANKS_SHOWN: Final = 8
+_FORMAT_NAMES: Final = {"meta": "Meta's files", "hugging_face": "Hugging Face's files", "gguf": "GGUF"}
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_DEMO = "llama-demo"
+_REAL_MODEL = "    demo     it knows a small closed world; make serve MODEL=smollm2 serves a real model"
 
 
 def base_url(host: str, port: int) -> str:
@@ -20,7 +24,6 @@ def banner(props: Mapping[str, Any], host: str, port: int, prefix: str = "", *, 
     prefix: the application's route prefix, without a slash at the end. log: the file with the lines of Ray, Serve and HAProxy.
     """
     url, model = base_url(host, port) + prefix, props["model"]
-    ranks = ", ".join(f"{rank['device']}" for rank in props["ranks"])
     has_keys = props.get("api_keys", False)
     if has_keys:
         auth, header, key = (
@@ -36,12 +39,12 @@ def banner(props: Mapping[str, Any], host: str, port: int, prefix: str = "", *, 
         (
             "",
             f"  Llama on Ray is ready at {url}",
-            f"    model    {model} ({props['ranks'][0]['dtype']}, context {props['max_seq_len']} tokens)",
-            f"    ranks    {props['world_size']}: {ranks}",
+            *_model_lines(props),
             f"    bind     {host}:{port}{public}",
             f"    auth     {auth}",
             f"    chat     {url}/      API reference {url}/docs",
             *((f"    log      {log}   (-v shows it here)",) if log is not None else ()),
+            *([_REAL_MODEL] if model == _DEMO else []),
             "",
             "  Try:",
             f"    curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} "
@@ -52,3 +55,20 @@ def banner(props: Mapping[str, Any], host: str, port: int, prefix: str = "", *, 
             "",
         )
     )
+
+
+def _model_lines(props: Mapping[str, Any]) -> list[str]:
+    """What is served: the model's files and format, its context, how a chat is written and ends, and each rank's share."""
+    ranks = props["ranks"]
+    files = _FORMAT_NAMES.get(props["checkpoint_format"], props["checkpoint_format"])
+    stops = ", ".join(props["stop_tokens"]) or "no token"
+    shown = [f"rank {rank['rank']}: {rank['share']}; {rank['weight_bytes'] / 1e6:,.0f} MB" for rank in ranks]
+    if len(shown) > MAX_RANKS_SHOWN:
+        shown[MAX_RANKS_SHOWN:] = [f"and {len(shown) - MAX_RANKS_SHOWN} more, see /props"]
+    return [
+        f"    model    {props['model']} ({files}; {ranks[0]['dtype']})",
+        f"    context  max_seq_len {props['max_seq_len']:,}, {props['max_seq_len_reason']}",
+        f"    format   {props['chat_format']}; an answer ends at {stops}",
+        f"    ranks    {props['world_size']}: {', '.join(rank['device'] for rank in ranks)}",
+        *(f"             {line}" for line in shown),
+    ]
