@@ -105,9 +105,9 @@ def test_the_readme_is_short() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(readme.splitlines()) <= 110
     first_screen = "\n".join(readme.splitlines()[:25])
-    assert "\n    make serve\n" in first_screen
+    assert "\n    make serve MODEL=smollm2\n" in first_screen
     assert [
-        word for word in ("Ray Serve", "Llama 2", "Llama 3", "OpenAI", "vLLM", "CPU", "GPU") if word not in readme
+        word for word in ("Ray Serve", "Llama 1 to 3.3", "GGUF", "OpenAI", "vLLM", "CPU", "GPU") if word not in readme
     ] == []
 
 

@@ -53,8 +53,13 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.scheduling": (*BASE, "llama_core.config"),
     # Loaded by ranks.
     "llama_core.checkpoint.loader": BASE,
-    "llama_core.checkpoint.meta_weights": BASE,
+    "llama_core.checkpoint.mapped": BASE,
+    "llama_core.checkpoint.meta_weights": (*BASE, "llama_core.checkpoint.mapped"),
+    "llama_core.checkpoint.hf_weights": (*BASE, "llama_core.checkpoint.mapped"),
+    "llama_core.checkpoint.gguf_weights": (*BASE, "llama_core.checkpoint.mapped"),
     "llama_core.checkpoint.meta": (*BASE, "llama_core.checkpoint.meta_weights"),  # imported when weights are opened
+    "llama_core.checkpoint.hugging_face": (*BASE, "llama_core.checkpoint.hf_weights"),
+    "llama_core.checkpoint.gguf": (*BASE, "llama_core.checkpoint.gguf_weights"),
     "llama_core.execution": (
         *BASE,
         FORMATS,
@@ -70,6 +75,11 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.execution.runner": (*MODEL, *BACKENDS, "llama_core.execution.verify_files"),
     # Users of the core in one process.
     "llama_core.results": PURE,
+    "llama_core.convert": (
+        *CORE,
+        "llama_core.checkpoint.hf_weights",
+        "llama_core.checkpoint.hugging_face",
+    ),
     "llama_core.reshard": (*MODEL, "llama_core.checkpoint.meta"),
     "llama_core.generation": (*CORE, "llama_core.results"),
     # cluster: the driver runs in the replica, rank in the rank actors, wire in both.
@@ -104,7 +114,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "deployments.local",
     ),
     "deployments.app": (*REPLICA, "deployments.ingress", "deployments.api_keys", "deployments.local"),
-    "cli": (*REPLICA, "deployments.local", "deployments.app", "deployments.http"),
+    "cli": (*REPLICA, "llama_core.convert", "deployments.local", "deployments.app", "deployments.http"),
     "deployments.up": ("deployments", "deployments.local", "cli"),
 }
 # Each module of these folders has a row of its own, because their positions in the order differ.
@@ -125,8 +135,14 @@ NEVER_LOADED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "llama_core.checkpoint.digest",
             "llama_core.checkpoint.files",
             "llama_core.checkpoint.manifest",
+            "llama_core.checkpoint.hf_config",
+            "llama_core.checkpoint.hf_files",
+            "llama_core.checkpoint.hf_rope",
+            "llama_core.checkpoint.hugging_face",
+            "llama_core.checkpoint.json_fields",
             "llama_core.checkpoint.meta",
             "llama_core.checkpoint.registry",
+            "llama_core.checkpoint.safetensors_file",
             "llama_core.checkpoint.source",
             "llama_core.checkpoint.weights",
             FORMATS,

@@ -1,5 +1,6 @@
 """The installed command `llama-ray`."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -47,6 +48,16 @@ def test_the_package_installs_the_command() -> None:
     scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"llama-ray": "cli.main:main"}
     assert "$(BIN)/llama-ray up $(CONFIG)" in (REPOSITORY / "Makefile").read_text()
+
+
+def test_make_serve_takes_the_model_from_its_own_command_line_only() -> None:
+    def shown(*words: str, **variables: str) -> str:
+        make = ["make", "-n", "serve", *words]
+        given = os.environ | variables
+        return subprocess.run(make, cwd=REPOSITORY, env=given, capture_output=True, text=True, check=True).stdout
+
+    assert "fetch_model" not in shown(MODEL="of-another-program")
+    assert "fetch_model 'a b; c'" in shown("MODEL=a b; c")
 
 
 def test_help_imports_neither_ray_nor_torch() -> None:

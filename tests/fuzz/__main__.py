@@ -1,6 +1,6 @@
-"""Generates inputs for the server, the scheduler, a rank group and the files, and reports every violated rule.
+"""Generates inputs for the server, the scheduler, a rank group, the files and the tokenizers, and reports every violated rule.
 
-python -m tests.fuzz --parts http scheduler group files --json report.json
+python -m tests.fuzz --parts http scheduler group files templates chats texts --json report.json
 """
 
 import argparse
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import files, group, http, scheduler
+from tests.fuzz import chats, files, group, http, scheduler, texts
 from tests.fuzz.outcome import Outcome
 
 PARTS: dict[str, tuple[Callable[[int, int], Outcome], int]] = {
@@ -20,6 +20,14 @@ PARTS: dict[str, tuple[Callable[[int, int], Outcome], int]] = {
     "scheduler": (scheduler.run, 1_000_000),
     "group": (group.run, 300_000),
     "files": (files.run, 5_000),
+    "templates": (files.run_templates, 5_000),
+    "safetensors": (files.run_safetensors, 5_000),
+    "configs": (files.run_configs, 5_000),
+    "gguf": (files.run_gguf, 5_000),
+    "tokenizers": (files.run_tokenizers, 5_000),
+    "gguf_vocabularies": (files.run_gguf_vocabularies, 5_000),
+    "chats": (chats.run, 10_000),
+    "texts": (texts.run, 100_000),
 }
 
 

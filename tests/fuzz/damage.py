@@ -5,13 +5,15 @@ import json
 import pickle
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.fuzz.file_worker import DEMO
+from tests.support.chat_templates import FAMILIES
 
+PARAMS_FIELDS = ("ffn_dim_multiplier", "rope_theta", "use_scaled_rope", "max_seq_len")
 SHARDS = ("consolidated.00.pth", "consolidated.01.pth")
 _TAIL_BYTES = 12_000  # where the archive's directory lies
 
@@ -106,14 +108,15 @@ def hostile_pickle(draw: Random) -> bytes:
     return b"\x80\x02" + draw.choice([call, b"}X\x01\0\0\0a" + call + b"s", call * 3]) + b"."
 
 
-_VALUES: tuple[object, ...] = (
+VALUES: tuple[object, ...] = (
     None, True, False, 0, -1, 1, 2, 3, 7, 2**31 - 1, 2**31, 2**63, 10**30, 10**400, -(10**400), 0.0, -0.0, 0.5, 1e-320, 1e308,
     float("nan"), float("inf"), float("-inf"), "", "256", "x" * 5000, "\ud800", [], [256], {}, {"dim": 256}, 1e-300,
     64, 100_000,
 )  # fmt: skip
 
 
-def damage_params(content: bytes, draw: Random) -> bytes:
+def damage_params(content: bytes, draw: Random, more: Sequence[str] = PARAMS_FIELDS) -> bytes:
+    """Damaged JSON: other bytes, or other values of its fields and of the fields `more`."""
     how = draw.random()
     if how < 0.3:
         return damaged(content, draw)
@@ -123,14 +126,73 @@ def damage_params(content: bytes, draw: Random) -> bytes:
              b"\xef\xbb\xbf{}", content + b"x", b"{" + content, b"\0" * 100, b'"' + b"x" * 10**6 + b'"']
         )  # fmt: skip
     params = json.loads(content)
-    known = [*params, "ffn_dim_multiplier", "rope_theta", "use_scaled_rope", "max_seq_len"]
+    known = [*params, *more]
     for _ in range(draw.choice((1, 1, 2, 3))):
         name = draw.choice(known) if draw.random() < 0.95 else draw.choice(["", "unknown", "x" * 5000, "\ud800"])
         if draw.random() < 0.15:
             params.pop(name, None)
         else:
-            params[name] = draw.choice(_VALUES) if draw.random() < 0.8 else draw.randint(-5, 600)
+            params[name] = draw.choice(VALUES) if draw.random() < 0.8 else draw.randint(-5, 600)
     return json.dumps(params).encode()
+
+
+_SNIPPETS = (
+    "{% for i in range(99999) %}",
+    "{% endfor %}",
+    "{% endif %}",
+    "{% if x %}",
+    "{{",
+    "}}",
+    "{%",
+    "%}",
+    "{#",
+    "|",
+    "~ 'a' * 10**9",
+    "{{ messages | tojson(indent=999) }}",
+    "{{ ''.__class__ }}",
+    "{% set messages = messages + messages %}",
+    "('",
+    "')",
+    "\0",
+    "\ud7ff",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% include '/etc/passwd' %}",
+    "{{ raise_exception(x) }}",
+    "{{ 9**9**9 }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ cycler.__init__ }}",
+    "{{ messages | map(attribute='__class__') | list }}",
+    "not ",
+    "{{ '%999999999d' % 1 }}",
+    "{{ strftime_now('%d' * 9999) }}",
+    "{% set ns = namespace(a=[1]) %}",
+    "{{ x | center(10**9) }}",
+    "{% generation %}",
+    "{% endgeneration %}",
+    "{% break %}",
+    "{{ messages[0].content.split('')[0] }}",
+    "{{ (1).real.__class__ }}",
+)
+
+
+def damage_template(source: str, draw: Random) -> bytes:
+    """A chat template with flipped bits, with pieces removed, moved or repeated, or with hostile pieces in it."""
+    how = draw.random()
+    if how < 0.2:
+        return damaged(source.encode(), draw)
+    if how < 0.23:
+        return draw.choice([b"", b"\xff\xfe", draw.randbytes(500), b"{{" * 50_000, b"{% if 1 %}" * 9000, b"a" * 2**21])
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        at = draw.randrange(len(source) + 1)
+        end = min(len(source), at + draw.randint(0, 60))
+        move = draw.random()
+        if move < 0.5:
+            source = source[:at] + draw.choice(_SNIPPETS) + source[end if draw.random() < 0.3 else at :]
+        elif move < 0.7:
+            source = source[:at] + source[end:]
+        else:
+            source = source[:at] + source[at:end] * draw.choice((2, 3, 500)) + source[at:]
+    return source.encode(errors="replace")
 
 
 Damage = Callable[[Random], tuple[str, bytes, bool]]
@@ -148,7 +210,12 @@ def damages() -> dict[str, Damage]:
         name = archive.name if draw.random() < 0.97 else draw.choice(SHARDS)
         return name, content, is_rewritten
 
+    def template(draw: Random) -> tuple[str, bytes, bool]:
+        family = draw.choice(list(FAMILIES.values()))
+        return "chat_template.jinja", damage_template(family.template, draw), False
+
     return {
+        "template": template,
         "checkpoint": checkpoint,
         "params": lambda draw: ("params.json", damage_params(params, draw), False),
         "tokenizer": lambda draw: ("tokenizer.model", damaged(tokenizer, draw), False),

@@ -4,28 +4,72 @@ Each line in is JSON: `[kind, directory, whether the checksums still match the c
 and the finding if there is one.
 """
 
+import contextlib
 import hashlib
 import json
 import resource
 import sys
+import time
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from llama_core.checkpoint.loader import rank_weights
+from llama_core.checkpoint.manifest import Manifest
+from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.errors import CheckpointError, ConfigError, LlamaError, TokenizerError
+from llama_core.errors import CheckpointError, ConfigError, InvalidDialog, LlamaError, SpecialTags, TokenizerError
+from llama_core.execution.rotary import rotary_table
+from llama_core.text.chat_format import Dialog
 from llama_core.text.detokenizer import IncrementalDetokenizer
-from llama_core.text.registry import load_tokenizer
+from llama_core.text.registry import load_tokenizer, open_chat_format
+from llama_core.text.template.chat_template import TemplateChatFormat
+from llama_core.text.tokenizer import TextPart
+from tests.support import gguf_models
+from tests.support.hugging_face import CONFIGS, in_hugging_faces_layout, random_weights, read
+from tests.support.hugging_face import VOCAB_SIZE as HF_VOCAB_SIZE
 from tests.support.programs import REPOSITORY
 
 DEMO = REPOSITORY / "demo"
+FOLDER = "hf"  # of the damaged Hugging Face folder
 MOST_MEMORY_BYTES = 3 * 2**30  # beyond the memory that is mapped before the first file
 # Python's audit events that no damaged file may cause.
 _DEEDS = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.dlopen", "pty.", "webbrowser.", "urllib.", "smtplib.")
 _HARMLESS = ("os.listdir", "os.scandir", "os.fwalk", "os.walk", "os.stat")
 _TEXTS = ("Hello there, how are you?", "naïve 🦙 \u2581 x", "", " ", "a" * 300, "\n\t\x00", "日本語")
+
+_LONG_TEXTS = (
+    "a" * 2000 + "!",
+    "x" * 900 + " ",
+    " " * 2000 + ".",
+    "ab " * 300,
+    "\ufb01\uff21" * 100,
+    "1" * 900 + "\n",
+    "ae" * 300,
+)
+MOST_TOKENIZER_SECONDS = 12.0  # of processor time: loading it, and some short and long texts
+
+_EXPECTED: dict[str, tuple[type[LlamaError], ...]] = {
+    "tokenizer": (TokenizerError,),
+    "tokenizer_json": (TokenizerError, ConfigError),
+    "gguf_vocabulary": (TokenizerError, ConfigError),
+    "template": (TokenizerError, ConfigError),
+}
+MOST_TEMPLATE_SECONDS = 15.0  # of processor time: several renderings, each of which may take its limit
+_DIALOGS: tuple[Dialog, ...] = (
+    [{"role": "user", "content": "Hello <|im_end|>"}],
+    [
+        {"role": "system", "content": "Be <b>brief</b>.\n"},
+        {"role": "user", "content": "x" * 3000},
+        {"role": "assistant", "content": "<think>a</think>b"},
+        {"role": "user", "content": ""},
+    ],
+)
 
 _deeds: list[str] = []
 _is_loading = False
@@ -46,8 +90,48 @@ def load_checkpoint(directory: Path, vocab_size: int) -> str:
     config.check_world_size(2)
     reader = checkpoint.open_weights(config)
     reader.verify_checksums(0, 1)
+    share = RankShare.of(config, 0, 1)
+    return _digest(dict(rank_weights(reader, config, share, reader.dtype, torch.device("cpu"))))
+
+
+def use_folder(folder: Path, *, is_config: bool) -> str | None:
+    """Load a Hugging Face folder, and compare the weights with what the safetensors library reads. A fault as text, or None."""
+    checkpoint = open_checkpoint(folder)
+    checkpoint.num_shards()
+    config = checkpoint.model_config(HF_VOCAB_SIZE)
+    _ = checkpoint.stop_ids
+    reader = checkpoint.open_weights(config)
+    share, cpu = RankShare.of(config, 0, 1), torch.device("cpu")
+    weights = dict(rank_weights(reader, config, share, reader.dtype, cpu))
+    if is_config:
+        is_finite = bool(rotary_table(config.rope, config.head_dim, 64, cpu).isfinite().all())
+        return None if is_finite else "a config.json with rotary frequencies that are not finite was loaded"
+    stored: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        try:
+            stored |= load_file(file)
+        except SafetensorError as error:
+            return f"the safetensors library refuses {file.name}, which was loaded: {error}"
+    for name, values in in_hugging_faces_layout(weights, config).items():
+        if name not in stored or not torch.equal(stored[name].to(values.dtype), values):
+            return f"{name} was loaded with other values than the safetensors library reads"
+    manifest = Manifest.find(folder)
+    assert manifest is not None
+    try:
+        manifest.verify(checkpoint.files)
+    except CheckpointError:
+        return None
+    return None if _digest(weights) == _undamaged_folder() else "SHA256SUMS does not notice other weights"
+
+
+@cache
+def _undamaged_folder() -> str:
+    return _digest(random_weights(read(CONFIGS["qwen3"])))
+
+
+def _digest(weights: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
-    for name, weight in rank_weights(reader, config, 0, 1, reader.dtype, torch.device("cpu")):
+    for name, weight in weights.items():
         digest.update(name.encode() + weight.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
@@ -66,15 +150,57 @@ def use_tokenizer(directory: Path) -> None:
     detokenizer.flush()
 
 
+def use_tokenizer_folder(folder: Path) -> str | None:
+    """Load any kind of tokenizer and use it on texts that take long with bad expressions. A fault as text, or None."""
+    began_s = time.thread_time()
+    tokenizer = load_tokenizer(folder)
+    ids = list(range(min(tokenizer.n_words, 1000)))
+    for text in (*_TEXTS, *_LONG_TEXTS):
+        with contextlib.suppress(SpecialTags):  # where the file calls a plain character a control token
+            found = tokenizer.encode(text, bos=True, eos=False)
+            tokenizer.encode_parts([TextPart(text[:5], True), TextPart(text[5:], False)])
+            if len(found) > 1000 + 200 * len(text):
+                return f"a text of {len(text)} characters has {len(found)} tokens"
+            ids += found
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    streamed = "".join([detokenizer.push([each]) for each in ids]) + detokenizer.flush()
+    if streamed != tokenizer.decode(ids):
+        return "the stream has another text than decode"
+    took_s = time.thread_time() - began_s
+    return f"the tokenizer took {took_s:.1f} s" if took_s > MOST_TOKENIZER_SECONDS else None
+
+
+def use_template(directory: Path) -> None:
+    """Load the chat template, then render dialogs with it. Either may refuse; both must end soon."""
+    tokenizer = load_tokenizer(directory / "tokenizer.model")
+    began_s = time.thread_time()
+    chat_format = open_chat_format("template", tokenizer, directory)
+    for dialog in _DIALOGS:
+        with contextlib.suppress(InvalidDialog):
+            tokenizer.decode(chat_format.encode(dialog))
+    if (took_s := time.thread_time() - began_s) > MOST_TEMPLATE_SECONDS:
+        raise TimeoutError(f"the template took {took_s:.1f} s")
+
+
 def judge(kind: str, directory: Path, is_rewritten: bool, vocab_size: int, undamaged: str) -> tuple[str, str | None]:
     """The outcome of loading, and the finding if there is one."""
     try:
         if kind == "tokenizer":
             use_tokenizer(directory)
+        elif kind in ("tokenizer_json", "gguf_vocabulary"):
+            if (fault := use_tokenizer_folder(directory)) is not None:
+                return "loaded", fault
+        elif kind in ("safetensors", "config"):
+            if (fault := use_folder(directory / FOLDER, is_config=kind == "config")) is not None:
+                return "loaded", fault
+        elif kind == "gguf":
+            load_checkpoint(directory / "m.gguf", gguf_models.VOCABULARY)
+        elif kind == "template":
+            use_template(directory)
         elif load_checkpoint(directory, vocab_size) != undamaged and kind == "checkpoint" and not is_rewritten:
             return "loaded", "damaged weights were loaded"
     except LlamaError as error:
-        expected = (TokenizerError,) if kind == "tokenizer" else (CheckpointError, ConfigError)
+        expected = _EXPECTED.get(kind, (CheckpointError, ConfigError))
         if not isinstance(error, expected):
             return type(error).__name__, f"{type(error).__name__} is no error about files: {error.message[:300]}"
         if len(error.message) > 2000:
@@ -92,6 +218,8 @@ def main() -> None:
     torch.set_num_threads(1)
     vocab_size = load_tokenizer(DEMO / "tokenizer.model").n_words
     undamaged = load_checkpoint(DEMO, vocab_size)
+    _undamaged_folder()
+    TemplateChatFormat(load_tokenizer(DEMO / "tokenizer.model"), "{{ messages }}")  # so that nothing is imported later
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY_BYTES, resource.RLIM_INFINITY))
     sys.addaudithook(_audit)

@@ -5,16 +5,17 @@ import select
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
+from tests.fuzz import gguf_damage, hf_damage, tokenizer_damage
 from tests.fuzz.damage import damages, put_demo
-from tests.fuzz.file_worker import DEMO
 from tests.fuzz.outcome import Outcome
 from tests.support.programs import REPOSITORY, environment
 
 WORKER = [sys.executable, "-m", "tests.fuzz.file_worker"]
-TIMEOUT_S = 20.0  # for one file
+TIMEOUT_S = 60.0  # for one file, also beside other tests
 _START_TIMEOUT_S = 120.0
 _SHARES = {"checkpoint": 2, "params": 3, "tokenizer": 5}  # for ten cases
 
@@ -26,7 +27,7 @@ class Worker:
         self._process = subprocess.Popen(
             WORKER,
             cwd=directory,
-            env=environment(),
+            env=environment(PYTHONDONTWRITEBYTECODE="1"),  # a file that it writes is a finding
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -60,30 +61,62 @@ class Worker:
         self._process.communicate()
 
 
-def run(cases: int, seed: int) -> Outcome:
-    outcome = Outcome("files")
-    made = damages()
-    kinds = [kind for kind, share in _SHARES.items() for _ in range(share)]
+def run(cases: int, seed: int, shares: Mapping[str, int] = _SHARES, part: str = "files") -> Outcome:
+    """shares: how many cases of each kind make a round."""
+    outcome = Outcome(part)
+    made = damages() | hf_damage.damages() | gguf_damage.damages() | tokenizer_damage.damages()
+    kinds = [kind for kind, share in shares.items() for _ in range(share)]
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         put_demo(directory)
+        hf_damage.put_folder(directory)
+        tokenizer_damage.put_folders(directory)
         worker = Worker(REPOSITORY)
         try:
             for number in range(cases):
                 case_seed = seed * 1_000_003 + number
                 kind = kinds[number % len(kinds)]
                 file, content, is_rewritten = made[kind](Random(case_seed))
+                undamaged = (directory / file).read_bytes() if (directory / file).exists() else None
                 (directory / file).write_bytes(content)
-                ended, fault = worker.load(kind, directory, is_rewritten)
+                folder = (directory / file).parent if kind in tokenizer_damage.KINDS else directory
+                ended, fault = worker.load(kind, folder, is_rewritten)
                 outcome.case(f"{kind}: {ended}")
                 if fault is not None:
                     outcome.found(f"{kind}, seed {case_seed}: {fault}")
                 if ended in ("died", "hung"):
                     worker = Worker(REPOSITORY)
-                (directory / file).write_bytes((DEMO / file).read_bytes())
+                if undamaged is not None:
+                    (directory / file).write_bytes(undamaged)
+                else:
+                    (directory / file).unlink()
         finally:
             worker.end()
         for trap in (directory, REPOSITORY, Path.cwd()):
             if (trap / "sprung").exists():
                 outcome.found(f"a pickle has left {trap / 'sprung'}")
     return outcome
+
+
+def run_templates(cases: int, seed: int) -> Outcome:
+    return run(cases, seed, {"template": 1}, "templates")
+
+
+def run_safetensors(cases: int, seed: int) -> Outcome:
+    return run(cases, seed, {"safetensors": 1}, "safetensors")
+
+
+def run_configs(cases: int, seed: int) -> Outcome:
+    return run(cases, seed, {"config": 1}, "configs")
+
+
+def run_gguf(cases: int, seed: int) -> Outcome:
+    return run(cases, seed, {"gguf": 1}, "gguf")
+
+
+def run_tokenizers(cases: int, seed: int) -> Outcome:
+    return run(cases, seed, {"tokenizer_json": 1}, "tokenizers")
+
+
+def run_gguf_vocabularies(cases: int, seed: int) -> Outcome:
+    return run(cases, seed, {"gguf_vocabulary": 1}, "gguf_vocabularies")

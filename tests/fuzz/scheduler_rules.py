@@ -14,6 +14,7 @@ from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.scheduling.step import StepInput, StepOutput
 from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
 
@@ -36,19 +37,23 @@ class World:
     max_waiting: int | None = None
     max_waiting_tokens: int | None = None
     model: Model = arbitrary
+    window: int = 0  # positions that a position attends to; 0: all
 
     @staticmethod
     def random(draw: Random) -> "World":
+        window, slots, extra_tokens = draw.choice((0, 0, 1, 3, 4, 6, 9, 13)), draw.randint(1, 5), draw.randint(0, 12)
+        least = SlidingWindow.of(window, BLOCK_SIZE, slots + extra_tokens).num_held(MAX_LENGTH)
         return World(
-            num_blocks=draw.randint(7, 20),
-            slots=draw.randint(1, 5),
-            extra_tokens=draw.randint(0, 12),
+            num_blocks=draw.randint(least, 20),
+            slots=slots,
+            extra_tokens=extra_tokens,
             depth=draw.randint(1, 3),
             max_drafts=draw.choice((0, 4, 8)),
             prefix_caching=draw.random() < 0.75,
             max_waiting=draw.choice((None, None, 2, 8)),
             max_waiting_tokens=draw.choice((None, None, 40, 200)),
             model=draw.choice((arbitrary, repetitive)),
+            window=window,
         )
 
 
@@ -78,9 +83,10 @@ class Bench:
             max_drafts=world.max_drafts,
             prefix_caching=world.prefix_caching,
             max_waiting_tokens=world.max_waiting_tokens,
+            window=world.window,
         )
         self.scheduler = Scheduler(config, BlockPool(world.num_blocks, BLOCK_SIZE))
-        self.ranks = FakeRanks(BLOCK_SIZE, world.model)
+        self.ranks = FakeRanks(BLOCK_SIZE, world.model, world.window)
         self.in_flight: deque[tuple[StepInput, StepOutput]] = deque()
         self.heard: dict[Sequence, Heard] = {}  # live or just ended
         self.num_ended = 0
@@ -195,7 +201,7 @@ class Bench:
             self.in_flight.pop()
             self.scheduler.drop_unsent()
         self.in_flight.clear()
-        self.ranks = FakeRanks(BLOCK_SIZE, self.world.model)
+        self.ranks = FakeRanks(BLOCK_SIZE, self.world.model, self.world.window)
         before = list(self.scheduler.live())
         quarantine, earlier_canary = self.scheduler.quarantine, self.scheduler.quarantine.canary
         harmful = self.scheduler.restart(self.scheduler.epoch + 1, RankFailure("a rank failed", raised=raises))
@@ -291,14 +297,16 @@ class Bench:
         pool, live = scheduler.pool, list(scheduler.live())
         assert len(set(live)) == len(live), "a sequence is live twice"
         assert {seq for seq in live if seq is not scheduler.quarantine.canary} == set(self.heard), "a sequence is lost"
-        holders = Counter(block for seq in live for block in seq.blocks)
+        holders = Counter(block for seq in live for block in seq.held_blocks)
         counts = [holders[block] for block in range(pool.num_blocks)]
         assert counts == pool._num_holders, "a block's holders are miscounted"
         assert set(pool._free) == {block for block in range(pool.num_blocks) if not holders[block]}, "a block leaked"
         slots = [*scheduler.admission.free_slots, *(seq.slot for seq in scheduler._running if seq.slot is not None)]
         assert sorted(slots) == list(range(self.world.slots)), "a slot leaked or has two owners"
         for seq in live:
-            assert not seq.finished and len(set(seq.blocks)) == len(seq.blocks)
+            held = seq.held_blocks
+            assert not seq.finished and len(set(held)) == len(held)
+            assert len(held) <= scheduler.window.num_held(MAX_LENGTH), "a sequence holds blocks behind its window"
             assert (seq.slot is not None) or (not seq.blocks and not seq.scheduled)
             assert seq.inflight >= 0 and seq.scheduled <= seq.length + seq.inflight
             written = seq.blocks[seq.scheduled // BLOCK_SIZE :]

@@ -7,16 +7,46 @@ from random import Random
 
 import pytest
 
+from llama_core.checkpoint import hf_weights
 from llama_core.checkpoint.meta_weights import MetaWeights
 from llama_core.text.registry import load_tokenizer
-from tests.fuzz import file_worker, files
+from tests.fuzz import file_worker, files, hf_damage
 from tests.fuzz.damage import put_demo
 
 
 def test_two_hundred_damaged_files_are_refused_by_name_or_load_correctly() -> None:
     outcome = files.run(200, seed=Random().randrange(10**6))
     assert outcome.findings == []
-    assert outcome.counts["checkpoint: CheckpointError"] > 20 and outcome.counts["tokenizer: TokenizerError"] > 20
+    assert outcome.counts["checkpoint: CheckpointError"] > 10 and outcome.counts["tokenizer: TokenizerError"] > 20
+
+
+def test_damaged_gguf_files_are_refused_by_name_or_load_correctly() -> None:
+    outcome = files.run_gguf(60, Random().randrange(10**6))
+    assert outcome.findings == [] and outcome.counts["gguf: CheckpointError"] > 20
+
+
+def test_damaged_hugging_face_folders_are_refused_by_name_or_load_correctly() -> None:
+    outcome = files.run(120, Random().randrange(10**6), {"safetensors": 2, "config": 1})
+    assert outcome.findings == []
+    assert outcome.counts["safetensors: CheckpointError"] > 20 and outcome.counts["config: ConfigError"] > 10
+
+
+def test_damaged_tokenizers_are_refused_by_name_or_encode_and_stream() -> None:
+    outcome = files.run(60, 2, {"tokenizer_json": 2, "gguf_vocabulary": 1})
+    assert outcome.findings == []
+    assert outcome.counts["tokenizer_json: TokenizerError"] > 10
+    assert outcome.counts["gguf_vocabulary: TokenizerError"] > 5
+
+
+def test_weights_other_than_the_safetensors_librarys_are_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf_damage.put_folder(tmp_path)
+    assert file_worker.use_folder(tmp_path / file_worker.FOLDER, is_config=False) is None
+    monkeypatch.setattr(hf_weights, "is_rotated", lambda name: False)
+    assert "was loaded with other values" in (
+        file_worker.use_folder(tmp_path / file_worker.FOLDER, is_config=False) or ""
+    )
 
 
 def test_a_pickle_that_runs_code_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +90,9 @@ def test_a_worker_that_dies_or_hangs_is_a_finding(
         assert worker.load("checkpoint", tmp_path, False)[0] == ended
     finally:
         worker.end()
+
+
+def test_a_hundred_damaged_templates_are_refused_by_name_or_rendered_within_their_bounds() -> None:
+    outcome = files.run_templates(100, seed=Random().randrange(10**6))
+    assert outcome.findings == []
+    assert outcome.counts["template: ConfigError"] > 10 and outcome.counts["template: loaded"] > 10

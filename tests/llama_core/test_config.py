@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from llama_core.checkpoint.meta_params import config_from_params, read_params
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.model_config import ModelConfig, read_params
+from llama_core.model_config import ModelConfig
 
 LLAMA2_7B = {"dim": 4096, "multiple_of": 256, "n_heads": 32, "n_layers": 32, "norm_eps": 1e-05, "vocab_size": -1}
 
 
 def config(**changes: Any) -> ModelConfig:
-    return ModelConfig.from_params(LLAMA2_7B | changes, vocab_size=32000)
+    return config_from_params(LLAMA2_7B | changes, vocab_size=32000)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,8 @@ def config(**changes: Any) -> ModelConfig:
     ids=["7B", "70B", "13B"],
 )
 def test_published_models_have_their_published_widths(params: dict[str, Any], hidden: int, kv_heads: int) -> None:
-    model = ModelConfig.from_params(params, vocab_size=32000)
-    assert (model.hidden_dim, model.n_kv_heads, model.vocab_size, model.rope_theta) == (
+    model = config_from_params(params, vocab_size=32000)
+    assert (model.hidden_dim, model.n_kv_heads, model.vocab_size, model.rope.theta) == (
         hidden,
         kv_heads,
         32000,
@@ -49,7 +50,7 @@ def test_published_models_have_their_published_widths(params: dict[str, Any], hi
 
 
 def test_rope_theta_is_read_and_null_means_the_default() -> None:
-    assert config(rope_theta=1000000.0, n_kv_heads=None).rope_theta == 1e6
+    assert config(rope_theta=1000000.0, n_kv_heads=None).rope.theta == 1e6
 
 
 @pytest.mark.parametrize(
@@ -77,11 +78,11 @@ def test_a_long_invalid_value_is_shortened_in_the_error() -> None:
 
 def test_a_missing_and_an_unknown_field_are_named() -> None:
     with pytest.raises(ConfigError, match="n_layers"):
-        ModelConfig.from_params({k: v for k, v in LLAMA2_7B.items() if k != "n_layers"}, vocab_size=32000)
+        config_from_params({k: v for k, v in LLAMA2_7B.items() if k != "n_layers"}, vocab_size=32000)
     with pytest.raises(ConfigError, match="n_layer'"):
         config(n_layer=3)
     with pytest.raises(ConfigError, match="use_scaled_rope"):
-        config(use_scaled_rope=True)
+        config(use_scaled_rope=1)
     assert config(use_scaled_rope=False, max_seq_len=2048).dim == 4096
 
 
@@ -99,10 +100,16 @@ def test_dimensions_that_do_not_divide_evenly_are_refused() -> None:
         config(dim=32 * 3, n_heads=32)
 
 
-def test_a_world_size_that_does_not_divide_the_heads_is_refused() -> None:
-    config(n_kv_heads=8).check_world_size(8)
-    with pytest.raises(ConfigError, match=r"model_parallel_size 16 does not divide n_kv_heads \(8\)"):
-        config(n_kv_heads=8).check_world_size(16)
+def test_more_ranks_than_query_heads_are_refused() -> None:
+    config(n_kv_heads=8).check_world_size(32)
+    with pytest.raises(ConfigError, match="model_parallel_size 33 is more than the 32 query heads"):
+        config(n_kv_heads=8).check_world_size(33)
+
+
+def test_the_scaled_rope_of_metas_files_is_that_of_its_release() -> None:
+    rope = config(use_scaled_rope=True, rope_theta=500000.0).rope
+    assert (rope.kind, rope.theta, rope.factor, rope.original_context) == ("llama3", 500000.0, 8.0, 8192)
+    assert config(dim=2048, use_scaled_rope=True).rope.factor == 32.0
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_several_ranks_without_torchrun_are_refused() -> None:
 
 
 def test_an_unknown_chat_format_is_refused_before_the_load() -> None:
-    with pytest.raises(ConfigError, match="chat_format must be one of llama2"):
+    with pytest.raises(ConfigError, match="chat_format must be one of auto, template, llama2, llama3"):
         Llama.build("nowhere", GOLDEN / "mp1" / "tokenizer.model", 64, 2, chat_format="llama5")
 
 

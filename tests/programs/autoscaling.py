@@ -324,7 +324,7 @@ async def main(
         # The application is deleted during a stream; then the server ends.
         all_begun, late = [asyncio.Event() for _ in range(8)], set()
         # Together they last long enough for a busy machine to ask for readiness meanwhile.
-        last = asyncio.gather(*(client.stream(4000, begun) for begun in all_begun))
+        last = asyncio.gather(*(client.stream(2000, begun) for begun in all_begun))
         await asyncio.wait_for(asyncio.gather(*(begun.wait() for begun in all_begun)), 120)
         deleting = asyncio.create_task(asyncio.to_thread(serve.delete, "llama"))
 

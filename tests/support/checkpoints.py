@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import torch
 
 from llama_core.checkpoint.loader import Progress, rank_weights
 from llama_core.checkpoint.meta import MetaCheckpoint
+from llama_core.checkpoint.meta_params import config_from_params
+from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.source import WeightReader
 from llama_core.checkpoint.weights import weight_specs
 from llama_core.model_config import ModelConfig
@@ -22,7 +26,7 @@ def random_weights(
     params: dict[str, Any], *, vocab_size: int = 640, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    config = ModelConfig.from_params(params, vocab_size=vocab_size)
+    config = config_from_params(params, vocab_size=vocab_size)
     weights = {}
     for name, spec in weight_specs(config).items():
         values = torch.randn(spec.shape, generator=generator)
@@ -75,4 +79,32 @@ def load(
     """The weights of one rank, with their checksums verified."""
     reader = open_weights(directory, config)
     reader.verify_checksums(rank, world_size)
-    return dict(rank_weights(reader, config, rank, world_size, dtype, torch.device("cpu"), on_progress))
+    return dict(
+        rank_weights(reader, config, RankShare.of(config, rank, world_size), dtype, torch.device("cpu"), on_progress)
+    )
+
+
+_PEAK = """
+import os, sys, torch
+from llama_core.checkpoint.loader import rank_weights
+from llama_core.checkpoint.rank_share import RankShare
+from llama_core.checkpoint.registry import open_checkpoint
+torch.set_num_threads(1)
+torch.stack(torch.aminmax(torch.zeros(9, 9, dtype=torch.bfloat16)[:, :5])).isfinite().all()
+checkpoint = open_checkpoint(sys.argv[1])
+config = checkpoint.model_config(640)
+rank, world_size = int(sys.argv[2]), int(sys.argv[3])
+reader = checkpoint.open_weights(config)
+open("/proc/self/clear_refs", "w").write("5")  # resets VmHWM to the memory that is resident now
+def peak(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+before = peak("VmRSS")
+weights = dict(rank_weights(reader, config, RankShare.of(config, rank, world_size), torch.bfloat16, torch.device("cpu")))
+print((peak("VmHWM") - before) / sum(w.nbytes for w in weights.values()))
+"""
+
+
+def peak_ratio(directory: Path, rank: int, world_size: int) -> float:
+    """The peak memory of a process while it loads a rank's bfloat16 weights, as a multiple of their bytes."""
+    command = [sys.executable, "-c", _PEAK, str(directory), str(rank), str(world_size)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -3,7 +3,8 @@
 The scheduler's tests step `FakeRanks` directly; `fake_rank_group` gives it to an engine loop, `fake_runner` to rank actors.
 
 The cache holds, for each position, the tuple of all tokens up to it, in place of keys and values. A row is computed only if
-the slot's blocks hold every position before it, whichever sequence wrote them. A wrong message therefore gives a wrong token
+the slot's blocks hold every position before it, or in its sliding window, whichever sequence wrote them. In each step all rows
+write before any reads, as in each layer of a model. A wrong message therefore gives a wrong token
 or a failed assertion.
 """
 
@@ -73,8 +74,9 @@ class Oracle(Drafting):
 class FakeRanks:
     """Answers a step message as a group of ranks does. A token's logprob is its position, as a float."""
 
-    def __init__(self, block_size: int, model: Model = arbitrary) -> None:
+    def __init__(self, block_size: int, model: Model = arbitrary, window: int = 0) -> None:
         self.block_size = block_size
+        self.window = window  # positions that a position reads, its own included; 0: all
         self.model = model
         self.cache: dict[int, tuple[int, ...]] = {}  # physical position -> tokens up to it
         self.num_computed = 0
@@ -100,10 +102,12 @@ class FakeRanks:
         assert len({row.slot for row in batch.rows}) == len(batch.rows), "two rows of one slot"
         sampled, logprobs, non_finite = list[int](), list[TokenLogprob | None](), list[int]()
         prompt_logprobs: list[PromptLogprobs] = []
+        for row in batch.rows:
+            assert row.start + row.length <= len(self._tokens[row.slot]), "a row has tokens that no message carried"
+            self._write(row.slot, row.start, row.start + row.length)
         for index, (slot, start, length, samples, num_drafts) in enumerate(batch.rows):
             tokens, end = self._tokens[slot], start + length
-            assert end <= len(tokens), "a row has tokens that no message carried"
-            self._compute(slot, start, end)
+            self._read(slot, start, end)
             values = [TokenLogprob(float(p), ()) for p in range(start + 1, min(end + 1, self._prompt_logprobs[slot]))]
             if values:
                 prompt_logprobs.append(PromptLogprobs(index, start, values))
@@ -117,15 +121,18 @@ class FakeRanks:
                 tokens[end - num_drafts :] = of_row
         return StepOutput(batch.epoch, batch.step, sampled, logprobs, prompt_logprobs, non_finite)
 
-    def _compute(self, slot: int, start: int, end: int) -> None:
+    def _write(self, slot: int, start: int, end: int) -> None:
         tokens = tuple(self._tokens[slot][:end])
         for position in range(start, end):
             self.cache[self._physical(slot, position)] = tokens[: position + 1]
-        for position in range(end):
+        self.num_computed += end - start
+
+    def _read(self, slot: int, start: int, end: int) -> None:
+        tokens = tuple(self._tokens[slot][:end])
+        for position in range(max(0, start + 1 - self.window) if self.window else 0, end):
             assert self.cache[self._physical(slot, position)] == tokens[: position + 1], (
                 "a cached position holds other tokens"
             )
-        self.num_computed += end - start
 
     def _physical(self, slot: int, position: int) -> int:
         return self._blocks[slot][position // self.block_size] * self.block_size + position % self.block_size

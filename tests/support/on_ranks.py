@@ -14,7 +14,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
-from llama_core.text.registry import load_tokenizer
+from llama_core.text.registry import find_chat_format, load_tokenizer
 
 _built: dict[tuple[Any, ...], Llama] = {}
 
@@ -29,7 +29,8 @@ def build(parallel: Parallel, ckpt_dir: str, dtype: str = "float32", **overrides
         runner = ModelRunner.load(config, parallel)
         runner.allocate_cache(runner.max_num_blocks())
         runner.warm_up()
-        _built[key] = Llama(runner, tokenizer, runner.max_num_blocks(), seed=1)
+        chat_format = find_chat_format("llama2", tokenizer)
+        _built[key] = Llama(runner, tokenizer, runner.max_num_blocks(), seed=1, chat_format=chat_format)
     return _built[key]
 
 
@@ -68,10 +69,12 @@ def continue_with_drafts(
     requests: list[tuple[list[int], SamplingParams]],
     num_right: list[list[int]],
     truth: list[list[int]],
+    dtype: str = "float32",
+    **overrides: Any,
 ) -> dict[str, Any]:
     """Continue request i, whose continuation is truth[i], in slot i. Its step n has num_right[i][n] right draft tokens and two
     wrong ones, or no draft tokens if the number is negative. Returns the accepted tokens of each slot and their logprobs."""
-    runner = build(parallel, ckpt_dir, max_batch_size=64, max_step_tokens=600).runner
+    runner = build(parallel, ckpt_dir, dtype, max_batch_size=64, max_step_tokens=600, **overrides).runner
     num_blocks = runner.config.blocks_per_sequence
     admit, rows = [], []
     for slot, (prompt, params) in enumerate(requests):
@@ -119,7 +122,12 @@ def serve(
     llama = build(parallel, ckpt_dir, dtype, **overrides)
     runner = llama.runner
     pool = BlockPool(num_blocks or runner.max_num_blocks(), runner.config.block_size)
-    scheduler = Scheduler(SchedulerConfig(max_batch_size, max_step_tokens, llama.tokenizer.stop_ids), pool)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_batch_size, max_step_tokens, llama.tokenizer.stop_ids, window=runner.model_config.longest_window
+        ),
+        pool,
+    )
     sequences = [Sequence(prompt, params, min(160, len(prompt) + params.max_tokens)) for prompt, params in requests]
     waiting = sorted(zip(arrivals or [0] * len(sequences), range(len(sequences)), strict=True))
     step = 0
@@ -133,5 +141,6 @@ def serve(
         "outputs": [seq.output for seq in sequences],
         "logprobs": [[p.logprob for p in seq.logprobs] for seq in sequences],
         "preemptions": scheduler.num_preemptions,
+        "prefix_hits": scheduler.num_prefix_hits,
         "blocks_used": pool.num_used,
     }

@@ -16,14 +16,15 @@ from typing import Any
 import httpx
 import uvicorn
 
-from deployments.engine.interface import Delta, EngineState, Readiness
+from deployments.engine.interface import Delta, EngineState, Readiness, SamplingDefaults
 from deployments.engine.metrics import Metrics
 from deployments.http.app import HttpLimits, build_http_app
 from llama_core.errors import LlamaError, QueueFull, RequestCancelled
 from llama_core.scheduling.request import FinishReason, TokenLogprob, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.chat_format import ChatFormat
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
-from llama_core.text.registry import DEFAULT_CHAT_FORMAT, find_chat_format, load_tokenizer
+from llama_core.text.registry import find_chat_format, load_tokenizer
 from tests.conftest import GOLDEN
 from tests.support.waiting import wait_until
 
@@ -45,6 +46,7 @@ class FakeStream:
     num_asked: int = 0  # deltas that the reader has asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     num_cached_tokens: int = 0
+    skip_special_tokens: bool = True
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -95,7 +97,8 @@ class FakeStream:
 
     async def _deltas(self) -> AsyncIterator[Delta]:
         params, engine = self.params, self.engine
-        detokenizer, stops = IncrementalDetokenizer(engine.tokenizer), StopChecker(self.stop)
+        detokenizer = IncrementalDetokenizer(engine.tokenizer, skip_special_tokens=self.skip_special_tokens)
+        stops = StopChecker(self.stop)
         if params.prompt_logprobs:
             self.prompt_logprobs = [engine.logprob(token, params) for token in self.prompt[1:]]
         answer = self.answer
@@ -131,7 +134,8 @@ class FakeEngine:
 
     def __init__(self, answer: str = "Hello there, how are you?", step_s: float = 0.0) -> None:
         self.tokenizer = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
-        self.chat_format = find_chat_format(DEFAULT_CHAT_FORMAT, self.tokenizer)
+        self.chat_format: ChatFormat = find_chat_format("llama2", self.tokenizer)
+        self.sampling_defaults = SamplingDefaults()
         self.answer = answer
         self.step_s = step_s
         self.streams: list[FakeStream] = []
@@ -184,11 +188,13 @@ class FakeEngine:
         stop: Sequence[str] = (),
         owner: str = "",
         priority: int = 0,
+        skip_special_tokens: bool = True,
     ) -> list[FakeStream]:
         streams: list[FakeStream] = []
         try:
             for prompt, params in choices:
                 streams.append(self.submit(prompt, params, stop=stop, owner=owner, priority=priority))
+                streams[-1].skip_special_tokens = skip_special_tokens
         except LlamaError:
             for stream in streams:
                 stream.cancel()
@@ -208,6 +214,7 @@ class FakeEngine:
             ranks=(),
             spare_ranks_ready=0,
             max_seq_len=self.max_seq_len,
+            max_seq_len_reason="as configured",
             max_batch_size=8,
             max_step_tokens=64,
             max_queue=8,

@@ -401,3 +401,17 @@ async def test_the_ranks_of_a_killed_driver_end(two_rank_placement: PlacementGro
     os.kill(pid, signal.SIGKILL)
     await until_true("the ranks have ended", lambda: not any(is_running(process) for process in processes(info)))
     assert not socket_directories()
+
+
+async def test_a_context_that_steps_are_too_short_for_is_lowered_and_the_reason_reported(
+    two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.driver.rank_group.longest_sequence", lambda max_batch_size, block_size: 48)
+    config = dataclasses.replace(CONFIG, lowers_max_seq_len=True)
+    assert config.max_seq_len > 48
+    group = RankGroup(config, two_rank_placement, limits=LIMITS, runner_factory=FakeFactory())
+    try:
+        info = await group.start()
+    finally:
+        await group.stop()
+    assert info.context_limit == f"what one step can send for {config.max_batch_size} sequences"

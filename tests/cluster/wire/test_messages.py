@@ -218,3 +218,11 @@ def test_an_extremely_nested_message_is_refused(nested: bytes) -> None:
         for payload in (deep, b"\x96\xa3ack\x01\x02\x03\xcb" + b"\0" * 8 + deep, b"\x81\xa5other" + deep):
             with pytest.raises(WireError):
                 decode(payload)
+
+
+def test_the_longest_sequence_is_the_longest_whose_steps_can_be_sent() -> None:
+    for batch, block in ((32, 16), (256, 16), (1024, 128), (1, 1)):
+        longest = wire.longest_sequence(batch, block)
+        assert wire.largest_step_bytes(batch, longest, -(-longest // block)) <= wire.MAX_FRAME_BYTES
+        longer = longest + 2 * block
+        assert wire.largest_step_bytes(batch, longer, -(-longer // block)) > wire.MAX_FRAME_BYTES

@@ -497,22 +497,45 @@ async def test_a_checkpoint_replaced_before_the_ranks_grow_ends_every_stream_at_
         assert served.groups.bundles_opened == [[1, 2], [1], [1, 2], [1]]
 
 
-async def test_fewer_ranks_that_the_configuration_does_not_allow_fail_the_replica_at_once() -> None:
+def too_small(served: "Served") -> Callable[[], FakeGroup]:
+    """Groups that start on two ranks only."""
+
+    def make() -> FakeGroup:
+        group = Group(steady)
+        if len(served.groups.bundles_opened[-1]) == 1:
+            group.start_error = ConfigError("rank 0 needs 9 GB, 5 GB are free")
+        return group
+
+    return make
+
+
+async def test_live_requests_wait_for_room_where_fewer_ranks_cannot_hold_them() -> None:
     async with with_two_ranks(recovery_timeout_s=60.0) as served:
         stream = served.ask([1, 5], 20)
         await anext(stream)
+        served.groups.make = too_small(served)
+        asked = 0
 
-        def too_large() -> FakeGroup:
-            group = Group(steady)
-            group.start_error = ConfigError("rank 0 needs 9 GB, 5 GB are free")
-            return group
+        def room() -> list[int]:
+            nonlocal asked
+            asked += 1
+            return [1] if asked < 3 else [1, 2]
 
-        served.groups.make = too_large
+        served.groups.room = room
+        served.groups.made[0].fail()
+        assert (await read(stream))[-5:] == continuation([1, 5], 20, steady)[-5:]
+        assert served.groups.bundles_opened == [[1, 2], [1], [1, 2]], "the smaller group is tried once"
+
+
+async def test_a_wait_for_more_ranks_ends_at_the_recovery_timeout_with_its_reason() -> None:
+    async with with_two_ranks(recovery_timeout_s=0.3) as served:
+        stream = served.ask([1, 5], 20)
+        await anext(stream)
+        served.groups.make = too_small(served)
         served.groups.room = lambda: [1]
         served.groups.made[0].fail()
-        with pytest.raises(LlamaError, match=r"1 of 2 ranks cannot serve: rank 0 needs 9 GB, 5 GB are free"):
-            async with asyncio.timeout(30):
-                await read(stream)
+        with pytest.raises(RankFailure, match=r"1 of 2 ranks cannot serve: rank 0 needs 9 GB, 5 GB are free"):
+            await read(stream)
         assert not served.service.live() and len(served.groups.made) == 2
 
 
@@ -533,14 +556,14 @@ async def test_a_configuration_error_of_as_many_ranks_as_before_is_tried_again()
         assert len(served.groups.made) == 3
 
 
-async def test_the_largest_number_of_ranks_that_the_model_can_be_split_over_is_used() -> None:
+async def test_all_ranks_that_have_room_go_on_serving() -> None:
     async with Served(
         lambda: Group(steady), ckpt_dir="demo", model_parallel_size=4, shrink_after_s=0.0, max_seq_len=64
     ) as served:
         served.groups.room = lambda: [1, 3, 4]
         served.groups.made[0].fail()
         assert await read(served.ask([1, 5], 8)) == continuation([1, 5], 8, steady)
-        assert served.groups.bundles_opened == [[1, 2, 3, 4], [1, 3]]
+        assert served.groups.bundles_opened == [[1, 2, 3, 4], [1, 3, 4]]
 
 
 async def test_fewer_ranks_than_min_ranks_never_serve() -> None:

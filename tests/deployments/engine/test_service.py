@@ -1,6 +1,8 @@
 """A replica's engine from start to end, over a fake group, and the server's arguments."""
 
 import asyncio
+import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import fields
@@ -133,8 +135,8 @@ def test_damaged_files_stop_the_start_before_any_rank_exists(tmp_path: Path) -> 
             shutil.copyfile(GOLDEN / "mp2" / f"consolidated.{shard:02d}.pth", broken / f"consolidated.{i:02d}.pth")
         with pytest.raises(CheckpointError, match=name):
             service(no_group, ckpt_dir=str(broken))
-    with pytest.raises(ConfigError, match="model_parallel_size 4 does not divide n_kv_heads"):
-        service(no_group, model_parallel_size=4)
+    with pytest.raises(ConfigError, match="model_parallel_size 5 is more than the 4 query heads"):
+        service(no_group, model_parallel_size=5)
 
 
 # Arguments.
@@ -218,7 +220,15 @@ async def test_cached_blocks_are_shared_within_one_api_key_unless_the_operator_s
 
 
 def test_every_field_of_the_engines_configuration_is_an_argument_or_made_by_the_replica() -> None:
-    made = {"vocab_size", "manifest", "wants_digest", "verified", "expected"}
+    made = {
+        "vocab_size",
+        "lowers_max_seq_len",
+        "serves_with_fewer_ranks",
+        "manifest",
+        "wants_digest",
+        "verified",
+        "expected",
+    }
     assert {field.name for field in fields(EngineConfig)} - set(ServerArgs.model_fields) == made
 
 
@@ -226,9 +236,78 @@ def test_arguments_reach_the_field_of_the_same_name() -> None:
     values = {"max_seq_len": 60, "max_batch_size": 3, "max_step_tokens": 33, "block_size": 8, "device": "cpu",
               "dtype": "float32", "kv_cache_bytes": 2**20, "verify_checksums": False, "speculation": False,
               "prefix_caching": False, "prefix_cache_scope": "all", "backend": "torch", "quantization": "int8"}  # fmt: skip
-    config = args(**values).engine_config(100)
+    config = args(**values).engine_config(100, context_length=None)
     assert {name: getattr(config, name) for name in values} == values
     assert config.ckpt_dir == str(GOLDEN / "mp2") and config.vocab_size == 100 and config.wants_digest
     scheduling = SchedulerConfig.of(config, frozenset({2}), max_waiting=5, max_waiting_tokens=50)
     assert scheduling == SchedulerConfig(3, 33, frozenset({2}), 5, 0, False, 50)
-    assert args().engine_config(100).max_step_tokens == DEFAULT_STEP_TOKENS
+    assert args().engine_config(100, context_length=None).max_step_tokens == DEFAULT_STEP_TOKENS
+
+
+def with_metadata(folder: Path, **recommended: object) -> str:
+    """A copy of the golden model with a generation_config.json."""
+    shutil.copytree(GOLDEN / "mp1", folder)
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
+    return str(folder)
+
+
+async def test_sampling_defaults_are_metas_the_models_or_greedy(tmp_path: Path) -> None:
+    ckpt_dir = with_metadata(tmp_path / "model", temperature=0.7, top_k=20, eos_token_id=[7, 9])
+
+    def defaults(**changes: Any) -> tuple[float, float, int]:
+        found = service(FakeGroup(), ckpt_dir=ckpt_dir, **changes).describe().sampling_defaults
+        return found.temperature, found.top_p, found.top_k
+
+    assert defaults() == (0.6, 0.9, 0)
+    assert defaults(sampling_defaults="model") == (0.7, 0.9, 20)
+    assert defaults(sampling_defaults="greedy") == (0.0, 0.9, 0)
+    with pytest.raises(ValidationError, match="sampling_defaults"):
+        args(sampling_defaults="best")
+
+
+async def test_every_token_of_generation_config_ends_an_answer(tmp_path: Path) -> None:
+    tokens = continuation([1, 5, 9], 8)
+    engine = service(FakeGroup(), ckpt_dir=with_metadata(tmp_path / "model", eos_token_id=[tokens[3], tokens[5]]))
+    await engine.start()
+    try:
+        assert await tokens_of(engine, [1, 5, 9]) == tokens[:3]
+    finally:
+        await engine.stop()
+
+
+def list_digests(folder: Path, without: str | None = None) -> None:
+    """Write SHA256SUMS. without: a suffix of files that it leaves out."""
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != without]
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in paths]
+    (folder / "SHA256SUMS").write_text("\n".join(lines))
+
+
+async def test_a_chat_template_is_checked_by_the_list_of_digests_and_used(tmp_path: Path) -> None:
+    folder = Path(with_metadata(tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    engine = service(FakeGroup(), ckpt_dir=str(folder))
+    assert engine.describe().chat_format == "template"
+    assert engine.chat_format.encode([{"role": "user", "content": "Hi"}])[0] == 1
+    list_digests(folder, without=".jinja")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja"):
+        service(FakeGroup(), ckpt_dir=str(folder))
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "generation_config.json", "special_tokens_map.json", "config.json"]
+)
+async def test_every_file_that_is_read_beside_metas_weights_is_checked(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN / "mp1", folder)
+    list_digests(folder)
+    service(FakeGroup(), ckpt_dir=str(folder))
+    (folder / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        service(FakeGroup(), ckpt_dir=str(folder))
+
+
+async def test_a_field_that_is_not_used_does_not_stop_the_start(tmp_path: Path) -> None:
+    ckpt_dir = with_metadata(tmp_path / "model", top_k="all", eos_token_id=-1)
+    assert service(FakeGroup(), ckpt_dir=ckpt_dir).describe().sampling_defaults.top_k == 0
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: top_k"):
+        service(FakeGroup(), ckpt_dir=ckpt_dir, sampling_defaults="model")

@@ -192,7 +192,7 @@ def test_image_parts_are_unsupported_by_name() -> None:
      ("response_format", {"type": "json_object"}), ("logit_bias", {"5": 1}), ("presence_penalty", 0.1),
      ("frequency_penalty", -0.1), ("repetition_penalty", 1.1), ("min_p", 0.05), ("min_tokens", 1),
      ("use_beam_search", True), ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]), ("functions", [{}]),
-     ("guided_json", {}), ("stop_token_ids", [5]), ("skip_special_tokens", False), ("prompt_logprobs", 1)],
+     ("guided_json", {}), ("stop_token_ids", [5]), ("prompt_logprobs", 1)],
 )  # fmt: skip
 def test_a_known_field_that_would_change_the_answer_is_unsupported(field: str, value: object) -> None:
     for neutral in (NEUTRAL, CHAT_NEUTRAL):

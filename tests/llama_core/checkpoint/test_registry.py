@@ -9,6 +9,7 @@ import torch
 from llama_core import Llama
 from llama_core.checkpoint import registry
 from llama_core.checkpoint.meta import MetaCheckpoint
+from llama_core.checkpoint.meta_params import config_from_params
 from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.checkpoint.source import CheckpointSource, Slice, WeightReader
 from llama_core.checkpoint.weights import Box, weight_specs
@@ -16,7 +17,7 @@ from llama_core.model_config import ModelConfig
 from tests.conftest import GOLDEN
 from tests.support.checkpoints import WIDE, open_weights, random_weights, split, write
 
-CONFIG = ModelConfig.from_params(WIDE, vocab_size=640)
+CONFIG = config_from_params(WIDE, vocab_size=640)
 
 
 class OneFileCheckpoint(CheckpointSource):

@@ -7,19 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
 from llama_core.execution.fused.backend import FusedBackend, bucket_sizes
-from llama_core.execution.fused.ops import TorchOps
+from llama_core.execution.fused.ops import HeadNorms, TorchOps
 from llama_core.execution.parallel import alone
 from llama_core.execution.rotary import rotary_table
 from llama_core.execution.sampling import sample, sample_sorted
 from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.generation import Llama
+from llama_core.model_config import RopeConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
@@ -141,24 +141,31 @@ def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, f
         compare("norm", kernels.add_norm(mine, delta, weight, 1e-5), meaning.add_norm(theirs, delta, weight, 1e-5))
         compare("sum", mine, theirs)
         compare("first norm", kernels.add_norm(mine, None, weight, 1e-5), meaning.add_norm(mine, None, weight, 1e-5))
-        gate_up = random(count, 2 * 1100)
+        compare(
+            "biased",
+            kernels.add_norm(mine, delta, weight, 1e-5, weight),
+            meaning.add_norm(theirs, delta, weight, 1e-5, weight),
+        )
+        gate_up, gate_bias = random(count, 2 * 1100), random(2 * 1100)
         compare("gate", kernels.gated_silu(gate_up), meaning.gated_silu(gate_up))
-        table = rotary_table(head_dim, 400, 1e4, device)
+        compare("biased gate", kernels.gated_silu(gate_up, gate_bias), meaning.gated_silu(gate_up, gate_bias))
+        table = rotary_table(RopeConfig(), head_dim, 400, device)
         qkv = random(count, n_heads + 2 * n_kv_heads, head_dim)
         positions, write = torch.tensor([[0, 3, 77, 150, 299], [5, 17, 40, 99, 3]], device=device)
         cache = [torch.zeros(40, block_size, n_kv_heads, head_dim, dtype=dtype, device=device) for _ in range(4)]
-        q = kernels.rotate_and_store(qkv.clone(), table, positions, write, cache[0], cache[1])
-        compare("queries", q, meaning.rotate_and_store(qkv.clone(), table, positions, write, cache[2], cache[3]))
-        compare("keys", cache[0], cache[2])
-        compare("values", cache[1], cache[3])
+        bias, norms = random(qkv[0].numel()), HeadNorms(random(head_dim), random(head_dim), 1e-5)
+        for switches in ((bias, None), (None, norms), (bias, norms), (None, None)):
+            q = kernels.rotate_and_store(qkv.clone(), table, positions, write, cache[0], cache[1], *switches)
+            expected = meaning.rotate_and_store(qkv.clone(), table, positions, write, cache[2], cache[3], *switches)
+            compare("queries", q, expected)
+            compare("keys", cache[0], cache[2])
+            compare("values", cache[1], cache[3])
         keys, values = random(*cache[0].shape), random(*cache[0].shape)
         tables = torch.randint(0, 40, (count, 20), generator=generator).to(device)
         lengths = torch.tensor([1, 4, 128, 151, 300], device=device)
-        compare(
-            "attention",
-            kernels.attend_decodes(q, keys, values, tables, lengths),
-            meaning.attend_decodes(q, keys, values, tables, lengths),
-        )
+        for window in (0, 1, 40, 129, 1000):
+            mine = kernels.attend_decodes(q, keys, values, tables, lengths, window)
+            compare("attention", mine, meaning.attend_decodes(q, keys, values, tables, lengths, window))
         alone_in_batch = kernels.attend_decodes(q[4:], keys, values, tables[4:], lengths[4:])
         together = kernels.attend_decodes(q, keys, values, tables, lengths)[4:]
         compare("attention in another batch", alone_in_batch, together)
@@ -171,7 +178,6 @@ def assert_small(differences: dict[str, float], dtype: torch.dtype) -> None:
     assert differences["attention in another batch"] == 0
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed; it comes with torch for CUDA")
 def test_the_kernels_compute_what_torch_does_in_tritons_interpreter() -> None:
     done = subprocess.run(
         [sys.executable, "-c", KERNELS],
@@ -183,6 +189,26 @@ def test_the_kernels_compute_what_torch_does_in_tritons_interpreter() -> None:
     assert done.returncode == 0, done.stderr
     for differences, dtype in zip(json.loads(done.stdout), (torch.float32, torch.float16), strict=True):
         assert_small(differences, dtype)
+
+
+def test_every_kernel_compiles_for_a_gpu_that_this_machine_lacks() -> None:
+    """`python -m tests.programs.compile_kernels` compiles for further GPUs, dtypes and numbers of rows."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.programs.compile_kernels",
+        "--sm",
+        "90",
+        "--dtype",
+        "bfloat16",
+        "--rows",
+        "1",
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kernels = ("_add_norm", "_attend_split", "_combine_splits", "_gated_silu", "_multiply", "_rotate_and_store")
+    assert ", ".join(kernels) in done.stdout
 
 
 @pytest.mark.cuda

@@ -1,16 +1,22 @@
 """A rank refuses weights that do not fit before it allocates memory for them."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from llama_core import host_memory
-from llama_core.config import EngineConfig
+from llama_core.config import BackendName, DType, EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution import memory_budget as memory
+from llama_core.execution.fused import backend as fused
+from llama_core.execution.native import backend as native
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
+from llama_core.execution.weight_plan import plan_weights
+from llama_core.model_config import ModelConfig
 from tests.conftest import GOLDEN
 
 
@@ -46,3 +52,138 @@ def test_a_containers_limit_counts_and_its_file_cache_is_free_memory(
     assert host_memory.available_host_bytes() == 900_000
     (tmp_path / limit).write_text("max\n")
     assert host_memory.available_host_bytes() > 1_000_000
+
+
+WITHOUT_CONTEXT = EngineConfig(
+    ckpt_dir=str(GOLDEN / "mp2"),
+    vocab_size=640,
+    max_seq_len=100_000,
+    max_batch_size=2,
+    device="cpu",
+    dtype="float32",
+    lowers_max_seq_len=True,
+)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_a_context_that_was_not_asked_for_is_lowered_to_what_memory_holds(
+    backend: BackendName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 100_000_000
+    monkeypatch.setattr(memory, "available_host_bytes", lambda: free)
+    runner = ModelRunner.load(replace(WITHOUT_CONTEXT, backend=backend), alone("cpu"))
+    context = runner.config.max_seq_len
+    assert 512 < context < 100_000 and runner.report.max_seq_len == context
+    free -= runner.backend.weight_bytes
+    assert runner.max_num_blocks() >= runner.config.blocks_per_sequence, "one sequence of the context has room"
+
+
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("kv_cache_bytes", [None, 2**20])
+def test_the_rotary_table_and_the_slots_count(
+    window: int, kv_cache_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sliding window bounds the cache, and no other array of a long context."""
+    free = 2**30
+    monkeypatch.setattr(memory, "available_host_bytes", lambda: free)
+    model = ModelConfig(64, 2, 4, 2, 16, 96, 640, windows=(window,) * 2)
+    config = replace(WITHOUT_CONTEXT, max_seq_len=2**31 - 1, kv_cache_bytes=kv_cache_bytes)
+    context = memory.fit_context(
+        config,
+        model,
+        torch.float32,
+        lambda ranks: plan_weights(model, lambda name: "dense", "auto", "float32", ranks),
+        alone("cpu"),
+        native.step_bytes,
+    ).max_seq_len
+    table, tokens = 4 * model.head_dim * context, 8 * config.max_batch_size * context
+    assert context > 512 and table + tokens < free
+    assert not window or context > 1_000_000, "the cache takes little"
+
+
+def test_the_context_follows_the_memory_that_the_operator_gives_the_cache() -> None:
+    config = replace(WITHOUT_CONTEXT, kv_cache_bytes=2**20)
+    runner = ModelRunner.load(config, alone("cpu"))
+    assert runner.config.max_seq_len == 2**20 // runner.backend.cache_block_bytes * 16
+    assert ModelRunner.load(replace(config, max_seq_len=64), alone("cpu")).config.max_seq_len == 64
+
+
+def test_too_little_memory_for_the_least_context_is_refused() -> None:
+    runner = ModelRunner.load(replace(WITHOUT_CONTEXT, kv_cache_bytes=10_000), alone("cpu"))
+    with pytest.raises(ConfigError, match=r"max_seq_len 512 needs .* lower max_seq_len, or give kv_cache_bytes"):
+        runner.max_num_blocks()
+
+
+# Llama 3 8B's shapes; nothing is loaded.
+EIGHT_KV_HEADS = ModelConfig(
+    dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, vocab_size=1024, head_dim=128, hidden_dim=14336, norm_eps=1e-5
+)
+
+
+def planned_context(num_ranks: int, backend: Any = native, **fields: Any) -> int:
+    """The context that all ranks of a group choose."""
+    config = replace(WITHOUT_CONTEXT, max_seq_len=10**6, **fields)
+    contexts = [
+        memory.fit_context(
+            config,
+            EIGHT_KV_HEADS,
+            torch.bfloat16,
+            lambda ranks: plan_weights(EIGHT_KV_HEADS, lambda name: "dense", "auto", "bfloat16", ranks),
+            Parallel(rank, num_ranks, torch.device("cpu")),
+            backend.step_bytes,
+        ).max_seq_len
+        for rank in range(num_ranks)
+    ]
+    return min(contexts)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_the_context_leaves_room_for_a_group_of_one_rank_less(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "smallest", lambda parallel, value: value)
+    monkeypatch.setattr(memory, "available_host_bytes", lambda: 10**12)  # kv_cache_bytes alone bounds the context
+    chosen = planned_context(num_ranks, kv_cache_bytes=2**31, serves_with_fewer_ranks=True)
+    assert chosen == planned_context(num_ranks - 1, kv_cache_bytes=2**31)
+    assert chosen < planned_context(num_ranks, kv_cache_bytes=2**31), "all ranks would hold more"
+
+
+def test_a_smaller_group_that_could_not_serve_does_not_lower_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "smallest", lambda parallel, value: value)
+    monkeypatch.setattr(memory, "available_host_bytes", lambda: 22 * 10**9)
+    assert planned_context(8) > 512
+    assert planned_context(8, serves_with_fewer_ranks=True) <= planned_context(8)
+    monkeypatch.setattr(memory, "free_cache_bytes", lambda at, planned: 10**9 if at.world_size == 8 else 0)
+    assert planned_context(8, serves_with_fewer_ranks=True) == planned_context(8) > 512
+
+
+def test_working_memory_that_grows_with_the_context_shortens_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask of a prompt on the fused backend takes more than its cache."""
+    monkeypatch.setattr(memory, "free_cache_bytes", lambda at, planned: 10**10)
+    config = replace(WITHOUT_CONTEXT, max_seq_len=planned_context(1, fused))
+    need = fused.step_bytes(config, EIGHT_KV_HEADS, Parallel(0, 1, torch.device("cpu")), torch.bfloat16)
+    assert config.max_seq_len > 512 and need + config.max_seq_len * 131_072 <= 10**10
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("max_step_tokens", [16, 2048])
+def test_the_native_backend_states_at_least_the_memory_that_it_takes(dtype: DType, max_step_tokens: int) -> None:
+    config = replace(WITHOUT_CONTEXT, max_seq_len=4096, dtype=dtype, max_step_tokens=max_step_tokens, backend="native")
+    runner = ModelRunner.load(config, alone("cpu"))
+    stated = native.step_bytes(config, runner.model_config, alone("cpu"), getattr(torch, dtype))
+    assert stated >= runner.backend.working_bytes
+
+
+@pytest.mark.parametrize("backend", ["native", "torch", "fused"])
+def test_a_context_that_the_ranks_chose_is_lowered_again_where_memory_became_less(
+    backend: BackendName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 100_000_000
+    monkeypatch.setattr(memory, "available_host_bytes", lambda: free)
+    runner = ModelRunner.load(replace(WITHOUT_CONTEXT, backend=backend), alone("cpu"))
+    planned = runner.config.max_seq_len
+    free //= 2
+    num_blocks = runner.max_num_blocks()
+    assert 512 < runner.config.max_seq_len < planned
+    assert runner.report.max_seq_len == runner.config.max_seq_len
+    assert num_blocks >= runner.config.blocks_per_sequence
+    runner.allocate_cache(num_blocks)
+    runner.warm_up()

@@ -25,6 +25,7 @@ from llama_core.execution.native.library import AbiMismatch
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.execution.sampling_tensors import SlotSampling
+from llama_core.execution.weight_formats.registry import QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
@@ -101,6 +102,9 @@ TOLERANCE = {
     ("bfloat16", "none"): 0.02,
     ("float32", "int8"): 0.05,
     ("bfloat16", "int8"): 0.05,
+    ("bfloat16", "int8_groups"): 0.07,
+    ("float32", "int4"): 0.7,
+    ("bfloat16", "int4_min"): 0.7,
 }
 
 PROGRAM = """
@@ -281,12 +285,15 @@ def test_torch_computes_what_the_native_backend_does_not_support(settings: dict[
         on_ranks.build(alone("cpu"), mp1, **settings, backend="native")
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "int4_min"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dim", [24, 40, 64])
-def test_values_of_one_request_reach_no_later_request_at_any_width(tmp_path: Path, dim: int, dtype: str) -> None:
+def test_values_of_one_request_reach_no_later_request_at_any_width(
+    tmp_path: Path, dim: int, dtype: str, quantization: str
+) -> None:
     shape = SHAPE | {"dim": dim, "n_heads": 4, "n_kv_heads": 2}
     directory = str(checkpoints.write(tmp_path, [checkpoints.random_weights(shape)], shape))
-    runner = on_ranks.build(alone("cpu"), directory, dtype, backend="native").runner
+    runner = on_ranks.build(alone("cpu"), directory, dtype, backend="native", quantization=quantization).runner
     assert isinstance(runner.backend, NativeBackend)
     runner.backend.poke_embedding(333, float("nan"))
 
@@ -298,7 +305,7 @@ def test_values_of_one_request_reach_no_later_request_at_any_width(tmp_path: Pat
     assert non_finite([1, 7, 5]) == []
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", *QUANTIZED])
 def test_a_value_that_is_not_finite_is_reported_and_not_rounded_away(tmp_path: Path, quantization: str) -> None:
     weights = checkpoints.random_weights(SHAPE)
     for name in ("layers.0.attention.wq.weight", "layers.0.attention.wk.weight"):

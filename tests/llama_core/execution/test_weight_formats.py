@@ -17,6 +17,8 @@ from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.weight_formats.format import find_weight_format
 from llama_core.execution.weight_formats.plain import PlainMatrix
 from llama_core.execution.weight_formats.registry import PLAIN, QUANTIZED
+from llama_core.execution.weight_plan import WeightPlan, plan_weights
+from llama_core.model_config import ModelConfig
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
 
@@ -28,17 +30,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(checkpoints.write(tmp_path_factory.mktemp("formats"), [checkpoints.random_weights(SHAPE)], SHAPE))
 
 
+def plan(config: ModelConfig, dtype: str, quantization: str) -> WeightPlan:
+    return plan_weights(config, lambda name: "dense", quantization, dtype, 1)
+
+
 def test_every_name_in_the_registry_finds_the_format_of_that_name() -> None:
-    found = {name: find_weight_format("none", name).name for name in PLAIN}
-    found |= {name: find_weight_format(name, "float32").name for name in QUANTIZED}
+    found = {name: find_weight_format(name).name for name in PLAIN}
+    found |= {name: find_weight_format(name).name for name in QUANTIZED}
     assert found == {name: name for name in (*PLAIN, *QUANTIZED)}
 
 
 def test_an_unknown_quantization_is_refused_with_the_names_that_exist() -> None:
-    with pytest.raises(ConfigError, match="quantization must be one of none, int8") as refused:
+    with pytest.raises(ConfigError, match="quantization must be one of auto, none, int8") as refused:
         EngineConfig("there", 640, 64, 2, quantization="int3")
     assert refused.value.param == "quantization"
-    with pytest.raises(ValueError, match="must be one of none, int8"):
+    with pytest.raises(ValueError, match="must be one of auto, none, int8"):
         ServerArgs(quantization="int3")
 
 
@@ -58,14 +64,23 @@ def test_the_native_engine_refuses_a_weight_format_without_kernels() -> None:
     assert b"more inputs" in reason(True, b"int8", 70_000)
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [
+        ("float32", "none"),
+        ("bfloat16", "none"),
+        ("bfloat16", "int8"),
+        ("bfloat16", "int8_groups"),
+        ("float32", "int4"),
+        ("bfloat16", "int4_min"),
+    ],
+)
 def test_planned_bytes_are_those_that_the_native_engine_takes_without_padding(
     model: str, dtype: str, quantization: str
 ) -> None:
     runner = on_ranks.build(alone("cpu"), model, dtype, quantization=quantization).runner
     assert isinstance(runner.backend, NativeBackend)
-    weight_format = find_weight_format(quantization, dtype)
-    planned = planned_weight_bytes(runner.model_config, getattr(torch, dtype), weight_format, alone("cpu"))
+    planned = planned_weight_bytes(runner.model_config, plan(runner.model_config, dtype, quantization), alone("cpu"))
     held = runner.backend.weight_bytes
     layers = runner.model_config.n_layers * 4 + 2
     assert planned * 0.98 <= held <= planned * 1.1 + layers * 2 * 4096
@@ -73,9 +88,8 @@ def test_planned_bytes_are_those_that_the_native_engine_takes_without_padding(
 
 def test_a_rank_plans_its_own_part_of_each_weight(model: str) -> None:
     config = on_ranks.build(alone("cpu"), model, "float32").runner.model_config
-    int8 = find_weight_format("int8", "float32")
-    whole = planned_weight_bytes(config, torch.float32, int8, alone("cpu"))
-    half = planned_weight_bytes(config, torch.float32, int8, Parallel(1, 2, torch.device("cpu")))
+    whole = planned_weight_bytes(config, plan(config, "float32", "int8"), alone("cpu"))
+    half = planned_weight_bytes(config, plan(config, "float32", "int8"), Parallel(1, 2, torch.device("cpu")))
     norms = (2 * config.n_layers + 1) * config.dim * 4
     assert 2 * half - norms == whole
     embedding = config.vocab_size * config.dim
@@ -98,8 +112,22 @@ def test_a_plain_matrix_multiplies_the_rows_that_were_set() -> None:
     assert matrix.nbytes == 8 * 8 * 4
 
 
-@pytest.mark.parametrize("backend", ["fused", "torch"])
-def test_int8_weights_are_refused_by_a_backend_that_cannot_hold_them(backend: Any) -> None:
+def test_int8_weights_are_refused_by_a_backend_that_cannot_hold_them() -> None:
     mp1: Path = GOLDEN / "mp1"
-    with pytest.raises(ConfigError, match="quantization int8 needs the native backend"):
-        on_ranks.build(alone("cpu"), str(mp1), "float32", backend=backend, quantization="int8")
+    with pytest.raises(ConfigError, match="quantization int8 needs the native or fused backend"):
+        on_ranks.build(alone("cpu"), str(mp1), "float32", backend="torch", quantization="int8")
+
+
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_the_fused_backend_holds_quantized_weights_as_planned(model: str, quantization: str) -> None:
+    tokens = [1, *range(5, 40)]
+    runner = on_ranks.build(alone("cpu"), model, "float32", backend="fused", quantization=quantization).runner
+    planned = planned_weight_bytes(
+        runner.model_config, plan(runner.model_config, "float32", quantization), alone("cpu")
+    )
+    assert planned <= runner.backend.weight_bytes <= planned * 1.05
+    got, dense = (
+        torch.tensor(on_ranks.last_logits(alone("cpu"), model, tokens, [30, 5, 1], backend="fused", **settings))
+        for settings in ({"quantization": quantization}, {"quantization": "none"})
+    )
+    assert 0 < (got - dense).std() < (0.8 if quantization.startswith("int4") else 0.2) * dense.std()

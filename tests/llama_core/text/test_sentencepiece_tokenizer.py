@@ -218,7 +218,7 @@ def test_text_that_looks_like_a_control_symbol_stays_text(tmp_path: Path) -> Non
 
 def test_text_that_encodes_to_a_control_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = SentencePieceTokenizer(MODEL)
-    monkeypatch.setattr(tokenizer, "_control_ids", frozenset(REFERENCE.encode("hi")))
+    monkeypatch.setattr(tokenizer, "_never_from_text", frozenset(REFERENCE.encode("hi")))
     with pytest.raises(SpecialTags):
         tokenizer.encode("hi", bos=False, eos=False)
 

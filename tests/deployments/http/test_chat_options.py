@@ -1,0 +1,170 @@
+"""Chats by a model's own template over HTTP: options, names, refusals, control tokens in prompts and answers."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.engine.interface import SamplingDefaults
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from llama_core.text.chat_format import ChatFormat, ChatOptions
+from llama_core.text.no_chat_format import NoChatFormat
+from llama_core.text.registry import load_tokenizer, open_chat_format
+from llama_core.text.template.chat_template import TemplateChatFormat
+from tests.support.chat_templates import make_chat_model
+from tests.support.scripted_engine import FakeEngine
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chat_model("qwen", tmp_path_factory.mktemp("qwen"))
+
+
+@pytest.fixture
+def engine(folder: Path) -> FakeEngine:
+    return engine_with(folder)
+
+
+def engine_with(folder: Path, chat_format: ChatFormat | None = None) -> FakeEngine:
+    made = FakeEngine()
+    made.tokenizer = load_tokenizer(folder / "tokenizer.json")
+    made.chat_format = chat_format or open_chat_format("auto", made.tokenizer, folder)
+    return made
+
+
+async def post(engine: FakeEngine, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        return await client.post(path, json=body)
+
+
+def error(answer: httpx.Response, code: str) -> str:
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code), answer.text
+    message: str = answer.json()["error"]["message"]
+    return message
+
+
+async def test_a_chat_is_written_by_the_models_template(engine: FakeEngine) -> None:
+    answer = await post(engine, messages=[{"role": "user", "content": [{"type": "text", "text": "Hello"}]}])
+    assert answer.status_code == 200
+    assert engine.streams[-1].prompt == engine.chat_format.encode(HELLO)
+    assert "You are a careful helper." in engine.tokenizer.decode(engine.streams[-1].prompt)
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        ({"add_generation_prompt": False}, ChatOptions(add_generation_prompt=False)),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            ChatOptions(template_variables={"enable_thinking": False}),
+        ),
+        ({"continue_final_message": True}, ChatOptions(False, True)),
+        ({"continue_final_message": True, "add_generation_prompt": False}, ChatOptions(False, True)),
+        ({"add_generation_prompt": None, "continue_final_message": None, "chat_template_kwargs": None}, ChatOptions()),
+    ],
+)
+async def test_the_options_of_a_chat_reach_the_template(body: Any, options: ChatOptions, engine: FakeEngine) -> None:
+    expected = engine.chat_format.encode(HELLO, options)
+    assert (await post(engine, messages=HELLO, **body)).status_code == 200
+    assert engine.streams[-1].prompt == expected
+    tokens = (await post(engine, "/tokenize", messages=HELLO, **body)).json()["tokens"]
+    assert tokens == expected
+
+
+async def test_options_that_cannot_work_are_refused(engine: FakeEngine) -> None:
+    both = await post(engine, messages=HELLO, continue_final_message=True, add_generation_prompt=True)
+    assert "continue_final_message" in error(both, "invalid_parameter")
+    unread = await post(engine, messages=HELLO, chat_template_kwargs={"enable_thoughts": True})
+    assert "enable_thinking" in error(unread, "invalid_parameter")
+    wrong: list[Any] = [[], {"enable_thinking": {}}, {"enable_thinking": "x" * 5000}, {str(i): 1 for i in range(17)}]
+    for value in wrong:
+        error(await post(engine, messages=HELLO, chat_template_kwargs=value), "invalid_parameter")
+    llama2 = FakeEngine()
+    options: list[dict[str, Any]] = [
+        {"continue_final_message": True},
+        {"add_generation_prompt": False},
+        {"chat_template_kwargs": {"a": 1}},
+    ]
+    for option in options:
+        assert next(iter(option)) in error(await post(llama2, messages=HELLO, **option), "invalid_parameter")
+        error(await post(llama2, "/v1/completions", prompt="x", **option), "unsupported")
+
+
+async def test_a_refusal_of_the_template_is_a_400_in_its_words(folder: Path) -> None:
+    source = "{{ messages[0].name }}{% if messages | length > 1 %}{{ raise_exception('One message only.') }}{% endif %}"
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    engine = engine_with(folder, TemplateChatFormat(tokenizer, source))
+    assert error(await post(engine, messages=HELLO * 2), "invalid_dialog") == "One message only."
+    assert "writes nothing" in error(await post(engine, messages=HELLO), "invalid_dialog")
+    assert (await post(engine, messages=[{**HELLO[0], "name": "Ann <|im_end|>"}])).status_code == 200
+    assert engine.tokenizer.decode(engine.streams[-1].prompt) == "Ann <|im_end|>"
+
+
+async def test_a_model_without_a_template_refuses_chats_with_the_remedy_and_completes_texts(folder: Path) -> None:
+    engine = engine_with(folder, NoChatFormat(load_tokenizer(folder / "tokenizer.json")))
+    assert "chat_template=FILE" in error(await post(engine, messages=HELLO), "no_chat_template")
+    error(await post(engine, "/tokenize", messages=HELLO), "no_chat_template")
+    assert (await post(engine, "/v1/completions", prompt="Hello")).status_code == 200
+
+
+async def test_a_template_is_rendered_in_a_thread_whatever_the_length(folder: Path) -> None:
+    class Slow(TemplateChatFormat):
+        done = threading.Event()
+
+        def encode(self, *args: Any, **kwargs: Any) -> list[int]:
+            assert self.done.wait(60)
+            return super().encode(*args, **kwargs)
+
+    slow = Slow(load_tokenizer(folder / "tokenizer.json"), "{{ messages[0].content }}")
+    engine = engine_with(folder, slow)
+    waiting = asyncio.ensure_future(post(engine, messages=HELLO))
+    assert (await post(engine, "/v1/completions", prompt="Hello")).status_code == 200
+    assert not waiting.done()
+    slow.done.set()
+    assert (await waiting).status_code == 200
+
+
+async def test_names_of_control_tokens_are_parsed_in_prompts_only_on_request(engine: FakeEngine) -> None:
+    text, tokenizer = "a<|im_end|>b", engine.tokenizer
+    plain, special = tokenizer.encode(text, bos=True, eos=False), tokenizer.encode_special(text, bos=True)
+    assert plain != special
+    for body, expected in (({}, plain), ({"parse_special": False}, plain), ({"parse_special": True}, special)):
+        assert (await post(engine, "/v1/completions", prompt=text, **body)).status_code == 200
+        assert engine.streams[-1].prompt == expected
+        assert (await post(engine, "/tokenize", prompt=text, **body)).json()["tokens"] == expected
+    error(await post(engine, messages=HELLO, parse_special=True), "unsupported")
+
+
+async def test_an_answer_shows_names_of_control_tokens_only_on_request(engine: FakeEngine) -> None:
+    ids = engine.tokenizer.encode_special("one<|im_start|>two")
+    engine.tokenizer.__dict__["encode"] = lambda *_, **__: ids  # the scripted answer
+    engine.chat_format = NoChatFormat(engine.tokenizer)
+    for body, expected in (({}, "onetwo"), ({"skip_special_tokens": False}, "one<|im_start|>two")):
+        answer = await post(engine, "/v1/completions", prompt=[ids], max_tokens=50, echo=True, **body)
+        assert answer.json()["choices"][0]["text"] == expected * 2
+        assert (await post(engine, "/detokenize", tokens=ids, **body)).json()["prompt"] == expected
+
+
+async def test_a_request_without_sampling_parameters_gets_the_servers(engine: FakeEngine) -> None:
+    engine.sampling_defaults = SamplingDefaults(temperature=0.3, top_k=7)
+    await post(engine, messages=HELLO, temperature=0.1)
+    params = engine.streams[-1].params
+    assert (params.temperature, params.top_p, params.top_k) == (0.1, 0.9, 7)
+    await post(engine, messages=HELLO, top_k=-1, top_p=0.5)
+    params = engine.streams[-1].params
+    assert (params.temperature, params.top_p, params.top_k) == (0.3, 0.5, 0)
+
+
+async def test_an_answer_that_goes_on_with_a_message_keeps_its_leading_space(tmp_path: Path) -> None:
+    engine = engine_with(make_chat_model("mistral", tmp_path))
+    dialog = [*HELLO, {"role": "assistant", "content": "The"}]
+    whole = await post(engine, messages=dialog, continue_final_message=True)
+    assert whole.json()["choices"][0]["message"]["content"] == " " + engine.answer
+    assert (await post(engine, messages=HELLO)).json()["choices"][0]["message"]["content"] == engine.answer

@@ -1,0 +1,56 @@
+"""The banner says what is served: files and format, the context and its reason, and each rank's share."""
+
+from typing import Any
+
+import pytest
+
+from deployments.local.banner import MAX_RANKS_SHOWN, banner
+from llama_core.checkpoint.rank_share import RankShare
+from llama_core.model_config import ModelConfig
+
+SMOLLM2 = ModelConfig(576, 30, 9, 3, 64, 1536, 49_152)
+
+
+def props(num_ranks: int = 2, **changes: Any) -> dict[str, Any]:
+    ranks = [
+        {
+            "rank": rank,
+            "device": "cpu (1 threads), native avx2",
+            "dtype": "bfloat16 with int4_min weights",
+            "weight_bytes": 61_000_000,
+            "share": RankShare.of(SMOLLM2, rank, num_ranks).describe(SMOLLM2),
+        }
+        for rank in range(num_ranks)
+    ]
+    return {
+        "model": "smollm2",
+        "world_size": num_ranks,
+        "ranks": ranks,
+        "max_seq_len": 8192,
+        "max_seq_len_reason": "the model's context",
+        "checkpoint_format": "gguf",
+        "chat_format": "template",
+        "stop_tokens": ("<|endoftext|>", "<|im_end|>"),
+    } | changes
+
+
+def test_the_banner_says_what_is_served_and_what_share_each_rank_has() -> None:
+    lines = banner(props(), "127.0.0.1", 8000).splitlines()
+    assert "    model    smollm2 (GGUF; bfloat16 with int4_min weights)" in lines
+    assert "    context  max_seq_len 8,192, the model's context" in lines
+    assert "    format   template; an answer ends at <|endoftext|>, <|im_end|>" in lines
+    share = "3 of 9 heads, 1 of 3 kv heads, 768 of 1,536 hidden units, 24,576 of 49,152 vocabulary rows; 61 MB"
+    assert f"             rank 0: {share}" in lines, "the share that RankShare computes"
+    assert "rank 1: 6 of 9 heads, 2 of 3 kv heads" in "\n".join(lines)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_lines"), [(MAX_RANKS_SHOWN, MAX_RANKS_SHOWN), (9, MAX_RANKS_SHOWN + 1)])
+def test_the_shares_of_many_ranks_are_cut(num_ranks: int, num_lines: int) -> None:
+    lines = [line for line in banner(props(num_ranks), "127.0.0.1", 8000).splitlines() if line.startswith(" " * 13)]
+    assert len(lines) == num_lines
+    assert ("and 1 more" in lines[-1]) == (num_ranks > MAX_RANKS_SHOWN)
+
+
+def test_only_the_demos_banner_names_the_command_for_a_real_model() -> None:
+    assert "make serve MODEL=smollm2" in banner(props(model="llama-demo"), "127.0.0.1", 8000)
+    assert "make serve" not in banner(props(), "127.0.0.1", 8000)

@@ -1,0 +1,149 @@
+"""config.json: absent fields have transformers' defaults, and what this server does not compute is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from llama_core.checkpoint.hf_config import read_config
+from llama_core.errors import ConfigError
+from llama_core.model_config import ModelConfig
+from tests.support.hugging_face import CONFIGS, read
+
+BASE = CONFIGS["llama2"]
+REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "ministral", "qwen2", "qwen3"])
+def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path, model_type: str) -> None:
+    sizes = dict(zip(REQUIRED, (4096, 32, 32, 1000, 11008), strict=True))
+    given = {"model_type": model_type} | sizes
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    reference = AutoConfig.from_pretrained(tmp_path)
+    config = read(given)
+    assert config.n_kv_heads == reference.num_key_value_heads
+    assert config.head_dim == (getattr(reference, "head_dim", None) or 128)
+    assert config.norm_eps == reference.rms_norm_eps
+    assert config.rope.theta == reference.rope_parameters["rope_theta"]
+    assert config.context_length == reference.max_position_embeddings
+    assert config.tied_embeddings is reference.tie_word_embeddings
+    sliding = model_type in ("mistral", "ministral")
+    assert config.windows == ((reference.sliding_window,) * 32 if sliding else ())
+
+
+def test_null_means_what_transformers_makes_of_it() -> None:
+    mistral = CONFIGS["mistral"]
+    assert read(mistral | {"num_key_value_heads": None}).n_kv_heads == 8
+    assert read(mistral | {"sliding_window": None}).windows == ()
+    assert read(CONFIGS["qwen3"] | {"head_dim": None}).head_dim == 128
+    assert read(BASE | {"rope_scaling": None, "head_dim": None, "hidden_act": None}) == read(BASE)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        (None, 256),
+        ({"rope_type": "default"}, 256),
+        ({"type": "linear", "factor": 4}, 1024),
+        ({"type": "dynamic", "factor": 2.0}, 512),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "original_max_position_embeddings": 64}, 256),
+        ({"rope_type": "yarn", "factor": 4.0}, 1024),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}, 256),
+    ],
+)
+def test_the_context_length_includes_the_stretch(scaling: dict[str, Any] | None, context: int) -> None:
+    assert read(BASE | {"rope_scaling": scaling}).context_length == context
+
+
+def test_yarns_attention_factor_follows_its_fields() -> None:
+    def factor(**fields: float) -> float:
+        return read(BASE | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0} | fields}).rope.attention_factor
+
+    assert factor() == pytest.approx(1.1386294)
+    assert factor(mscale=1.0, mscale_all_dim=1.0) == 1.0
+    assert factor(mscale=2.0, mscale_all_dim=1.0) == pytest.approx(1.2772589 / 1.1386294)
+    assert factor(attention_factor=0.5, mscale=2.0, mscale_all_dim=1.0) == 0.5
+
+
+def test_the_original_context_outside_the_rope_parameters_counts_first() -> None:
+    given = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    assert read(BASE | {"rope_parameters": given}).rope.original_context == 64
+    assert read(BASE | {"rope_parameters": given, "original_max_position_embeddings": 128}).rope.original_context == 128
+
+
+def test_a_padded_embedding_is_larger_than_the_tokenizer_and_never_smaller() -> None:
+    assert read(BASE, vocab_size=600).vocab_size == 640
+    with pytest.raises(ConfigError, match="vocab_size is 640, but the tokenizer has 641 tokens"):
+        read(BASE, vocab_size=641)
+
+
+QUANTIZED = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "gemma2"}, "model_type 'gemma2' is not supported, only llama, mistral"),
+    ({"model_type": None}, "model_type '' is not supported"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "architecture 'LlamaForSequenceClassification'"),
+    ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+    ({"embedding_multiplier": 12.0}, "embedding_multiplier"),
+    ({"num_experts": 8}, "num_experts 8"),
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    (QUANTIZED, "quantized by 'gptq' are not supported; use the model's original weights"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
+    ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported, only default, linear"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mrope_section": [1]}}, "field 'mrope_section'"),
+    ({"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "field 'full_attention' is not supported"),
+    ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: field 'factor' must be a number of at least 1"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor"),
+    ({"rope_theta": 1}, "rope_theta must be more than 1"),
+    ({"model_type": "mistral", "attention_bias": True}, "model_type mistral has no attention_bias"),
+    ({"model_type": "mistral", "layer_types": ["full_attention"] * 3}, "the model_type is ministral"),
+    ({"layer_types": ["linear_attention"] * 3}, "layer type 'linear_attention'"),
+    ({"layer_types": ["full_attention"]}, "1 entries for 3 layers"),
+    ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, "there is no sliding_window"),
+    ({"num_key_value_heads": 3}, "not divisible by n_kv_heads"),
+    ({"num_attention_heads": 7}, "not divisible by num_attention_heads"),
+    ({"head_dim": 7}, "head_dim is 7"),
+    ({"hidden_size": "64"}, "field 'hidden_size' must be a positive integer"),
+    ({"tie_word_embeddings": 1}, "field 'tie_word_embeddings' must be true or false"),
+    ({"rms_norm_eps": float("nan")}, "field 'rms_norm_eps'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), REFUSED, ids=lambda value: value[:30] if isinstance(value, str) else ""
+)
+def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(BASE | changes))
+    with pytest.raises(ConfigError, match=message) as raised:
+        read_config(path, vocab_size=640)
+    assert str(path) in raised.value.message
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_missing_size_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"field '{name}' is missing"):
+        read({key: value for key, value in BASE.items() if key != name})
+
+
+def test_smollm2s_own_config_is_read() -> None:
+    """The fields of SmolLM2-135M-Instruct's config.json that describe the model."""
+    config = read(
+        {
+            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 576,
+            "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
+            "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
+            "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
+            "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 49152,
+        },
+        vocab_size=49152,
+    )  # fmt: skip
+    assert isinstance(config, ModelConfig) and (config.head_dim, config.n_kv_heads, config.context_length) == (
+        64,
+        3,
+        8192,
+    )
+    assert config.tied_embeddings and config.rope.theta == 100_000.0

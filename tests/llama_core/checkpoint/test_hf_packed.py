@@ -1,0 +1,164 @@
+"""Packed weights of compressed-tensors: codes and scales survive, every rank gets its part, and damage is named."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from llama_core.checkpoint.hf_packed import pack, unpack
+from llama_core.checkpoint.hf_quantization import FORMATS, quantization_config
+from llama_core.checkpoint.loader import rank_weights
+from llama_core.checkpoint.rank_share import RankShare
+from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.source import WeightReader
+from llama_core.checkpoint.weights import Box, weight_specs
+from llama_core.convert.quantized import is_quantized
+from llama_core.errors import CheckpointError, ConfigError
+from llama_core.execution.weight_formats.quantize import quantize_groups
+from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, in_hugging_faces_layout, random_weights, read, write
+
+CONFIG = CONFIGS["llama-biases"]
+MODEL = read(CONFIG)
+PROJECTION = "model.layers.0.self_attn.q_proj.weight"
+Tensors = dict[str, torch.Tensor]
+
+
+def packed_folder(
+    folder: Path, bits: int, scale_dtype: torch.dtype = torch.float16, damage: Callable[[Tensors], object] | None = None
+) -> tuple[Path, Tensors]:
+    """Packs by its own arithmetic: 32-bit words, codes shifted into them. Returns the weights in Meta's layout."""
+    weights = random_weights(MODEL)
+    write(folder, CONFIG | {"quantization_config": quantization_config(bits)}, weights)
+    stored: Tensors = {}
+    for name, weight in in_hugging_faces_layout(weights, MODEL).items():
+        if not name.endswith("_proj.weight"):
+            stored[name] = weight
+            continue
+        codes, scales, _ = quantize_groups(weight, FORMATS[bits])
+        positive = codes.long() + (128 if bits == 8 else 0)
+        words = positive.view(len(weight), -1, 32 // bits) << (torch.arange(32 // bits) * bits)
+        stored[f"{name}_packed"] = words.sum(-1).to(torch.int32)
+        stored[f"{name}_scale"] = scales.to(scale_dtype)
+        stored[f"{name}_shape"] = torch.tensor(weight.shape)
+    if damage is not None:
+        damage(stored)
+    save_file(stored, folder / "model.safetensors")
+    return folder, weights
+
+
+def opened(folder: Path) -> WeightReader:
+    source = open_checkpoint(folder)
+    return source.open_weights(source.model_config(VOCAB_SIZE))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_code_survives_packing(bits: int) -> None:
+    codes = torch.arange(16, dtype=torch.uint8) if bits == 4 else torch.arange(-128, 128).to(torch.int8)
+    assert torch.equal(unpack(pack(codes[None], bits), bits), codes[None])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_each_rank_reads_its_codes_and_scales_in_metas_order(tmp_path: Path, bits: int) -> None:
+    folder, weights = packed_folder(tmp_path, bits)
+    reader = opened(folder)
+    for name, spec in weight_specs(MODEL).items():
+        if not is_quantized(name):
+            assert reader.stored_format(name) == "dense"
+            continue
+        assert reader.stored_format(name) == FORMATS[bits]
+        codes, scales, _ = quantize_groups(weights[name], FORMATS[bits])
+        for rank in range(2):
+            (row, column), (rows, columns) = box = spec.part(RankShare.of(MODEL, rank, 2))
+            first = column - column % 32
+            columns = -(-(column + columns) // 32) * 32 - first  # whole groups
+            parts = list(reader.grouped_slices(name, Box((row, first), (rows, columns))))
+            own = slice(row, row + rows)
+            assert torch.equal(torch.cat([part.codes for part in parts]), codes[own, first : first + columns])
+            got = torch.cat([part.scales for part in parts])
+            assert torch.equal(got, scales[own, first // 32 : (first + columns) // 32])
+            dense = (codes.float() - (8 if bits == 4 else 0)) * scales.repeat_interleave(32, 1)
+            expected = dense[own, box.start[1] : box.start[1] + box.shape[1]]
+            assert torch.equal(torch.cat([part.values for part in reader.slices(name, box)]), expected)
+
+
+def test_scales_that_float16_does_not_hold_exactly_expand_the_weight(tmp_path: Path) -> None:
+    folder, _ = packed_folder(tmp_path, 4, torch.float32, lambda stored: stored[f"{PROJECTION}_scale"].mul_(1.0001))
+    reader = opened(folder)
+    assert reader.stored_format("layers.0.attention.wq.weight") == "dense"
+    assert reader.stored_format("layers.1.attention.wq.weight") == "int4"
+    scale = load_file(folder / "model.safetensors")[f"{PROJECTION}_scale"]
+    box = Box((0, 0), (8, 32))
+    values = next(iter(reader.slices("layers.0.attention.wq.weight", box))).values
+    assert torch.equal(
+        (values[0] / scale[0, 0]).round() * scale[0, 0], values[0]
+    )  # the first row is the same in both orders
+    with pytest.raises(LookupError):
+        next(iter(reader.grouped_slices("layers.0.attention.wq.weight", box)))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda stored: stored.pop(f"{PROJECTION}_scale"), f"{PROJECTION}_scale is missing"),
+        (lambda stored: stored.pop(f"{PROJECTION}_shape"), f"{PROJECTION}_shape is missing"),
+        (
+            lambda stored: stored.update({f"{PROJECTION}_packed": torch.zeros(64, 7, dtype=torch.int32)}),
+            rf"{PROJECTION}_packed has shape \[64, 7\], expected \[64, 8\]",
+        ),
+        (
+            lambda stored: stored.update({f"{PROJECTION}_packed": torch.zeros(64, 8)}),
+            f"{PROJECTION}_packed has dtype F32, expected I32",
+        ),
+        (
+            lambda stored: stored.update({f"{PROJECTION}_shape": torch.tensor([64, 60])}),
+            rf"{PROJECTION}_shape is \[64, 60\], expected \[64, 64\]",
+        ),
+        (
+            lambda stored: stored.update({f"{PROJECTION}_zero_point": torch.zeros(8, 2, dtype=torch.int32)}),
+            f"{PROJECTION}_zero_point' in model.safetensors is unexpected",
+        ),
+        (lambda stored: stored.update({PROJECTION: torch.zeros(64, 64)}), f"{PROJECTION}_packed' in .* is unexpected"),
+        (lambda stored: stored[f"{PROJECTION}_scale"].fill_(torch.nan), r"layers\.0\.attention\.wq.* not finite"),
+    ],
+)
+def test_damaged_parts_are_refused_by_name(tmp_path: Path, damage: Callable[[Tensors], object], message: str) -> None:
+    folder, _ = packed_folder(tmp_path, 4, damage=damage)
+    share = RankShare.of(MODEL, 0, 1)
+    with pytest.raises(CheckpointError, match=message):
+        dict(rank_weights(opened(folder), MODEL, share, torch.float32, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "int-quantized"}, "format 'int-quantized' is not supported, only 'pack-quantized'"),
+        ({"num_bits": 3}, "num_bits 3 is not supported, only 4, 8"),
+        ({"num_bits": 4.0}, r"num_bits 4\.0"),
+        ({"symmetric": False}, "symmetric False"),
+        ({"group_size": 128}, "group_size 128 is not supported, only 32"),
+        ({"strategy": "channel"}, "strategy 'channel'"),
+        ({"actorder": "group"}, "actorder 'group'"),
+        ({"input_activations": {"num_bits": 8}}, "input_activations"),
+        ({"targets": ["Embedding"]}, "targets"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        ({"transform_config": {"R1": {}}}, "transform_config"),
+        ({"config_groups": {}}, "config_groups must have one group"),
+        ({"config_groups": {"W4A16": ["Linear"]}}, "W4A16"),
+        ({"group_size": None}, "field 'group_size' is missing"),
+    ],
+)
+def test_other_quantizations_are_refused_by_name_with_the_remedy(changes: dict[str, Any], message: str) -> None:
+    config = deepcopy(quantization_config(4))
+    group = config["config_groups"]["group_0"]
+    for name, value in changes.items():
+        holder = next((each for each in (group["weights"], group) if name in each), config)
+        holder[name] = value
+    if "actorder" in changes:
+        group["weights"]["actorder"] = changes["actorder"]
+        del config["actorder"]
+    with pytest.raises(ConfigError, match=f"quantization_config.*{message}.*GGUF|{message}.*GGUF"):
+        read(CONFIG | {"quantization_config": config})

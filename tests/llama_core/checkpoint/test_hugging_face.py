@@ -1,0 +1,258 @@
+"""Hugging Face folders load on any number of ranks with Meta's values, and damaged ones are refused by name."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llama_core.checkpoint.digest import sha256_of
+from llama_core.checkpoint.hugging_face import HuggingFaceCheckpoint
+from llama_core.checkpoint.loader import rank_weights
+from llama_core.checkpoint.manifest import Manifest
+from llama_core.checkpoint.rank_share import RankShare
+from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.weights import weight_specs
+from llama_core.errors import CheckpointError, LlamaError
+from tests.support import hugging_face
+from tests.support.checkpoints import peak_ratio
+from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, in_hugging_faces_layout, random_weights, read, write
+
+
+def load(directory: Path, rank: int = 0, world_size: int = 1) -> dict[str, torch.Tensor]:
+    checkpoint = open_checkpoint(directory)
+    assert isinstance(checkpoint, HuggingFaceCheckpoint)
+    checkpoint.num_shards()
+    config = checkpoint.model_config(VOCAB_SIZE)
+    share = RankShare.of(config, rank, world_size)
+    return dict(rank_weights(checkpoint.open_weights(config), config, share, torch.float32, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("num_files", [1, 3])
+def test_every_rank_gets_its_part_in_metas_order(tmp_path: Path, name: str, num_files: int) -> None:
+    config = read(CONFIGS[name])
+    weights = random_weights(config)
+    write(tmp_path, CONFIGS[name], weights, num_files)
+    for world_size in (1, 3):
+        for rank in range(world_size):
+            share = RankShare.of(config, rank, world_size)
+            got = load(tmp_path, rank, world_size)
+            assert got.keys() == weights.keys()
+            for weight, spec in weight_specs(config).items():
+                box = spec.part(share)
+                region = tuple(slice(b, b + n) for b, n in zip(box.start, box.shape, strict=True))
+                assert torch.equal(got[weight], weights[weight][region]), (weight, rank, world_size)
+
+
+def test_rotary_buffers_and_missing_prefixes_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    config = read(CONFIGS["llama2"])
+    weights = random_weights(config)
+    write(tmp_path, CONFIGS["llama2"], weights)
+    stored = {name.removeprefix("model."): w for name, w in in_hugging_faces_layout(weights, config).items()}
+    hugging_face.write_files(tmp_path, stored | {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, 1)
+    assert all(torch.equal(values, weights[name]) for name, values in load(tmp_path).items())
+
+
+def test_a_tied_model_may_store_its_output_layer_if_it_equals_the_embedding(tmp_path: Path) -> None:
+    config = read(CONFIGS["qwen2"])
+    weights = random_weights(config)
+    write(tmp_path, CONFIGS["qwen2"], weights)
+    stored = in_hugging_faces_layout(weights, config)
+    embedding = stored["model.embed_tokens.weight"]
+    hugging_face.write_files(tmp_path, stored | {"lm_head.weight": embedding.clone()}, 1)
+    assert torch.equal(load(tmp_path)["output.weight"], embedding)
+    hugging_face.write_files(tmp_path, stored | {"lm_head.weight": 2 * embedding}, 1)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from the embedding"):
+        load(tmp_path)
+    del stored["model.embed_tokens.weight"]
+    hugging_face.write_files(tmp_path, stored | {"lm_head.weight": embedding.clone()}, 1)
+    assert torch.equal(load(tmp_path)["tok_embeddings.weight"], embedding)
+
+
+def test_values_are_converted_and_progress_counts_every_byte_once(tmp_path: Path) -> None:
+    config = read(CONFIGS["qwen3"])
+    weights = random_weights(config, dtype=torch.bfloat16)
+    write(tmp_path, CONFIGS["qwen3"], weights, 2)
+    reader = open_checkpoint(tmp_path).open_weights(config)
+    assert reader.dtype is torch.bfloat16
+    seen: list[tuple[int, int]] = []
+    share = RankShare.of(config, 0, 1)
+    parts = rank_weights(reader, config, share, torch.float32, torch.device("cpu"), lambda *at: seen.append(at))
+    total = sum(weight.nbytes for _, weight in parts)
+    assert {all_bytes for _, all_bytes in seen} == {total}
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen}) and seen[-1][0] == total
+
+
+def test_every_eos_token_id_of_both_files_stops(tmp_path: Path) -> None:
+    checkpoint = HuggingFaceCheckpoint(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 5}')
+    assert checkpoint.stop_ids == {5}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 5]}')
+    assert checkpoint.stop_ids == {5, 7}
+    for wrong in ('"7"', "[true]", "2147483648", "[[1]]"):
+        (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {wrong}}}')
+        with pytest.raises(LlamaError, match=r"generation_config\.json: eos_token_id"):
+            _ = checkpoint.stop_ids
+
+
+def test_a_manifest_covers_every_file_that_is_read(tmp_path: Path) -> None:
+    write(tmp_path, CONFIGS["llama2"], random_weights(read(CONFIGS["llama2"])), 2)
+    (tmp_path / "generation_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    checkpoint = HuggingFaceCheckpoint(tmp_path)
+    names = [file.name for file in checkpoint.files]
+    assert names == ["config.json", "generation_config.json", "model.safetensors.index.json", *SHARDS]
+    assert all(checkpoint.owns(name) for name in names) and not checkpoint.owns("adapter_model.safetensors")
+    digests = {str(file): sha256_of(file) for file in checkpoint.files}
+    Manifest("SHA256SUMS", digests).check_complete(checkpoint)
+    with pytest.raises(CheckpointError, match="no such file"):
+        Manifest("SHA256SUMS", digests | {str(tmp_path / "model-9.safetensors"): "0"}).check_complete(checkpoint)
+
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def change(directory: Path, changes: Callable[[dict[str, Any]], object], file: str = SHARDS[0]) -> None:
+    """Change the header of a safetensors file, or an index."""
+    content = (directory / file).read_bytes()
+    if file.endswith(".json"):
+        index = json.loads(content)
+        changes(index["weight_map"])
+        (directory / file).write_text(json.dumps(index))
+        return
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    changes(header)
+    text = json.dumps(header).encode()
+    (directory / file).write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+def first(header: dict[str, Any]) -> dict[str, Any]:
+    header.pop("__metadata__", None)
+    entry: dict[str, Any] = header[min(header, key=lambda name: header[name]["data_offsets"])]
+    return entry
+
+
+LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "an end outside": (lambda h: first(h).update(data_offsets=[0, 10**9]), "lie outside the file"),
+    "begin after end": (lambda h: first(h).update(data_offsets=[8, 0]), "lie outside the file"),
+    "a wrong size": (lambda h: first(h)["shape"].append(2), "does not have"),
+    "a wrong dtype size": (lambda h: first(h).update(dtype="F64"), "does not have"),
+    "an unknown dtype": (lambda h: first(h).update(dtype="F7"), "unknown dtype 'F7'"),
+    "a negative size": (lambda h: first(h).update(shape=[-1, -1]), "integers of at least 0"),
+    "a size that is no integer": (lambda h: first(h).update(shape=[True]), "integers of at least 0"),
+    "a field too many": (lambda h: first(h).update(scale=1), "not of the fields"),
+    "an overlap": (lambda h: h.update(x={"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}), "overlaps|not begin"),
+    "a gap": (lambda h: h.pop(next(n for n in h if n != "__metadata__")), "does not begin|after its last"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies_is_refused_by_name(tmp_path: Path, lie: str) -> None:
+    write(tmp_path, CONFIGS["llama2"], random_weights(read(CONFIGS["llama2"])), 2)
+    changes, message = LIES[lie]
+    change(tmp_path, changes)
+    with pytest.raises(CheckpointError, match=f"{SHARDS[0]}.*({message})"):
+        open_checkpoint(tmp_path).num_shards()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cut short"),
+        (b"\xff" * 16, "more than 100000000"),
+        (b"\x00\x01" + bytes(6), "cut short"),
+        (b"\x02" + bytes(7) + b"[]", "not a JSON object"),
+        (b"\x02" + bytes(7) + b"\xff\xfe", "not JSON"),
+        (b"\x10" + bytes(7) + b'{"a":{},"a":{} }', "names 'a' twice"),
+    ],
+)
+def test_a_file_that_is_no_safetensors_file_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
+    write(tmp_path, CONFIGS["llama2"], random_weights(read(CONFIGS["llama2"])))
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"model.safetensors: .*{message}"):
+        load(tmp_path)
+
+
+def test_a_file_cut_short_is_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, CONFIGS["llama2"], random_weights(read(CONFIGS["llama2"])), 2)
+    content = (tmp_path / SHARDS[1]).read_bytes()
+    (tmp_path / SHARDS[1]).write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match=f"{SHARDS[1]}.*cut short"):
+        load(tmp_path)
+    (tmp_path / SHARDS[1]).write_bytes(content + b"\0")
+    with pytest.raises(CheckpointError, match=f"{SHARDS[1]}: has 1 bytes after its last tensor"):
+        load(tmp_path)
+
+
+INDEX_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a parent folder": (lambda m: m.update({"lm_head.weight": "../x.safetensors"}), "outside the index's folder"),
+    "an absolute path": (lambda m: m.update({"lm_head.weight": "/x.safetensors"}), "outside the index's folder"),
+    "a missing file": (lambda m: m.update({"lm_head.weight": "x.safetensors"}), "'x.safetensors'.*is missing"),
+    "another file": (lambda m: m.update({"lm_head.weight": "config.json"}), "not the name of a safetensors file"),
+    "no name": (lambda m: m.update({"lm_head.weight": 3}), "not the name of a safetensors file"),
+    "the wrong file": (
+        lambda m: m.update({n: SHARDS[1 - SHARDS.index(f)] for n, f in m.items()}),
+        r"'.*' is in model-0000\d.*, not in model-0000\d.* and \d+ more",
+    ),
+    "a weight that no file has": (lambda m: m.update({"x": SHARDS[0]}), f"'x' is not in {SHARDS[0]}"),
+    "a weight left out": (lambda m: m.pop("lm_head.weight"), "'lm_head.weight' in .* is not in the index"),
+}
+
+
+@pytest.mark.parametrize("fault", INDEX_FAULTS)
+def test_an_index_that_does_not_fit_its_files_is_refused_by_name(tmp_path: Path, fault: str) -> None:
+    write(tmp_path, CONFIGS["llama2"], random_weights(read(CONFIGS["llama2"])), 2)
+    changes, message = INDEX_FAULTS[fault]
+    change(tmp_path, changes, "model.safetensors.index.json")
+    with pytest.raises(CheckpointError, match=message) as raised:
+        load(tmp_path)
+    assert str(tmp_path) in raised.value.message
+
+
+def test_missing_unexpected_and_misshapen_weights_are_named(tmp_path: Path) -> None:
+    config = read(CONFIGS["llama2"])
+    stored = in_hugging_faces_layout(random_weights(config), config)
+    write(tmp_path, CONFIGS["llama2"], random_weights(config))
+    del stored["model.norm.weight"]
+    stored["model.layers.0.mlp.up_proj.weight"] = torch.zeros(3, 3)
+    stored["lm_head.weight"] = torch.zeros(640, 64, dtype=torch.int8)
+    stored["model.layers.3.input_layernorm.weight"] = torch.zeros(64)
+    hugging_face.write_files(tmp_path, stored, 1)
+    with pytest.raises(CheckpointError) as raised:
+        load(tmp_path)
+    for fault in (
+        "model.norm.weight is missing",
+        "model.layers.0.mlp.up_proj.weight has shape [3, 3], expected [96, 64]",
+        "lm_head.weight has dtype I8, expected one of BF16, F16, F32",
+        "'model.layers.3.input_layernorm.weight' in model.safetensors is unexpected",
+    ):
+        assert fault in raised.value.message
+
+
+def test_a_folder_without_its_files_names_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama2"]))
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors in it"):
+        checkpoint.num_shards()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="save_pretrained of transformers writes safetensors"):
+        checkpoint.num_shards()
+    (tmp_path / SHARDS[0]).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"index.json: no such file"):
+        checkpoint.num_shards()
+    (tmp_path / "consolidated.00.pth").write_bytes(b"")
+    assert not HuggingFaceCheckpoint.recognizes(tmp_path), "Meta's shards count, where a folder has both"
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc to measure the peak")
+@pytest.mark.parametrize(("num_files", "world_size"), [(1, 1), (1, 3), (3, 2)])
+def test_peak_memory_of_a_rank_is_its_share_of_the_weights(tmp_path: Path, num_files: int, world_size: int) -> None:
+    given = CONFIGS["qwen3"] | {"hidden_size": 1024, "head_dim": 128, "intermediate_size": 2816}
+    given |= {"num_hidden_layers": 8}
+    write(tmp_path, given, random_weights(read(given), dtype=torch.bfloat16), num_files)
+    assert 0.9 < peak_ratio(tmp_path, world_size - 1, world_size) < 1.2

@@ -1,0 +1,66 @@
+"""What each rank has of a model: every part exactly once, on any number of ranks."""
+
+import itertools
+
+import pytest
+
+from llama_core.checkpoint.rank_share import RankShare, is_even
+from llama_core.checkpoint.weights import weight_specs
+from llama_core.errors import ConfigError
+from llama_core.model_config import ModelConfig
+
+
+def model(heads: int = 9, kv_heads: int = 3, hidden: int = 1536) -> ModelConfig:
+    return ModelConfig(
+        dim=576, n_layers=2, n_heads=heads, n_kv_heads=kv_heads, head_dim=64, hidden_dim=hidden, vocab_size=49152
+    ).check("test")
+
+
+def shares(config: ModelConfig, world_size: int) -> list[RankShare]:
+    return [RankShare.of(config, rank, world_size) for rank in range(world_size)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (8, 8), (8, 1), (12, 4), (7, 7), (32, 8)])
+def test_every_part_is_given_out_once_on_any_number_of_ranks(heads: int, kv_heads: int) -> None:
+    config = model(heads, kv_heads)
+    group = heads // kv_heads
+    for world_size in range(1, heads + 1):
+        given = shares(config, world_size)
+        for name, size in (("heads", heads), ("hidden", 1536), ("vocab", 49152), ("columns", 576)):
+            assert list(itertools.chain.from_iterable(getattr(share, name) for share in given)) == list(range(size)), (
+                name
+            )
+        assert {head for share in given for head in share.kv_heads} == set(range(kv_heads))
+        for share in given:
+            own_group = len(share.heads) // len(share.kv_heads)
+            assert own_group * len(share.kv_heads) == len(share.heads) > 0
+            used = [head // group for head in share.heads]
+            assert used == [share.kv_heads[i // own_group] for i in range(len(share.heads))]
+
+
+@pytest.mark.parametrize("world_size", range(1, 10))
+def test_parts_are_as_even_as_they_come(world_size: int) -> None:
+    for share in shares(model(), world_size):
+        assert abs(len(share.vocab) - 49152 / world_size) < 1 and abs(len(share.columns) - 576 / world_size) < 1
+        assert abs(len(share.hidden) - 1536 / world_size) < 32
+        assert len(share.hidden) % 32 == 0 or 1536 % world_size == 0
+        assert abs(len(share.heads) - 9 / world_size) <= 2  # whole groups of three heads on up to three ranks
+
+
+def test_a_split_is_even_where_the_number_of_ranks_divides_every_dimension() -> None:
+    assert [n for n in range(1, 10) if is_even(model(), n)] == [1, 3]
+    assert [n for n in range(1, 9) if is_even(model(8, 4, 1024), n)] == [1, 2, 4]
+
+
+def test_more_ranks_than_query_heads_are_refused() -> None:
+    with pytest.raises(ConfigError, match="model_parallel_size 10 is more than the 9 query heads"):
+        RankShare.of(model(), 0, 10)
+
+
+def test_weights_are_cut_at_whole_heads() -> None:
+    specs = weight_specs(model())
+    boxes = [specs["layers.1.attention.wq.weight"].part(share) for share in shares(model(), 2)]
+    assert boxes == [((0, 0), (192, 576)), ((192, 0), (384, 576))]
+    assert specs["layers.1.attention.wo.weight"].part(shares(model(), 2)[1]) == ((0, 192), (576, 384))
+    copies = [specs["layers.0.attention.wk.weight"].part(share).start[0] for share in shares(model(), 9)]
+    assert copies == [0, 0, 0, 64, 64, 64, 128, 128, 128]

@@ -1,0 +1,80 @@
+"""The products of every weight format have the same bits on AVX2, AVX-512 VNNI, AMX and plain vectors, and are near exact."""
+
+import os
+import platform
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SUPPORT = ROOT / "tests" / "support"
+FLAGS = ("-std=c++20", "-O2", "-fno-math-errno", "-ffp-contract=fast", "-pthread", "-Wno-psabi")
+EMULATED = ("-march=x86-64-v3", "-include", str(SUPPORT / "emulated_intrinsics.hpp"))
+# Of the paths that this CPU may lack, VNNI and AMX run in plain C++. All have fused multiply-add.
+BUILDS = {
+    "AVX2": ("-march=x86-64-v3",),
+    "plain": ("-march=x86-64-v2", "-mavx", "-mfma"),
+    "VNNI": (*EMULATED, "-DEMULATE_VNNI"),
+    "AMX": (*EMULATED, "-DEMULATE_VNNI", "-DEMULATE_AMX"),
+}
+# The largest error of a product, in units of the sum of the magnitudes of its terms. Inputs that are not whole groups are
+# quantized from values that are not multiples of a scale.
+WHOLE_GROUPS = {"float32": 1e-5, "bfloat16": 0.004}
+ROUNDED = {"int8": 0.005, "int8_groups": 0.005, "int4": 0.03, "int4_min": 0.01, "bfloat16": 0.004, "float32": 1e-5}
+
+
+class Product(NamedTuple):
+    name: str
+    activations: str
+    inputs: int
+    rows: int
+    bits: str
+    same_alone: bool
+    error: float
+
+
+def products(build: str, directory: Path) -> list[Product]:
+    program = directory / build
+    include = f"-I{ROOT / 'llama_core' / 'execution' / 'native'}"
+    compiler = os.environ.get("LLAMA_CXX") or os.environ.get("CXX") or "c++"
+    command = [compiler, *FLAGS, *BUILDS[build], include, str(SUPPORT / "weight_products.cpp"), "-o", str(program)]
+    subprocess.run(command, check=True, capture_output=True)
+    lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+    found = []
+    for line in lines:
+        name, activations, inputs, rows, bits, same, error = line.split()
+        found.append(Product(name, activations, int(inputs), int(rows), bits, same == "1", float(error)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def by_build(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Product]]:
+    if platform.machine() != "x86_64" or "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("the builds need AVX2")
+    if not shutil.which(os.environ.get("LLAMA_CXX") or os.environ.get("CXX") or "c++"):
+        pytest.skip("there is no C++ compiler")
+    directory = tmp_path_factory.mktemp("products")
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(BUILDS, pool.map(lambda build: products(build, directory), BUILDS), strict=True))
+
+
+def test_products_have_the_same_bits_whatever_the_instructions(by_build: dict[str, list[Product]]) -> None:
+    for build, found in by_build.items():
+        for mine, theirs in zip(found, by_build["AVX2"], strict=True):
+            assert mine[:5] == theirs[:5], build
+
+
+def test_a_rows_products_do_not_depend_on_other_rows(by_build: dict[str, list[Product]]) -> None:
+    assert {product.name for product in by_build["AMX"]} >= {"int4", "int4_min", "int8_groups", "int8", "bfloat16"}
+    for build, found in by_build.items():
+        assert [product for product in found if not product.same_alone] == [], build
+
+
+def test_products_are_near_the_exact_products_of_the_weights(by_build: dict[str, list[Product]]) -> None:
+    for product in by_build["AVX2"]:
+        bound = ROUNDED[product.name] if product.inputs % 32 else WHOLE_GROUPS[product.activations]
+        assert 0 < product.error < bound, product

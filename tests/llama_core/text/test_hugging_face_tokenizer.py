@@ -1,0 +1,299 @@
+"""Ids and texts equal transformers', and no text becomes a control token."""
+
+import json
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from llama_core.errors import InvalidRequest, TokenizerError
+from llama_core.text.detokenizer import IncrementalDetokenizer
+from llama_core.text.hugging_face_tokenizer import HuggingFaceTokenizer
+from llama_core.text.registry import load_tokenizer
+from llama_core.text.tokenizer import TextPart, Tokenizer
+from tests.support.vocabularies import FAMILIES, byte_level, make_family, write_folder
+
+FRAGMENTS = (
+    *"ab é日🦙\u0301\u00a0▁\n\t<|>", "  ", "the ", "don't", "1234", "<|im_end|>", "<|eot_id|>", "<s>", "</s>", "<unk>",
+    " <fill> ", "<tool_call>", "é∎", "<|im", "_end|>", "[INST]", "<0x0A>", "\u1100\u1161", "\ufdd0", "\0",
+)  # fmt: skip
+TEXTS = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("families")
+    for family in FAMILIES:
+        make_family(family, root / family)
+    _loaded.cache_clear()
+    return root
+
+
+@cache
+def _loaded(root: Path, family: str) -> tuple[Tokenizer, Any]:
+    return load_tokenizer(root / family / "tokenizer.json"), AutoTokenizer.from_pretrained(root / family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_special_ids_equal_transformers(folders: Path, family: str) -> None:
+    ours, theirs = _loaded(folders, family)
+    assert (ours.bos_id, ours.eos_id, ours.n_words) == (theirs.bos_token_id, theirs.eos_token_id, len(theirs))
+    assert frozenset(theirs.all_special_ids) == {*ours.control_texts.values()} & {*theirs.all_special_ids}
+    assert ours.encode("a b", bos=True, eos=False) == theirs("a b")["input_ids"]
+    assert ours.encode("", bos=True, eos=False) == theirs("")["input_ids"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=150)
+@given(text=TEXTS)
+def test_ids_and_texts_equal_transformers(folders: Path, family: str, text: str) -> None:
+    ours, theirs = _loaded(folders, family)
+    ids = ours.encode(text, bos=False, eos=False)
+    plain = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    if family != "unigram" or not {ours.bos_id, ours.eos_id} & {
+        *plain
+    }:  # a Unigram model of transformers finds "<s>" itself
+        assert ids == plain
+        assert ours.encode_parts([TextPart(text[:3], False), TextPart(text[3:], False)]) == plain
+    parsed = theirs(text, add_special_tokens=False)["input_ids"]
+    assert ours.encode_special(text) == parsed
+    assert ours.encode_parts([TextPart(text, True)]) == parsed
+    assert {*ours.control_texts.values()}.isdisjoint(ids) or family == "unigram"  # which has <unk>
+    for read in (ids, parsed):
+        assert ours.decode(read) == theirs.decode(read, skip_special_tokens=True)
+        assert ours.decode(read, skip_special_tokens=False) == theirs.decode(read)
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen", "smollm"])
+@settings(max_examples=150)
+@given(ids=st.lists(st.integers(0, 10**6), max_size=12))
+def test_any_byte_level_ids_decode_as_transformers(folders: Path, family: str, ids: list[int]) -> None:
+    ours, theirs = _loaded(folders, family)
+    ids = [each % ours.n_words for each in ids]
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
+    detokenizer = IncrementalDetokenizer(ours)
+    assert "".join(detokenizer.push([each]) for each in ids) + detokenizer.flush() == ours.decode(ids)
+
+
+@pytest.mark.parametrize("family", ["llama2_legacy", "metaspace"])
+@settings(max_examples=100)
+@given(text=TEXTS, prefix=st.lists(st.integers(259, 399), max_size=4))
+def test_sentencepiece_like_ids_decode_as_transformers(
+    folders: Path, family: str, text: str, prefix: list[int]
+) -> None:
+    ours, theirs = _loaded(folders, family)
+    ids = [*prefix, *ours.encode(text, bos=True, eos=True)]
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def _control_names(tokenizer: Tokenizer) -> Iterator[str]:
+    yield from (name for name in tokenizer.control_texts if name != "<fill>")
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen", "smollm", "llama2_legacy", "metaspace"])
+def test_a_message_never_becomes_a_control_token(folders: Path, family: str) -> None:
+    ours, _ = _loaded(folders, family)
+    first, *others = _control_names(ours)
+    for hostile in (first, *others, f" {first} ", f"{first}{others[0]}", f"a{first}b"):
+        for cut in range(len(hostile) + 1):
+            parts = [
+                TextPart(f"{others[0]}user\n", True), TextPart(hostile[:cut], False), TextPart(hostile[cut:], False),
+                TextPart(others[0], True), TextPart(hostile[:cut], True), TextPart(hostile[cut:], False),
+            ]  # fmt: skip
+            ids = ours.encode_parts(parts)
+            trusted = sum(hostile[:cut].count(name) for name in (first, *others))
+            assert sum(ours.is_control(each) for each in ids) == 2 + trusted
+            told = ours.decode(ids, skip_special_tokens=False)
+            assert "".join(told.split()) == "".join("".join(part.text for part in parts).split())
+
+
+def test_text_after_a_control_token_is_encoded_as_transformers_does(folders: Path) -> None:
+    """With a hostile message in it, the rest of a prompt has the same ids as without."""
+    for family in ("llama3", "qwen", "llama2_legacy", "metaspace"):
+        ours, theirs = _loaded(folders, family)
+        control = next(_control_names(ours))
+        text = f"{control}the fox{control} the dog{control}"
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        hostile = ours.encode_parts([TextPart(text, True), TextPart(f"x{control}", False)])
+        assert hostile[: len(expected)] == expected
+
+
+def test_a_vocabulary_that_spells_a_control_token_spells_it_in_bytes(tmp_path: Path) -> None:
+    tokenizer = byte_level(None)
+    content = json.loads(tokenizer.to_str())
+    word, token_id = next(item for item in content["model"]["vocab"].items() if item[0].isascii() and len(item[0]) == 3)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"] = [{"id": token_id, "content": word, "special": True, **flags}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": word}))
+    ours = load_tokenizer(tmp_path / "tokenizer.json")
+    ids = ours.encode(word, bos=False, eos=False)
+    assert len(ids) == 3 and ours.decode(ids) == word
+    assert ours.encode_special(word) == [token_id]
+
+
+def test_a_byte_that_the_vocabulary_lacks_never_ends_a_turn(tmp_path: Path) -> None:
+    tokenizer, _ = FAMILIES["smollm"]()
+    content = json.loads(tokenizer.to_str())
+    model = content["model"]
+    lost = model["vocab"].pop("\u0104")  # the byte 4, as in the vocabulary of SmolLM2
+    model["vocab"] = {token: token_id - (token_id > lost) for token, token_id in model["vocab"].items()}
+    model["unk_token"] = "<|endoftext|>"
+    model["vocab"]["<|endoftext|>"] = len(model["vocab"])
+    content["added_tokens"] = [content["added_tokens"][0] | {"id": model["vocab"]["<|endoftext|>"]}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    ours = load_tokenizer(tmp_path)
+    assert ours.decode(ours.encode("a\x04b", bos=False, eos=False)) == "ab"
+    assert ours.stop_ids.isdisjoint(ours.encode("a\x04b<|endoftext|>", bos=False, eos=False))
+    assert ours.min_tokens(10**6) == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(text=TEXTS)
+def test_min_tokens_never_exceeds_the_real_number(folders: Path, family: str, text: str) -> None:
+    ours, _ = _loaded(folders, family)
+    assert ours.min_tokens(len(text)) <= min(
+        len(ours.encode(text, bos=False, eos=False)), len(ours.encode_special(text))
+    )
+    assert (ours.min_tokens(10**6) > 1000) == (family in ("llama3", "llama2_legacy", "metaspace"))  # others shorten
+
+
+def test_tokens_and_stop_ids_of_the_side_files_count(tmp_path: Path) -> None:
+    tokenizer = byte_level(None)
+    num = tokenizer.get_vocab_size()
+    added = {
+        str(num): {"content": "<|im_end|>", "special": True},
+        str(num + 1): {"content": "<think>", "special": False},
+    }
+    write_folder(tmp_path, tokenizer, {"added_tokens_decoder": added})
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|im_end|>"}, "pad_token": "absent"}')
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{num}, 65]}}')
+    ours, theirs = load_tokenizer(tmp_path / "tokenizer.json"), AutoTokenizer.from_pretrained(tmp_path)
+    assert (ours.eos_id, ours.bos_id) == (num, None)
+    assert ours.stop_ids == {num, 65}
+    assert ours.encode_special("<think> a<|im_end|>") == theirs("<think> a<|im_end|>")["input_ids"]
+    assert (ours.token_bytes(num + 1), ours.token_name(num), ours.control_text(num)) == (
+        b"<think>",
+        *["<|im_end|>"] * 2,
+    )
+
+
+def test_a_long_text_is_encoded_in_time(folders: Path) -> None:
+    for family in FAMILIES:
+        ours, _ = _loaded(folders, family)
+        for text in (" " * 50_000, "a" * 50_000, "<|eot_id|>" * 5_000, "\n " * 25_000, "\u0301" * 25_000):
+            assert ours.encode(text, bos=False, eos=False)
+
+
+def test_many_added_tokens_are_added_at_once(tmp_path: Path) -> None:
+    """The library builds its search for added tokens anew after each call: one call a token takes quadratic time."""
+    path = make_family("llama3", tmp_path)
+    content = json.loads(path.read_text())
+    first = content["added_tokens"][-1]["id"] + 1
+    content["added_tokens"] += [
+        content["added_tokens"][0] | {"id": first + i, "content": f"<x{i}>", "special": i % 2 == 0}
+        for i in range(16_000)
+    ]
+    path.write_text(json.dumps(content))
+    began = time.process_time()
+    ours = load_tokenizer(path)
+    assert time.process_time() - began < 20  # as one call for each token is not
+    ids = ours.encode("<x1>a<x2>", bos=False, eos=False)
+    assert (ids[0], first + 2 in ids) == (first + 1, False)
+    assert ours.encode_special("<x2><x1>") == [first + 2, first + 1]
+
+
+# Damaged files
+
+
+def refused(path: Path, **config: Any) -> str:
+    with pytest.raises(TokenizerError) as caught:
+        HuggingFaceTokenizer(path)
+    assert str(path.parent) in caught.value.message
+    return caught.value.message
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"[" * 100_000, b"\xff", b'{"model": 1}', b'{"a":' * 50_000])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    assert "tokenizer.json" in refused(tmp_path / "tokenizer.json")
+
+
+def _doubling(times: int) -> dict[str, Any]:
+    step = {"type": "Replace", "pattern": {"String": "z"}, "content": "zz"}
+    return {"type": "Sequence", "normalizers": [step] * times}
+
+
+DAMAGES: dict[str, Any] = {
+    "model.type is 'WordPiece'": lambda c: c["model"].update(type="WordPiece"),
+    "model.vocab does not have the ids": lambda c: c["model"]["vocab"].update(the=10**6),
+    "model.vocab has no token for the byte 65": lambda c: c["model"]["vocab"].update(
+        {"AAA": c["model"]["vocab"].pop("A")}
+    ),
+    "which is not of a byte-level vocabulary": lambda c: c["model"]["vocab"].update({"日": len(c["model"]["vocab"])}),
+    "model.merges[0] has a token": lambda c: c["model"]["merges"].insert(0, ["x", "nope"]),
+    "model.merges[1] is not two": lambda c: c["model"]["merges"].insert(1, 3),
+    "model.dropout": lambda c: c["model"].update(dropout=0.5),
+    "added_tokens[0] has no id": lambda c: c["added_tokens"][0].update(id=-1),
+    "added_tokens[1] is there twice": lambda c: c["added_tokens"].insert(1, c["added_tokens"][0]),
+    "which is not its own": lambda c: c["added_tokens"][0].update(id=5000),
+    "normalizer may make a text more than 16 times longer": lambda c: c.update(normalizer=_doubling(20)),
+    "pre_tokenizer may make a text more than 16 times longer": lambda c: c.update(
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [c["pre_tokenizer"]["pretokenizers"][1]] * 5}
+    ),
+    "added_tokens has 20000 tokens, more than 16384": lambda c: c.update(added_tokens=c["added_tokens"] * 4000),
+    "decoder ['WordPiece']": lambda c: c["decoder"].update(type="WordPiece"),
+    "decoder is missing": lambda c: c.update(decoder=None),
+    "do not give a text back": lambda c: c.update(pre_tokenizer={"type": "Digits", "individual_digits": True}),
+    "damaged, or not supported": lambda c: c.update(pre_tokenizer={"type": "Nonsense"}),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_damaged_fields_are_refused_by_name(tmp_path: Path, message: str) -> None:
+    path = make_family("llama3", tmp_path)
+    content = json.loads(path.read_text())
+    DAMAGES[message](content)
+    path.write_text(json.dumps(content))
+    assert message in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"eos_token": "absent"}, "eos_token is 'absent'"),
+        ({"eos_token": 5}, "eos_token must be"),
+        ({"eos_token": "\ud800"}, "surrogate"),
+        ({"add_bos_token": "yes"}, "add_bos_token"),
+        ({"added_tokens_decoder": []}, None),
+        ({"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder has the entry 'x'"),
+        ({"additional_special_tokens": "x"}, "additional_special_tokens"),
+        ({"eos_token": None}, "no file beside it has an eos_token"),
+    ],
+)
+def test_damaged_side_files_are_refused_by_name(tmp_path: Path, config: dict[str, Any], message: str | None) -> None:
+    tokenizer, told = FAMILIES["llama3"]()
+    path = write_folder(tmp_path, tokenizer, told | config)
+    if message is None:
+        assert load_tokenizer(path).n_words
+    else:
+        assert message in refused(path)
+
+
+def test_lone_surrogates_are_refused(folders: Path) -> None:
+    ours, _ = _loaded(folders, "llama3")
+    for call in (
+        lambda: ours.encode("\ud800", bos=False, eos=False),
+        lambda: ours.encode_special("\ud800"),
+        lambda: ours.encode_parts([TextPart("\ud83d", True), TextPart("\ude00", True)]),
+    ):
+        with pytest.raises(InvalidRequest, match="surrogate"):
+            call()

@@ -1,0 +1,225 @@
+"""Chat templates with the constructs of the published families, in our own words, each with a small tokenizer of its kind."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tokenizers import AddedToken
+
+from tests.support import vocabularies
+
+CHATML = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+
+LLAMA3 = """\
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = strftime_now("%d %b %Y") %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{%- if tools is not none %}{{- "Tools: " + tools | tojson(indent=4) }}{%- endif %}
+{{- "Written until: May 2024\\n" ~ "Now: " + date_string + "\\n\\n" }}
+{{- system_message }}
+{{- "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+    {%- else %}
+        {{- raise_exception("This template takes no tool calls.") }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}"""
+
+LLAMA2 = """\
+{% if messages[0]['role'] == 'system' %}\
+{% set loop_messages = messages[1:] %}{% set told = messages[0]['content'] %}\
+{% else %}{% set loop_messages = messages %}{% set told = false %}{% endif %}\
+{% for message in loop_messages %}\
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('Users and assistants must take turns.') }}\
+{% endif %}\
+{% if loop.index0 == 0 and told != false %}\
+{% set content = '<<SYS>>\\n' + told + '\\n<</SYS>>\\n\\n' + message['content'] %}\
+{% else %}{% set content = message['content'] %}{% endif %}\
+{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}\
+{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}\
+{% endfor %}"""
+
+MISTRAL = """\
+{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
+{%- set ns = namespace(index=0) %}
+{%- for message in loop_messages %}
+    {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
+        {{- raise_exception("After a system message, user and assistant must take turns: " + message["role"]) }}
+    {%- endif %}
+    {%- set ns.index = ns.index + 1 %}
+{%- endfor %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if message["role"] == "user" %}
+        {%- if message == user_messages[-1] and system_message is defined %}
+            {{- "[INST]" + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST]" + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- else %}
+        {{- message["content"] | trim + eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+
+ZEPHYR = """\
+{% for message in messages %}
+{% if message['role'] == 'user' %}
+{{ '<|user|>\\n' + message['content'] + eos_token }}
+{% elif message['role'] == 'system' %}
+{{ '<|system|>\\n' + message['content'] + eos_token }}
+{% elif message['role'] == 'assistant' %}
+{{ '<|assistant|>\\n'  + message['content'] + eos_token }}
+{% endif %}
+{% if loop.last and add_generation_prompt %}
+{{ '<|assistant|>' }}
+{% endif %}
+{% endfor %}"""
+
+VICUNA = """\
+{%- if messages and messages[0].role == 'system' -%}
+{%- set opening = messages[0].content -%}{%- set rest = messages[1:] -%}
+{%- else -%}
+{%- set opening = 'A person talks with a helpful machine.' -%}{%- set rest = messages -%}
+{%- endif -%}
+{{ bos_token ~ opening }}
+{%- for message in rest -%}
+{%- if message.role == 'user' -%}{{ ' USER: ' ~ message.content.strip() }}
+{%- else -%}{{ ' ASSISTANT: ' ~ message.content.strip() ~ eos_token }}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ ' ASSISTANT:' }}{%- endif -%}"""
+
+HERMES = """\
+{%- macro header(role, name=none) -%}
+<|im_start|>{{ role }}{% if name %}{{ ' name=' + name }}{% endif %}
+
+{% endmacro -%}
+{{- bos_token }}
+{%- for message in messages -%}
+    {{- header(message.role, message.name) -}}
+    {%- generation -%}{{- message.content ~ '<|im_end|>' -}}{%- endgeneration -%}
+    {{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- header('assistant') -}}{%- endif -%}"""
+
+DISTILL = """\
+{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}\
+{% set ns = namespace(system_prompt='', has_answer=false) %}\
+{%- for message in messages %}{%- if message['role'] == 'system' %}\
+{% set ns.system_prompt = message['content'] %}{%- endif %}{%- endfor %}\
+{{bos_token}}{{ns.system_prompt}}\
+{%- for message in messages %}\
+{%- if message['role'] == 'user' %}{{'<｜User｜>' + message['content']}}{%- endif %}\
+{%- if message['role'] == 'assistant' and message['content'] is not none %}\
+{% set content = message['content'] %}\
+{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}\
+{{'<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>'}}{%- endif %}\
+{%- endfor -%}\
+{% if add_generation_prompt %}{{'<｜Assistant｜><think>\\n'}}{% endif %}"""
+
+QWEN = """\
+{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are a careful helper.<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if message.role == "user" and not message.content.startswith('<tool_response>') %}
+        {%- set ns.last = index %}{%- break %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set thought = '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last and thought %}
+            {{- '<|im_start|>' + message.role + '\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content }}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\\n' + content }}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+
+PHI = """\
+{% for message in messages %}{{ '<|' + message['role'] + '|>' + '\\n' + message['content'] + '<|end|>' + '\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""
+
+
+class Family(NamedTuple):
+    """A template, the kind of its tokenizer (`vocabularies.FAMILIES`), and further tokens. unmarked: control tokens that the
+    published file does not mark as special. words: tokens with text that the template writes or reads."""
+
+    template: str
+    vocabulary: str
+    control: Sequence[str] = ()
+    has_rstrip: bool = False
+    unmarked: Sequence[str] = ()
+    words: Sequence[str] = ()
+
+
+FAMILIES: Final = {
+    "chatml": Family(CHATML, "smollm"),
+    "llama3": Family(LLAMA3, "llama3", ("<|eom_id|>", "<|python_tag|>")),
+    "llama2": Family(LLAMA2, "llama2_legacy"),
+    "mistral": Family(MISTRAL, "metaspace", ("[INST]", "[/INST]", "[TOOL_CALLS]")),
+    "zephyr": Family(ZEPHYR, "metaspace"),
+    "vicuna": Family(VICUNA, "llama2_legacy"),
+    "hermes": Family(HERMES, "llama3", ("<|im_start|>", "<|im_end|>")),
+    "distill": Family(
+        DISTILL,
+        "llama3",
+        ("<｜end▁of▁sentence｜>",),
+        unmarked=("<｜User｜>", "<｜Assistant｜>", "<|EOT|>"),
+        words=("<think>", "</think>"),
+    ),
+    "qwen": Family(QWEN, "qwen"),
+    "phi": Family(PHI, "metaspace", ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), has_rstrip=True),
+}
+
+
+def make_chat_model(name: str, folder: Path) -> Path:
+    """A folder with tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers reads them."""
+    family = FAMILIES[name]
+    tokenizer, config = vocabularies.FAMILIES[family.vocabulary]()
+    tokenizer.add_special_tokens(vocabularies.special(*family.control, rstrip=family.has_rstrip))
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in (*family.unmarked, *family.words)])
+    vocabularies.write_folder(folder, tokenizer, config)
+    (folder / "chat_template.jinja").write_text(family.template)
+    return folder

@@ -1,0 +1,130 @@
+"""Small random models in Hugging Face's format: by transformers, or written directly from weights in Meta's layout."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from llama_core.checkpoint.hf_config import model_from_config
+from llama_core.checkpoint.weights import weight_specs
+from llama_core.model_config import ModelConfig
+
+VOCAB_SIZE = 640
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+_LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+# By name: a config.json as transformers 4 or 5 writes it.
+CONFIGS: Mapping[str, dict[str, Any]] = {
+    "llama2": _SHAPE | {"model_type": "llama"},
+    "llama3.1": _SHAPE
+    | {"model_type": "llama", "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3"} | _LLAMA3},
+    "llama3.2": _SHAPE
+    | {"model_type": "llama", "tie_word_embeddings": True}
+    | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0} | _LLAMA3},
+    "llama-biases": _SHAPE | {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama-linear": _SHAPE | {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "llama-dynamic": _SHAPE | {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "smollm2": _SHAPE
+    | {"model_type": "llama", "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}
+    | {"rope_theta": 100000, "tie_word_embeddings": True, "is_llama_config": True, "rope_interleaved": False},
+    "mistral": _SHAPE | {"model_type": "mistral", "sliding_window": 24},
+    "mistral-nemo": _SHAPE
+    | {"model_type": "mistral", "sliding_window": None, "head_dim": 16, "hidden_size": 80, "rope_theta": 1e6},
+    "ministral": _SHAPE
+    | {"model_type": "ministral", "sliding_window": 24, "head_dim": 8}
+    | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    "qwen2": _SHAPE | {"model_type": "qwen2", "rope_theta": 1e6, "tie_word_embeddings": True},
+    "qwen2-window": _SHAPE
+    | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    "qwen2-yarn": _SHAPE
+    | {"model_type": "qwen2"}
+    | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    "qwen3": _SHAPE
+    | {"model_type": "qwen3", "head_dim": 16}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+}
+
+
+def read(config: Mapping[str, Any], vocab_size: int = VOCAB_SIZE) -> ModelConfig:
+    """The architecture that our reader makes of a config.json."""
+    return model_from_config(config, vocab_size=vocab_size)
+
+
+def random_weights(
+    config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """Weights in Meta's names and layout; a tied model's output layer is its embedding."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: (0.25 * torch.randn(spec.shape, generator=generator)).to(dtype)
+        for name, spec in weight_specs(config).items()
+    }
+    if config.tied_embeddings:
+        weights["output.weight"] = weights["tok_embeddings.weight"]
+    return weights
+
+
+_NAMES = {
+    "tok_embeddings": "model.embed_tokens",
+    "output": "lm_head",
+    "layers": "model.layers",
+    "norm.weight": "model.norm.weight",
+    "attention.w": "self_attn.",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+}
+
+
+def in_hugging_faces_layout(weights: Mapping[str, torch.Tensor], config: ModelConfig) -> dict[str, torch.Tensor]:
+    """Weights in Meta's layout, named and ordered as transformers stores them. Independent of the reader's code."""
+    converted = {}
+    for name, weight in weights.items():
+        if name == "output.weight" and config.tied_embeddings:
+            continue
+        rotated = any(part in name for part in (".wq.", ".wk.", ".q_norm.", ".k_norm."))
+        if rotated:  # as transformers' conversion script of Meta's files permutes them
+            weight = weight.view(-1, config.head_dim // 2, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+        for ours, theirs in _NAMES.items():
+            if name.startswith(ours) or f".{ours}" in name:
+                name = name.replace(ours, theirs, 1)
+        for projection in ("q", "k", "v", "o"):
+            name = name.replace(f"self_attn.{projection}.", f"self_attn.{projection}_proj.")
+        converted[name] = weight.contiguous().clone()
+    return converted
+
+
+def write(directory: Path, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], num_files: int = 1) -> Path:
+    """Write config.json and `weights` (Meta's layout) as so many safetensors files, with an index if there are several."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    stored = in_hugging_faces_layout(weights, read(config, vocab_size=1))
+    write_files(directory, stored, num_files)
+    return directory
+
+
+def write_files(directory: Path, stored: Mapping[str, torch.Tensor], num_files: int) -> None:
+    """Write tensors by the names that they have in the files."""
+    if num_files == 1:
+        save_file(dict(stored), directory / "model.safetensors")
+        return
+    names = [f"model-{i + 1:05d}-of-{num_files:05d}.safetensors" for i in range(num_files)]
+    weight_map = {name: names[i % num_files] for i, name in enumerate(stored)}
+    for file in names:
+        save_file({name: stored[name] for name in stored if weight_map[name] == file}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -1,0 +1,111 @@
+// Prints products of every weight format by the kernels of this build, for a test that compares builds.
+//
+// A line for each format, type of activations, number of inputs and number of rows: a hash of the bits of all results, whether rows
+// have the bits that they have alone, and the largest error beside the exact product of the packed weights (in float64), in units of
+// the sum of the magnitudes of its terms.
+#include <cinttypes>
+#include <cstdio>
+#include <string>
+
+#include "epilogues.hpp"
+#include "projection.hpp"
+#include "weight_formats.hpp"
+
+using namespace llama;
+
+namespace {
+
+constexpr int kOutputs = 520;  // on one thread, tasks of four output tiles: K slices on tile registers
+
+uint32_t state = 1;
+float next() {
+    state = state * 1664525 + 1013904223;
+    return float(int32_t(state >> 8) - (1 << 23)) / float(1 << 23);
+}
+
+// Weights as groups with every code, -128 too, or as values whose quantized form is not known here.
+template <class T>
+void products(const char* name, int inputs, int rows) {
+    const WeightFormat<T>& format = *WeightFormats::find<T>(name);
+    state = 7;
+    Linear<T> w(format, kOutputs, inputs);
+    const int padded = int(round_up(inputs, kGroupInputs));
+    const bool grouped = format.pack_groups && inputs % kGroupInputs == 0, bytes = std::string(name) == "int8_groups";
+    std::vector<float> weights(size_t(kOutputs) * inputs);
+    for (int o = 0; o < kOutputs; o++) {
+        float* row = &weights[size_t(o) * inputs];
+        std::vector<uint8_t> codes(padded);
+        std::vector<float> scales, minima;
+        for (int k = 0; k < inputs; k++) {
+            if (k % kGroupInputs == 0) {
+                scales.push_back(widen(to_half(next() / 64)));
+                minima.push_back(widen(to_half(next())));
+            }
+            // Some outputs and inputs have the extreme codes throughout.
+            codes[k] = o % 7 == 3   ? (bytes ? 0x80 : 0)
+                       : o % 7 == 4 ? (bytes ? 0x7f : 15)
+                                    : uint8_t(int(next() * 127)) & (bytes ? 255 : 15);
+            const int code = bytes ? int8_t(codes[k]) : std::string(name) == "int4" ? codes[k] - 8 : codes[k];
+            row[k] = float(code) * scales.back() + (std::string(name) == "int4_min" ? minima.back() : 0.0f);
+        }
+        if (grouped)
+            w.pack(GroupedRow{codes.data(), scales.data(), minima.data()}, o);
+        else
+            w.pack(row, o);
+    }
+    Inputs<T> x(rows, inputs);
+    x.reserve(format.input_form, rows, inputs);
+    for (int r = 0; r < rows; r++) {
+        for (int k = 0; k < inputs; k++) x[r][k] = narrow_to<T>(r % 5 == 1 ? 3.0f : r % 5 == 2 ? -3.0f : next());
+        x.quantize(format.input_form, r, int(round_up(inputs, 16)));
+    }
+    Activations<float> y(rows, kOutputs), alone(1, kOutputs);
+    auto run = [&](int count, int first, const Rows<float>& to) {
+        Projection<T> projection(1);
+        projection.reserve(format, count);
+        Inputs<T> part(count, inputs);
+        part.reserve(format.input_form, count, inputs);
+        for (int r = 0; r < count; r++) {
+            std::memcpy(static_cast<void*>(part[r]), x[first + r], inputs * sizeof(T));
+            part.quantize(format.input_form, r, int(round_up(inputs, 16)));
+        }
+        for (int task = 0; task < projection.tasks_of(w, count); task++)
+            projection.run(w, part, count, task, 0, StoreTo<float>{to});
+    };
+    run(rows, 0, y);
+    uint64_t hash = 1469598103934665603u;
+    bool same = true;
+    double error = 0;
+    for (int r = 0; r < rows; r++) {
+        if (r % 6 < 2) {
+            run(1, r, alone);
+            same = same && !std::memcmp(y[r], alone[0], kOutputs * 4);
+        }
+        for (int o = 0; o < kOutputs; o++) {
+            uint32_t bits;
+            std::memcpy(&bits, y[r] + o, 4);
+            hash = (hash ^ bits) * 1099511628211u;
+            if (r % 6 > 2) continue;
+            double exact = 0, magnitude = 0;
+            for (int k = 0; k < inputs; k++) {
+                const double value = double(weights[size_t(o) * inputs + k]) * widen(x[r][k]);
+                exact += value, magnitude += std::fabs(value);
+            }
+            if (magnitude > 0) error = std::max(error, std::fabs(y[r][o] - exact) / magnitude);
+        }
+    }
+    std::printf("%s %s %d %d %016" PRIx64 " %d %g\n", name, sizeof(T) == 2 ? "bfloat16" : "float32", inputs, rows, hash, same,
+                error);
+}
+
+}  // namespace
+
+int main() {
+    use_tiles();
+    for (int inputs : {448, 424})
+        for (int rows : {1, 3, 6, 33, 70}) {
+            for (auto name : {"bfloat16", "int8", "int8_groups", "int4", "int4_min"}) products<bf16>(name, inputs, rows);
+            for (auto name : {"float32", "int8_groups", "int4", "int4_min"}) products<float>(name, inputs, rows);
+        }
+    release_tiles();
+}
