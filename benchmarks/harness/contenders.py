@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from benchmarks.harness.common import REPOSITORY, last_json
 from benchmarks.harness.programs import Program, free_port
+from llama_core.execution.weight_formats.registry import QUANTIZED
 
 
 class BadFile(Exception):
@@ -221,14 +222,14 @@ def running_server(recipe: Recipe, values: Mapping[str, str]) -> Iterator[Server
 
 def values_for(recipes: Recipes, model: str, dtype: str, given: Mapping[str, str]) -> dict[str, str]:
     """The values of a command's placeholders: `given`, those of the model, and those of this machine."""
-    quantized = dtype == "int8"
+    quantized = dtype in QUANTIZED
     here = {
         "python": sys.executable,
         "repository": str(REPOSITORY),
         "cores": str(len(os.sched_getaffinity(0))),
         "model": model,
         "dtype": "bfloat16" if quantized else dtype,
-        "quantization": "int8" if quantized else "none",
+        "quantization": dtype if quantized else "none",
         "vocab_size": "32000",
     }
     own = {

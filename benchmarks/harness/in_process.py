@@ -225,9 +225,9 @@ def prefill_operations(config: ModelConfig, length: int) -> int:
 
 
 def case_name(llama: Llama, options: argparse.Namespace) -> str:
-    """The key of a case in a result: "bfloat16", or "bfloat16+int8" with weights quantized."""
+    """The key of a case in a result: "bfloat16", or such as "bfloat16+int4" where weights have other formats."""
     dtype = str(torch_dtype(llama)).removeprefix("torch.")
-    return dtype if options.quantization == "none" else f"{dtype}+{options.quantization}"
+    return dtype if llama.runner.report.dtype == dtype else f"{dtype}+{options.quantization}"
 
 
 def vocabulary(llama: Llama) -> int:

@@ -38,7 +38,7 @@ async def local_engine(llama: Llama) -> AsyncIterator[EngineLoop]:
     """A running engine loop."""
     config = llama.runner.config
     scheduler = Scheduler(
-        SchedulerConfig.of(config, llama.tokenizer.stop_ids),
+        SchedulerConfig.of(config, llama.tokenizer.stop_ids, window=llama.runner.model_config.longest_window),
         BlockPool(llama._num_blocks, config.block_size),
     )
     loop = EngineLoop(scheduler, llama.tokenizer, max_seq_len=config.max_seq_len)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.options import command_parser
+from llama_core.checkpoint.meta_params import config_from_params
 from llama_core.model_config import ModelConfig
 from llama_core.text.registry import load_tokenizer
 
@@ -137,7 +138,7 @@ def write_hf(
         "vocab_size": config.vocab_size,
         "max_position_embeddings": shape.max_seq_len,
         "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
+        "rope_theta": config.rope.theta,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "attention_bias": False,
@@ -218,7 +219,7 @@ def main(argv: Sequence[str]) -> None:
     vocab_size = load_tokenizer(options.tokenizer).n_words
     for name in options.names:
         shape = SHAPES[name]
-        config = ModelConfig.from_params(shape.params, vocab_size=vocab_size, source=name)
+        config = config_from_params(shape.params, vocab_size=vocab_size, source=name)
         weights = random_weights(config, getattr(torch, options.dtype), options.seed)
         if "meta" in options.format:
             write_meta(options.out / name / "meta", shape, weights, options.tokenizer, options.shards)

@@ -173,7 +173,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--contenders", nargs="+", required=True, metavar="NAME", help="ratios are the first one's")
     parser.add_argument("--peers", type=Path, nargs="*", default=[], help="files like peers.example.toml")
     parser.add_argument("--model", default="demo", help="one of [models] in the files")
-    parser.add_argument("--dtype", default="bfloat16", help="bfloat16, float32, or int8 for weights of 8 bits")
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="bfloat16, float32, or a weight format: int8, int8_groups, int4, int4_min"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3, help="measurements of a contender in each round")
     for name in ("prompt", "output", "requests", "concurrency"):

@@ -25,6 +25,7 @@ from benchmarks.harness.options import question_parser
 from benchmarks.harness.workload import Request, long_batch, random_prompt
 from benchmarks.peers.hf_continuous import ContinuousBatching
 from llama_core import Llama
+from llama_core.checkpoint.meta_params import config_from_params
 from llama_core.config import Device, DType, EngineConfig
 from llama_core.execution import parallel as groups
 from llama_core.model_config import ModelConfig
@@ -143,7 +144,7 @@ def main(argv: Sequence[str]) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.exit(2, "torch sees no CUDA device\n")
     shape = SHAPES[options.shape]
-    config = ModelConfig.from_params(shape.params, vocab_size=options.vocab_size, source=options.shape)
+    config = config_from_params(shape.params, vocab_size=options.vocab_size, source=options.shape)
     requests = long_batch(options.requests, options.shortest, options.longest, options.vocab_size)
     with tempfile.TemporaryDirectory(prefix="llama-bench-") as directory:
         ckpt = options.ckpt or Path(directory)

@@ -1,7 +1,8 @@
-"""The loss of int8 weights: perplexity on held-out text, compared with the unquantized weights.
+"""The loss of quantized weights: perplexity on held-out text, compared with the unquantized weights.
 
 python -m benchmarks quality                                   the demo model on demo/heldout.txt
 python -m benchmarks quality --ckpt DIRECTORY --text FILE
+python -m benchmarks quality --ckpt FILE.gguf --tokenizer FILE.gguf --text benchmarks/data/alice29.txt --ways auto
 """
 
 import math
@@ -12,15 +13,16 @@ from benchmarks.harness.common import REPOSITORY, emit, print_table
 from benchmarks.harness.in_process import built_llama
 from benchmarks.harness.options import add_model_options, model_name, question_parser
 from llama_core import Llama
+from llama_core.execution.weight_formats.registry import QUANTIZED
 
-# dtype and quantization; the others are compared with the first.
-WAYS = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"))
+DTYPES = ("float32", "bfloat16")
 
 
 def perplexity(llama: Llama, text: str, length: int) -> tuple[float, int]:
-    """e^(mean negative log-probability) over the text in chunks of `length` tokens after BOS; and the number of tokens."""
+    """e^(mean negative log-probability) of the text in chunks of `length` tokens after BOS, if any; and number of tokens."""
     tokens = llama.tokenizer.encode(text, bos=False, eos=False)
-    prompts = [[llama.tokenizer.bos_id, *tokens[i : i + length]] for i in range(0, len(tokens), length)]
+    bos = llama.tokenizer.encode("", bos=True, eos=False)
+    prompts = [[*bos, *tokens[i : i + length]] for i in range(0, len(tokens), length)]
     _, logprobs = llama.generate(prompts, 0, temperature=0, logprobs=True, echo=True)
     assert logprobs is not None
     values = [value for row in logprobs for value in row[1:]]
@@ -32,11 +34,15 @@ def main(argv: Sequence[str]) -> None:
     add_model_options(parser)
     parser.add_argument("--text", type=Path, default=REPOSITORY / "demo" / "heldout.txt")
     parser.add_argument("--length", type=int, default=256, help="tokens of a chunk after its BOS")
+    parser.add_argument(
+        "--ways", nargs="*", default=[*QUANTIZED], help="values of `quantization`, beside none; auto: as stored"
+    )
     options = parser.parse_args(argv)
     text = options.text.read_text(encoding="utf-8")
     found: dict[str, float] = {}
     count = 0
-    for dtype, quantization in WAYS:
+    # The others are compared with the first.
+    for dtype, quantization in ((dtype, way) for way in ("none", *options.ways) for dtype in DTYPES):
         settings = {"max_seq_len": options.length + 2, "max_batch_size": 8, "quantization": quantization}
         with built_llama(options, dtype=dtype, **settings) as llama:
             name = dtype if quantization == "none" else f"{dtype}+{quantization}"
