@@ -1,7 +1,8 @@
 """`python -m tests` runs every test and the linters in lanes, as `make test` does, and reports each lane's time.
 
 The tests of ranks run first, beside one lane that computes, because they pin cores that the ranks of a server would claim.
-Then three lanes run at a time: one that computes beside two that mostly wait for servers to start, fail and recover. A lane
+Then three lanes run at a time: one that computes beside two that mostly wait for servers to start, fail and recover. Lanes
+that compute have a lower priority, because Ray and Ray Serve allow a process only seconds to start. A lane
 prints one line when it ends, and all of its output if it failed. The last line counts all tests. The exit status is 1 if a
 lane failed.
 Further arguments go to every pytest.
@@ -40,6 +41,7 @@ FIRST = ("ranks",)  # before any lane of WAITING
 COMPUTING = ("unit", "lint")  # one at a time; the longest first
 WAITING = ("starts", "nodes", "servers", "soak", "chaos")  # the longest first
 AT_ONCE = 3
+NICENESS = 5  # of a lane that computes: a third of the processor time of a server that wants all
 SOAK = ("--seconds", "120", "--every", "30", "--streams", "3", "--pause", "1")
 CXX_FILES = [str(path) for folder in ("llama_core", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[ch]pp"))]
 COMMANDS = {
@@ -67,6 +69,7 @@ class Lane:
     commands: Sequence[Sequence[str]]
     output: Path
     env: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
+    niceness: int = 0
     seconds: float = 0.0
     status: int | None = None
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
@@ -89,6 +92,7 @@ class Lane:
                         start_new_session=True,
                         env={**os.environ, **self.env},
                     )
+                    os.setpriority(os.PRIO_PROCESS, self.process.pid, self.niceness)
                     self.status = self.process.wait()
                 except OSError as error:
                     output.write(f"{command[0]}: {error}\n".encode())
@@ -215,7 +219,16 @@ def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="llama-tests-") as directory:
         known = commands(extra)
         chosen = [name for name in names if name in options.lanes]
-        lanes = {name: Lane(name, known[name], Path(directory) / name, env_of(name, directory)) for name in chosen}
+        lanes = {
+            name: Lane(
+                name,
+                known[name],
+                Path(directory) / name,
+                env_of(name, directory),
+                NICENESS if name in COMPUTING else 0,
+            )
+            for name in chosen
+        }
         running = threading.Thread(target=run_all, args=(lanes, stopping))
         # A job that a shell runs in the background inherits an ignored SIGINT, and so would the lanes.
         signal.signal(signal.SIGINT, signal.default_int_handler)

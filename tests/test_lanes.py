@@ -83,3 +83,12 @@ lanes.main(["--lanes", "unit", "lint"])
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert output.split() == ["unit", "cleaned", "up"]
+
+
+def test_a_lane_that_computes_leaves_servers_the_processor(tmp_path: Path) -> None:
+    code = "import time, os; time.sleep(0.2); print(os.nice(0))"
+    patient, urgent = lane("patient", tmp_path, code), lane("urgent", tmp_path, code)
+    patient.niceness = os.nice(0) + 3
+    urgent.niceness = os.nice(0)
+    run_lanes([], [patient, urgent], [], threading.Event(), 2)
+    assert int(patient.text) == int(urgent.text) + 3

@@ -1,13 +1,30 @@
 """Nodes of Ray without the processes that no test uses, whose starts take most of a small cluster's processor time."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ray._private.node
+from ray._private import services
 
 from deployments.local.small_cluster import NodeWithoutAgent, replaced
+
+REGISTERED_WITHIN_S = 150.0  # Ray allows a raylet 30 s, which a busy machine exceeds
+_GET_NODE = services.get_node
+
+
+def _get_registered_node(gcs_address: str, node_id: str) -> Any:
+    """What GCS knows of a node that starts; RuntimeError after `REGISTERED_WITHIN_S`."""
+    deadline = time.monotonic() + REGISTERED_WITHIN_S
+    while True:
+        try:
+            return _GET_NODE(gcs_address, node_id)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 class _Node(NodeWithoutAgent):
@@ -15,7 +32,8 @@ class _Node(NodeWithoutAgent):
 
     def __init__(self, ray_params: Any, **options: Any) -> None:
         ray_params.update(no_monitor=True)
-        super().__init__(ray_params, **options)
+        with replaced(services, "get_node", _get_registered_node):
+            super().__init__(ray_params, **options)
 
 
 class _SilentNode(_Node):
