@@ -90,14 +90,18 @@ inline void multiply_bf16(int sums, int a, int b) {
 #undef _tile_dpbssd
 #undef _tile_dpbusd
 #undef _tile_dpbf16ps
+// A register that is not a literal does not compile, as with GCC's own macros.
+enum Register { tmm0, tmm1, tmm2, tmm3, tmm4, tmm5, tmm6, tmm7 };
 #define _tile_loadconfig(config) emulated::load_config(config)
 #define _tile_release() (void)0
-#define _tile_zero(t) emulated::zero(t)
-#define _tile_loadd(t, from, stride) emulated::load(t, from, stride)
-#define _tile_stored(t, to, stride) emulated::store(t, to, stride)
-#define _tile_dpbssd(sums, a, b) emulated::multiply_bytes<int8_t, int8_t>(sums, a, b)
-#define _tile_dpbusd(sums, a, b) emulated::multiply_bytes<uint8_t, int8_t>(sums, a, b)
-#define _tile_dpbf16ps(sums, a, b) emulated::multiply_bf16(sums, a, b)
+#define _tile_zero(t) emulated::zero(emulated::tmm##t)
+#define _tile_loadd(t, from, stride) emulated::load(emulated::tmm##t, from, stride)
+#define _tile_stored(t, to, stride) emulated::store(emulated::tmm##t, to, stride)
+#define _tile_dpbssd(sums, a, b) \
+    emulated::multiply_bytes<int8_t, int8_t>(emulated::tmm##sums, emulated::tmm##a, emulated::tmm##b)
+#define _tile_dpbusd(sums, a, b) \
+    emulated::multiply_bytes<uint8_t, int8_t>(emulated::tmm##sums, emulated::tmm##a, emulated::tmm##b)
+#define _tile_dpbf16ps(sums, a, b) emulated::multiply_bf16(emulated::tmm##sums, emulated::tmm##a, emulated::tmm##b)
 #endif
 
 #if defined(EMULATE_VNNI)

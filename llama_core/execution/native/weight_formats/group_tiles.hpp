@@ -118,13 +118,23 @@ struct GroupedTileKernels<bf16, C> {
         UNROLL for (int i = 0; i < 16; i++) store(sums + i * kTileOutputs, acc[i]);
     }
 
+    // GCC's intrinsics paste the register into the instruction's name, so it must be a literal.
     template <int Sums>
     static void start(const GroupRows& x, int row, int t, size_t g, const char* step, Dots& dots) {
-        _tile_zero(Sums);
-        _tile_loadd(4 + Sums, x.group(row, g), x.stride);
-        _tile_loadd(6 + Sums, step + t * Expanded::kHalfBytes, 64);
-        _tile_dpbssd(Sums, 4 + Sums, 6 + Sums);
-        _tile_stored(Sums, dots, 64);
+        const char* codes = step + t * Expanded::kHalfBytes;
+        if constexpr (Sums == 0) {
+            _tile_zero(0);
+            _tile_loadd(4, x.group(row, g), x.stride);
+            _tile_loadd(6, codes, 64);
+            _tile_dpbssd(0, 4, 6);
+            _tile_stored(0, dots, 64);
+        } else {
+            _tile_zero(1);
+            _tile_loadd(5, x.group(row, g), x.stride);
+            _tile_loadd(7, codes, 64);
+            _tile_dpbssd(1, 5, 7);
+            _tile_stored(1, dots, 64);
+        }
     }
 
     // The same operations in the same order as add_group.
