@@ -63,12 +63,16 @@ def _model_lines(props: Mapping[str, Any]) -> list[str]:
     files = _FORMAT_NAMES.get(props["checkpoint_format"], props["checkpoint_format"])
     stops = ", ".join(props["stop_tokens"]) or "no token"
     shown = [f"rank {rank['rank']}: {rank['share']}; {rank['weight_bytes'] / 1e6:,.0f} MB" for rank in ranks]
+    devices = list(dict.fromkeys(rank["device"] for rank in ranks))
+    on_devices = (
+        f"each on {devices[0]}" if len(devices) == 1 < len(ranks) else "; ".join(rank["device"] for rank in ranks)
+    )
     if len(shown) > MAX_RANKS_SHOWN:
         shown[MAX_RANKS_SHOWN:] = [f"and {len(shown) - MAX_RANKS_SHOWN} more, see /props"]
     return [
         f"    model    {props['model']} ({files}; {ranks[0]['dtype']})",
         f"    context  max_seq_len {props['max_seq_len']:,}, {props['max_seq_len_reason']}",
         f"    format   {props['chat_format']}; an answer ends at {stops}",
-        f"    ranks    {props['world_size']}: {', '.join(rank['device'] for rank in ranks)}",
+        f"    ranks    {props['world_size']}: {on_devices}",
         *(f"             {line}" for line in shown),
     ]

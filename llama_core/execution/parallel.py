@@ -165,7 +165,8 @@ def device_name(device: torch.device) -> str:
     """The device for people, such as "cpu (8 threads)"."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
 
 
 def _library(device: torch.device) -> str:

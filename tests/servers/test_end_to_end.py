@@ -196,7 +196,11 @@ def test_ray_metrics_have_the_documented_names(plain: Server) -> None:
 def test_the_commands_of_the_banner_work_when_pasted(demo: Server) -> None:
     wait_until("the banner is printed", lambda: "is ready at" in demo.output())
     text = demo.output()
-    assert f"is ready at {demo.url}" in text and "ranks    2: cpu" in text and f"bind     127.0.0.1:{demo.port}" in text
+    assert (
+        f"is ready at {demo.url}" in text
+        and "ranks    2: each on cpu" in text
+        and f"bind     127.0.0.1:{demo.port}" in text
+    )
     assert "auth     off" in text
     lines = [line.strip() for line in text.splitlines()]
     curl = next(line for line in lines if line.startswith("curl "))

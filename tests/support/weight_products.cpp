@@ -101,6 +101,7 @@ void products(const char* name, int inputs, int rows) {
 }  // namespace
 
 int main() {
+    if (!allow_tiles()) return 1;
     use_tiles();
     for (int inputs : {448, 424})
         for (int rows : {1, 3, 6, 33, 70}) {

@@ -39,7 +39,7 @@ class Projection {
         if constexpr (kTilesOfT)
             if (in_row_panels(rows)) return run_row_panel(w, x, rows, task, thread, epilogue);
         alignas(64) float out[kMaxRows * kTileOutputs];
-        const int tile = task % w.output_tiles(), part = task / w.output_tiles();
+        const int tile = tile_of(task % w.output_tiles(), w.output_tiles()), part = task / w.output_tiles();
         const int begin = part * part_rows(w), end = std::min(rows, begin + part_rows(w));
         for (int row = begin; row < end; row += kMaxRows) {
             const int count = std::min(kMaxRows, end - row);
@@ -59,6 +59,12 @@ class Projection {
 #else
     static constexpr bool kTilesOfT = false;
 #endif
+    // Threads mostly take tasks in turn, so each one's next output tile follows its last in memory: kernels prefetch beyond a tile.
+    int tile_of(int turn, int tiles) const {
+        const int each = tiles / threads_;
+        return turn < each * threads_ ? turn % threads_ * each + turn / threads_ : turn;
+    }
+
     // Bytes of rows that stay in a core's cache while the weights are read.
     static constexpr size_t kPartBytes = 1 << 20;
 

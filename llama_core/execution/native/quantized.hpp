@@ -1,6 +1,7 @@
 // Activations as integers, for weight formats that multiply integers.
 #pragma once
 
+#include "amx_tiles.hpp"
 #include "memory.hpp"
 #include "simd.hpp"
 
@@ -45,15 +46,31 @@ struct Quantized {
 };
 
 // Activations as 8-bit integers with one scale for each group of inputs: x = scale * code, codes from -127 to 127.
+//
+// A scale is a power of two, so products by it are exact, and bfloat16 holds scale * code: tile registers multiply these values
+// instead of the codes, with the same bits.
 struct GroupQuantized {
     Activations<int8_t> codes;
     Activations<float> scales;
     Activations<int32_t> sums;       // of the codes of a group
     Activations<float> scaled_sums;  // scale * sum
+#if defined(LLAMA_AMX)
+    Activations<bf16> rounded;  // scale * code, as `put` orders them
+#endif
     GroupQuantized() = default;
     GroupQuantized(size_t rows, size_t width)
-        : codes(rows, width), scales(rows, groups(width)), sums(rows, groups(width)), scaled_sums(rows, groups(width)) {}
-    size_t bytes() const { return codes.bytes() + scales.bytes() + sums.bytes() + scaled_sums.bytes(); }
+        : codes(rows, width), scales(rows, groups(width)), sums(rows, groups(width)), scaled_sums(rows, groups(width)) {
+#if defined(LLAMA_AMX)
+        rounded = Activations<bf16>(rows, round_up(width, kGroupInputs));
+#endif
+    }
+    size_t bytes() const {
+        size_t total = codes.bytes() + scales.bytes() + sums.bytes() + scaled_sums.bytes();
+#if defined(LLAMA_AMX)
+        total += rounded.bytes();
+#endif
+        return total;
+    }
 
     // `width`: a multiple of 16.
     template <class T>
@@ -66,13 +83,13 @@ struct GroupQuantized {
             const uint32_t most = fold((UVec)(a > b ? a : b), [](UVec p, UVec q) { return (UVec)(p > q ? p : q); });
             float limit;
             std::memcpy(&limit, &most, 4);
-            const bool finite = most < 0x7f800000;
-            const float inverse = finite && limit > 1e-35f ? 127.0f / limit : 0.0f;
-            const IVec p = rounded(low, inverse), q = rounded(high, inverse);
-            put(codes[row] + at, p);
-            if (whole) put(codes[row] + at + kLanes, q);
+            const bool multiplies = limit < kMultiplies;  // false for NaN too
+            const float scale = multiplies ? power_of_two_from(limit / 127.0f) : NAN;
+            const float inverse = multiplies && limit > 1e-35f ? 1.0f / scale : 0.0f;
+            const IVec p = rounded_to_integers(low, inverse), q = rounded_to_integers(high, inverse);
+            put(row, at, p, scale);
+            if (whole) put(row, at + kLanes, q, scale);
             const int32_t sum = fold(p + q, [](IVec u, IVec v) { return u + v; });
-            const float scale = finite ? limit / 127.0f : NAN;
             scales[row][group] = scale;
             sums[row][group] = sum;
             scaled_sums[row][group] = scale * float(sum);
@@ -80,16 +97,35 @@ struct GroupQuantized {
     }
 
   private:
+    // Products of larger activations by weights would exceed float32. Such a group becomes NaN, as one of infinities does.
+    static constexpr float kMultiplies = 1e30f;
+
     static size_t groups(size_t width) { return (width + kGroupInputs - 1) / kGroupInputs; }
 
-    static IVec rounded(Vec v, float inverse) {
+    // The least power of two that is not less than `value` >= 0.
+    static float power_of_two_from(float value) {
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        bits = (bits + 0x7fffff) & 0x7f800000;
+        std::memcpy(&value, &bits, 4);
+        return value;
+    }
+
+    static IVec rounded_to_integers(Vec v, float inverse) {
         const Vec magic = splat(12582912.0f);
         return inverse > 0 ? (IVec)fma(v, splat(inverse), magic) - (IVec)magic : IVec{};
     }
 
-    static void put(int8_t* to, IVec v) {
+    void put(size_t row, int at, IVec v, float scale) {
         const SBVec narrow = __builtin_convertvector(v, SBVec);
-        std::memcpy(to, &narrow, sizeof narrow);
+        std::memcpy(codes[row] + at, &narrow, sizeof narrow);
+#if defined(LLAMA_AMX)
+        // Inputs 0 and 2, 1 and 3 of each four are neighbours, as the codes of weights are when bytes become 16-bit numbers.
+        const IVec pairs = __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+        store(rounded[row] + at, __builtin_convertvector(pairs, Vec) * splat(scale));
+#else
+        (void)scale;
+#endif
     }
 };
 

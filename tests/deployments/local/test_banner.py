@@ -15,7 +15,7 @@ def props(num_ranks: int = 2, **changes: Any) -> dict[str, Any]:
     ranks = [
         {
             "rank": rank,
-            "device": "cpu (1 threads), native avx2",
+            "device": "cpu (1 thread), native avx2",
             "dtype": "bfloat16 with int4_min weights",
             "weight_bytes": 61_000_000,
             "share": RankShare.of(SMOLLM2, rank, num_ranks).describe(SMOLLM2),
@@ -39,6 +39,7 @@ def test_the_banner_says_what_is_served_and_what_share_each_rank_has() -> None:
     assert "    model    smollm2 (GGUF; bfloat16 with int4_min weights)" in lines
     assert "    context  max_seq_len 8,192, the model's context" in lines
     assert "    format   template; an answer ends at <|endoftext|>, <|im_end|>" in lines
+    assert "    ranks    2: each on cpu (1 thread), native avx2" in lines
     share = "3 of 9 heads, 1 of 3 kv heads, 768 of 1,536 hidden units, 24,576 of 49,152 vocabulary rows; 61 MB"
     assert f"             rank 0: {share}" in lines, "the share that RankShare computes"
     assert "rank 1: 6 of 9 heads, 2 of 3 kv heads" in "\n".join(lines)

@@ -20,7 +20,9 @@ BUILDS = {
     "plain": ("-march=x86-64-v2", "-mavx", "-mfma"),
     "VNNI": (*EMULATED, "-DEMULATE_VNNI"),
     "AMX": (*EMULATED, "-DEMULATE_VNNI", "-DEMULATE_AMX"),
+    "this CPU": ("-march=native",),
 }
+EXACT = {"int8", "int8_groups", "int4", "int4_min"}  # formats of which float32 sums lose nothing that other CPUs keep
 # The largest error of a product, in units of the sum of the magnitudes of its terms. Inputs that are not whole groups are
 # quantized from values that are not multiples of a scale.
 WHOLE_GROUPS = {"float32": 1e-5, "bfloat16": 0.004}
@@ -65,7 +67,9 @@ def by_build(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Product
 def test_products_have_the_same_bits_whatever_the_instructions(by_build: dict[str, list[Product]]) -> None:
     for build, found in by_build.items():
         for mine, theirs in zip(found, by_build["AVX2"], strict=True):
-            assert mine[:5] == theirs[:5], build
+            # A CPU's own bfloat16 products round sums of pairs.
+            if build != "this CPU" or mine.name in EXACT:
+                assert mine[:5] == theirs[:5], build
 
 
 def test_a_rows_products_do_not_depend_on_other_rows(by_build: dict[str, list[Product]]) -> None:

@@ -86,7 +86,7 @@ template <class F>
 inline __m256 add_column(__m256 acc, __m256i dot, __m256 scales, const __m256* minima, const GroupRows& x, int row, size_t g) {
     if constexpr (F::kOffset != 0)
         dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(F::kOffset * x.sum(row, g)));
-    acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scales, _mm256_set1_ps(x.scale(row, g))), acc);
+    acc = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(x.scale(row, g))), scales, acc);
     if constexpr (F::kMinima) acc = _mm256_fmadd_ps(*minima, _mm256_set1_ps(x.scaled_sum(row, g)), acc);
     return acc;
 }

@@ -22,6 +22,16 @@ struct ByteCodes {
     // Byte i of lane o: code + kBias of output o and input 4 four + i.
     static UVec four(const char* half, int four) { return load_as<UVec>(half + four * 64) ^ 0x80808080u; }
     static IVec code(const char* half, int k) { return (IVec)(load_as<UVec>(half + k / 4 * 64) << (24 - 8 * (k % 4))) >> 24; }
+#if defined(LLAMA_AMX)
+    // Pair `pair` of a group: codes of 16 outputs as bfloat16, in the order of GroupQuantized::rounded.
+    template <int kOffset>
+    static UVec pair(const char* half, int pair) {
+        const UVec line = load_as<UVec>(half + pair / 2 * 64) << (8 - pair % 2 * 8);
+        const Vec lower = __builtin_convertvector((IVec)(line << 16) >> 24, Vec);
+        const Vec upper = __builtin_convertvector((IVec)line >> 24, Vec);
+        return (UVec)lower >> 16 | ((UVec)upper & 0xffff0000u);
+    }
+#endif
 };
 
 struct HalfByteCodes {
@@ -36,6 +46,30 @@ struct HalfByteCodes {
     static IVec code(const char* half, int k) {
         return (IVec)(load_as<UVec>(half + k / 8 * 64) >> (8 * (k % 4) + k / 4 % 2 * 4) & 15u);
     }
+#if defined(LLAMA_AMX)
+    // As above, and less kOffset. A table has the number of every code twice, because an index is the lowest 5 bits.
+    template <int kOffset>
+    static UVec pair(const char* half, int pair) {
+        const Numbers line = load_as<Numbers>(half + pair / 4 * 64) >> (pair % 2 * 8 + pair / 2 % 2 * 4);
+#if defined(__AVX512BW__)
+        return (UVec)_mm512_permutexvar_epi16((__m512i)line, (__m512i)kNumbers<kOffset>);
+#else
+        Numbers numbers;
+        for (int i = 0; i < 32; i++) numbers[i] = kNumbers<kOffset>[line[i] % 32];
+        return (UVec)numbers;
+#endif
+    }
+
+  private:
+    typedef uint16_t Numbers __attribute__((vector_size(64)));
+    static constexpr uint16_t number(int code) { return uint16_t(__builtin_bit_cast(uint32_t, float(code)) >> 16); }
+    template <int kOffset, size_t... kPlaces>
+    static constexpr Numbers numbers(std::index_sequence<kPlaces...>) {
+        return Numbers{number(int(kPlaces % 16) - kOffset)...};
+    }
+    template <int kOffset>
+    static constexpr Numbers kNumbers = numbers<kOffset>(std::make_index_sequence<32>());
+#endif
 };
 
 // The places in a step of format F.
@@ -51,11 +85,12 @@ struct GroupStep {
     static const char* codes(const char* step, int t) { return step + t * Codes::kHalfBytes; }
 };
 
-// The results of one row: acc + dot * (scale * x's scale) (+ minimum * x's scaled sum), group after group. Every kernel computes
-// them with these operations in this order from exact integers, so all kernels give the same bits.
+// The results of one row: acc + (dot * x's scale) * scale (+ minimum * x's scaled sum), group after group. dot * x's scale is
+// exact, because that scale is a power of two. Every kernel computes the rest with these operations in this order, so all kernels
+// give the same bits.
 template <class F>
 inline Vec add_group(Vec acc, IVec dot, const char* step, int t, float x_scale, float x_scaled_sum) {
-    acc = fma(__builtin_convertvector(dot, Vec), GroupStep<F>::scales(step, t) * splat(x_scale), acc);
+    acc = fma(__builtin_convertvector(dot, Vec) * splat(x_scale), GroupStep<F>::scales(step, t), acc);
     if constexpr (F::kMinima) acc = fma(GroupStep<F>::minima(step, t), splat(x_scaled_sum), acc);
     return acc;
 }
@@ -66,6 +101,9 @@ struct GroupRows {
     const float *scales, *scaled_sums;
     const int32_t* sums;
     size_t stride, group_stride;
+#if defined(LLAMA_AMX)
+    Rows<bf16> rounded;  // from the first row on
+#endif
 
     GroupRows(const GroupQuantized& x, size_t row)
         : codes(x.codes[row]),
@@ -73,7 +111,11 @@ struct GroupRows {
           scaled_sums(x.scaled_sums[row]),
           sums(x.sums[row]),
           stride(x.codes.stride),
-          group_stride(x.scales.stride) {}
+          group_stride(x.scales.stride) {
+#if defined(LLAMA_AMX)
+        rounded = {x.rounded[row], x.rounded.stride};
+#endif
+    }
     const int8_t* group(int row, size_t g) const { return codes + row * stride + g * kGroupInputs; }
     float scale(int row, size_t g) const { return scales[row * group_stride + g]; }
     float scaled_sum(int row, size_t g) const { return scaled_sums[row * group_stride + g]; }
