@@ -52,6 +52,8 @@ class Projection {
     // Memory is too slow for the tile registers unless their operands lie in the first-level cache: a task multiplies one K
     // slice of an output tile with all rows of a panel before it begins the next slice.
     static constexpr int kKSliceBytes = 16384;  // of an output tile's weights as the tile registers load them
+    static constexpr int kExpandedSteps = 8;    // of a K slice whose weights are expanded
+    static constexpr int kMaxExpandedStepBytes = 2304;
     static constexpr int kRowPanel = 512;
     static constexpr int kMaxTilesPerTask = 8;  // a task reads its rows from memory once for all of these output tiles
 #if defined(LLAMA_AMX)
@@ -88,13 +90,13 @@ class Projection {
         const int begin = task / num_task_tiles(w) * row_panel(w), end = std::min(rows, begin + row_panel(w));
         const int first = task % num_task_tiles(w) * tiles_per_task(w),
                   last = std::min(w.output_tiles(), first + tiles_per_task(w));
-        const size_t step_bytes = format.expand ? format.expanded_step_bytes : layout.step_bytes;
-        const size_t k_slice = sliced ? kKSliceBytes / step_bytes * layout.step_inputs : w.padded();
+        const size_t steps = format.expand ? kExpandedSteps : kKSliceBytes / layout.step_bytes;
+        const size_t k_slice = sliced ? steps * layout.step_inputs : w.padded();
         const size_t slice_bytes = k_slice / layout.step_inputs * layout.step_bytes;
         const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, share = round_up(slice_bytes / blocks, 64);
         const size_t block_bytes = size_t(kMaxRows) * kTileOutputs * format.sum_bytes;
         alignas(64) float out[kMaxRows * kTileOutputs];
-        alignas(64) char expanded[kKSliceBytes];
+        alignas(64) char expanded[kExpandedSteps * kMaxExpandedStepBytes];
         auto sums = [&](int tile, int row) {
             return sums_[thread].template as<char>() +
                    ((tile - first) * (kRowPanel / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;

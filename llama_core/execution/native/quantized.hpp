@@ -55,13 +55,15 @@ struct GroupQuantized {
     Activations<int32_t> sums;       // of the codes of a group
     Activations<float> scaled_sums;  // scale * sum
 #if defined(LLAMA_AMX)
-    Activations<bf16> rounded;  // scale * code, as `put` orders them
+    Memory rounded;  // bf16 [rows / 16][groups][16 rows][32]: scale * code, as `put` orders them
+    size_t num_groups = 0;
 #endif
     GroupQuantized() = default;
     GroupQuantized(size_t rows, size_t width)
         : codes(rows, width), scales(rows, groups(width)), sums(rows, groups(width)), scaled_sums(rows, groups(width)) {
 #if defined(LLAMA_AMX)
-        rounded = Activations<bf16>(rows, round_up(width, kGroupInputs));
+        rounded = Memory(round_up(rows, kMaxRows) * groups(width) * kGroupInputs * sizeof(bf16));
+        num_groups = groups(width);
 #endif
     }
     size_t bytes() const {
@@ -71,6 +73,13 @@ struct GroupQuantized {
 #endif
         return total;
     }
+
+#if defined(LLAMA_AMX)
+    // 16 rows of a group lie together, so a register tile of them is one run of memory.
+    bf16* rounded_group(size_t row, size_t group) const {
+        return rounded.as<bf16>() + ((row / 16 * num_groups + group) * 16 + row % 16) * kGroupInputs;
+    }
+#endif
 
     // `width`: a multiple of 16.
     template <class T>
@@ -122,7 +131,7 @@ struct GroupQuantized {
 #if defined(LLAMA_AMX)
         // Inputs 0 and 2, 1 and 3 of each four are neighbours, as the codes of weights are when bytes become 16-bit numbers.
         const IVec pairs = __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-        store(rounded[row] + at, __builtin_convertvector(pairs, Vec) * splat(scale));
+        store(rounded_group(row, at / kGroupInputs) + at % kGroupInputs, __builtin_convertvector(pairs, Vec) * splat(scale));
 #else
         (void)scale;
 #endif

@@ -102,7 +102,8 @@ struct GroupRows {
     const int32_t* sums;
     size_t stride, group_stride;
 #if defined(LLAMA_AMX)
-    Rows<bf16> rounded;  // from the first row on
+    const bf16* rounded;  // [rows / 16][groups][16 rows][32]
+    size_t num_groups;
 #endif
 
     GroupRows(const GroupQuantized& x, size_t row)
@@ -113,7 +114,8 @@ struct GroupRows {
           stride(x.codes.stride),
           group_stride(x.scales.stride) {
 #if defined(LLAMA_AMX)
-        rounded = {x.rounded[row], x.rounded.stride};
+        rounded = x.rounded_group(row, 0);
+        num_groups = x.num_groups;
 #endif
     }
     const int8_t* group(int row, size_t g) const { return codes + row * stride + g * kGroupInputs; }

@@ -59,86 +59,108 @@ struct GroupedTileKernels<bf16, C> {
 
     // `first`: no earlier rows used the output tile, so its weights come from memory.
     static void multiply_tiles(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, bool first,
-                               float* out) {
+                               float* sums) {
         constexpr size_t kSlice = kBlockGroups * kGroupInputs;
         alignas(64) char expanded[kBlockGroups * Expanded::kBytes];
+        const GroupRows inputs(x.groups, row);
         for (size_t from = 0; from < w.padded(); from += kSlice) {
             const size_t to = std::min(w.padded(), from + kSlice);
-            if (first) {
-                const char* step = w.output_tile(tile) + from / kGroupInputs * Step::kBytes;
-                for (size_t line = 0; line < kBlockGroups * Step::kLines; line++) kernels::prefetch(step + line * 64);
+            // Between the expansion of the steps: prefetches of all of them at once would fill the line buffers.
+            char* out = expanded;
+            for (size_t k = from; k < to; k += kGroupInputs, out += Expanded::kBytes) {
+                if (first) {
+                    const char* step = w.output_tile(tile) + k / kGroupInputs * Step::kBytes;
+                    for (size_t line = 0; line < Step::kLines; line++) kernels::prefetch(step + line * 64);
+                }
+                expand(w, tile, k, k + kGroupInputs, out);
             }
-            expand(w, tile, from, to, expanded);
-            add_slice(GroupRows(x.groups, row), rows, from / kGroupInputs, to / kGroupInputs, expanded, out);
+            add_slice(inputs, rows, from / kGroupInputs, to / kGroupInputs, expanded, sums);
         }
     }
 
   private:
     // Products of so many groups are stored before they are added: a load that follows its store at once would wait for it.
-    static constexpr size_t kBlockGroups = 4;
-    using Products = float[2][kRegisterTiles][16][16];  // of 32 rows by an output tile, for one group
+    static constexpr int kBlockGroups = 4;
+    static constexpr size_t kRegisterTileFloats = 16 * 16;
 
     static float* scales_of(char* step) { return reinterpret_cast<float*>(step + Expanded::kScales); }
     static float* minima_of(char* step) { return reinterpret_cast<float*>(step + Expanded::kMinima); }
 
     // Adds groups begin .. end to sums [kMaxRows][kTileOutputs]; begin = 0 begins new sums. Computes whole register tiles: rows
-    // beyond `rows` are products of the memory behind x, and nothing reads them.
+    // beyond `rows` are products of the memory behind x, and nothing reads them. The first row of x is a multiple of 16.
     static void add_slice(const GroupRows& x, int rows, size_t begin, size_t end, const char* slice, float* sums) {
-        alignas(64) Products products[kBlockGroups];
-        for (size_t g = begin; g < end; g += kBlockGroups) {
-            const size_t count = std::min(kBlockGroups, end - g);
-            asm volatile("" ::"r"(slice) : "memory");  // GCC's tile loads declare no reads: the slice must be in memory
-            for (size_t i = 0; i < count; i++) {
-                const bf16* inputs = x.rounded.data + (g + i) * kGroupInputs;
-                (rows > 16 ? multiply_32 : multiply_16)(inputs, x.rounded.stride, slice + i * Expanded::kBytes, products[i]);
+        if (rows > 16)
+            add_rows<2>(x, begin, end, slice, sums);
+        else
+            add_rows<1>(x, begin, end, slice, sums);
+    }
+
+    template <int kHalves>
+    static void add_rows(const GroupRows& x, size_t begin, size_t end, const char* slice, float* sums) {
+        asm volatile("" ::"r"(slice) : "memory");  // GCC's tile loads declare no reads: the slice must be in memory
+        for (size_t g = begin; g < end; g += kBlockGroups, slice += kBlockGroups * Expanded::kBytes)
+            if (end - g >= kBlockGroups)
+                add_block<kHalves, kBlockGroups>(x, g, slice, sums);
+            else
+                for (size_t i = 0; i < end - g; i++) add_block<kHalves, 1>(x, g + i, slice + i * Expanded::kBytes, sums);
+    }
+
+    // Adds kGroups groups of 16 kHalves rows.
+    template <int kHalves, int kGroups>
+    static void add_block(const GroupRows& x, size_t g, const char* slice, float* sums) {
+        alignas(64) float products[kGroups][kHalves * kRegisterTiles * kRegisterTileFloats];
+        const bf16* inputs = x.rounded + g * 16 * kGroupInputs;
+        for (int i = 0; i < kGroups; i++, inputs += 16 * kGroupInputs)
+            multiply_group<kHalves>(inputs, inputs + x.num_groups * 16 * kGroupInputs, slice + i * Expanded::kBytes, products[i]);
+        for (int half = 0; half < kHalves; half++)
+            for (int t = 0; t < kRegisterTiles; t++) {
+                const float* tile = products[0] + (half * kRegisterTiles + t) * kRegisterTileFloats;
+                add<kGroups, kHalves>(x, half * 16, g, tile, slice + t * kLanes * sizeof(float), sums + half * 16 * kTileOutputs + t * kLanes);
             }
-            for (int row = 0; row < rows; row += 16)
-                for (int t = 0; t < kRegisterTiles; t++) add(x, row, t, g, count, slice, products, sums);
-            slice += count * Expanded::kBytes;
+    }
+
+    // One group of 16 or 32 rows by the output tile: a register tile after the other, into `out`. A product is stored while the
+    // next one runs.
+    template <int kHalves>
+    static void multiply_group(const bf16* x, const bf16* lower, const char* codes, float* out) {
+        _tile_loadd(4, x, 64);
+        _tile_loadd(6, codes, 64);
+        _tile_zero(0);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, codes + kRegisterTileBytes, 64);
+        _tile_zero(1);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_stored(0, out, 64);
+        if constexpr (kHalves == 2) {
+            _tile_loadd(5, lower, 64);
+            _tile_zero(2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_stored(1, out + kRegisterTileFloats, 64);
+            _tile_zero(3);
+            _tile_dpbf16ps(3, 5, 7);
+            _tile_stored(2, out + 2 * kRegisterTileFloats, 64);
+            _tile_stored(3, out + 3 * kRegisterTileFloats, 64);
+        } else {
+            _tile_stored(1, out + kRegisterTileFloats, 64);
         }
     }
 
-    // GCC's intrinsics paste a register into the instruction's name, so it must be a literal.
-    static void multiply_16(const bf16* x, size_t stride, const char* codes, Products& out) {
-        _tile_zero(0); _tile_zero(1);
-        _tile_loadd(4, x, stride * 2);
-        _tile_loadd(6, codes, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, codes + kRegisterTileBytes, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_stored(0, out[0][0], 64); _tile_stored(1, out[0][1], 64);
-    }
-
-    static void multiply_32(const bf16* x, size_t stride, const char* codes, Products& out) {
-        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-        _tile_loadd(4, x, stride * 2);
-        _tile_loadd(6, codes, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, x + 16 * stride, stride * 2);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_loadd(7, codes + kRegisterTileBytes, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
-        _tile_stored(0, out[0][0], 64); _tile_stored(2, out[1][0], 64);
-        _tile_stored(1, out[0][1], 64); _tile_stored(3, out[1][1], 64);
-    }
-
-    // The same operations in the same order as add_group, for 16 rows by 16 outputs.
-    static void add(const GroupRows& x, int row, int t, size_t g, size_t count, const char* slice, const Products* products,
-                    float* sums) {
-        float* to = sums + row * kTileOutputs + t * kLanes;
+    // Adds the products of 16 rows by 16 outputs to `sums`, with the same operations in the same order as add_group. `step`: the
+    // first group's, moved to the 16 outputs.
+    template <int kGroups, int kHalves>
+    static void add(const GroupRows& x, int row, size_t g, const float* products, const char* step, float* sums) {
         Vec acc[16];
-        UNROLL for (int i = 0; i < 16; i++) acc[i] = g ? load(to + i * kTileOutputs) : Vec{};
-        for (size_t group = 0; group < count; group++, slice += Expanded::kBytes) {
-            const Vec scales = load(reinterpret_cast<const float*>(slice + Expanded::kScales) + t * kLanes);
-            const auto& product = products[group][row / 16][t];
-            UNROLL for (int i = 0; i < 16; i++) acc[i] = fma(load(product[i]), scales, acc[i]);
+        UNROLL for (int i = 0; i < 16; i++) acc[i] = g ? load(sums + i * kTileOutputs) : Vec{};
+        UNROLL for (int group = 0; group < kGroups; group++) {
+            const Vec scales = load(reinterpret_cast<const float*>(step + group * Expanded::kBytes + Expanded::kScales));
+            const float* product = products + group * kHalves * kRegisterTiles * kRegisterTileFloats;
+            UNROLL for (int i = 0; i < 16; i++) acc[i] = fma(load(product + i * 16), scales, acc[i]);
             if constexpr (C::kMinima) {
-                const Vec minima = load(reinterpret_cast<const float*>(slice + Expanded::kMinima) + t * kLanes);
+                const Vec minima = load(reinterpret_cast<const float*>(step + group * Expanded::kBytes + Expanded::kMinima));
                 UNROLL for (int i = 0; i < 16; i++) acc[i] = fma(minima, splat(x.scaled_sum(row + i, g + group)), acc[i]);
             }
         }
-        UNROLL for (int i = 0; i < 16; i++) store(to + i * kTileOutputs, acc[i]);
+        UNROLL for (int i = 0; i < 16; i++) store(sums + i * kTileOutputs, acc[i]);
     }
 };
 #endif
