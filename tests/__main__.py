@@ -92,7 +92,8 @@ class Lane:
                         start_new_session=True,
                         env={**os.environ, **self.env},
                     )
-                    os.setpriority(os.PRIO_PROCESS, self.process.pid, self.niceness)
+                    if self.niceness > os.getpriority(os.PRIO_PROCESS, 0):  # only root may lower a niceness
+                        os.setpriority(os.PRIO_PROCESS, self.process.pid, self.niceness)
                     self.status = self.process.wait()
                 except OSError as error:
                     output.write(f"{command[0]}: {error}\n".encode())

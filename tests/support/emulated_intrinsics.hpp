@@ -68,6 +68,9 @@ inline void multiply_bytes(int sums, int a, int b) {
 }
 
 inline void multiply_bf16(int sums, int a, int b) {
+    if (tiles.rows[b] * 4 != tiles.row_bytes[a] || tiles.rows[sums] != tiles.rows[a] ||
+        tiles.row_bytes[sums] != tiles.row_bytes[b])
+        __builtin_trap();
     for (int m = 0; m < tiles.rows[sums]; m++)
         for (int n = 0; n < tiles.row_bytes[sums] / 4; n++) {
             float sum;

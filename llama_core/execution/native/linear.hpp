@@ -15,7 +15,8 @@
 //   pack_groups         packs one row of W that is stored in groups as F has them, as output `output`; null in other formats
 //   multiply            y of output tile `tile` for rows <= kMaxRows of x, from row `row`, into `out` [kMaxRows][kTileOutputs].
 //                       `first`: no earlier rows used the tile, so its weights come from memory and are prefetched.
-//   kExpandedStepBytes  with LLAMA_AMX: bytes of a step in the form that tile registers multiply; 0 if it is the packed form
+//   kExpandedStepBytes  with LLAMA_AMX: bytes of a step in the form that tile registers multiply, at most
+//                       kMaxExpandedStepBytes; 0 if it is the packed form
 //   expand              with LLAMA_AMX: writes inputs from .. to of an output tile in that form; null if it is the packed form
 //   add_k_slice         with LLAMA_AMX: adds the products of inputs from .. to (whole steps of the layout) to `sums` of up to
 //                       kMaxRows rows. from = 0 begins new sums. `slice`: the weights of these inputs, expanded if F expands.
@@ -36,6 +37,7 @@ namespace llama {
 constexpr int kRegisterTiles = 2;                  // of an output tile
 constexpr int kTileOutputs = kRegisterTiles * 16;  // of an output tile
 constexpr size_t kRegisterTileBytes = 1024;        // of one tile register
+constexpr size_t kMaxExpandedStepBytes = 2304;     // of a step that a format expands
 
 // How a format stores an output tile: one step after another, each with the weights of `step_inputs` inputs.
 struct WeightLayout {
@@ -116,26 +118,15 @@ struct WeightFormat {
                         const char* slice, void* sums) = nullptr;
     const float* (*finish)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, const void* sums,
                            float* out) = nullptr;
-    size_t expanded_step_bytes = 0;
     void (*expand)(const PackedWeights& w, int tile, size_t from, size_t to, char* out) = nullptr;
 };
 
 template <class F>
 constexpr WeightFormat<typename F::Activation> kFormatOf{
-    F::kName,
-    F::kLayout,
-    F::kSumBytes,
-    F::kInputForm,
-    F::kMaxInputs,
-    F::template pack<float>,
-    F::template pack<bf16>,
-    F::pack_groups,
-    F::multiply,
+    F::kName,       F::kLayout,  F::kSumBytes, F::kInputForm, F::kMaxInputs, F::template pack<float>, F::template pack<bf16>,
+    F::pack_groups, F::multiply,
 #if defined(LLAMA_AMX)
-    F::add_k_slice,
-    F::finish,
-    F::kExpandedStepBytes,
-    F::expand,
+    F::add_k_slice, F::finish,   F::expand,
 #endif
 };
 

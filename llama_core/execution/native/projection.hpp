@@ -53,7 +53,6 @@ class Projection {
     // slice of an output tile with all rows of a panel before it begins the next slice.
     static constexpr int kKSliceBytes = 16384;  // of an output tile's weights as the tile registers load them
     static constexpr int kExpandedSteps = 8;    // of a K slice whose weights are expanded
-    static constexpr int kMaxExpandedStepBytes = 2304;
     static constexpr int kRowPanel = 512;
     static constexpr int kMaxTilesPerTask = 8;  // a task reads its rows from memory once for all of these output tiles
 #if defined(LLAMA_AMX)

@@ -106,7 +106,7 @@ struct GroupQuantized {
     }
 
   private:
-    // Products of larger activations by weights would exceed float32. Such a group becomes NaN, as one of infinities does.
+    // Products of larger activations by weights could exceed float32. Such a group becomes NaN, as one of infinities does.
     static constexpr float kMultiplies = 1e30f;
 
     static size_t groups(size_t width) { return (width + kGroupInputs - 1) / kGroupInputs; }

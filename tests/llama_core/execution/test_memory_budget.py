@@ -164,9 +164,19 @@ def test_working_memory_that_grows_with_the_context_shortens_it(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", ["none", "int4"])
 @pytest.mark.parametrize("max_step_tokens", [16, 2048])
-def test_the_native_backend_states_at_least_the_memory_that_it_takes(dtype: DType, max_step_tokens: int) -> None:
-    config = replace(WITHOUT_CONTEXT, max_seq_len=4096, dtype=dtype, max_step_tokens=max_step_tokens, backend="native")
+def test_the_native_backend_states_at_least_the_memory_that_it_takes(
+    dtype: DType, quantization: str, max_step_tokens: int
+) -> None:
+    config = replace(
+        WITHOUT_CONTEXT,
+        max_seq_len=4096,
+        dtype=dtype,
+        quantization=quantization,
+        max_step_tokens=max_step_tokens,
+        backend="native",
+    )
     runner = ModelRunner.load(config, alone("cpu"))
     stated = native.step_bytes(config, runner.model_config, alone("cpu"), getattr(torch, dtype))
     assert stated >= runner.backend.working_bytes

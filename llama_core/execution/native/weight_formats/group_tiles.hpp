@@ -33,6 +33,7 @@ struct GroupedTileKernels<bf16, C> {
     using Step = GroupStep<C>;
     using Expanded = kernels::ExpandedStep<C>;
     static constexpr size_t kExpandedStepBytes = Expanded::kBytes;
+    static_assert(kExpandedStepBytes <= kMaxExpandedStepBytes);
 
     static void expand(const PackedWeights& w, int tile, size_t from, size_t to, char* out) {
         const char* step = w.output_tile(tile) + from / kGroupInputs * Step::kBytes;
@@ -65,7 +66,7 @@ struct GroupedTileKernels<bf16, C> {
         const GroupRows inputs(x.groups, row);
         for (size_t from = 0; from < w.padded(); from += kSlice) {
             const size_t to = std::min(w.padded(), from + kSlice);
-            // Between the expansion of the steps: prefetches of all of them at once would fill the line buffers.
+            // Prefetches alternate with the expansion of steps, because all of them at once would fill the line buffers.
             char* out = expanded;
             for (size_t k = from; k < to; k += kGroupInputs, out += Expanded::kBytes) {
                 if (first) {
