@@ -46,39 +46,39 @@ struct Quantized {
 };
 
 // Activations as 8-bit integers with one scale for each group of inputs: x = scale * code, codes from -127 to 127.
-//
-// A scale is a power of two, so products by it are exact, and bfloat16 holds scale * code: tile registers multiply these values
-// instead of the codes, with the same bits.
 struct GroupQuantized {
     Activations<int8_t> codes;
     Activations<float> scales;
     Activations<int32_t> sums;       // of the codes of a group
     Activations<float> scaled_sums;  // scale * sum
 #if defined(LLAMA_AMX)
-    Memory rounded;  // bf16 [rows / 16][groups][16 rows][32]: scale * code, as `put` orders them
+    Memory
+        numbers;  // bf16 [rows / 16][groups][16 rows][32]: the codes, which tile registers multiply exactly, as `put` orders them
+    Memory tile_scales, tile_scaled_sums;  // float [rows / 16][groups][16]: those above, for register tiles
     size_t num_groups = 0;
 #endif
     GroupQuantized() = default;
     GroupQuantized(size_t rows, size_t width)
         : codes(rows, width), scales(rows, groups(width)), sums(rows, groups(width)), scaled_sums(rows, groups(width)) {
 #if defined(LLAMA_AMX)
-        rounded = Memory(round_up(rows, kMaxRows) * groups(width) * kGroupInputs * sizeof(bf16));
+        numbers = Memory(round_up(rows, kMaxRows) * groups(width) * kGroupInputs * sizeof(bf16));
         num_groups = groups(width);
+        tile_scales = Memory(round_up(rows, kMaxRows) * num_groups * sizeof(float));
+        tile_scaled_sums = Memory(round_up(rows, kMaxRows) * num_groups * sizeof(float));
 #endif
     }
     size_t bytes() const {
         size_t total = codes.bytes() + scales.bytes() + sums.bytes() + scaled_sums.bytes();
 #if defined(LLAMA_AMX)
-        total += rounded.bytes();
+        total += numbers.bytes() + tile_scales.bytes() + tile_scaled_sums.bytes();
 #endif
         return total;
     }
 
 #if defined(LLAMA_AMX)
     // 16 rows of a group lie together, so a register tile of them is one run of memory.
-    bf16* rounded_group(size_t row, size_t group) const {
-        return rounded.as<bf16>() + ((row / 16 * num_groups + group) * 16 + row % 16) * kGroupInputs;
-    }
+    size_t place(size_t row, size_t group) const { return (row / 16 * num_groups + group) * 16 + row % 16; }
+    bf16* numbers_of(size_t row, size_t group) const { return numbers.as<bf16>() + place(row, group) * kGroupInputs; }
 #endif
 
     // `width`: a multiple of 16.
@@ -93,15 +93,19 @@ struct GroupQuantized {
             float limit;
             std::memcpy(&limit, &most, 4);
             const bool multiplies = limit < kMultiplies;  // false for NaN too
-            const float scale = multiplies ? power_of_two_from(limit / 127.0f) : NAN;
-            const float inverse = multiplies && limit > 1e-35f ? 1.0f / scale : 0.0f;
+            const float scale = multiplies ? limit / 127.0f : NAN;
+            const float inverse = multiplies && limit > 1e-35f ? 127.0f / limit : 0.0f;
             const IVec p = rounded_to_integers(low, inverse), q = rounded_to_integers(high, inverse);
-            put(row, at, p, scale);
-            if (whole) put(row, at + kLanes, q, scale);
+            put(row, at, p);
+            if (whole) put(row, at + kLanes, q);
             const int32_t sum = fold(p + q, [](IVec u, IVec v) { return u + v; });
             scales[row][group] = scale;
             sums[row][group] = sum;
             scaled_sums[row][group] = scale * float(sum);
+#if defined(LLAMA_AMX)
+            tile_scales.as<float>()[place(row, group)] = scale;
+            tile_scaled_sums.as<float>()[place(row, group)] = scale * float(sum);
+#endif
         }
     }
 
@@ -111,29 +115,18 @@ struct GroupQuantized {
 
     static size_t groups(size_t width) { return (width + kGroupInputs - 1) / kGroupInputs; }
 
-    // The least power of two that is not less than `value` >= 0.
-    static float power_of_two_from(float value) {
-        uint32_t bits;
-        std::memcpy(&bits, &value, 4);
-        bits = (bits + 0x7fffff) & 0x7f800000;
-        std::memcpy(&value, &bits, 4);
-        return value;
-    }
-
     static IVec rounded_to_integers(Vec v, float inverse) {
         const Vec magic = splat(12582912.0f);
         return inverse > 0 ? (IVec)fma(v, splat(inverse), magic) - (IVec)magic : IVec{};
     }
 
-    void put(size_t row, int at, IVec v, float scale) {
+    void put(size_t row, int at, IVec v) {
         const SBVec narrow = __builtin_convertvector(v, SBVec);
         std::memcpy(codes[row] + at, &narrow, sizeof narrow);
 #if defined(LLAMA_AMX)
         // Inputs 0 and 2, 1 and 3 of each four are neighbours, as the codes of weights are when bytes become 16-bit numbers.
         const IVec pairs = __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-        store(rounded_group(row, at / kGroupInputs) + at % kGroupInputs, __builtin_convertvector(pairs, Vec) * splat(scale));
-#else
-        (void)scale;
+        store(numbers_of(row, at / kGroupInputs) + at % kGroupInputs, __builtin_convertvector(pairs, Vec));
 #endif
     }
 };

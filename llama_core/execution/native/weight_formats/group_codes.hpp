@@ -23,7 +23,7 @@ struct ByteCodes {
     static UVec four(const char* half, int four) { return load_as<UVec>(half + four * 64) ^ 0x80808080u; }
     static IVec code(const char* half, int k) { return (IVec)(load_as<UVec>(half + k / 4 * 64) << (24 - 8 * (k % 4))) >> 24; }
 #if defined(LLAMA_AMX)
-    // Pair `pair` of a group: codes of 16 outputs as bfloat16, in the order of GroupQuantized::rounded.
+    // Pair `pair` of a group: codes of 16 outputs as bfloat16, in the order of GroupQuantized::numbers.
     template <int kOffset>
     static UVec pair(const char* half, int pair) {
         const UVec line = load_as<UVec>(half + pair / 2 * 64) << (8 - pair % 2 * 8);
@@ -85,9 +85,8 @@ struct GroupStep {
     static const char* codes(const char* step, int t) { return step + t * Codes::kHalfBytes; }
 };
 
-// The results of one row: acc + (dot * x's scale) * scale (+ minimum * x's scaled sum), group after group. dot * x's scale is
-// exact, because that scale is a power of two. Every kernel computes the rest with these operations in this order, so all kernels
-// give the same bits.
+// The results of one row: acc + (dot * x's scale) * scale (+ minimum * x's scaled sum), group after group. Every kernel computes
+// them with these operations in this order from exact sums of integers, so all kernels give the same bits.
 template <class F>
 inline Vec add_group(Vec acc, IVec dot, const char* step, int t, float x_scale, float x_scaled_sum) {
     acc = fma(__builtin_convertvector(dot, Vec) * splat(x_scale), GroupStep<F>::scales(step, t), acc);
@@ -102,7 +101,8 @@ struct GroupRows {
     const int32_t* sums;
     size_t stride, group_stride;
 #if defined(LLAMA_AMX)
-    const bf16* rounded;  // [rows / 16][groups][16 rows][32]
+    const bf16* numbers;                          // [rows / 16][groups][16 rows][32]
+    const float *tile_scales, *tile_scaled_sums;  // [rows / 16][groups][16]
     size_t num_groups;
 #endif
 
@@ -114,7 +114,9 @@ struct GroupRows {
           stride(x.codes.stride),
           group_stride(x.scales.stride) {
 #if defined(LLAMA_AMX)
-        rounded = x.rounded_group(row, 0);
+        numbers = x.numbers_of(row, 0);
+        tile_scales = x.tile_scales.as<float>() + x.place(row, 0);
+        tile_scaled_sums = x.tile_scaled_sums.as<float>() + x.place(row, 0);
         num_groups = x.num_groups;
 #endif
     }

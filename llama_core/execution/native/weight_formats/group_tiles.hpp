@@ -1,7 +1,7 @@
 // Grouped weights by activations in groups of 8-bit integers, on the tile registers of AMX: a tile product for each group.
 //
-// Codes and scaled activations are bfloat16 numbers whose products and sums over a group float32 holds exactly, so a tile product
-// needs no conversion, and has the bits of the integer products.
+// The codes of weights and of activations are bfloat16 numbers whose products and sums over a group float32 holds exactly, so a
+// tile product is the sum of integers as a float.
 #pragma once
 
 #include "group_vectors.hpp"
@@ -110,7 +110,7 @@ struct GroupedTileKernels<bf16, C> {
     template <int kHalves, int kGroups>
     static void add_block(const GroupRows& x, size_t g, const char* slice, float* sums) {
         alignas(64) float products[kGroups][kHalves * kRegisterTiles * kRegisterTileFloats];
-        const bf16* inputs = x.rounded + g * 16 * kGroupInputs;
+        const bf16* inputs = x.numbers + g * 16 * kGroupInputs;
         for (int i = 0; i < kGroups; i++, inputs += 16 * kGroupInputs)
             multiply_group<kHalves>(inputs, inputs + x.num_groups * 16 * kGroupInputs, slice + i * Expanded::kBytes, products[i]);
         for (int half = 0; half < kHalves; half++)
@@ -150,15 +150,18 @@ struct GroupedTileKernels<bf16, C> {
     // first group's, moved to the 16 outputs.
     template <int kGroups, int kHalves>
     static void add(const GroupRows& x, int row, size_t g, const float* products, const char* step, float* sums) {
+        const float* row_scales = x.tile_scales + (row * x.num_groups + g * 16);
+        [[maybe_unused]] const float* row_sums = x.tile_scaled_sums + (row * x.num_groups + g * 16);
         Vec acc[16];
         UNROLL for (int i = 0; i < 16; i++) acc[i] = g ? load(sums + i * kTileOutputs) : Vec{};
         UNROLL for (int group = 0; group < kGroups; group++) {
             const Vec scales = load(reinterpret_cast<const float*>(step + group * Expanded::kBytes + Expanded::kScales));
             const float* product = products + group * kHalves * kRegisterTiles * kRegisterTileFloats;
-            UNROLL for (int i = 0; i < 16; i++) acc[i] = fma(load(product + i * 16), scales, acc[i]);
+            UNROLL for (int i = 0; i < 16; i++) acc[i] =
+                fma(load(product + i * 16) * splat(row_scales[group * 16 + i]), scales, acc[i]);
             if constexpr (C::kMinima) {
                 const Vec minima = load(reinterpret_cast<const float*>(step + group * Expanded::kBytes + Expanded::kMinima));
-                UNROLL for (int i = 0; i < 16; i++) acc[i] = fma(minima, splat(x.scaled_sum(row + i, g + group)), acc[i]);
+                UNROLL for (int i = 0; i < 16; i++) acc[i] = fma(minima, splat(row_sums[group * 16 + i]), acc[i]);
             }
         }
         UNROLL for (int i = 0; i < 16; i++) store(sums + i * kTileOutputs, acc[i]);
