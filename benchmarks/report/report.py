@@ -46,7 +46,6 @@ def machine(results: Sequence[Result]) -> str:
             ("memory", f"{known['memory_bytes'] / 2**30:.0f} GiB"),
             ("system", known["system"]),
             ("versions", versions),
-            ("commits", known["commit"]),
             ("dates", result["date"]),
         ):
             seen.setdefault(what, set()).add(value)

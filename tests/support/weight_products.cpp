@@ -107,7 +107,7 @@ int main() {
     if (!allow_tiles()) return 1;
     use_tiles();
     for (int inputs : {448, 424})
-        for (int rows : {1, 3, 6, 20, 33, 70}) {
+        for (int rows : {1, 2, 3, 8, 20, 33, 70}) {
             for (auto name : {"bfloat16", "int8", "int8_groups", "int4", "int4_min"}) products<bf16>(name, inputs, rows);
             for (auto name : {"float32", "int8_groups", "int4", "int4_min"}) products<float>(name, inputs, rows);
         }

@@ -15,6 +15,8 @@
 //   pack_groups         packs one row of W that is stored in groups as F has them, as output `output`; null in other formats
 //   multiply            y of output tile `tile` for rows <= kMaxRows of x, from row `row`, into `out` [kMaxRows][kTileOutputs].
 //                       `first`: no earlier rows used the tile, so its weights come from memory and are prefetched.
+//   multiply_streams    y of kStreams output tiles for rows <= kStreamRows of x, into `out` [kStreams][rows][kTileOutputs]. The
+//                       tiles are `distance` apart, the first is `tile`.
 //   kExpandedStepBytes  with LLAMA_AMX: bytes of a step in the form that tile registers multiply, at most
 //                       kMaxExpandedStepBytes; 0 if it is the packed form
 //   expand              with LLAMA_AMX: writes inputs from .. to of an output tile in that form; null if it is the packed form
@@ -38,6 +40,15 @@ constexpr int kRegisterTiles = 2;                  // of an output tile
 constexpr int kTileOutputs = kRegisterTiles * 16;  // of an output tile
 constexpr size_t kRegisterTileBytes = 1024;        // of one tile register
 constexpr size_t kMaxExpandedStepBytes = 2304;     // of a step that a format expands
+
+// Few rows wait for memory, and a core reads it faster in several runs side by side than in one: more pages of the DRAM are open,
+// and more of the core's prefetchers work.
+constexpr int kStreams = 4;
+#if defined(__AVX512F__)
+constexpr int kStreamRows = 3;  // more rows need too many registers
+#else
+constexpr int kStreamRows = 1;
+#endif
 
 // How a format stores an output tile: one step after another, each with the weights of `step_inputs` inputs.
 struct WeightLayout {
@@ -114,6 +125,7 @@ struct WeightFormat {
     void (*pack_bfloat16)(const PackedWeights& w, const bf16* source, int output);
     void (*pack_groups)(const PackedWeights& w, const GroupedRow& source, int output);
     void (*multiply)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, bool first, float* out);
+    void (*multiply_streams)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, int distance, float* out);
     void (*add_k_slice)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, size_t from, size_t to,
                         const char* slice, void* sums) = nullptr;
     const float* (*finish)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, const void* sums,
@@ -123,8 +135,8 @@ struct WeightFormat {
 
 template <class F>
 constexpr WeightFormat<typename F::Activation> kFormatOf{
-    F::kName,       F::kLayout,  F::kSumBytes, F::kInputForm, F::kMaxInputs, F::template pack<float>, F::template pack<bf16>,
-    F::pack_groups, F::multiply,
+    F::kName,       F::kLayout,  F::kSumBytes,        F::kInputForm, F::kMaxInputs, F::template pack<float>, F::template pack<bf16>,
+    F::pack_groups, F::multiply, F::multiply_streams,
 #if defined(LLAMA_AMX)
     F::add_k_slice, F::finish,   F::expand,
 #endif
@@ -151,7 +163,7 @@ namespace kernels {
 
 // Bytes between the use of a weight and the prefetch of another: hardware prefetchers stop at every 4 KiB page. Prefetches go
 // into the second-level cache, because the first level has too few requests in flight to keep memory busy.
-constexpr size_t kAhead = 8192;
+constexpr size_t kAhead = 2048;
 inline void prefetch(const char* p) { __builtin_prefetch(p + kAhead, 0, 2); }
 inline void prefetch_tiles(const char* p) {
     for (size_t line = 0; line < kRegisterTiles * kRegisterTileBytes; line += 64) prefetch(p + line);
@@ -178,6 +190,23 @@ void by_rows(int rows, bool first, Kernel&& kernel) {
         if (r < rows) by_rows<Most - 1>(rows - r, first && r == 0, [&](auto n, auto ask, int at) { kernel(n, ask, r + at); });
 }
 
+// The packed weights of S output tiles, `distance` apart.
+template <int S>
+struct Streams {
+    const char* of[S];
+    Streams(const PackedWeights& w, int tile, int distance) {
+        for (int s = 0; s < S; s++) of[s] = w.output_tile(tile + s * distance);
+    }
+    const char* operator[](int s) const { return of[s]; }
+};
+
+// Writes the sums of N rows under S output tiles: out [S][N][kTileOutputs].
+template <int N, int S>
+inline void store_sums(const Vec (&sums)[S][N][kRegisterTiles], float* out) {
+    UNROLL for (int s = 0; s < S; s++) UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++)
+        store(out + (s * N + r) * kTileOutputs + t * kLanes, sums[s][r][t]);
+}
+
 // Rows whose sums fill most of the registers: 24 of AVX-512's 32, 12 of AVX2's 16 (two of which hold a Vec).
 #if defined(__AVX512F__)
 constexpr int kFloatRows = 12, kIntRows = 6;
@@ -185,8 +214,25 @@ constexpr int kFloatRows = 12, kIntRows = 6;
 constexpr int kFloatRows = 3, kIntRows = 1;
 #endif
 
+// Calls kernel(N, S, first of these streams) for N = `rows` and S streams at a time, N S <= Most where S > 1, until all are done.
+template <int Most, int N = 1, class Kernel>
+void by_streams(int rows, Kernel&& kernel) {
+    if constexpr (N < kStreamRows)
+        if (rows > N) return by_streams<Most, N + 1>(rows, kernel);
+    constexpr int S = Most / N >= 4 ? 4 : Most / N >= 2 ? 2 : 1;
+    static_assert(kStreams % S == 0);
+    for (int stream = 0; stream < kStreams; stream += S)
+        kernel(std::integral_constant<int, N>(), std::integral_constant<int, S>(), stream);
+}
+
 #if defined(LLAMA_AMX)
 constexpr int kOutBytes = kTileOutputs * 4;  // a row of `out`
+
+// Reads a line into the first-level cache, and prefetches another: a tile load waits for its lines one after the other.
+inline void fetch(const char* line) {
+    prefetch(line);
+    asm volatile("" ::"r"(load_as<uint64_t>(line)));
+}
 #endif
 
 }  // namespace kernels

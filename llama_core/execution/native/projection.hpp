@@ -31,6 +31,7 @@ class Projection {
 
     int tasks_of(const Linear<T>& w, int rows) const {
         if (in_row_panels(rows)) return num_task_tiles(w) * ((rows + row_panel(w) - 1) / row_panel(w));
+        if (in_streams(rows)) return stream_tasks(w) + w.output_tiles() - stream_tasks(w) * kStreams;
         return w.output_tiles() * ((rows + part_rows(w) - 1) / part_rows(w));
     }
 
@@ -38,6 +39,7 @@ class Projection {
     void run(const Linear<T>& w, const Inputs<T>& x, int rows, int task, int thread, const Epilogue& epilogue) const {
         if constexpr (kTilesOfT)
             if (in_row_panels(rows)) return run_row_panel(w, x, rows, task, thread, epilogue);
+        if (in_streams(rows)) return run_streams(w, x, rows, task, epilogue);
         alignas(64) float out[kMaxRows * kTileOutputs];
         const int tile = tile_of(task % w.output_tiles(), w.output_tiles()), part = task / w.output_tiles();
         const int begin = part * part_rows(w), end = std::min(rows, begin + part_rows(w));
@@ -64,6 +66,28 @@ class Projection {
     int tile_of(int turn, int tiles) const {
         const int each = tiles / threads_;
         return turn < each * threads_ ? turn % threads_ * each + turn / threads_ : turn;
+    }
+
+    static bool in_streams(int rows) { return rows <= kStreamRows; }
+    // Of kStreams output tiles each. A task for each of the remaining tiles comes after them.
+    int stream_tasks(const Linear<T>& w) const { return w.output_tiles() / (threads_ * kStreams) * threads_; }
+
+    // Each thread has kStreams runs of output tiles, and each of its tasks the next tile of every run.
+    template <class Epilogue>
+    void run_streams(const Linear<T>& w, const Inputs<T>& x, int rows, int task, const Epilogue& epilogue) const {
+        static_assert(kStreams * kStreamRows <= kMaxRows);
+        alignas(64) float out[kMaxRows * kTileOutputs];
+        const int tasks = stream_tasks(w), run = tasks / threads_;
+        if (task >= tasks) {
+            const int tile = tasks * (kStreams - 1) + task;
+            w.format().multiply(w, x, 0, rows, tile, true, out);
+            for (int r = 0; r < rows; r++) epilogue(r, tile, out + r * kTileOutputs);
+            return;
+        }
+        const int tile = task % threads_ * run * kStreams + task / threads_;
+        w.format().multiply_streams(w, x, 0, rows, tile, run, out);
+        for (int s = 0; s < kStreams; s++)
+            for (int r = 0; r < rows; r++) epilogue(r, tile + s * run, out + (s * rows + r) * kTileOutputs);
     }
 
     // Bytes of rows that stay in a core's cache while the weights are read.

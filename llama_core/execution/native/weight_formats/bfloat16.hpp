@@ -35,7 +35,19 @@ struct BFloat16Weights {
             add_products<false>(w, x, row, rows, tile, 0, w.padded(), out);
 #else
         kernels::by_rows<kernels::kFloatRows>(rows, first, [&](auto n, auto ask, int r) {
-            products<n, ask>(x[row + r], x.rows.stride, w.output_tile(tile), w.padded(), out + r * kTileOutputs);
+            products<n, 1, ask>(w, x[row + r], x.rows.stride, tile, 0, out + r * kTileOutputs);
+        });
+#endif
+    }
+
+    static void multiply_streams(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, int distance,
+                                 float* out) {
+#if defined(LLAMA_AMX)
+        for (int s = 0; s < kStreams; s += 2)
+            multiply_two_streams(w, x[row], x.rows.stride, rows, tile + s * distance, distance, out + s * rows * kTileOutputs);
+#else
+        kernels::by_streams<kernels::kFloatRows>(rows, [&](auto n, auto streams, int s) {
+            products<n, streams, true>(w, x[row], x.rows.stride, tile + s * distance, distance, out + s * n * kTileOutputs);
         });
 #endif
     }
@@ -55,26 +67,54 @@ struct BFloat16Weights {
 #endif
 
   private:
-    template <int N, bool Ask>
-    static void products(const bf16* x, size_t stride, const char* weights, size_t padded, float* out) {
-        Vec acc[N][kRegisterTiles] = {};
-        for (size_t step = 0; step < padded / 32; step++, weights += kRegisterTiles * kRegisterTileBytes)
-            for (int pair = 0; pair < 16; pair++) {
-                if (Ask) UNROLL for (int t = 0; t < kRegisterTiles; t++)
-                        kernels::prefetch(weights + t * kRegisterTileBytes + pair * 64);
-                UNROLL for (int r = 0; r < N; r++) {
-                    auto value = Dot<bf16>::broadcast(x + r * stride + step * 32 + pair * 2);
-                    UNROLL for (int t = 0; t < kRegisterTiles; t++) {
-                        auto column = reinterpret_cast<const bf16*>(weights + t * kRegisterTileBytes + pair * 64);
-                        acc[r][t] = Dot<bf16>::add(acc[r][t], column, value);
+    // N rows by S output tiles.
+    template <int N, int S, bool Ask>
+    static void products(const PackedWeights& w, const bf16* x, size_t stride, int tile, int distance, float* out) {
+        const kernels::Streams<S> weights(w, tile, distance);
+        Vec acc[S][N][kRegisterTiles] = {};
+        for (size_t k = 0, at = 0; k < w.padded(); k += 32, at += kLayout.step_bytes)
+            for (int pair = 0; pair < 16; pair++) UNROLL for (int s = 0; s < S; s++) {
+                    const char* line = weights[s] + at + pair * 64;
+                    if (Ask) UNROLL for (int t = 0; t < kRegisterTiles; t++) kernels::prefetch(line + t * kRegisterTileBytes);
+                    UNROLL for (int r = 0; r < N; r++) {
+                        auto value = Dot<bf16>::broadcast(x + r * stride + k + pair * 2);
+                        UNROLL for (int t = 0; t < kRegisterTiles; t++) {
+                            auto column = reinterpret_cast<const bf16*>(line + t * kRegisterTileBytes);
+                            acc[s][r][t] = Dot<bf16>::add(acc[s][r][t], column, value);
+                        }
                     }
                 }
-            }
-        UNROLL for (int r = 0; r < N; r++)
-            UNROLL for (int t = 0; t < kRegisterTiles; t++) store(out + r * kTileOutputs + t * kLanes, acc[r][t]);
+        kernels::store_sums(acc, out);
     }
 
 #if defined(LLAMA_AMX)
+    // Few rows by two output tiles: out [2][rows][kTileOutputs]. Computes a whole register tile of x, as multiply_16 does.
+    static void multiply_two_streams(const PackedWeights& w, const bf16* x, size_t stride, int rows, int tile, int distance,
+                                     float* out) {
+        const kernels::Streams<2> weights(w, tile, distance);
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+        for (size_t k = 0, at = 0; k < w.padded(); k += 32, at += kLayout.step_bytes) {
+            const char *first = weights[0] + at, *second = weights[1] + at;
+            for (size_t line = 0; line < kLayout.step_bytes; line += 64) {
+                kernels::fetch(first + line);
+                kernels::fetch(second + line);
+            }
+            _tile_loadd(4, x + k, stride * 2);
+            _tile_loadd(6, first, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, first + kRegisterTileBytes, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(6, second, 64);
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_loadd(7, second + kRegisterTileBytes, 64);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+        alignas(64) float products[2][16][kTileOutputs];
+        _tile_stored(0, products[0], kernels::kOutBytes); _tile_stored(1, products[0][0] + 16, kernels::kOutBytes);
+        _tile_stored(2, products[1], kernels::kOutBytes); _tile_stored(3, products[1][0] + 16, kernels::kOutBytes);
+        for (int s = 0; s < 2; s++) std::memcpy(out + s * rows * kTileOutputs, products[s], rows * kernels::kOutBytes);
+    }
+
     // Adds to `sums` [kMaxRows][kTileOutputs]; from = 0 begins new sums. Computes whole register tiles: rows beyond `rows` are
     // products of the memory behind x, and nothing reads them.
     template <bool Ask>
@@ -94,7 +134,8 @@ struct BFloat16Weights {
             _tile_loadd(0, out, kOutBytes); _tile_loadd(1, out + 16, kOutBytes);
         }
         for (size_t step = 0; step < padded / 32; step++, weights += kRegisterTiles * kRegisterTileBytes) {
-            if (Ask) kernels::prefetch_tiles(weights);
+            if (Ask)
+                for (size_t line = 0; line < kLayout.step_bytes; line += 64) kernels::fetch(weights + line);
             _tile_loadd(4, x + step * 32, stride * 2);
             _tile_loadd(6, weights, 64);
             _tile_dpbf16ps(0, 4, 6);

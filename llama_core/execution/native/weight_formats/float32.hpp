@@ -23,7 +23,14 @@ struct Float32Weights {
     static void multiply(const PackedWeights& w, const Inputs<float>& x, size_t row, int rows, int tile, bool first,
                          float* out) {
         kernels::by_rows<kernels::kFloatRows>(rows, first, [&](auto n, auto ask, int r) {
-            products<n, ask>(x[row + r], x.rows.stride, w.output_tile(tile), w.inputs(), out + r * kTileOutputs);
+            products<n, 1, ask>(w, x[row + r], x.rows.stride, tile, 0, out + r * kTileOutputs);
+        });
+    }
+
+    static void multiply_streams(const PackedWeights& w, const Inputs<float>& x, size_t row, int rows, int tile, int distance,
+                                 float* out) {
+        kernels::by_streams<kernels::kFloatRows>(rows, [&](auto n, auto streams, int s) {
+            products<n, streams, true>(w, x[row], x.rows.stride, tile + s * distance, distance, out + s * n * kTileOutputs);
         });
     }
 
@@ -34,20 +41,21 @@ struct Float32Weights {
 #endif
 
   private:
-    template <int N, bool Ask>
-    static void products(const float* x, size_t stride, const char* weights, size_t inputs, float* out) {
-        Vec acc[N][kRegisterTiles] = {};
-        for (size_t k = 0; k < inputs; k++, weights += kTileOutputs * 4) {
-            if (Ask) UNROLL for (int t = 0; t < kRegisterTiles; t++) kernels::prefetch(weights + t * 64);
-            Vec column[kRegisterTiles];
-            UNROLL for (int t = 0; t < kRegisterTiles; t++) column[t] = load_as<Vec>(weights + t * 64);
-            UNROLL for (int r = 0; r < N; r++) {
-                Vec value = splat(x[r * stride + k]);
-                UNROLL for (int t = 0; t < kRegisterTiles; t++) acc[r][t] = fma(column[t], value, acc[r][t]);
+    // N rows by S output tiles.
+    template <int N, int S, bool Ask>
+    static void products(const PackedWeights& w, const float* x, size_t stride, int tile, int distance, float* out) {
+        const kernels::Streams<S> weights(w, tile, distance);
+        Vec acc[S][N][kRegisterTiles] = {};
+        for (size_t k = 0, at = 0; k < size_t(w.inputs()); k++, at += kTileOutputs * 4) UNROLL for (int s = 0; s < S; s++) {
+                if (Ask) UNROLL for (int t = 0; t < kRegisterTiles; t++) kernels::prefetch(weights[s] + at + t * 64);
+                Vec column[kRegisterTiles];
+                UNROLL for (int t = 0; t < kRegisterTiles; t++) column[t] = load_as<Vec>(weights[s] + at + t * 64);
+                UNROLL for (int r = 0; r < N; r++) {
+                    const Vec value = splat(x[r * stride + k]);
+                    UNROLL for (int t = 0; t < kRegisterTiles; t++) acc[s][r][t] = fma(column[t], value, acc[s][r][t]);
+                }
             }
-        }
-        UNROLL for (int r = 0; r < N; r++)
-            UNROLL for (int t = 0; t < kRegisterTiles; t++) store(out + r * kTileOutputs + t * kLanes, acc[r][t]);
+        kernels::store_sums(acc, out);
     }
 };
 

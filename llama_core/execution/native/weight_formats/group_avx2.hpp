@@ -92,14 +92,16 @@ inline __m256 add_column(__m256 acc, __m256i dot, __m256 scales, const __m256* m
 }
 
 // Few rows: codes are read from memory, sums stay in registers.
-template <class F, int N, bool Ask>
-inline void few_rows(const PackedWeights& w, const GroupRows& x, int tile, float* out) {
+template <class F, int N, int S, bool Ask>
+inline void few_rows(const PackedWeights& w, const GroupRows& x, int tile, int distance, float* out) {
     using Step = GroupStep<F>;
-    const char* step = w.output_tile(tile);
-    __m256 acc[kColumns][N];
-    UNROLL for (int c = 0; c < kColumns; c++) UNROLL for (int r = 0; r < N; r++) acc[c][r] = _mm256_setzero_ps();
-    for (size_t g = 0; g < w.padded() / kGroupInputs; g++, step += Step::kBytes) {
-        UNROLL for (int c = 0; c < kColumns; c++) {
+    const Streams<S> weights(w, tile, distance);
+    __m256 acc[S][kColumns][N];
+    UNROLL for (int s = 0; s < S; s++) UNROLL for (int c = 0; c < kColumns; c++) UNROLL for (int r = 0; r < N; r++)
+        acc[s][c][r] = _mm256_setzero_ps();
+    for (size_t g = 0, at = 0; g < w.padded() / kGroupInputs; g++, at += Step::kBytes)
+        UNROLL for (int s = 0; s < S; s++) UNROLL for (int c = 0; c < kColumns; c++) {
+            const char* step = weights[s] + at;
             if (Ask)
                 for (size_t line = c; line < Step::kLines; line += kColumns) prefetch(step + line * 64);
             __m256i codes[1][kFours], dots[N][1];
@@ -108,11 +110,10 @@ inline void few_rows(const PackedWeights& w, const GroupRows& x, int tile, float
             const __m256 scales = column_of(step, Step::kScales, c);
             __m256 minima;
             if constexpr (F::kMinima) minima = column_of(step, Step::kMinima, c);
-            UNROLL for (int r = 0; r < N; r++) acc[c][r] = add_column<F>(acc[c][r], dots[r][0], scales, &minima, x, r, g);
+            UNROLL for (int r = 0; r < N; r++) acc[s][c][r] = add_column<F>(acc[s][c][r], dots[r][0], scales, &minima, x, r, g);
         }
-    }
-    UNROLL for (int r = 0; r < N; r++)
-        UNROLL for (int c = 0; c < kColumns; c++) _mm256_storeu_ps(out + r * kTileOutputs + c * 8, acc[c][r]);
+    UNROLL for (int s = 0; s < S; s++) UNROLL for (int r = 0; r < N; r++) UNROLL for (int c = 0; c < kColumns; c++)
+        _mm256_storeu_ps(out + (s * N + r) * kTileOutputs + c * 8, acc[s][c][r]);
 }
 
 // The rows of a block by a group whose codes lie expanded in the cache; the sums lie there too.
@@ -159,7 +160,15 @@ inline void multiply_groups(const PackedWeights& w, const Inputs<bf16>& x, size_
     constexpr int kFew = 2;
     if (rows > kFew) return many_rows<F>(w, GroupRows(x.groups, row), rows, tile, first, out);
     by_rows<kFew>(rows, first, [&](auto n, auto ask, int r) {
-        few_rows<F, n, ask>(w, GroupRows(x.groups, row + r), tile, out + r * kTileOutputs);
+        few_rows<F, n, 1, ask>(w, GroupRows(x.groups, row + r), tile, 0, out + r * kTileOutputs);
+    });
+}
+
+template <class F>
+inline void multiply_group_streams(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, int distance,
+                                   float* out) {
+    by_streams<2>(rows, [&](auto n, auto streams, int s) {
+        few_rows<F, n, streams, true>(w, GroupRows(x.groups, row), tile + s * distance, distance, out + s * n * kTileOutputs);
     });
 }
 

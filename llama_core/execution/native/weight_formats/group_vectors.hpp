@@ -26,31 +26,48 @@ inline IVec unbiased(IVec fours, int32_t x_sum) {
     return fours - F::kBias * x_sum;
 }
 
-template <class F, int N, bool Ask>
-inline void group_products(const PackedWeights& w, const GroupRows& x, int tile, float* out) {
+// N rows by S output tiles.
+template <class F, int N, int S, bool Ask>
+inline void group_products(const PackedWeights& w, const GroupRows& x, int tile, int distance, float* out) {
     using Step = GroupStep<F>;
-    const char* step = w.output_tile(tile);
-    Vec acc[N][kRegisterTiles] = {};
-    for (size_t g = 0; g < w.padded() / kGroupInputs; g++, step += Step::kBytes) {
-        if (Ask)
-            for (size_t line = 0; line < Step::kLines; line++) prefetch(step + line * 64);
-        IVec dots[N][kRegisterTiles] = {};
+    const Streams<S> weights(w, tile, distance);
+    Vec acc[S][N][kRegisterTiles] = {};
+    for (size_t g = 0, at = 0; g < w.padded() / kGroupInputs; g++, at += Step::kBytes) UNROLL for (int s = 0; s < S; s++) {
+            const char* step = weights[s] + at;
+            if (Ask)
+                for (size_t line = 0; line < Step::kLines; line++) prefetch(step + line * 64);
+            IVec dots[N][kRegisterTiles] = {};
     UNROLL for (int four = 0; four < kFours; four++) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
-            const UVec codes = F::Codes::four(Step::codes(step, t), four);
-            UNROLL for (int r = 0; r < N; r++) dots[r][t] = add_fours(dots[r][t], codes, x.group(r, g) + four * 4);
+                const UVec codes = F::Codes::four(Step::codes(step, t), four);
+                UNROLL for (int r = 0; r < N; r++) dots[r][t] = add_fours(dots[r][t], codes, x.group(r, g) + four * 4);
+            }
+            UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) acc[s][r][t] = add_group<F>(
+                acc[s][r][t], unbiased<F>(dots[r][t], x.sum(r, g)), step, t, x.scale(r, g), x.scaled_sum(r, g));
         }
-        UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) acc[r][t] = add_group<F>(
-            acc[r][t], unbiased<F>(dots[r][t], x.sum(r, g)), step, t, x.scale(r, g), x.scaled_sum(r, g));
-    }
-    UNROLL for (int r = 0; r < N; r++)
-        UNROLL for (int t = 0; t < kRegisterTiles; t++) store(out + r * kTileOutputs + t * kLanes, acc[r][t]);
+    store_sums(acc, out);
 }
 
 template <class F>
 inline void multiply_groups(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, bool first,
                             float* out) {
     by_rows<kIntRows>(rows, first, [&](auto n, auto ask, int r) {
-        group_products<F, n, ask>(w, GroupRows(x.groups, row + r), tile, out + r * kTileOutputs);
+        group_products<F, n, 1, ask>(w, GroupRows(x.groups, row + r), tile, 0, out + r * kTileOutputs);
+    });
+}
+
+// Sums of rows by streams that fit in the registers beside those of a group.
+#if defined(__AVX512F__)
+constexpr int kGroupStreamRows = 8;
+#else
+constexpr int kGroupStreamRows = 2;
+#endif
+
+template <class F>
+inline void multiply_group_streams(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, int distance,
+                                   float* out) {
+    by_streams<kGroupStreamRows>(rows, [&](auto n, auto streams, int s) {
+        group_products<F, n, streams, true>(w, GroupRows(x.groups, row), tile + s * distance, distance,
+                                            out + s * n * kTileOutputs);
     });
 }
 

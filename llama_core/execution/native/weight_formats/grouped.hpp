@@ -55,11 +55,19 @@ struct GroupedWeights : C, GroupedTileKernels<T, C> {
     static void multiply(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, bool first, float* out) {
         if constexpr (sizeof(T) == 4) return kernels::multiply_expanded<C>(w, x, row, rows, tile, first, out);
 #if defined(LLAMA_AMX)
-        constexpr int kFewRows = 4;  // vectors take no longer for so few than tile registers
+        constexpr int kFewRows = 8;  // vectors take no longer for so few than tile registers
         if constexpr (sizeof(T) == 2)
             if (rows > kFewRows) return GroupedTileKernels<T, C>::multiply_tiles(w, x, row, rows, tile, first, out);
 #endif
         if constexpr (sizeof(T) == 2) kernels::multiply_groups<C>(w, x, row, rows, tile, first, out);
+    }
+
+    static void multiply_streams(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, int distance,
+                                 float* out) {
+        if constexpr (sizeof(T) == 4)
+            kernels::multiply_expanded_streams<C>(w, x, row, rows, tile, distance, out);
+        else
+            kernels::multiply_group_streams<C>(w, x, row, rows, tile, distance, out);
     }
 
   private:

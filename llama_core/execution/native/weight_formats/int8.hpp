@@ -47,10 +47,16 @@ struct Int8Weights {
         finish(w, inputs, row, rows, tile, sums, out);
 #else
         kernels::by_rows<kernels::kIntRows>(rows, first, [&](auto n, auto ask, int r) {
-            products<n, ask>(x.high[row + r], x.low[row + r], x.high.stride, x.scale() + row + r, w, tile,
-                             out + r * kTileOutputs);
+            products<n, 1, ask>(w, x, row + r, tile, 0, out + r * kTileOutputs);
         });
 #endif
+    }
+
+    static void multiply_streams(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, int distance,
+                                 float* out) {
+        kernels::by_streams<kernels::kIntRows>(rows, [&](auto n, auto streams, int s) {
+            products<n, streams, true>(w, x.quantized, row, tile + s * distance, distance, out + s * n * kTileOutputs);
+        });
     }
 
 #if defined(LLAMA_AMX)
@@ -106,28 +112,26 @@ struct Int8Weights {
         return exact * load(scales(w) + output) * splat(x_scale);
     }
 
-    template <int N, bool Ask>
-    static void products(const uint8_t* high, const uint8_t* low, size_t stride, const float* scale, const PackedWeights& w,
-                         int tile, float* out) {
-        IVec acc_high[N][kRegisterTiles] = {}, acc_low[N][kRegisterTiles] = {};
-        for (size_t step = 0; step < w.padded() / 64; step++) {
-            const char* tiles = w.output_tile(tile) + step * kRegisterTiles * kRegisterTileBytes;
-            for (int four = 0; four < 16; four++) {
-                if (Ask) UNROLL for (int t = 0; t < kRegisterTiles; t++)
-                        kernels::prefetch(tiles + t * kRegisterTileBytes + four * 64);
-                UNROLL for (int r = 0; r < N; r++)
-                    UNROLL for (int t = 0; t < kRegisterTiles; t++) {
-                        auto weights = reinterpret_cast<const int8_t*>(tiles + t * kRegisterTileBytes + four * 64);
-                        size_t at = r * stride + step * 64 + four * 4;
-                        acc_high[r][t] = add_fours(acc_high[r][t], weights, high + at);
-                        acc_low[r][t] = add_fours(acc_low[r][t], weights, low + at);
+    // N rows by S output tiles.
+    template <int N, int S, bool Ask>
+    static void products(const PackedWeights& w, const Quantized& x, size_t row, int tile, int distance, float* out) {
+        const kernels::Streams<S> weights(w, tile, distance);
+        IVec high[S][N][kRegisterTiles] = {}, low[S][N][kRegisterTiles] = {};
+        for (size_t k = 0, at = 0; k < w.padded(); k += 64, at += kLayout.step_bytes)
+            for (int four = 0; four < 16; four++) UNROLL for (int s = 0; s < S; s++) {
+                    const char* line = weights[s] + at + four * 64;
+                    if (Ask) UNROLL for (int t = 0; t < kRegisterTiles; t++) kernels::prefetch(line + t * kRegisterTileBytes);
+                    UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
+                        auto column = reinterpret_cast<const int8_t*>(line + t * kRegisterTileBytes);
+                        high[s][r][t] = add_fours(high[s][r][t], column, x.high[row + r] + k + four * 4);
+                        low[s][r][t] = add_fours(low[s][r][t], column, x.low[row + r] + k + four * 4);
                     }
-            }
+                }
+        UNROLL for (int s = 0; s < S; s++) UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
+            const int output = (tile + s * distance) * kTileOutputs + t * kLanes;
+            store(out + (s * N + r) * kTileOutputs + t * kLanes,
+                  dequantize(high[s][r][t], low[s][r][t], w, output, x.scale()[row + r]));
         }
-        UNROLL for (int r = 0; r < N; r++)
-            UNROLL for (int t = 0; t < kRegisterTiles; t++)
-                store(out + r * kTileOutputs + t * kLanes,
-                      dequantize(acc_high[r][t], acc_low[r][t], w, tile * kTileOutputs + t * kLanes, scale[r]));
     }
 
 #if defined(LLAMA_AMX)
