@@ -50,7 +50,7 @@ struct GroupedTileKernels<bf16, C> {
 
     static void add_k_slice(const PackedWeights&, const Inputs<bf16>& x, size_t row, int rows, int tile, size_t from, size_t to,
                             const char* slice, void* sums) {
-        add_slice(GroupRows(x.groups, row), rows, from / kGroupInputs, to / kGroupInputs, slice, static_cast<float*>(sums));
+        add_slice(GroupRows(x.groups, row), rows, from / kGroupInputs, to / kGroupInputs, slice, nullptr, static_cast<float*>(sums));
         (void)tile;
     }
 
@@ -66,16 +66,9 @@ struct GroupedTileKernels<bf16, C> {
         const GroupRows inputs(x.groups, row);
         for (size_t from = 0; from < w.padded(); from += kSlice) {
             const size_t to = std::min(w.padded(), from + kSlice);
-            // Prefetches alternate with the expansion of steps, because all of them at once would fill the line buffers.
-            char* out = expanded;
-            for (size_t k = from; k < to; k += kGroupInputs, out += Expanded::kBytes) {
-                if (first) {
-                    const char* step = w.output_tile(tile) + k / kGroupInputs * Step::kBytes;
-                    for (size_t line = 0; line < Step::kLines; line++) kernels::prefetch(step + line * 64);
-                }
-                expand(w, tile, k, k + kGroupInputs, out);
-            }
-            add_slice(inputs, rows, from / kGroupInputs, to / kGroupInputs, expanded, sums);
+            const char* packed = w.output_tile(tile) + from / kGroupInputs * Step::kBytes;
+            expand(w, tile, from, to, expanded);
+            add_slice(inputs, rows, from / kGroupInputs, to / kGroupInputs, expanded, first ? packed : nullptr, sums);
         }
     }
 
@@ -89,35 +82,53 @@ struct GroupedTileKernels<bf16, C> {
 
     // Adds groups begin .. end to sums [kMaxRows][kTileOutputs]; begin = 0 begins new sums. Computes whole register tiles: rows
     // beyond `rows` are products of the memory behind x, and nothing reads them. The first row of x is a multiple of 16.
-    static void add_slice(const GroupRows& x, int rows, size_t begin, size_t end, const char* slice, float* sums) {
-        if (rows > 16)
-            add_rows<2>(x, begin, end, slice, sums);
-        else
-            add_rows<1>(x, begin, end, slice, sums);
+    // `packed`: where prefetches begin, or null. They are spread over the products: requests come as fast as memory serves them.
+    static void add_slice(const GroupRows& x, int rows, size_t begin, size_t end, const char* slice, const char* packed, float* sums) {
+        const auto add = packed ? rows > 16 ? add_rows<2, true> : add_rows<1, true>
+                                : rows > 16 ? add_rows<2, false> : add_rows<1, false>;
+        add(x, begin, end, slice, packed, sums);
     }
 
-    template <int kHalves>
-    static void add_rows(const GroupRows& x, size_t begin, size_t end, const char* slice, float* sums) {
+    template <int kHalves, bool kAsk>
+    static void add_rows(const GroupRows& x, size_t begin, size_t end, const char* slice, const char* packed, float* sums) {
         asm volatile("" ::"r"(slice) : "memory");  // GCC's tile loads declare no reads: the slice must be in memory
-        for (size_t g = begin; g < end; g += kBlockGroups, slice += kBlockGroups * Expanded::kBytes)
-            if (end - g >= kBlockGroups)
-                add_block<kHalves, kBlockGroups>(x, g, slice, sums);
-            else
-                for (size_t i = 0; i < end - g; i++) add_block<kHalves, 1>(x, g + i, slice + i * Expanded::kBytes, sums);
+        size_t g = begin;
+        for (; g + kBlockGroups <= end; g += kBlockGroups) {
+            add_block<kHalves, kBlockGroups, kAsk>(x, g, slice, packed, sums);
+            slice += kBlockGroups * Expanded::kBytes;
+            if (kAsk) packed += kBlockGroups * Step::kBytes;
+        }
+        for (; g < end; g++) {
+            add_block<kHalves, 1, kAsk>(x, g, slice, packed, sums);
+            slice += Expanded::kBytes;
+            if (kAsk) packed += Step::kBytes;
+        }
     }
 
     // Adds kGroups groups of 16 kHalves rows.
-    template <int kHalves, int kGroups>
-    static void add_block(const GroupRows& x, size_t g, const char* slice, float* sums) {
+    template <int kHalves, int kGroups, bool kAsk>
+    static void add_block(const GroupRows& x, size_t g, const char* slice, const char* packed, float* sums) {
+        constexpr int kParts = kGroups + kHalves * kRegisterTiles;
         alignas(64) float products[kGroups][kHalves * kRegisterTiles * kRegisterTileFloats];
         const bf16* inputs = x.numbers + g * 16 * kGroupInputs;
-        for (int i = 0; i < kGroups; i++, inputs += 16 * kGroupInputs)
+        for (int i = 0; i < kGroups; i++, inputs += 16 * kGroupInputs) {
             multiply_group<kHalves>(inputs, inputs + x.num_groups * 16 * kGroupInputs, slice + i * Expanded::kBytes, products[i]);
+            if (kAsk) prefetch_part<kGroups, kParts>(packed, i);
+        }
         for (int half = 0; half < kHalves; half++)
             for (int t = 0; t < kRegisterTiles; t++) {
+                if (kAsk) prefetch_part<kGroups, kParts>(packed, kGroups + half * kRegisterTiles + t);
                 const float* tile = products[0] + (half * kRegisterTiles + t) * kRegisterTileFloats;
                 add<kGroups, kHalves>(x, half * 16, g, tile, slice + t * kLanes * sizeof(float), sums + half * 16 * kTileOutputs + t * kLanes);
             }
+    }
+
+    // Prefetches one of kParts parts of kGroups steps, two blocks beyond `packed`: a block's steps are expanded all at once.
+    template <int kGroups, int kParts>
+    static void prefetch_part(const char* packed, int part) {
+        constexpr size_t kLines = kGroups * Step::kLines, kBeyond = 2 * kBlockGroups * Step::kBytes;
+        for (size_t line = part * kLines / kParts; line < (part + 1) * kLines / kParts; line++)
+            __builtin_prefetch(packed + kBeyond + line * 64, 0, 2);
     }
 
     // One group of 16 or 32 rows by the output tile: a register tile after the other, into `out`. A product is stored while the
