@@ -1,7 +1,7 @@
 // Linear layers y = x W^T on packed weights, for any number of rows: the part that all weight formats share.
 //
-// W [n, k] is cut into output tiles of 32 outputs. Within a tile, weights lie in the order in which they are used, so one row
-// reads memory as one stream. Every result is summed over k in one fixed order, so a row's values do not depend on the
+// W [n, k] is cut into output tiles of 32 outputs. Within a tile, weights lie in the order in which they are used, so a call for
+// a row reads a tile as one stream, or several tiles as so many. Every result is summed over k in one fixed order, so a row's values do not depend on the
 // number of rows. The compiler's target decides the instructions: AMX, AVX-512 or plain vectors.
 //
 // A weight format is a struct with static members in a header of weight_formats/. Those of a format F:
@@ -125,7 +125,8 @@ struct WeightFormat {
     void (*pack_bfloat16)(const PackedWeights& w, const bf16* source, int output);
     void (*pack_groups)(const PackedWeights& w, const GroupedRow& source, int output);
     void (*multiply)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, bool first, float* out);
-    void (*multiply_streams)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, int distance, float* out);
+    void (*multiply_streams)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, int distance,
+                             float* out);
     void (*add_k_slice)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, size_t from, size_t to,
                         const char* slice, void* sums) = nullptr;
     const float* (*finish)(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, const void* sums,
@@ -135,10 +136,20 @@ struct WeightFormat {
 
 template <class F>
 constexpr WeightFormat<typename F::Activation> kFormatOf{
-    F::kName,       F::kLayout,  F::kSumBytes,        F::kInputForm, F::kMaxInputs, F::template pack<float>, F::template pack<bf16>,
-    F::pack_groups, F::multiply, F::multiply_streams,
+    F::kName,
+    F::kLayout,
+    F::kSumBytes,
+    F::kInputForm,
+    F::kMaxInputs,
+    F::template pack<float>,
+    F::template pack<bf16>,
+    F::pack_groups,
+    F::multiply,
+    F::multiply_streams,
 #if defined(LLAMA_AMX)
-    F::add_k_slice, F::finish,   F::expand,
+    F::add_k_slice,
+    F::finish,
+    F::expand,
 #endif
 };
 

@@ -46,9 +46,8 @@ struct Int8Weights {
         add_products(w, x, row, rows, tile, first, 0, w.padded(), sums);
         finish(w, inputs, row, rows, tile, sums, out);
 #else
-        kernels::by_rows<kernels::kIntRows>(rows, first, [&](auto n, auto ask, int r) {
-            products<n, 1, ask>(w, x, row + r, tile, 0, out + r * kTileOutputs);
-        });
+        kernels::by_rows<kernels::kIntRows>(
+            rows, first, [&](auto n, auto ask, int r) { products<n, 1, ask>(w, x, row + r, tile, 0, out + r * kTileOutputs); });
 #endif
     }
 
