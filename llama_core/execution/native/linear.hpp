@@ -1,8 +1,8 @@
 // Linear layers y = x W^T on packed weights, for any number of rows: the part that all weight formats share.
 //
 // W [n, k] is cut into output tiles of 32 outputs. Within a tile, weights lie in the order in which they are used, so a call for
-// a row reads a tile as one stream, or several tiles as so many. Every result is summed over k in one fixed order, so a row's values do not depend on the
-// number of rows. The compiler's target decides the instructions: AMX, AVX-512 or plain vectors.
+// a row reads a tile as one stream, or several tiles as so many. Every result is summed over k in one fixed order, so a row's
+// values do not depend on the number of rows. The compiler's target decides the instructions: AMX, AVX-512 or plain vectors.
 //
 // A weight format is a struct with static members in a header of weight_formats/. Those of a format F:
 //   Activation          the type T of the activations that F multiplies
@@ -17,9 +17,8 @@
 //                       `first`: no earlier rows used the tile, so its weights come from memory and are prefetched.
 //   multiply_streams    y of kStreams output tiles for rows <= kStreamRows of x, into `out` [kStreams][rows][kTileOutputs]. The
 //                       tiles are `distance` apart, the first is `tile`.
-//   kExpandedStepBytes  with LLAMA_AMX: bytes of a step in the form that tile registers multiply, at most
-//                       kMaxExpandedStepBytes; 0 if it is the packed form
-//   expand              with LLAMA_AMX: writes inputs from .. to of an output tile in that form; null if it is the packed form
+//   expand              with LLAMA_AMX: writes inputs from .. to of an output tile in the form that tile registers multiply, at
+//                       most kMaxExpandedStepBytes a step; null if it is the packed form
 //   add_k_slice         with LLAMA_AMX: adds the products of inputs from .. to (whole steps of the layout) to `sums` of up to
 //                       kMaxRows rows. from = 0 begins new sums. `slice`: the weights of these inputs, expanded if F expands.
 //   finish              with LLAMA_AMX: the results of `sums`, in `out` or in `sums` itself

@@ -53,7 +53,6 @@ struct BFloat16Weights {
     }
 
 #if defined(LLAMA_AMX)
-    static constexpr size_t kExpandedStepBytes = 0;
     static constexpr std::nullptr_t expand = nullptr;
 
     static void add_k_slice(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, size_t from,

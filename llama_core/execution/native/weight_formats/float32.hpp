@@ -36,7 +36,6 @@ struct Float32Weights {
 
 #if defined(LLAMA_AMX)
     // Tile registers multiply no float32.
-    static constexpr size_t kExpandedStepBytes = 0;
     static constexpr std::nullptr_t add_k_slice = nullptr, finish = nullptr, expand = nullptr;
 #endif
 

@@ -11,7 +11,6 @@ namespace llama {
 // What a format needs beside `multiply` where there are tile registers: nothing for float32 activations.
 template <class T, class C>
 struct GroupedTileKernels {
-    static constexpr size_t kExpandedStepBytes = 0;
     static constexpr std::nullptr_t add_k_slice = nullptr, finish = nullptr, expand = nullptr;
 };
 
@@ -32,8 +31,7 @@ template <class C>
 struct GroupedTileKernels<bf16, C> {
     using Step = GroupStep<C>;
     using Expanded = kernels::ExpandedStep<C>;
-    static constexpr size_t kExpandedStepBytes = Expanded::kBytes;
-    static_assert(kExpandedStepBytes <= kMaxExpandedStepBytes);
+    static_assert(Expanded::kBytes <= kMaxExpandedStepBytes);
 
     static void expand(const PackedWeights& w, int tile, size_t from, size_t to, char* out) {
         const char* step = w.output_tile(tile) + from / kGroupInputs * Step::kBytes;
@@ -48,10 +46,10 @@ struct GroupedTileKernels<bf16, C> {
             }
     }
 
-    static void add_k_slice(const PackedWeights&, const Inputs<bf16>& x, size_t row, int rows, int tile, size_t from, size_t to,
+    static void add_k_slice(const PackedWeights&, const Inputs<bf16>& x, size_t row, int rows, int, size_t from, size_t to,
                             const char* slice, void* sums) {
-        add_slice(GroupRows(x.groups, row), rows, from / kGroupInputs, to / kGroupInputs, slice, nullptr, static_cast<float*>(sums));
-        (void)tile;
+        add_slice(GroupRows(x.groups, row), rows, from / kGroupInputs, to / kGroupInputs, slice, nullptr,
+                  static_cast<float*>(sums));
     }
 
     static const float* finish(const PackedWeights&, const Inputs<bf16>&, size_t, int, int, const void* sums, float*) {
@@ -83,7 +81,8 @@ struct GroupedTileKernels<bf16, C> {
     // Adds groups begin .. end to sums [kMaxRows][kTileOutputs]; begin = 0 begins new sums. Computes whole register tiles: rows
     // beyond `rows` are products of the memory behind x, and nothing reads them. The first row of x is a multiple of 16.
     // `packed`: where prefetches begin, or null. They are spread over the products: requests come as fast as memory serves them.
-    static void add_slice(const GroupRows& x, int rows, size_t begin, size_t end, const char* slice, const char* packed, float* sums) {
+    static void add_slice(const GroupRows& x, int rows, size_t begin, size_t end, const char* slice, const char* packed,
+                          float* sums) {
         const auto add = packed ? rows > 16 ? add_rows<2, true> : add_rows<1, true>
                                 : rows > 16 ? add_rows<2, false> : add_rows<1, false>;
         add(x, begin, end, slice, packed, sums);
@@ -119,7 +118,8 @@ struct GroupedTileKernels<bf16, C> {
             for (int t = 0; t < kRegisterTiles; t++) {
                 if (kAsk) prefetch_part<kGroups, kParts>(packed, kGroups + half * kRegisterTiles + t);
                 const float* tile = products[0] + (half * kRegisterTiles + t) * kRegisterTileFloats;
-                add<kGroups, kHalves>(x, half * 16, g, tile, slice + t * kLanes * sizeof(float), sums + half * 16 * kTileOutputs + t * kLanes);
+                add<kGroups, kHalves>(x, half * 16, g, tile, slice + t * kLanes * sizeof(float),
+                                      sums + half * 16 * kTileOutputs + t * kLanes);
             }
     }
 

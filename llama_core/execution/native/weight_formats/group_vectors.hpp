@@ -55,17 +55,17 @@ inline void multiply_groups(const PackedWeights& w, const Inputs<bf16>& x, size_
     });
 }
 
-// Sums of rows by streams that fit in the registers beside those of a group.
+// Rows by streams whose sums fit in the registers beside those of a group.
 #if defined(__AVX512F__)
-constexpr int kGroupStreamRows = 8;
+constexpr int kGroupStreamSums = 8;
 #else
-constexpr int kGroupStreamRows = 2;
+constexpr int kGroupStreamSums = 2;
 #endif
 
 template <class F>
 inline void multiply_group_streams(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, int distance,
                                    float* out) {
-    by_streams<kGroupStreamRows>(rows, [&](auto n, auto streams, int s) {
+    by_streams<kGroupStreamSums>(rows, [&](auto n, auto streams, int s) {
         group_products<F, n, streams, true>(w, GroupRows(x.groups, row), tile + s * distance, distance,
                                             out + s * n * kTileOutputs);
     });

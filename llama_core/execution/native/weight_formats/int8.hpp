@@ -59,7 +59,6 @@ struct Int8Weights {
     }
 
 #if defined(LLAMA_AMX)
-    static constexpr size_t kExpandedStepBytes = 0;
     static constexpr std::nullptr_t expand = nullptr;
 
     static void add_k_slice(const PackedWeights& w, const Inputs<T>& x, size_t row, int rows, int tile, size_t from, size_t to,
