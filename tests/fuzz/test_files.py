@@ -95,5 +95,5 @@ def test_a_worker_that_dies_or_hangs_is_a_finding(
 def test_a_hundred_damaged_templates_are_refused_by_name_or_rendered_within_their_bounds() -> None:
     outcome = files.run_templates(100, seed=Random().randrange(10**6))
     assert outcome.findings == []
-    # A random seed loads 9 to 17 of them: only none would be suspect.
+    # A random seed loads 9 to 17 of them: none would mean that no template reaches the renderer.
     assert outcome.counts["template: ConfigError"] and outcome.counts["template: loaded"]
