@@ -143,10 +143,23 @@ inline Bytes64 add_products(Bytes64 sums, Bytes64 a, Bytes64 b) {
     }
     return sums;
 }
+inline Bytes64 add_pairs(Bytes64 sums, Bytes64 a, Bytes64 b) {
+    for (int i = 0; i < 16; i++) {
+        int32_t sum;
+        int16_t x[2], y[2];
+        std::memcpy(&sum, sums.bytes + 4 * i, 4);
+        std::memcpy(x, a.bytes + 4 * i, 4);
+        std::memcpy(y, b.bytes + 4 * i, 4);
+        sum += int32_t(x[0]) * y[0] + int32_t(x[1]) * y[1];
+        std::memcpy(sums.bytes + 4 * i, &sum, 4);
+    }
+    return sums;
+}
 #define __m512i emulated::Bytes64
 #define _mm512_set1_epi32(four) emulated::splat(four)
 #define _mm512_loadu_si512(from) emulated::load_64(from)
 #define _mm512_dpbusd_epi32(sums, a, b) emulated::add_products(sums, a, b)
+#define _mm512_dpwssd_epi32(sums, a, b) emulated::add_pairs(sums, a, b)
 #endif
 
 }  // namespace emulated

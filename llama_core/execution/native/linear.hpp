@@ -9,6 +9,7 @@
 //   kName               the name that Python asks for
 //   kLayout             a WeightLayout
 //   kSumBytes           bytes of one result's running sums between two K slices
+//   kSliceInputs        inputs of a K slice: whole steps of the layout
 //   kInputForm          what F multiplies: Inputs::rows, Inputs::quantized or Inputs::groups
 //   kMaxInputs          the most inputs of a layer whose sums are exact
 //   pack                packs one row of W, S source[inputs] (float or bf16), as output `output`
@@ -18,7 +19,7 @@
 //   multiply_streams    y of kStreams output tiles for rows <= kStreamRows of x, into `out` [kStreams][rows][kTileOutputs]. The
 //                       tiles are `distance` apart, the first is `tile`.
 //   expand              with LLAMA_AMX: writes inputs from .. to of an output tile in the form that tile registers multiply, at
-//                       most kMaxExpandedStepBytes a step; null if it is the packed form
+//                       most kMaxExpandedBytes a K slice; null if it is the packed form
 //   add_k_slice         with LLAMA_AMX: adds the products of inputs from .. to (whole steps of the layout) to `sums` of up to
 //                       kMaxRows rows. from = 0 begins new sums. `slice`: the weights of these inputs, expanded if F expands.
 //   finish              with LLAMA_AMX: the results of `sums`, in `out` or in `sums` itself
@@ -38,7 +39,7 @@ namespace llama {
 constexpr int kRegisterTiles = 2;                  // of an output tile
 constexpr int kTileOutputs = kRegisterTiles * 16;  // of an output tile
 constexpr size_t kRegisterTileBytes = 1024;        // of one tile register
-constexpr size_t kMaxExpandedStepBytes = 2304;     // of a step that a format expands
+constexpr size_t kMaxExpandedBytes = 18432;        // of a K slice that a format expands
 
 // Few rows wait for memory, and a core reads it faster in several runs side by side than in one: more pages of the DRAM are open,
 // and more of the core's prefetchers work.
@@ -64,7 +65,7 @@ class PackedWeights {
         : inputs_(inputs), output_tiles_(int(round_up(outputs, kTileOutputs) / kTileOutputs)) {
         padded_ = round_up(inputs, layout.step_inputs);
         output_tile_bytes_ = padded_ / layout.step_inputs * layout.step_bytes;
-        memory_ = Memory(output_tile_bytes_ * output_tiles_);
+        memory_ = Memory(output_tile_bytes_ * output_tiles_ + 1);  // a kernel reads a byte beyond its codes
         if (layout.bytes_per_output) per_output_ = Memory(size_t(num_outputs()) * layout.bytes_per_output);
     }
 
@@ -117,7 +118,7 @@ template <class T>
 struct WeightFormat {
     const char* name;
     WeightLayout layout;
-    size_t sum_bytes;
+    size_t sum_bytes, slice_inputs;
     InputForm input_form;
     int max_inputs;
     void (*pack_float32)(const PackedWeights& w, const float* source, int output);
@@ -138,6 +139,7 @@ constexpr WeightFormat<typename F::Activation> kFormatOf{
     F::kName,
     F::kLayout,
     F::kSumBytes,
+    F::kSliceInputs,
     F::kInputForm,
     F::kMaxInputs,
     F::template pack<float>,

@@ -17,10 +17,11 @@ class Projection {
 
     // Reserves what layers in `format` need. `max_rows`: of a layer in one step.
     void reserve(const WeightFormat<T>& format, int max_rows) {
-        if (!in_row_panels(max_rows) || format.sum_bytes <= sum_bytes_) return;
-        sum_bytes_ = format.sum_bytes;
+        const size_t results = size_t(max_tiles_per_task(format)) * sliced_panel(format) * kTileOutputs;
+        const size_t bytes = round_up(results * format.sum_bytes, 4096);
+        if (!in_row_panels(max_rows) || (!sums_.empty() && bytes <= sums_[0].bytes())) return;
         sums_.clear();
-        for (int i = 0; i < threads_; i++) sums_.emplace_back(size_t(kMaxTilesPerTask) * kRowPanel * kTileOutputs * sum_bytes_);
+        for (int i = 0; i < threads_; i++) sums_.emplace_back(bytes);
     }
 
     size_t working_bytes() const {
@@ -53,10 +54,10 @@ class Projection {
   private:
     // Memory is too slow for the tile registers unless their operands lie in the first-level cache: a task multiplies one K
     // slice of an output tile with all rows of a panel before it begins the next slice.
-    static constexpr int kKSliceBytes = 16384;  // of an output tile's weights as the tile registers load them
-    static constexpr int kExpandedSteps = 8;    // of a K slice whose weights are expanded
-    static constexpr int kRowPanel = 512;
-    static constexpr int kMaxTilesPerTask = 8;  // a task reads its rows from memory once for all of these output tiles
+    // The sums of a task lie in the second-level cache beside its rows: formats with wide sums have smaller tasks.
+    static int sliced_panel(const WeightFormat<T>& format) { return format.sum_bytes > 4 ? 256 : 512; }
+    // A task reads its rows from memory once for all of these output tiles.
+    static int max_tiles_per_task(const WeightFormat<T>& format) { return format.sum_bytes > 4 ? 4 : 8; }
 #if defined(LLAMA_AMX)
     static constexpr bool kTilesOfT = sizeof(T) == 2;
 #else
@@ -100,9 +101,13 @@ class Projection {
 
     static bool in_row_panels(int rows) { return kTilesOfT && rows > 2 * kMaxRows; }
     // With fewer output tiles in a task, slices save less than it costs to read the rows again.
-    bool in_k_slices(const Linear<T>& w) const { return w.format().add_k_slice && tiles_per_task(w) >= kMaxTilesPerTask / 2; }
-    int row_panel(const Linear<T>& w) const { return in_k_slices(w) ? kRowPanel : part_rows(w); }
-    int tiles_per_task(const Linear<T>& w) const { return std::clamp(w.output_tiles() / (threads_ * 4), 1, kMaxTilesPerTask); }
+    bool in_k_slices(const Linear<T>& w) const {
+        return w.format().add_k_slice && tiles_per_task(w) >= max_tiles_per_task(w.format()) / 2;
+    }
+    int row_panel(const Linear<T>& w) const { return in_k_slices(w) ? sliced_panel(w.format()) : part_rows(w); }
+    int tiles_per_task(const Linear<T>& w) const {
+        return std::clamp(w.output_tiles() / (threads_ * 4), 1, max_tiles_per_task(w.format()));
+    }
     int num_task_tiles(const Linear<T>& w) const { return (w.output_tiles() + tiles_per_task(w) - 1) / tiles_per_task(w); }
 
     template <class Epilogue>
@@ -113,16 +118,15 @@ class Projection {
         const int begin = task / num_task_tiles(w) * row_panel(w), end = std::min(rows, begin + row_panel(w));
         const int first = task % num_task_tiles(w) * tiles_per_task(w),
                   last = std::min(w.output_tiles(), first + tiles_per_task(w));
-        const size_t steps = format.expand ? kExpandedSteps : kKSliceBytes / layout.step_bytes;
-        const size_t k_slice = sliced ? steps * layout.step_inputs : w.padded();
+        const size_t k_slice = sliced ? format.slice_inputs : w.padded();
         const size_t slice_bytes = k_slice / layout.step_inputs * layout.step_bytes;
         const size_t blocks = (end - begin + kMaxRows - 1) / kMaxRows, share = round_up(slice_bytes / blocks, 64);
         const size_t block_bytes = size_t(kMaxRows) * kTileOutputs * format.sum_bytes;
         alignas(64) float out[kMaxRows * kTileOutputs];
-        alignas(64) char expanded[kExpandedSteps * kMaxExpandedStepBytes];
+        alignas(64) char expanded[kMaxExpandedBytes];
         auto sums = [&](int tile, int row) {
             return sums_[thread].template as<char>() +
-                   ((tile - first) * (kRowPanel / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
+                   ((tile - first) * (row_panel(w) / kMaxRows) + (row - begin) / kMaxRows) * block_bytes;
         };
         auto epilogue_all = [&](int row, int count, int tile, const float* results) {
             for (int r = 0; r < count; r++) epilogue(row + r, tile, results + r * kTileOutputs);
@@ -158,7 +162,6 @@ class Projection {
 
     const int threads_;
     std::vector<Memory> sums_;  // of each thread: sums of a row panel between K slices
-    size_t sum_bytes_ = 0;
 };
 
 }  // namespace llama

@@ -9,21 +9,41 @@ namespace llama {
 
 typedef uint8_t BVec __attribute__((vector_size(16)));
 typedef int8_t SBVec __attribute__((vector_size(16)));
+typedef int16_t SHVec __attribute__((vector_size(32)));
 
 // What a weight format multiplies: the activations themselves, or one of two forms of integers.
 enum class InputForm { kDense, kRows, kGroups };
 
 constexpr int kGroupInputs = 32;  // inputs that share a scale in the formats of groups
 
-// Activations as 16-bit integers in two bytes: x = scale * (256 * (high - 128) + low).
+// Activations as 16-bit integers with one scale for each row: x = scale * code, codes from -32767 to 32767. A code is stored in two
+// forms: as two bytes, code = 256 * (high - 128) + low, and as one number.
 struct Quantized {
-    Activations<uint8_t> high, low;
-    Memory scales;  // float [rows]
-    Quantized() = default;
-    Quantized(size_t rows, size_t width) : high(rows, width), low(rows, width), scales(round_up(rows, kMaxRows) * 4) {}
-    float* scale() const { return scales.as<float>(); }
-    size_t bytes() const { return high.bytes() + low.bytes() + scales.bytes(); }
+    static constexpr size_t kStep = 64;  // inputs of a register tile
+    static constexpr size_t kTileBytes = 16 * kStep,
+                            kStepBytes = 2 * kTileBytes;  // of a register tile, of one for high and low
 
+    Memory tiles;                // [rows / 16][inputs / 64][high, low][16 rows][64]: a register tile is one run of memory
+    Activations<int16_t> pairs;  // inputs 0 and 2, then 1 and 3 of each four
+    Activations<int16_t> sums;   // of the codes of kGroupInputs inputs, in two parts: sum = 32 * first + second
+    Memory scales;               // float [rows]
+    size_t steps = 0;
+
+    Quantized() = default;
+    Quantized(size_t rows, size_t width)
+        : tiles(round_up(rows, kMaxRows) * round_up(width, kStep) * 2),
+          pairs(rows, round_up(width, kStep)),
+          sums(rows, round_up(width, kStep) / kGroupInputs * 2),
+          scales(round_up(rows, kMaxRows) * sizeof(float)),
+          steps(round_up(width, kStep) / kStep) {}
+    float* scale() const { return scales.as<float>(); }
+    size_t bytes() const { return tiles.bytes() + pairs.bytes() + sums.bytes() + scales.bytes(); }
+    // The high bytes of a row's inputs 64 step .. 64 step + 63. Their low bytes are kTileBytes further.
+    uint8_t* high(size_t row, size_t step) const {
+        return tiles.as<uint8_t>() + (row / 16 * steps + step) * kStepBytes + row % 16 * kStep;
+    }
+
+    // `width`: a multiple of 16. Inputs beyond it, to a multiple of 64, become zeros.
     template <class T>
     void quantize(const T* x, size_t row, int width) {
         Vec most = Vec{}, check = Vec{};
@@ -32,16 +52,38 @@ struct Quantized {
             most = max(most, v < Vec{} ? -v : v);
             check += v * splat(0.0f);  // NaN for infinity and for NaN, which integers cannot hold
         }
-        float limit = max(most);
-        float inverse = limit > 0 ? 32767.0f / limit : 0.0f;
+        const float limit = max(most);
+        const float inverse = limit > kLeast ? 32767.0f / limit : 0.0f;
         scale()[row] = limit / 32767.0f + sum(check);
         const Vec magic = splat(12582912.0f);
-        for (int i = 0; i < width; i += kLanes) {
-            IVec q = (IVec)(fma(load(x + i), splat(inverse), magic)) - (IVec)magic + 32768;
-            BVec h = __builtin_convertvector(q >> 8, BVec), l = __builtin_convertvector(q, BVec);
-            std::memcpy(high[row] + i, &h, sizeof h);
-            std::memcpy(low[row] + i, &l, sizeof l);
+        const int end = int(round_up(width, kStep));
+        for (int i = 0; i < end; i += kGroupInputs) {
+            IVec total{};
+            for (int at = i; at < i + kGroupInputs; at += kLanes) {
+                const IVec code = at < width ? (IVec)fma(load(x + at), splat(inverse), magic) - (IVec)magic : IVec{};
+                put(row, at, code);
+                total += code;
+            }
+            const int32_t sum = fold(total, [](IVec a, IVec b) { return a + b; });
+            int16_t* parts = sums[row] + i / kGroupInputs * 2;
+            parts[0] = int16_t(sum >> 5), parts[1] = int16_t(sum & 31);
         }
+    }
+
+  private:
+    static constexpr float kLeast =
+        1e-33f;  // rows of smaller values become zeros: the inverse of their scale could be infinite
+
+    void put(size_t row, int at, IVec code) {
+        const IVec unsigned_code = code + 32768;
+        const BVec upper = __builtin_convertvector(unsigned_code >> 8, BVec),
+                   lower = __builtin_convertvector(unsigned_code, BVec);
+        uint8_t* to = high(row, at / kStep) + at % kStep;
+        std::memcpy(to, &upper, sizeof upper);
+        std::memcpy(to + kTileBytes, &lower, sizeof lower);
+        const IVec order = __builtin_shufflevector(code, code, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+        const SHVec numbers = __builtin_convertvector(order, SHVec);
+        std::memcpy(pairs[row] + at, &numbers, sizeof numbers);
     }
 };
 

@@ -10,7 +10,7 @@ struct BFloat16Weights {
     static constexpr char kName[] = "bfloat16";
     static constexpr WeightLayout kLayout{
         .step_inputs = 32, .step_bytes = kRegisterTiles * kRegisterTileBytes, .bytes_per_output = 0};
-    static constexpr size_t kSumBytes = 4;
+    static constexpr size_t kSumBytes = 4, kSliceInputs = 256;
     static constexpr InputForm kInputForm = InputForm::kDense;
     static constexpr int kMaxInputs = INT_MAX;
     static constexpr std::nullptr_t pack_groups = nullptr;

@@ -30,8 +30,8 @@ struct ColumnCodes;
 
 template <>
 struct ColumnCodes<HalfByteCodes> {
-    static void read(const char* step, int column, __m256i* codes) {
-        const char* line = step + column / 2 * HalfByteCodes::kHalfBytes + column % 2 * 32;
+    static void read(const char* halves, int column, __m256i* codes) {
+        const char* line = halves + column / 2 * HalfByteCodes::kHalfBytes + column % 2 * 32;
         const __m256i mask = _mm256_set1_epi8(15);
         UNROLL for (int j = 0; j < kFours / 2; j++) {
             const __m256i both = load_codes(line + j * 64);
@@ -58,8 +58,8 @@ struct ColumnCodes<HalfByteCodes> {
 
 template <>
 struct ColumnCodes<ByteCodes> {
-    static void read(const char* step, int column, __m256i* codes) {
-        const char* line = step + column / 2 * ByteCodes::kHalfBytes + column % 2 * 32;
+    static void read(const char* halves, int column, __m256i* codes) {
+        const char* line = halves + column / 2 * ByteCodes::kHalfBytes + column % 2 * 32;
         UNROLL for (int f = 0; f < kFours; f++) codes[f] = load_codes(line + f * 64);
     }
 
@@ -105,7 +105,7 @@ inline void few_rows(const PackedWeights& w, const GroupRows& x, int tile, int d
             if (Ask)
                 for (size_t line = c; line < Step::kLines; line += kColumns) prefetch(step + line * 64);
             __m256i codes[1][kFours], dots[N][1];
-            ColumnCodes<typename F::Codes>::read(step, c, codes[0]);
+            ColumnCodes<typename F::Codes>::read(Step::codes(step, 0), c, codes[0]);
             ColumnCodes<typename F::Codes>::template dots<N, 1>(codes, x, 0, g, dots);
             const __m256 scales = column_of(step, Step::kScales, c);
             __m256 minima;
@@ -143,7 +143,7 @@ inline void many_rows(const PackedWeights& w, const GroupRows& x, int rows, int 
         __m256i codes[kColumns][kFours];
         __m256 scales[kColumns], minima[kColumns];
         UNROLL for (int c = 0; c < kColumns; c++) {
-            ColumnCodes<typename F::Codes>::read(step, c, codes[c]);
+            ColumnCodes<typename F::Codes>::read(Step::codes(step, 0), c, codes[c]);
             scales[c] = column_of(step, Step::kScales, c);
             if constexpr (F::kMinima) minima[c] = column_of(step, Step::kMinima, c);
         }

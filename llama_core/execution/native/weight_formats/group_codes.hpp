@@ -1,7 +1,7 @@
 // How codes of 4 and of 8 bits lie in memory, and how they are read as vectors: what the kernels of grouped weights share.
 //
-// A step of an output tile: [2 halves][fours of k][16 outputs][4] codes of one group of 32 inputs, then 32 scales, then 32
-// minima if the format has them, as float16. Codes of 4 bits share a byte with the codes of the next four of k: line j of a
+// A step of an output tile: 32 scales of one group of 32 inputs, then 32 minima if the format has them, as float16, then codes
+// [2 halves][fours of k][16 outputs][4]. Codes of 4 bits share a byte with the codes of the next four of k: line j of a
 // half has four 2 j in its lower bits and four 2 j + 1 in its upper.
 #pragma once
 
@@ -10,7 +10,8 @@
 
 namespace llama {
 
-constexpr int kFours = kGroupInputs / 4;  // of k in a group
+constexpr int kFours = kGroupInputs / 4;     // of k in a group
+constexpr size_t kGroupedSliceInputs = 256;  // of a K slice
 
 // One code more for an output, and the reads of a half's line as codes.
 struct ByteCodes {
@@ -76,13 +77,14 @@ struct HalfByteCodes {
 template <class F>
 struct GroupStep {
     using Codes = typename F::Codes;
-    static constexpr size_t kScales = 2 * Codes::kHalfBytes, kMinima = kScales + kTileOutputs * sizeof(half);
-    static constexpr size_t kBytes = kMinima + F::kMinima * kTileOutputs * sizeof(half);
+    static constexpr size_t kScales = 0, kMinima = kTileOutputs * sizeof(half);
+    static constexpr size_t kCodes = kMinima + F::kMinima * kTileOutputs * sizeof(half);
+    static constexpr size_t kBytes = kCodes + 2 * Codes::kHalfBytes;
     static constexpr size_t kLines = kBytes / 64;
 
     static Vec scales(const char* step, int t) { return load(reinterpret_cast<const half*>(step + kScales) + t * kLanes); }
     static Vec minima(const char* step, int t) { return load(reinterpret_cast<const half*>(step + kMinima) + t * kLanes); }
-    static const char* codes(const char* step, int t) { return step + t * Codes::kHalfBytes; }
+    static const char* codes(const char* step, int t) { return step + kCodes + t * Codes::kHalfBytes; }
 };
 
 // The results of one row: acc + (dot * x's scale) * scale (+ minimum * x's scaled sum), group after group. Every kernel computes

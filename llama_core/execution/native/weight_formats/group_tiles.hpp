@@ -31,7 +31,7 @@ template <class C>
 struct GroupedTileKernels<bf16, C> {
     using Step = GroupStep<C>;
     using Expanded = kernels::ExpandedStep<C>;
-    static_assert(Expanded::kBytes <= kMaxExpandedStepBytes);
+    static_assert(kGroupedSliceInputs / kGroupInputs * Expanded::kBytes <= kMaxExpandedBytes);
 
     static void expand(const PackedWeights& w, int tile, size_t from, size_t to, char* out) {
         const char* step = w.output_tile(tile) + from / kGroupInputs * Step::kBytes;

@@ -26,7 +26,7 @@ struct GroupedWeights : C, GroupedTileKernels<T, C> {
     using Codes = typename C::Codes;
     using Step = GroupStep<C>;
     static constexpr WeightLayout kLayout{.step_inputs = kGroupInputs, .step_bytes = Step::kBytes, .bytes_per_output = 0};
-    static constexpr size_t kSumBytes = 4;
+    static constexpr size_t kSumBytes = 4, kSliceInputs = kGroupedSliceInputs;
     static constexpr InputForm kInputForm = sizeof(T) == 2 ? InputForm::kGroups : InputForm::kDense;
     static constexpr int kMaxInputs = INT_MAX;
 
@@ -74,7 +74,7 @@ struct GroupedWeights : C, GroupedTileKernels<T, C> {
     static void put(const PackedWeights& w, int output, int g, const CodedGroup& group) {
         char* step = w.output_tile(output / kTileOutputs) + g * Step::kBytes;
         const int place = output % kTileOutputs;
-        char* codes = step + place / 16 * Codes::kHalfBytes;
+        char* codes = step + Step::kCodes + place / 16 * Codes::kHalfBytes;
         for (int k = 0; k < kGroupInputs; k++) Codes::put(codes, place % 16, k, group.codes[k]);
         reinterpret_cast<half*>(step + Step::kScales)[place] = group.scale;
         if (C::kMinima) reinterpret_cast<half*>(step + Step::kMinima)[place] = group.minimum;

@@ -1,7 +1,9 @@
 // 4-bit weights with one float16 scale for each group of 32 inputs, as llama.cpp's Q4_0 has them: weight = scale * (code - 8).
 #pragma once
 
-#include "grouped.hpp"
+#include <type_traits>
+
+#include "requantized.hpp"
 
 namespace llama {
 
@@ -27,6 +29,6 @@ struct Int4Coding {
 };
 
 template <class T>
-using Int4Weights = GroupedWeights<T, Int4Coding>;
+using Int4Weights = std::conditional_t<sizeof(T) == 2, RequantizedWeights<Int4Coding>, GroupedWeights<T, Int4Coding>>;
 
 }  // namespace llama

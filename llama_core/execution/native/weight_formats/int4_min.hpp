@@ -2,7 +2,9 @@
 // minimum.
 #pragma once
 
-#include "grouped.hpp"
+#include <type_traits>
+
+#include "requantized.hpp"
 
 namespace llama {
 
@@ -25,6 +27,6 @@ struct Int4MinCoding {
 };
 
 template <class T>
-using Int4MinWeights = GroupedWeights<T, Int4MinCoding>;
+using Int4MinWeights = std::conditional_t<sizeof(T) == 2, RequantizedWeights<Int4MinCoding>, GroupedWeights<T, Int4MinCoding>>;
 
 }  // namespace llama
