@@ -60,7 +60,7 @@ void products(const char* name, int inputs, int rows) {
         const bool is_extreme = format.input_form == InputForm::kGroups && r % 6 > 2;
         const float unit = !is_extreme ? 1.0f : r % 6 == 3 ? 2e-35f : r % 6 == 4 ? 1e-36f : 3e29f;
         for (int k = 0; k < inputs; k++) x[r][k] = narrow_to<T>(unit * (r % 5 == 1 ? 3.0f : r % 5 == 2 ? -3.0f : next()));
-        x.quantize(format.input_form, r, int(round_up(inputs, 16)));
+        x.quantize(format.input_form, r, int(round_up(inputs, 16)), rows);
     }
     Activations<float> y(rows, kOutputs), alone(1, kOutputs);
     auto run = [&](int count, int first, const Rows<float>& to) {
@@ -70,7 +70,7 @@ void products(const char* name, int inputs, int rows) {
         part.reserve(format.input_form, count, inputs);
         for (int r = 0; r < count; r++) {
             std::memcpy(static_cast<void*>(part[r]), x[first + r], inputs * sizeof(T));
-            part.quantize(format.input_form, r, int(round_up(inputs, 16)));
+            part.quantize(format.input_form, r, int(round_up(inputs, 16)), count);
         }
         for (int task = 0; task < projection.tasks_of(w, count); task++)
             projection.run(w, part, count, task, 0, StoreTo<float>{to});

@@ -99,9 +99,9 @@ struct Inputs {
         if (form == InputForm::kRows && !quantized.bytes()) quantized = Quantized(num_rows, width);
         if (form == InputForm::kGroups && !groups.bytes()) groups = GroupQuantized(num_rows, width);
     }
-    // `width`: a multiple of 16.
-    void quantize(InputForm form, size_t row, int width) {
-        if (form == InputForm::kRows) quantized.quantize(rows[row], row, width);
+    // `width`: a multiple of 16. `num_rows`: of the product.
+    void quantize(InputForm form, size_t row, int width, size_t num_rows) {
+        if (form == InputForm::kRows) quantized.quantize(rows[row], row, width, num_rows);
         if (form == InputForm::kGroups) groups.quantize(rows[row], row, width);
     }
 };

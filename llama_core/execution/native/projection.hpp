@@ -17,7 +17,7 @@ class Projection {
 
     // Reserves what layers in `format` need. `max_rows`: of a layer in one step.
     void reserve(const WeightFormat<T>& format, int max_rows) {
-        const size_t results = size_t(max_tiles_per_task(format)) * sliced_panel(format) * kTileOutputs;
+        const size_t results = size_t(kMaxTilesPerTask) * sliced_panel(format) * kTileOutputs;
         const size_t bytes = round_up(results * format.sum_bytes, 4096);
         if (!in_row_panels(max_rows) || (!sums_.empty() && bytes <= sums_[0].bytes())) return;
         sums_.clear();
@@ -54,10 +54,16 @@ class Projection {
   private:
     // Memory is too slow for the tile registers unless their operands lie in the first-level cache: a task multiplies one K
     // slice of an output tile with all rows of a panel before it begins the next slice.
-    // The sums of a task lie in the second-level cache beside its rows: formats with wide sums have smaller tasks.
+    // Wide sums have smaller panels, so that a task's rows and sums lie in the second-level cache.
     static int sliced_panel(const WeightFormat<T>& format) { return format.sum_bytes > 4 ? 256 : 512; }
-    // A task reads its rows from memory once for all of these output tiles.
-    static int max_tiles_per_task(const WeightFormat<T>& format) { return format.sum_bytes > 4 ? 4 : 8; }
+    // A task reads its rows from the cache once for all of its output tiles. Where the rows of a panel stay in the second-level
+    // cache, less room for wide sums is better.
+    static constexpr int kMaxTilesPerTask = 8;
+    static constexpr size_t kCachedPanelBytes = 3 << 19;
+    static int max_tiles_per_task(const Linear<T>& w) {
+        const bool stays = sliced_panel(w.format()) * w.padded() * sizeof(T) <= kCachedPanelBytes;
+        return w.format().sum_bytes > 4 && stays ? kMaxTilesPerTask / 2 : kMaxTilesPerTask;
+    }
 #if defined(LLAMA_AMX)
     static constexpr bool kTilesOfT = sizeof(T) == 2;
 #else
@@ -102,11 +108,11 @@ class Projection {
     static bool in_row_panels(int rows) { return kTilesOfT && rows > 2 * kMaxRows; }
     // With fewer output tiles in a task, slices save less than it costs to read the rows again.
     bool in_k_slices(const Linear<T>& w) const {
-        return w.format().add_k_slice && tiles_per_task(w) >= max_tiles_per_task(w.format()) / 2;
+        return w.format().add_k_slice && tiles_per_task(w) >= max_tiles_per_task(w) / 2;
     }
     int row_panel(const Linear<T>& w) const { return in_k_slices(w) ? sliced_panel(w.format()) : part_rows(w); }
     int tiles_per_task(const Linear<T>& w) const {
-        return std::clamp(w.output_tiles() / (threads_ * 4), 1, max_tiles_per_task(w.format()));
+        return std::clamp(w.output_tiles() / (threads_ * 4), 1, max_tiles_per_task(w));
     }
     int num_task_tiles(const Linear<T>& w) const { return (w.output_tiles() + tiles_per_task(w) - 1) / tiles_per_task(w); }
 

@@ -7,18 +7,21 @@
 
 namespace llama {
 
-typedef uint8_t BVec __attribute__((vector_size(16)));
-typedef int8_t SBVec __attribute__((vector_size(16)));
-typedef int16_t SHVec __attribute__((vector_size(32)));
-
 // What a weight format multiplies: the activations themselves, or one of two forms of integers.
 enum class InputForm { kDense, kRows, kGroups };
 
 constexpr int kGroupInputs = 32;  // inputs that share a scale in the formats of groups
 
 // Activations as 16-bit integers with one scale for each row: x = scale * code, codes from -32767 to 32767. A code is stored in two
-// forms: as two bytes, code = 256 * (high - 128) + low, and as one number.
+// forms: as two bytes, code = 256 * (high - 128) + low, and as one number for kernels of vectors. Where there are tile registers,
+// only kFewRows rows have numbers: vectors take no longer for so few.
 struct Quantized {
+    static constexpr size_t kFewRows = 8;
+#if defined(LLAMA_AMX)
+    static constexpr size_t kMostNumberRows = kFewRows;
+#else
+    static constexpr size_t kMostNumberRows = SIZE_MAX;
+#endif
     static constexpr size_t kStep = 64;  // inputs of a register tile
     static constexpr size_t kTileBytes = 16 * kStep,
                             kStepBytes = 2 * kTileBytes;  // of a register tile, of one for high and low
@@ -32,8 +35,8 @@ struct Quantized {
     Quantized() = default;
     Quantized(size_t rows, size_t width)
         : tiles(round_up(rows, kMaxRows) * round_up(width, kStep) * 2),
-          pairs(rows, round_up(width, kStep)),
-          sums(rows, round_up(width, kStep) / kGroupInputs * 2),
+          pairs(std::min(rows, kMostNumberRows), round_up(width, kStep)),
+          sums(std::min(rows, kMostNumberRows), round_up(width, kStep) / kGroupInputs * 2),
           scales(round_up(rows, kMaxRows) * sizeof(float)),
           steps(round_up(width, kStep) / kStep) {}
     float* scale() const { return scales.as<float>(); }
@@ -43,13 +46,13 @@ struct Quantized {
         return tiles.as<uint8_t>() + (row / 16 * steps + step) * kStepBytes + row % 16 * kStep;
     }
 
-    // `width`: a multiple of 16. Inputs beyond it, to a multiple of 64, become zeros.
+    // `width`: a multiple of 16. Inputs beyond it, to a multiple of 64, become zeros. `rows`: of the product.
     template <class T>
-    void quantize(const T* x, size_t row, int width) {
+    void quantize(const T* x, size_t row, int width, size_t rows) {
         Vec most = Vec{}, check = Vec{};
         for (int i = 0; i < width; i += kLanes) {
-            Vec v = load(x + i);
-            most = max(most, v < Vec{} ? -v : v);
+            const Vec v = load(x + i);
+            most = max((Vec)((UVec)v & 0x7fffffff), most);
             check += v * splat(0.0f);  // NaN for infinity and for NaN, which integers cannot hold
         }
         const float limit = max(most);
@@ -61,9 +64,12 @@ struct Quantized {
             IVec total{};
             for (int at = i; at < i + kGroupInputs; at += kLanes) {
                 const IVec code = at < width ? (IVec)fma(load(x + at), splat(inverse), magic) - (IVec)magic : IVec{};
-                put(row, at, code);
+                put_bytes(row, at, code);
+                if (rows > kMostNumberRows) continue;
+                put_number(row, at, code);
                 total += code;
             }
+            if (rows > kMostNumberRows) continue;
             const int32_t sum = fold(total, [](IVec a, IVec b) { return a + b; });
             int16_t* parts = sums[row] + i / kGroupInputs * 2;
             parts[0] = int16_t(sum >> 5), parts[1] = int16_t(sum & 31);
@@ -74,16 +80,13 @@ struct Quantized {
     static constexpr float kLeast =
         1e-33f;  // rows of smaller values become zeros: the inverse of their scale could be infinite
 
-    void put(size_t row, int at, IVec code) {
-        const IVec unsigned_code = code + 32768;
-        const BVec upper = __builtin_convertvector(unsigned_code >> 8, BVec),
-                   lower = __builtin_convertvector(unsigned_code, BVec);
+    void put_bytes(size_t row, int at, IVec code) {
         uint8_t* to = high(row, at / kStep) + at % kStep;
-        std::memcpy(to, &upper, sizeof upper);
-        std::memcpy(to + kTileBytes, &lower, sizeof lower);
-        const IVec order = __builtin_shufflevector(code, code, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-        const SHVec numbers = __builtin_convertvector(order, SHVec);
-        std::memcpy(pairs[row] + at, &numbers, sizeof numbers);
+        store_low(reinterpret_cast<int8_t*>(to), (code >> 8) + 128);
+        store_low(reinterpret_cast<int8_t*>(to + kTileBytes), code);
+    }
+    void put_number(size_t row, int at, IVec code) {
+        store_low(pairs[row] + at, __builtin_shufflevector(code, code, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
     }
 };
 
@@ -91,28 +94,25 @@ struct Quantized {
 struct GroupQuantized {
     Activations<int8_t> codes;
     Activations<float> scales;
-    Activations<int32_t> sums;       // of the codes of a group
-    Activations<float> scaled_sums;  // scale * sum
+    Activations<int32_t> sums;  // of the codes of a group
 #if defined(LLAMA_AMX)
     Memory
         numbers;  // bf16 [rows / 16][groups][16 rows][32]: the codes, which tile registers multiply exactly, as `put` orders them
-    Memory tile_scales, tile_scaled_sums;  // float [rows / 16][groups][16]: those above, for register tiles
+    Memory tile_scales;  // float [rows / 16][groups][16]: those above, for register tiles
     size_t num_groups = 0;
 #endif
     GroupQuantized() = default;
-    GroupQuantized(size_t rows, size_t width)
-        : codes(rows, width), scales(rows, groups(width)), sums(rows, groups(width)), scaled_sums(rows, groups(width)) {
+    GroupQuantized(size_t rows, size_t width) : codes(rows, width), scales(rows, groups(width)), sums(rows, groups(width)) {
 #if defined(LLAMA_AMX)
         numbers = Memory(round_up(rows, kMaxRows) * groups(width) * kGroupInputs * sizeof(bf16));
         num_groups = groups(width);
         tile_scales = Memory(round_up(rows, kMaxRows) * num_groups * sizeof(float));
-        tile_scaled_sums = Memory(round_up(rows, kMaxRows) * num_groups * sizeof(float));
 #endif
     }
     size_t bytes() const {
-        size_t total = codes.bytes() + scales.bytes() + sums.bytes() + scaled_sums.bytes();
+        size_t total = codes.bytes() + scales.bytes() + sums.bytes();
 #if defined(LLAMA_AMX)
-        total += numbers.bytes() + tile_scales.bytes() + tile_scaled_sums.bytes();
+        total += numbers.bytes() + tile_scales.bytes();
 #endif
         return total;
     }
@@ -143,10 +143,8 @@ struct GroupQuantized {
             const int32_t sum = fold(p + q, [](IVec u, IVec v) { return u + v; });
             scales[row][group] = scale;
             sums[row][group] = sum;
-            scaled_sums[row][group] = scale * float(sum);
 #if defined(LLAMA_AMX)
             tile_scales.as<float>()[place(row, group)] = scale;
-            tile_scaled_sums.as<float>()[place(row, group)] = scale * float(sum);
 #endif
         }
     }
@@ -163,8 +161,7 @@ struct GroupQuantized {
     }
 
     void put(size_t row, int at, IVec v) {
-        const SBVec narrow = __builtin_convertvector(v, SBVec);
-        std::memcpy(codes[row] + at, &narrow, sizeof narrow);
+        store_low(codes[row] + at, v);
 #if defined(LLAMA_AMX)
         // Inputs 0 and 2, 1 and 3 of each four are neighbours, as the codes of weights are when bytes become 16-bit numbers.
         const IVec pairs = __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);

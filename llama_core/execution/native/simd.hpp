@@ -58,6 +58,26 @@ inline float fma(float a, float b, float c) {
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
+// Stores the lowest 8 or 16 bits of each lane.
+inline void store_low(int8_t* p, IVec v) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    typedef int8_t Narrow __attribute__((vector_size(16)));
+    const Narrow narrow = __builtin_convertvector(v, Narrow);
+    std::memcpy(p, &narrow, sizeof narrow);
+#endif
+}
+inline void store_low(int16_t* p, IVec v) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)v));
+#else
+    typedef int16_t Narrow __attribute__((vector_size(32)));
+    const Narrow narrow = __builtin_convertvector(v, Narrow);
+    std::memcpy(p, &narrow, sizeof narrow);
+#endif
+}
+
 // Reduces all lanes in a tree: `f` combines the upper half with the lower half, four times.
 template <class V, class F>
 inline auto fold(V v, F&& f) {
@@ -91,8 +111,12 @@ inline bf16 narrow(float x) {
 }
 
 inline Vec load(const bf16* p) {
+#if defined(__AVX512F__)  // GCC converts a vector in two halves
+    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16);
+#else
     UVec wide = __builtin_convertvector(load_as<HVec>(p), UVec) << 16;
     return (Vec)wide;
+#endif
 }
 
 inline void store(bf16* p, Vec v) {

@@ -175,12 +175,14 @@ class Transformer : public Engine, private Tasks {
                 return attention_.rotate(phase.layer, task, plan_, slots, qkv_, layer.query_norm.data, layer.key_norm.data);
             case kAttend: return attention_.attend(phase.layer, task, plan_, slots, attended_.rows);
             case kQuantizeAttended:
-                return over_tokens(task, [&](int t) { attended_.quantize(form_of(layer.out), t, round16(width_)); });
+                return over_tokens(
+                    task, [&](int t) { attended_.quantize(form_of(layer.out), t, round16(width_), plan_.num_tokens()); });
             case kProjectOut: return project_to_hidden_states(layer.out, layer.out_bias, attended_, task, thread);
             case kNormFfn: return over_tokens(task, [&](int t) { norm(t, layer.ffn_norm[0], layer.gate_up); });
             case kGateUp: return project(layer.gate_up, layer.gate_up_bias, normed_, task, thread, Gate<T>{hidden_.rows});
             case kQuantizeHidden:
-                return over_tokens(task, [&](int t) { hidden_.quantize(form_of(layer.down), t, round16(shape.hidden)); });
+                return over_tokens(
+                    task, [&](int t) { hidden_.quantize(form_of(layer.down), t, round16(shape.hidden), plan_.num_tokens()); });
             case kProjectDown: return project_to_hidden_states(layer.down, layer.down_bias, hidden_, task, thread);
             case kAddOut:
             case kAddDown: return over_tokens(task, [&](int t) { add_partials(t); });
@@ -237,14 +239,14 @@ class Transformer : public Engine, private Tasks {
     // `next`: the layer that multiplies the result.
     void norm(int t, const T* weight, const Linear<T>& next) {
         rms_norm(hidden_states_[t], weight, shape.dim, shape.norm_eps, normed_[t]);
-        normed_.quantize(form_of(next), t, round16(shape.dim));
+        normed_.quantize(form_of(next), t, round16(shape.dim), plan_.num_tokens());
     }
 
     void norm_final(int task) {
         for (int i = task * 16; i < std::min(plan_.num_samples(), task * 16 + 16); i++) {
             const T* states = hidden_states_[plan_.samples[i].token];
             rms_norm(states, weights_.final_norm[0], shape.dim, shape.norm_eps, last_[i]);
-            last_.quantize(form_of(weights_.head), i, round16(shape.dim));
+            last_.quantize(form_of(weights_.head), i, round16(shape.dim), plan_.num_samples());
         }
     }
 

@@ -1,7 +1,6 @@
 // Grouped weights by activations in groups of 8-bit integers, on AVX2: a register holds 8 outputs.
 //
-// VPMADDUBSW adds two products of an unsigned and a signed byte into 16 bits. 4-bit codes are the unsigned operand: the sums of
-// a whole group fit, 16 * 15 * 127 = 30,480. 8-bit codes give their sign to the activations, and only two products fit.
+// VPMADDUBSW adds two products of an unsigned and a signed byte into 16 bits: codes give their sign to the activations.
 #pragma once
 
 #include "group_codes.hpp"
@@ -25,44 +24,13 @@ inline __m256 column_of(const char* step, size_t at, int column) {
 }
 
 // The codes of 8 outputs in one group: a register for each four of k.
-template <class Codes>
-struct ColumnCodes;
-
-template <>
-struct ColumnCodes<HalfByteCodes> {
-    static void read(const char* halves, int column, __m256i* codes) {
-        const char* line = halves + column / 2 * HalfByteCodes::kHalfBytes + column % 2 * 32;
-        const __m256i mask = _mm256_set1_epi8(15);
-        UNROLL for (int j = 0; j < kFours / 2; j++) {
-            const __m256i both = load_codes(line + j * 64);
-            codes[2 * j] = _mm256_and_si256(both, mask);
-            codes[2 * j + 1] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
-        }
-    }
-
-    // The dot products of N rows with each of M columns, without the bias.
-    template <int N, int M>
-    static void dots(const __m256i (*codes)[kFours], const GroupRows& x, int row, size_t g, __m256i (*out)[M]) {
-        __m256i sums[N][M];
-        UNROLL for (int f = 0; f < kFours; f++) UNROLL for (int r = 0; r < N; r++) {
-            const __m256i four = broadcast_four(x.group(row + r, g) + f * 4);
-            UNROLL for (int m = 0; m < M; m++) {
-                const __m256i pairs = _mm256_maddubs_epi16(codes[m][f], four);
-                sums[r][m] = f ? _mm256_add_epi16(sums[r][m], pairs) : pairs;
-            }
-        }
-        UNROLL for (int r = 0; r < N; r++)
-            UNROLL for (int m = 0; m < M; m++) out[r][m] = _mm256_madd_epi16(sums[r][m], _mm256_set1_epi16(1));
-    }
-};
-
-template <>
-struct ColumnCodes<ByteCodes> {
+struct ColumnCodes {
     static void read(const char* halves, int column, __m256i* codes) {
         const char* line = halves + column / 2 * ByteCodes::kHalfBytes + column % 2 * 32;
         UNROLL for (int f = 0; f < kFours; f++) codes[f] = load_codes(line + f * 64);
     }
 
+    // The dot products of N rows with each of M columns.
     template <int N, int M>
     static void dots(const __m256i (*codes)[kFours], const GroupRows& x, int row, size_t g, __m256i (*out)[M]) {
         const __m256i ones = _mm256_set1_epi16(1);
@@ -82,13 +50,8 @@ struct ColumnCodes<ByteCodes> {
 };
 
 // The same operations in the same order as add_group.
-template <class F>
-inline __m256 add_column(__m256 acc, __m256i dot, __m256 scales, const __m256* minima, const GroupRows& x, int row, size_t g) {
-    if constexpr (F::kOffset != 0)
-        dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(F::kOffset * x.sum(row, g)));
-    acc = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(x.scale(row, g))), scales, acc);
-    if constexpr (F::kMinima) acc = _mm256_fmadd_ps(*minima, _mm256_set1_ps(x.scaled_sum(row, g)), acc);
-    return acc;
+inline __m256 add_column(__m256 acc, __m256i dot, __m256 scales, float x_scale) {
+    return _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(x_scale)), scales, acc);
 }
 
 // Few rows: codes are read from memory, sums stay in registers.
@@ -105,28 +68,25 @@ inline void few_rows(const PackedWeights& w, const GroupRows& x, int tile, int d
             if (Ask)
                 for (size_t line = c; line < Step::kLines; line += kColumns) prefetch(step + line * 64);
             __m256i codes[1][kFours], dots[N][1];
-            ColumnCodes<typename F::Codes>::read(Step::codes(step, 0), c, codes[0]);
-            ColumnCodes<typename F::Codes>::template dots<N, 1>(codes, x, 0, g, dots);
+            ColumnCodes::read(Step::codes(step, 0), c, codes[0]);
+            ColumnCodes::dots<N, 1>(codes, x, 0, g, dots);
             const __m256 scales = column_of(step, Step::kScales, c);
-            __m256 minima;
-            if constexpr (F::kMinima) minima = column_of(step, Step::kMinima, c);
-            UNROLL for (int r = 0; r < N; r++) acc[s][c][r] = add_column<F>(acc[s][c][r], dots[r][0], scales, &minima, x, r, g);
+            UNROLL for (int r = 0; r < N; r++) acc[s][c][r] = add_column(acc[s][c][r], dots[r][0], scales, x.scale(r, g));
         }
     UNROLL for (int s = 0; s < S; s++) UNROLL for (int r = 0; r < N; r++) UNROLL for (int c = 0; c < kColumns; c++)
         _mm256_storeu_ps(out + (s * N + r) * kTileOutputs + c * 8, acc[s][c][r]);
 }
 
 // The rows of a block by a group whose codes lie expanded in the cache; the sums lie there too.
-template <class F, int N>
-inline void add_block(const __m256i (*codes)[kFours], const __m256* scales, const __m256* minima, const GroupRows& x, int row,
-                      size_t g, float* out) {
+template <int N>
+inline void add_block(const __m256i (*codes)[kFours], const __m256* scales, const GroupRows& x, int row, size_t g, float* out) {
     UNROLL for (int c = 0; c < kColumns; c += 2) {
         __m256i dots[N][2];
-        ColumnCodes<typename F::Codes>::template dots<N, 2>(codes + c, x, row, g, dots);
+        ColumnCodes::dots<N, 2>(codes + c, x, row, g, dots);
         UNROLL for (int r = 0; r < N; r++) UNROLL for (int m = 0; m < 2; m++) {
             float* to = out + (row + r) * kTileOutputs + (c + m) * 8;
             const __m256 acc = _mm256_load_ps(to);
-            _mm256_store_ps(to, add_column<F>(acc, dots[r][m], scales[c + m], minima + c + m, x, row + r, g));
+            _mm256_store_ps(to, add_column(acc, dots[r][m], scales[c + m], x.scale(row + r, g)));
         }
     }
 }
@@ -134,23 +94,22 @@ inline void add_block(const __m256i (*codes)[kFours], const __m256* scales, cons
 template <class F>
 inline void many_rows(const PackedWeights& w, const GroupRows& x, int rows, int tile, bool first, float* out) {
     using Step = GroupStep<F>;
-    constexpr int kBlock = F::Codes::kFoursPerLine == 2 ? 4 : 2;  // rows whose sums fit in registers
+    constexpr int kBlock = 2;  // rows whose sums fit in registers
     const char* step = w.output_tile(tile);
     std::fill(out, out + rows * kTileOutputs, 0.0f);
     for (size_t g = 0; g < w.padded() / kGroupInputs; g++, step += Step::kBytes) {
         if (first)
             for (size_t line = 0; line < Step::kLines; line++) prefetch(step + line * 64);
         __m256i codes[kColumns][kFours];
-        __m256 scales[kColumns], minima[kColumns];
+        __m256 scales[kColumns];
         UNROLL for (int c = 0; c < kColumns; c++) {
-            ColumnCodes<typename F::Codes>::read(Step::codes(step, 0), c, codes[c]);
+            ColumnCodes::read(Step::codes(step, 0), c, codes[c]);
             scales[c] = column_of(step, Step::kScales, c);
-            if constexpr (F::kMinima) minima[c] = column_of(step, Step::kMinima, c);
         }
         asm volatile("" ::: "memory");  // the codes are read from the cache below, instead of being expanded again
         int row = 0;
-        for (; row + kBlock <= rows; row += kBlock) add_block<F, kBlock>(codes, scales, minima, x, row, g, out);
-        for (; row < rows; row++) add_block<F, 1>(codes, scales, minima, x, row, g, out);
+        for (; row + kBlock <= rows; row += kBlock) add_block<kBlock>(codes, scales, x, row, g, out);
+        for (; row < rows; row++) add_block<1>(codes, scales, x, row, g, out);
     }
 }
 

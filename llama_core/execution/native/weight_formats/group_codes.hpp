@@ -16,7 +16,6 @@ constexpr size_t kGroupedSliceInputs = 256;  // of a K slice
 // One code more for an output, and the reads of a half's line as codes.
 struct ByteCodes {
     static constexpr size_t kHalfBytes = 16 * kGroupInputs;
-    static constexpr int kFoursPerLine = 1;
     static constexpr int kBias = 128;  // added to signed codes to read them as unsigned ones
 
     static void put(char* half, int lane, int k, int code) { half[k / 4 * 64 + lane * 4 + k % 4] = char(code); }
@@ -25,7 +24,6 @@ struct ByteCodes {
     static IVec code(const char* half, int k) { return (IVec)(load_as<UVec>(half + k / 4 * 64) << (24 - 8 * (k % 4))) >> 24; }
 #if defined(LLAMA_AMX)
     // Pair `pair` of a group: codes of 16 outputs as bfloat16, in the order of GroupQuantized::numbers.
-    template <int kOffset>
     static UVec pair(const char* half, int pair) {
         const UVec line = load_as<UVec>(half + pair / 2 * 64) << (8 - pair % 2 * 8);
         const Vec lower = __builtin_convertvector((IVec)(line << 16) >> 24, Vec);
@@ -37,40 +35,14 @@ struct ByteCodes {
 
 struct HalfByteCodes {
     static constexpr size_t kHalfBytes = 16 * kGroupInputs / 2;
-    static constexpr int kFoursPerLine = 2;
 
     static void put(char* half, int lane, int k, int code) {
         uint8_t& byte = reinterpret_cast<uint8_t*>(half)[k / 8 * 64 + lane * 4 + k % 4];
         byte = k % 8 < 4 ? uint8_t((byte & 0xf0) | code) : uint8_t((byte & 0x0f) | code << 4);
     }
-    static UVec four(const char* half, int four) { return load_as<UVec>(half + four / 2 * 64) >> (four % 2 * 4) & 0x0f0f0f0fu; }
     static IVec code(const char* half, int k) {
         return (IVec)(load_as<UVec>(half + k / 8 * 64) >> (8 * (k % 4) + k / 4 % 2 * 4) & 15u);
     }
-#if defined(LLAMA_AMX)
-    // As above, and less kOffset. A table has the number of every code twice, because an index is the lowest 5 bits.
-    template <int kOffset>
-    static UVec pair(const char* half, int pair) {
-        const Numbers line = load_as<Numbers>(half + pair / 4 * 64) >> (pair % 2 * 8 + pair / 2 % 2 * 4);
-#if defined(__AVX512BW__)
-        return (UVec)_mm512_permutexvar_epi16((__m512i)line, (__m512i)kNumbers<kOffset>);
-#else
-        Numbers numbers;
-        for (int i = 0; i < 32; i++) numbers[i] = kNumbers<kOffset>[line[i] % 32];
-        return (UVec)numbers;
-#endif
-    }
-
-  private:
-    typedef uint16_t Numbers __attribute__((vector_size(64)));
-    static constexpr uint16_t number(int code) { return uint16_t(__builtin_bit_cast(uint32_t, float(code)) >> 16); }
-    template <int kOffset, size_t... kPlaces>
-    static constexpr Numbers numbers(std::index_sequence<kPlaces...>) {
-        return Numbers{number(int(kPlaces % 16) - kOffset)...};
-    }
-    template <int kOffset>
-    static constexpr Numbers kNumbers = numbers<kOffset>(std::make_index_sequence<32>());
-#endif
 };
 
 // The places in a step of format F.
@@ -87,44 +59,35 @@ struct GroupStep {
     static const char* codes(const char* step, int t) { return step + kCodes + t * Codes::kHalfBytes; }
 };
 
-// The results of one row: acc + (dot * x's scale) * scale (+ minimum * x's scaled sum), group after group. Every kernel computes
-// them with these operations in this order from exact sums of integers, so all kernels give the same bits.
+// The results of one row: acc + (dot * x's scale) * scale, group after group. Every kernel computes them with these operations in
+// this order from exact sums of integers, so all kernels give the same bits.
 template <class F>
-inline Vec add_group(Vec acc, IVec dot, const char* step, int t, float x_scale, float x_scaled_sum) {
-    acc = fma(__builtin_convertvector(dot, Vec) * splat(x_scale), GroupStep<F>::scales(step, t), acc);
-    if constexpr (F::kMinima) acc = fma(GroupStep<F>::minima(step, t), splat(x_scaled_sum), acc);
-    return acc;
+inline Vec add_group(Vec acc, IVec dot, const char* step, int t, float x_scale) {
+    return fma(__builtin_convertvector(dot, Vec) * splat(x_scale), GroupStep<F>::scales(step, t), acc);
 }
 
 // The activations that a call multiplies.
 struct GroupRows {
     const int8_t* codes;
-    const float *scales, *scaled_sums;
+    const float* scales;
     const int32_t* sums;
     size_t stride, group_stride;
 #if defined(LLAMA_AMX)
-    const bf16* numbers;                          // [rows / 16][groups][16 rows][32]
-    const float *tile_scales, *tile_scaled_sums;  // [rows / 16][groups][16]
+    const bf16* numbers;       // [rows / 16][groups][16 rows][32]
+    const float* tile_scales;  // [rows / 16][groups][16]
     size_t num_groups;
 #endif
 
     GroupRows(const GroupQuantized& x, size_t row)
-        : codes(x.codes[row]),
-          scales(x.scales[row]),
-          scaled_sums(x.scaled_sums[row]),
-          sums(x.sums[row]),
-          stride(x.codes.stride),
-          group_stride(x.scales.stride) {
+        : codes(x.codes[row]), scales(x.scales[row]), sums(x.sums[row]), stride(x.codes.stride), group_stride(x.scales.stride) {
 #if defined(LLAMA_AMX)
         numbers = x.numbers_of(row, 0);
         tile_scales = x.tile_scales.as<float>() + x.place(row, 0);
-        tile_scaled_sums = x.tile_scaled_sums.as<float>() + x.place(row, 0);
         num_groups = x.num_groups;
 #endif
     }
     const int8_t* group(int row, size_t g) const { return codes + row * stride + g * kGroupInputs; }
     float scale(int row, size_t g) const { return scales[row * group_stride + g]; }
-    float scaled_sum(int row, size_t g) const { return scaled_sums[row * group_stride + g]; }
     int32_t sum(int row, size_t g) const { return sums[row * group_stride + g]; }
 };
 

@@ -17,12 +17,10 @@ struct GroupedTileKernels {
 #if defined(LLAMA_AMX)
 namespace kernels {
 
-// An expanded step: codes as bfloat16 [2 halves][16 pairs of k][16 outputs][2], then float scales [32], then float minima [32] if
-// the format has them.
+// An expanded step: codes as bfloat16 [2 halves][16 pairs of k][16 outputs][2], then float scales [32].
 template <class C>
 struct ExpandedStep {
-    static constexpr size_t kScales = kRegisterTiles * kRegisterTileBytes, kMinima = kScales + kTileOutputs * 4;
-    static constexpr size_t kBytes = kMinima + C::kMinima * kTileOutputs * 4;
+    static constexpr size_t kScales = kRegisterTiles * kRegisterTileBytes, kBytes = kScales + kTileOutputs * 4;
 };
 
 }  // namespace kernels
@@ -38,11 +36,10 @@ struct GroupedTileKernels<bf16, C> {
         for (size_t k = from; k < to; k += kGroupInputs, step += Step::kBytes, out += Expanded::kBytes)
             for (int t = 0; t < kRegisterTiles; t++) {
         UNROLL for (int pair = 0; pair < 16; pair++) {
-                    const UVec codes = C::Codes::template pair<C::kOffset>(Step::codes(step, t), pair);
+                    const UVec codes = C::Codes::pair(Step::codes(step, t), pair);
                     std::memcpy(out + t * kRegisterTileBytes + pair * 64, &codes, sizeof codes);
                 }
                 store(scales_of(out) + t * kLanes, Step::scales(step, t));
-                if constexpr (C::kMinima) store(minima_of(out) + t * kLanes, Step::minima(step, t));
             }
     }
 
@@ -76,7 +73,6 @@ struct GroupedTileKernels<bf16, C> {
     static constexpr size_t kRegisterTileFloats = 16 * 16;
 
     static float* scales_of(char* step) { return reinterpret_cast<float*>(step + Expanded::kScales); }
-    static float* minima_of(char* step) { return reinterpret_cast<float*>(step + Expanded::kMinima); }
 
     // Adds groups begin .. end to sums [kMaxRows][kTileOutputs]; begin = 0 begins new sums. Computes whole register tiles: rows
     // beyond `rows` are products of the memory behind x, and nothing reads them. The first row of x is a multiple of 16.
@@ -162,7 +158,6 @@ struct GroupedTileKernels<bf16, C> {
     template <int kGroups, int kHalves>
     static void add(const GroupRows& x, int row, size_t g, const float* products, const char* step, float* sums) {
         const float* row_scales = x.tile_scales + (row * x.num_groups + g * 16);
-        [[maybe_unused]] const float* row_sums = x.tile_scaled_sums + (row * x.num_groups + g * 16);
         Vec acc[16];
         UNROLL for (int i = 0; i < 16; i++) acc[i] = g ? load(sums + i * kTileOutputs) : Vec{};
         UNROLL for (int group = 0; group < kGroups; group++) {
@@ -170,10 +165,6 @@ struct GroupedTileKernels<bf16, C> {
             const float* product = products + group * kHalves * kRegisterTiles * kRegisterTileFloats;
             UNROLL for (int i = 0; i < 16; i++) acc[i] =
                 fma(load(product + i * 16) * splat(row_scales[group * 16 + i]), scales, acc[i]);
-            if constexpr (C::kMinima) {
-                const Vec minima = load(reinterpret_cast<const float*>(step + group * Expanded::kBytes + Expanded::kMinima));
-                UNROLL for (int i = 0; i < 16; i++) acc[i] = fma(minima, splat(row_sums[group * 16 + i]), acc[i]);
-            }
         }
         UNROLL for (int i = 0; i < 16; i++) store(sums + i * kTileOutputs, acc[i]);
     }

@@ -20,12 +20,6 @@ inline IVec add_fours(IVec acc, UVec codes, const int8_t* x) {
 #endif
 }
 
-// The exact dot product of one group for 16 outputs, when `fours` sums unsigned codes.
-template <class F>
-inline IVec unbiased(IVec fours, int32_t x_sum) {
-    return fours - F::kBias * x_sum;
-}
-
 // N rows by S output tiles.
 template <class F, int N, int S, bool Ask>
 inline void group_products(const PackedWeights& w, const GroupRows& x, int tile, int distance, float* out) {
@@ -41,8 +35,7 @@ inline void group_products(const PackedWeights& w, const GroupRows& x, int tile,
                 const UVec codes = F::Codes::four(Step::codes(step, t), four);
                 UNROLL for (int r = 0; r < N; r++) dots[r][t] = add_fours(dots[r][t], codes, x.group(r, g) + four * 4);
             }
-            UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) acc[s][r][t] = add_group<F>(
-                acc[s][r][t], unbiased<F>(dots[r][t], x.sum(r, g)), step, t, x.scale(r, g), x.scaled_sum(r, g));
+            UNROLL for (int r = 0; r < N; r++) UNROLL for (int t = 0; t < kRegisterTiles; t++) acc[s][r][t] = add_group<F>(acc[s][r][t], dots[r][t] - F::Codes::kBias * x.sum(r, g), step, t, x.scale(r, g));
         }
     store_sums(acc, out);
 }

@@ -1,11 +1,11 @@
 // Weights in groups of 32 inputs with a scale, and in some formats a minimum, for each group: what int8_groups, int4 and
 // int4_min share. group_codes.hpp has their layout.
 //
-// bfloat16 activations are multiplied as 8-bit integers with one scale for each group (quantized.hpp). float32 activations are
-// multiplied as they are, by weights that are expanded in registers.
+// float32 activations are multiplied as they are, by weights that are expanded in registers. bfloat16 activations are multiplied by
+// 8-bit codes as 8-bit integers with one scale for each group (quantized.hpp); requantized.hpp has the products with 4-bit codes.
 //
-// A coding C has the static members kName, Codes, kMinima (whether groups have minima), kBias (of the codes as unsigned
-// integers; weight = scale * (code - kBias) in codings of 4 bits without minima) and encode (the codes of a group).
+// A coding C has the static members kName, Codes, kMinima (whether groups have minima), kOffset (without minima, weight = scale *
+// (code - kOffset)), stored_code (of GroupedRow) and encode (the codes of a group).
 #pragma once
 
 #include "group_codes.hpp"
@@ -22,6 +22,7 @@ struct CodedGroup {
 
 template <class T, class C>
 struct GroupedWeights : C, GroupedTileKernels<T, C> {
+    static_assert(sizeof(T) == 4 || std::is_same_v<typename C::Codes, ByteCodes>);
     using Activation = T;
     using Codes = typename C::Codes;
     using Step = GroupStep<C>;

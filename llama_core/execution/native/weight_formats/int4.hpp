@@ -11,7 +11,7 @@ struct Int4Coding {
     static constexpr char kName[] = "int4";
     using Codes = HalfByteCodes;
     static constexpr bool kMinima = false;
-    static constexpr int kBias = 8, kOffset = 8;
+    static constexpr int kOffset = 8;
 
     static int stored_code(uint8_t byte) { return byte & 15; }
 

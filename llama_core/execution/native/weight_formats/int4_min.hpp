@@ -12,7 +12,7 @@ struct Int4MinCoding {
     static constexpr char kName[] = "int4_min";
     using Codes = HalfByteCodes;
     static constexpr bool kMinima = true;
-    static constexpr int kBias = 0, kOffset = 0;
+    static constexpr int kOffset = 0;
 
     static int stored_code(uint8_t byte) { return byte & 15; }
 

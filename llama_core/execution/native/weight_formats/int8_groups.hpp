@@ -9,8 +9,7 @@ struct Int8GroupsCoding {
     static constexpr char kName[] = "int8_groups";
     using Codes = ByteCodes;
     static constexpr bool kMinima = false;
-    static constexpr int kBias = ByteCodes::kBias;  // `four` reads codes as unsigned
-    static constexpr int kOffset = 0;               // `code` reads them as signed
+    static constexpr int kOffset = 0;
 
     static int stored_code(uint8_t byte) { return int8_t(byte); }
 

@@ -105,7 +105,7 @@ struct RequantizedWeights : C, ByteProducts {
     static void multiply(const PackedWeights& w, const Inputs<bf16>& x, size_t row, int rows, int tile, bool first,
                          float* out) {
 #if defined(LLAMA_AMX)
-        if (rows > kFewRows) return multiply_tiles(w, x.quantized, row, rows, tile, first, out);
+        if (row + rows > Quantized::kMostNumberRows) return multiply_tiles(w, x.quantized, row, rows, tile, first, out);
 #endif
         if (rows > kFewRows) return multiply_in_cache(w, x.quantized, row, rows, tile, first, out);
         kernels::by_rows<kFewRows>(rows, first, [&](auto n, auto ask, int r) {
@@ -154,7 +154,7 @@ struct RequantizedWeights : C, ByteProducts {
 
     // Rows by streams whose sums fit in the registers beside the weights, and rows of which products expand weights in registers.
 #if defined(__AVX512F__)
-    static constexpr int kStreamSums = 8, kFewRows = 8, kCacheRows = 8;
+    static constexpr int kStreamSums = 8, kFewRows = Quantized::kFewRows, kCacheRows = 8;
 #else
     static constexpr int kStreamSums = 2, kFewRows = 1, kCacheRows = 2;
 #endif
@@ -287,7 +287,7 @@ struct RequantizedWeights : C, ByteProducts {
         if (Ask) {
             const size_t part = j * 4 + kPair, lines = S * Step::kLines, parts = kLines * 4;
             UNROLL for (size_t line = part * lines / parts; line < (part + 1) * lines / parts; line++)
-                kernels::prefetch_in_place<2 * Step::kBytes>(steps[line / Step::kLines] + line % Step::kLines * 64);
+                kernels::prefetch_in_place<Step::kBytes>(steps[line / Step::kLines] + line % Step::kLines * 64);
             kernels::keep_in_place(sums[S - 1][N - 1][kRegisterTiles - 1]);
         }
         UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
