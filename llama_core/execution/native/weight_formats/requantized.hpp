@@ -287,7 +287,7 @@ struct RequantizedWeights : C, ByteProducts {
         if (Ask) {
             const size_t part = j * 4 + kPair, lines = S * Step::kLines, parts = kLines * 4;
             UNROLL for (size_t line = part * lines / parts; line < (part + 1) * lines / parts; line++)
-                kernels::prefetch_in_place<Step::kBytes>(steps[line / Step::kLines] + line % Step::kLines * 64);
+                kernels::prefetch_in_place<2 * Step::kBytes>(steps[line / Step::kLines] + line % Step::kLines * 64);
             kernels::keep_in_place(sums[S - 1][N - 1][kRegisterTiles - 1]);
         }
         UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < kRegisterTiles; t++) {
