@@ -65,6 +65,13 @@ class NoChatTemplate(InvalidRequest):
     code = "no_chat_template"
 
 
+class NoTokenAllowed(InvalidRequest):
+    """The rules of a request leave no token to sample: its lists of tokens contradict each other, or its grammar is too
+    complex."""
+
+    code = "no_token_allowed"
+
+
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 

@@ -1,19 +1,51 @@
 """The Protocol of a backend, which computes the rows of a step: torch anywhere, C++ on CPU cores, CUDA graphs on GPUs."""
 
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from llama_core.scheduling.step import Pending, Row
 
 
+NOT_FINITE: Final = -1
+NOTHING_ALLOWED: Final = -2
+
+
+class StepMasks(Protocol):
+    """The tokens that grammars allow, for the samples of one step. Another thread computes them beside the forward pass.
+
+    bits: uint32 [samples, ceil(vocab / 32)]. has_mask: whether each sample's row has a grammar. is_ready: uint32 [samples],
+    set when a sample's bits are written.
+    """
+
+    bits: np.ndarray
+    has_mask: list[bool]
+    is_ready: np.ndarray
+
+    def wait(self) -> None:
+        """Until all bits are written."""
+
+
 class Sampled(NamedTuple):
-    """The tokens that a step's rows sampled, in order, and the indices whose logits were not finite: their tokens are
-    placeholders."""
+    """The tokens that a step's rows sampled, in order, and the indices whose tokens are placeholders: their logits were not
+    finite, or no token was allowed."""
 
     tokens: list[int]
     non_finite: list[int]
+    refused: list[int]
+
+    @classmethod
+    def of(cls, tokens: list[int]) -> "Sampled":
+        """tokens: NOT_FINITE or NOTHING_ALLOWED instead of a token where there is none."""
+        if min(tokens, default=0) >= 0:
+            return cls(tokens, [], [])
+        return cls(
+            [max(0, token) for token in tokens],
+            [i for i, token in enumerate(tokens) if token == NOT_FINITE],
+            [i for i, token in enumerate(tokens) if token == NOTHING_ALLOWED],
+        )
 
 
 class Backend(Protocol):
@@ -42,9 +74,9 @@ class Backend(Protocol):
 
     def allocate_cache(self, num_blocks: int) -> None: ...
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Sampled]:
+    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
         """Compute the rows, sample, and store the sampled tokens as input. The same on every rank. `keep_logits`: a call of
-        `logits_of_samples` may follow.
+        `logits_of_samples` may follow. `masks`: on rank 0, which samples for all; None where no row has a grammar.
 
         The next step may start before this one's result is read, unless its logits are asked for.
         """

@@ -35,7 +35,7 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors, positions: torch.Ten
     if not rows.numel():
         return tokens
     sampling = sampling.at(rows)
-    probs = (logits[rows] / sampling.temperature[:, None]).softmax(-1)
+    probs = _likely((logits[rows] / sampling.temperature[:, None]).softmax(-1), sampling.min_p)
     numbers = uniform(sampling.seed, positions[rows])
     sampled, closed = _sample_most_likely(probs, sampling, numbers)
     if not bool(closed.all()):
@@ -50,10 +50,16 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors, positions: torch.Ten
 def sample_sorted(logits: torch.Tensor, sampling: SamplingTensors, positions: torch.Tensor) -> torch.Tensor:
     """The same as `sample` where no shape and no branch may depend on a value, as in a CUDA graph: every row is sorted."""
     probs = (logits / sampling.temperature.clamp(min=GREEDY_BELOW)[:, None]).softmax(-1)
+    probs = _likely(probs, sampling.min_p)
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
     picked = _invert(ordered, sampling, uniform(sampling.seed, positions))
     sampled = ids.gather(-1, picked[:, None]).squeeze(-1)
     return torch.where(sampling.temperature >= GREEDY_BELOW, sampled, logits.argmax(-1))
+
+
+def _likely(probs: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Probabilities [B, vocab] without those below min_p [B] times the greatest."""
+    return torch.where(probs < min_p[:, None] * probs.amax(-1, keepdim=True), 0.0, probs)
 
 
 def logprobs_of(
@@ -84,9 +90,12 @@ def _sample_most_likely(
     ends_inside = (before > sampling.top_p[:, None]).long().argmax(-1)
     within_p = (ends_inside > 0) & (ends_inside <= certain)
     within_k = (top_k > 0) & (top_k <= certain)
+    # With min_p, all tokens that it leaves are among these if one that it removes is.
+    within_min_p = (sampling.min_p > 0) & ((ordered > 0).sum(-1) < certain)
     picked = _invert(ordered, sampling, numbers)
     # With top_k, the nucleus is a part of the k most likely tokens, so it is known if these are.
-    closed = torch.where(top_k > 0, within_k, within_p) | (certain == vocab)
+    is_limited = (top_k > 0) | (sampling.min_p > 0)
+    closed = torch.where(is_limited, within_k | within_min_p, within_p) | (certain == vocab)
     return ids.gather(-1, picked[:, None]).squeeze(-1), closed
 
 
@@ -97,6 +106,7 @@ def _invert(ordered: torch.Tensor, sampling: SamplingTensors, numbers: torch.Ten
     limited = (top_k > 0)[:, None]
     kept = ~limited | (index < top_k[:, None])
     ordered = ordered * kept
+    limited |= (sampling.min_p > 0)[:, None]
     total = torch.where(limited, ordered.sum(-1, keepdim=True), torch.ones_like(ordered[:, :1]))
     cumulative = ordered.cumsum(-1)
     nucleus = kept & (cumulative - ordered <= top_p[:, None] * total)

@@ -3,6 +3,7 @@
 import torch
 
 from llama_core.config import EngineConfig
+from llama_core.execution.logit_rules import LogitRules
 from llama_core.execution.sampling import GREEDY_BELOW
 from llama_core.execution.sampling_tensors import SlotSamplingArray
 from llama_core.scheduling.step import Draft, Grow, SlotInit
@@ -10,7 +11,7 @@ from llama_core.scheduling.step import Draft, Grow, SlotInit
 
 class SlotTable:
     """tokens int64 [slots, max_seq_len]: known tokens, of the prompt and sampled. block_tables int64 [slots,
-    blocks_per_sequence].
+    blocks_per_sequence]. rules: what else changes a slot's logits, None for most; rule_addresses int64 [slots], 0 for None.
 
     `spare` further slots, unknown to the driver, are for the backend.
     """
@@ -20,6 +21,9 @@ class SlotTable:
         self.tokens = torch.zeros((slots, config.max_seq_len), dtype=torch.int64, device=device)
         self.block_tables = torch.zeros((slots, config.blocks_per_sequence), dtype=torch.int64, device=device)
         self.sampling = SlotSamplingArray(slots, device)
+        self.rules: list[LogitRules | None] = [None] * slots
+        self.rule_addresses = torch.zeros(slots, dtype=torch.int64)
+        self._vocab_size = config.vocab_size
         # Only Python reads the following lists. num_known counts the tokens that the driver sent: prompt logprobs cover these,
         # never sampled tokens.
         self.num_blocks = [0] * slots
@@ -33,6 +37,8 @@ class SlotTable:
         self.tokens[slot, : len(init.tokens)] = torch.tensor(init.tokens)
         self.block_tables[slot, : len(init.blocks)] = torch.tensor(init.blocks)
         self.sampling.set(slot, params)
+        rules = self.rules[slot] = LogitRules(init, self._vocab_size) if params.edits_logits else None
+        self.rule_addresses[slot] = 0 if rules is None else rules.address
         self.num_blocks[slot] = len(init.blocks)
         self.num_known[slot] = len(init.tokens)
         self.top_logprobs[slot] = -1 if params.logprobs is None else params.logprobs

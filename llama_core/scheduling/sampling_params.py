@@ -16,6 +16,15 @@ from llama_core.errors import InvalidParameter
 MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 2**31 - 1
 MAX_TEMPERATURE = 1e4  # above it all tokens are equally likely
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 10.0
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIASES = 1024
+MAX_STOP_TOKENS = 128
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 64
+MAX_ALLOWED_TOKENS = 4096
+MAX_GRAMMAR_BYTES = 2**16
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 ScalarType = Literal["float32", "int64"]
@@ -36,16 +45,34 @@ class SamplingParams:
     top_k: at most so many tokens, 0 for all. seed: any int64; the sample at a position depends on (seed, position) alone.
     max_tokens: new tokens at most. logprobs: None for none, n for the sampled token's and those of the n most likely.
     prompt_logprobs: the same for the prompt's tokens. ignore_eos: continue past end-of-sequence until max_tokens.
+
+    min_p: no token less likely than this part of the most likely one's probability, after the temperature. presence_penalty,
+    frequency_penalty: OpenAI's, of generated tokens. repetition_penalty: transformers', of the prompt's and generated tokens.
+    min_tokens: end-of-sequence and stop_token_ids are not sampled before so many tokens. stop_token_ids: end the generation
+    as end-of-sequence does. logit_bias: (token, bias) pairs. bad_words: token sequences that are not generated.
+    allowed_token_ids: nothing else is sampled, except to end; () for all tokens. grammar: what the text must follow, in a form
+    that `llguidance.LLMatcher` reads; "" for none. Logits change in vLLM's order: allowed tokens and the grammar, bad_words,
+    min_tokens, logit_bias, repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
     """
 
     temperature: Annotated[float, PerSlot("float32")] = 0.6
     top_p: Annotated[float, PerSlot("float32")] = 0.9
     top_k: Annotated[int, PerSlot("int64")] = 0
     seed: Annotated[int, PerSlot("int64")] = 0
+    min_p: Annotated[float, PerSlot("float32")] = 0.0
+    presence_penalty: Annotated[float, PerSlot("float32")] = 0.0
+    frequency_penalty: Annotated[float, PerSlot("float32")] = 0.0
+    repetition_penalty: Annotated[float, PerSlot("float32")] = 1.0
     max_tokens: int = 16
     logprobs: int | None = None
     prompt_logprobs: bool = False
     ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         """Check types and ranges, and convert to plain numbers: a wrong one would fail every request of a step on the ranks."""
@@ -67,6 +94,72 @@ class SamplingParams:
             object.__setattr__(self, "logprobs", whole_number("logprobs", self.logprobs))
             if not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
                 raise InvalidParameter(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}", param="logprobs")
+        if not 0 <= self.min_p <= 1:
+            raise InvalidParameter("min_p must be from 0 to 1", param="min_p")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -MAX_PENALTY <= getattr(self, name) <= MAX_PENALTY:
+                raise InvalidParameter(f"{name} must be from {-MAX_PENALTY:g} to {MAX_PENALTY:g}", param=name)
+        if not 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
+            raise InvalidParameter(
+                f"repetition_penalty must be greater than 0 and at most {MAX_REPETITION_PENALTY:g}",
+                param="repetition_penalty",
+            )
+        if self.min_tokens or self.names_tokens or self.grammar:
+            self._check_rules()
+
+    def _check_rules(self) -> None:
+        object.__setattr__(self, "min_tokens", whole_number("min_tokens", self.min_tokens))
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise InvalidParameter("min_tokens must be from 0 to max_tokens", param="min_tokens")
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
+        object.__setattr__(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS))
+        words = tuple(_ids("bad_words", word, MAX_BAD_WORD_TOKENS) for word in self.bad_words)
+        object.__setattr__(self, "bad_words", words)
+        if len(words) > MAX_BAD_WORDS or not all(words):
+            raise InvalidParameter(f"bad_words must be at most {MAX_BAD_WORDS} words, none empty", param="bad_words")
+        biases = tuple((whole_number("logit_bias", token), _number("logit_bias", bias)) for token, bias in self.logit_bias)
+        object.__setattr__(self, "logit_bias", biases)
+        if len(biases) > MAX_LOGIT_BIASES or not all(abs(bias) <= MAX_LOGIT_BIAS for _, bias in biases):
+            raise InvalidParameter(
+                f"logit_bias must be at most {MAX_LOGIT_BIASES} biases from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
+                param="logit_bias",
+            )
+        if not isinstance(self.grammar, str) or len(self.grammar.encode()) > MAX_GRAMMAR_BYTES:
+            raise InvalidParameter(f"grammar must be a text of at most {MAX_GRAMMAR_BYTES} bytes", param="grammar")
+        if self.grammar and self.ignore_eos:
+            raise InvalidParameter("ignore_eos: an answer with a grammar ends where the grammar does", param="ignore_eos")
+
+    @property
+    def names_tokens(self) -> bool:
+        """Whether a field names tokens by their ids, which `check_tokens` compares with the vocabulary."""
+        return bool(self.stop_token_ids or self.logit_bias or self.bad_words or self.allowed_token_ids)
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Raises InvalidParameter that names the field unless every token id is in the vocabulary."""
+        if not self.names_tokens:
+            return
+        named = {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": tuple(token for token, _ in self.logit_bias),
+            "bad_words": tuple(token for word in self.bad_words for token in word),
+            "allowed_token_ids": self.allowed_token_ids,
+        }
+        for name, tokens in named.items():
+            if not all(0 <= token < vocab_size for token in tokens):
+                raise InvalidParameter(f"{name}: token ids must be from 0 to {vocab_size - 1}", param=name)
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether the sampler changes logits before the temperature."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.min_tokens
+            or self.logit_bias
+            or self.bad_words
+            or self.allowed_token_ids
+        )
 
 
 def _slot_fields() -> dict[str, ScalarType]:
@@ -85,6 +178,13 @@ def whole_number(name: str, value: object) -> int:
         with contextlib.suppress(TypeError):
             return operator.index(value)  # type: ignore[arg-type]
     raise InvalidParameter(f"{name} must be a whole number", param=name)
+
+
+def _ids(name: str, value: object, most: int) -> tuple[int, ...]:
+    """`value` as a tuple of plain ints. Raises InvalidParameter."""
+    if not isinstance(value, list | tuple) or len(value) > most:
+        raise InvalidParameter(f"{name} must be a list of at most {most} token ids", param=name)
+    return tuple(whole_number(name, token) for token in value)
 
 
 def _number(name: str, value: object) -> float:

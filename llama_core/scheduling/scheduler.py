@@ -22,7 +22,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Final
 
-from llama_core.errors import NonFiniteLogits, RankFailure
+from llama_core.errors import NonFiniteLogits, NoTokenAllowed, RankFailure
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.drafting import PRICE_ALONE, new_drafting
@@ -214,7 +214,7 @@ class Scheduler:
             budget -= self._add_prefill(seq, step, budget)
         while budget and (admitted := self.admission.admit_next(self._running)) is not None:
             self._running.append(admitted)
-            step.batch.admit.append(_slot_init(admitted))
+            step.batch.admit.append(self._slot_init(admitted))
             budget -= self._add_prefill(admitted, step, budget)
         if not step.sequences:
             assert not step.batch.grow, "nothing runs, yet a sequence got a block"
@@ -267,7 +267,11 @@ class Scheduler:
                 seq.error = NonFiniteLogits("the model computed a value that is not finite for this request")
                 reason = FinishReason.ERROR
                 break
-            if token in self.config.stop_ids and not seq.params.ignore_eos:
+            if output.refused and (words := dict(output.refused).get(i)) is not None:
+                seq.error = NoTokenAllowed(words)
+                reason = FinishReason.ERROR
+                break
+            if (token in self.config.stop_ids and not seq.params.ignore_eos) or token in seq.params.stop_token_ids:
                 reason = FinishReason.STOP
                 break
             appended.append(token)
@@ -376,13 +380,16 @@ class Scheduler:
         seq.scheduled = 0
         self.admission.queue_first(seq)
 
-
-def _slot_init(seq: Sequence) -> SlotInit:
-    assert seq.slot is not None
-    return SlotInit(
-        slot=seq.slot,
-        tokens=list(seq.tokens),
-        blocks=list(seq.blocks),
-        params=seq.params,
-        prompt_logprobs=seq.wants_prompt_logprobs,
-    )
+    def _slot_init(self, seq: Sequence) -> SlotInit:
+        assert seq.slot is not None
+        params = seq.params
+        ends = params.min_tokens or params.allowed_token_ids
+        return SlotInit(
+            slot=seq.slot,
+            tokens=list(seq.tokens),
+            blocks=list(seq.blocks),
+            params=params,
+            prompt_logprobs=seq.wants_prompt_logprobs,
+            prompt_length=seq.prompt_len,
+            delayed=tuple(sorted(self.config.stop_ids.union(params.stop_token_ids))) if ends else (),
+        )

@@ -20,6 +20,8 @@ class SlotInit:
     tokens: the prompt and the tokens generated before (after a preemption or a restart).
     blocks: the cache blocks of positions 0 .. len(blocks) * block_size.
     prompt_logprobs: report those of `tokens`; False also where an earlier admission reported all of them.
+    prompt_length: the first so many of `tokens` are the prompt; None for all.
+    delayed: tokens that are not sampled before `params.min_tokens` tokens were generated.
     """
 
     slot: int
@@ -27,6 +29,8 @@ class SlotInit:
     blocks: list[int]
     params: SamplingParams
     prompt_logprobs: bool = False
+    prompt_length: int | None = None
+    delayed: tuple[int, ...] = ()
 
 
 class Row(NamedTuple):
@@ -97,12 +101,22 @@ class PromptLogprobs(NamedTuple):
     values: list[TokenLogprob]
 
 
+class ForcedTokens(NamedTuple):
+    """Tokens that the grammar of rows[row] expects at positions start, start + 1, ..., unless it can be written otherwise."""
+
+    row: int
+    start: int
+    tokens: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """The sampled tokens: 1 + num_drafts for each sampling row, in the order of their positions and of `StepInput.rows`.
 
     logprobs is empty when no row asked for them, else one entry for each sample (None where its row did not ask). non_finite
-    lists each i for which the logits of tokens[i] held NaN or infinity: that token is undefined.
+    lists each i for which the logits of tokens[i] held NaN or infinity: that token is undefined, as is that of each i in
+    refused: no token was allowed there, for the reason that the pair gives. forced: the tokens that rows' grammars leave no
+    choice but to generate, where rank 0 has found some.
     """
 
     epoch: int
@@ -111,6 +125,8 @@ class StepOutput:
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     non_finite: list[int] = field(default_factory=list)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    forced: list[ForcedTokens] = field(default_factory=list)
     elapsed_ms: float = 0.0
     device_memory_bytes: int = 0
 

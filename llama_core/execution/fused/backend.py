@@ -1,8 +1,10 @@
 """Steps on a GPU. A decode step is one CUDA graph, sampling included; the host reads its tokens while the next step runs."""
 
 import logging
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 
@@ -10,10 +12,11 @@ from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
 from llama_core.execution.attention import attend_prefills
 from llama_core.execution.attention_metadata import build_metadata, sample_positions
-from llama_core.execution.backend import Sampled
+from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED, Sampled, StepMasks
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import SPLIT, Ops, TorchOps
 from llama_core.execution.kv_cache import CacheShape, KVCache
+from llama_core.execution.logit_rules import edit_logits
 from llama_core.execution.parallel import Parallel, smallest
 from llama_core.execution.sampling import sample_sorted
 from llama_core.execution.slots import SlotTable
@@ -22,7 +25,8 @@ from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
 
-NOT_FINITE = -1  # instead of a token
+# What a decode step ends with: the most likely tokens, sampled tokens, or logits, which rules or grammars change afterwards.
+Mode = Literal["greedy", "sampled", "logits"]
 # Steps whose outputs may wait to be read. The driver keeps two in flight.
 _TURNS = 4
 # Temporary memory for each logit: softmax, sort (values, int64 ids, scratch) and two cumulative sums (one double).
@@ -71,7 +75,7 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
 @dataclass(frozen=True, slots=True)
 class _Graph:
     graph: torch.cuda.CUDAGraph
-    tokens: torch.Tensor  # int64 [bucket], written by each replay
+    result: torch.Tensor  # written by each replay: tokens int64 [bucket], or logits float32 [bucket, vocab]
 
 
 class FusedBackend:
@@ -91,7 +95,7 @@ class FusedBackend:
         max_samples = config.max_step_samples
         self._buckets = bucket_sizes(max_samples)
         self._spare_slot = config.max_batch_size
-        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._graphs: dict[tuple[int, Mode], _Graph] = {}
         # The input of a graph: the slots of a decode step's tokens, then their positions, as many of each as the bucket has.
         self._inputs = torch.zeros(2 * max_samples, dtype=torch.int64, device=self._device)
         self._logits = torch.empty((max_samples, config.vocab_size), dtype=torch.float32, device=self._device)
@@ -133,11 +137,11 @@ class FusedBackend:
             with torch.inference_mode():
                 self._capture()
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Sampled]:
+    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
         """Queue the step on the device. The next step uses its samples at once; the host reads them later."""
         if all(row.samples and row.length == 1 + row.num_drafts for row in rows):
-            return self._start_decode(rows)
-        return self._start_mixed(rows)
+            return self._start_decode(rows, masks)
+        return self._start_mixed(rows, masks)
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         return self._logits[list(samples)]
@@ -145,7 +149,7 @@ class FusedBackend:
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
         return self.model.logits(self._hidden_states[tokens.start : tokens.stop])
 
-    def _start_decode(self, rows: Seq[Row]) -> Pending[Sampled]:
+    def _start_decode(self, rows: Seq[Row], masks: StepMasks | None) -> Pending[Sampled]:
         """Rows that sample after each of their tokens. A row's drafts are further queries of its slot, at the following
         positions."""
         slots = [row.slot for row in rows for _ in range(row.length)]
@@ -156,17 +160,29 @@ class FusedBackend:
         sent = self._sent[self._turn, : 2 * bucket]
         sent.copy_(torch.tensor(slots + [self._spare_slot] * padding + positions + [0] * padding))
         self._inputs[: 2 * bucket].copy_(sent, non_blocking=True)
-        is_greedy = all(self._slots.is_greedy[slot] for slot in slots)
-        captured = self._graphs.get((bucket, is_greedy))
+        mode = self._mode(slots, masks)
+        captured = self._graphs.get((bucket, mode))
         if captured is None:
-            tokens = self._decode(bucket, is_greedy)
+            result = self._decode(bucket, mode)
         else:
             captured.graph.replay()
-            tokens = captured.tokens
-        return self._read_later(tokens[:count])
+            result = captured.result
+        if mode == "logits":
+            samples = [(slot, position + 1) for slot, position in zip(slots, positions, strict=True)]
+            result = self._sample_edited(samples, result[:count], masks)
+        return self._read_later(result[:count])
 
-    def _decode(self, bucket: int, is_greedy: bool) -> torch.Tensor:
-        """The step whose slots and positions are in `_inputs`. No operation waits for the host or depends on a value."""
+    def _mode(self, slots: Seq[int], masks: StepMasks | None) -> Mode:
+        """How a step samples for these slots."""
+        if masks is not None or any(self._slots.rules[slot] is not None for slot in slots):
+            return "logits"
+        return "greedy" if all(self._slots.is_greedy[slot] for slot in slots) else "sampled"
+
+    def _decode(self, bucket: int, mode: Mode) -> torch.Tensor:
+        """The step whose slots and positions are in `_inputs`: tokens int64 [bucket], or logits float32 [bucket, vocab].
+
+        No operation waits for the host or depends on a value.
+        """
         assert self._cache is not None, "allocate_cache comes first"
         cache, ops, block_size = self._cache, self._ops, self._config.block_size
         index, positions = self._inputs[: 2 * bucket].view(2, bucket).unbind(0)
@@ -182,9 +198,10 @@ class FusedBackend:
         hidden_states = self.model.hidden_states(
             tokens, positions, block * block_size + positions % block_size, cache, attend
         )
-        return self._sample(index, lengths, hidden_states, is_greedy)
+        logits = self._store_logits(hidden_states)
+        return logits if mode == "logits" else self._sample(index, lengths, logits, mode == "greedy")
 
-    def _start_mixed(self, rows: Seq[Row]) -> Pending[Sampled]:
+    def _start_mixed(self, rows: Seq[Row], masks: StepMasks | None) -> Pending[Sampled]:
         """A step with prefill rows. Each prefill row attends by itself, the decode rows together."""
         assert self._cache is not None, "allocate_cache comes first"
         cache, ops = self._cache, self._ops
@@ -205,16 +222,41 @@ class FusedBackend:
         if not samples:
             return self._read_later(torch.empty(0, dtype=torch.int64, device=self._device))
         last, slots, positions = torch.tensor(samples, device=self._device).unbind(1)
-        is_greedy = all(self._slots.is_greedy[slot] for _, slot, _ in samples)
-        return self._read_later(self._sample(slots, positions, self._hidden_states[last], is_greedy))
+        logits = self._store_logits(self._hidden_states[last])
+        mode = self._mode([slot for _, slot, _ in samples], masks)
+        if mode == "logits":
+            return self._read_later(self._sample_edited([sample[1:] for sample in samples], logits, masks))
+        return self._read_later(self._sample(slots, positions, logits, mode == "greedy"))
+
+    def _store_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """float32 [len(hidden_states), vocab], which stay until the next step."""
+        logits = self._logits[: len(hidden_states)]
+        return logits.copy_(self.model.logits(hidden_states))
+
+    def _sample_edited(
+        self, samples: Seq[tuple[int, int]], logits: torch.Tensor, masks: StepMasks | None
+    ) -> torch.Tensor:
+        """Like `_sample` for these slots and positions, after the rules and grammars of their slots have changed the logits.
+
+        The host waits for `masks`, and the device for the host.
+        """
+        slots = self._slots
+        index, positions = torch.tensor(samples, device=self._device).unbind(1)
+        finite = logits.sum(-1).isfinite()
+        edited = edit_logits(torch.where(finite[:, None], logits, 0.0), samples, slots.rules, slots.tokens, masks)
+        allowed = edited.amax(-1) > -math.inf
+        usable = torch.where(allowed[:, None], edited, 0.0)
+        tokens = sample_sorted(usable, slots.sampling.at(index), positions)
+        tokens = torch.where(allowed, tokens, NOTHING_ALLOWED).where(finite, NOT_FINITE)
+        self._parallel.broadcast(tokens)
+        slots.tokens[index, positions] = tokens.clamp(min=0)
+        return tokens
 
     def _sample(
-        self, index: torch.Tensor, positions: torch.Tensor, hidden_states: torch.Tensor, is_greedy: bool
+        self, index: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor, is_greedy: bool
     ) -> torch.Tensor:
         """Sample the tokens at `positions` of the slots `index` and store them as input: int64 [D], or NOT_FINITE."""
         slots = self._slots
-        logits = self._logits[: len(hidden_states)]
-        logits.copy_(self.model.logits(hidden_states))
         finite = logits.sum(-1).isfinite()
         usable = torch.where(finite[:, None], logits, 0.0)
         tokens = usable.argmax(-1) if is_greedy else sample_sorted(usable, slots.sampling.at(index), positions)
@@ -235,39 +277,37 @@ class FusedBackend:
         def read() -> Sampled:
             if copied is not None:
                 copied.synchronize()
-            values = answer.tolist()
-            return Sampled(
-                [max(0, value) for value in values], [i for i, value in enumerate(values) if value == NOT_FINITE]
-            )
+            return Sampled.of(answer.tolist())
 
         return Pending(read, copied.query if copied is not None else lambda: True)
 
     def _capture(self) -> None:
-        """A graph for each bucket, greedy and not; largest first, so that the others fit into its memory.
+        """A graph for each bucket and mode; largest first, so that the others fit into its memory.
 
         Captured steps run on slot 0, while the cache is empty. If the capture fails on any rank, all ranks run decode steps
         without graphs, which is slower.
         """
-        steps = [(bucket, is_greedy) for bucket in reversed(self._buckets) for is_greedy in (True, False)]
+        modes: tuple[Mode, ...] = get_args(Mode)
+        steps = [(bucket, mode) for bucket in reversed(self._buckets) for mode in modes]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # The first run, on a separate stream as torch requires, compiles kernels and opens NCCL's channels. Ranks communicate
         # in these steps, so an error here fails the start of all ranks.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for bucket, is_greedy in steps:
-                self._decode(bucket, is_greedy)
+            for bucket, mode in steps:
+                self._decode(bucket, mode)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         pool = torch.cuda.graph_pool_handle()
         failed = ""
         try:
             with torch.cuda.stream(torch.cuda.current_stream()):  # restores the stream after a failed capture
-                for bucket, is_greedy in steps:
+                for bucket, mode in steps:
                     graph = torch.cuda.CUDAGraph()
                     # thread_local: NCCL's watchdog queries its events from another thread, which must not end the capture.
                     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                        tokens = self._decode(bucket, is_greedy)
-                    self._graphs[bucket, is_greedy] = _Graph(graph, tokens)
+                        result = self._decode(bucket, mode)
+                    self._graphs[bucket, mode] = _Graph(graph, result)
         except RuntimeError as error:
             failed = str(error).splitlines()[0]
         if not smallest(self._parallel, not failed):

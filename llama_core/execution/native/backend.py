@@ -12,10 +12,10 @@ import torch
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
-from llama_core.execution.backend import Sampled
+from llama_core.execution.backend import Sampled, StepMasks
 from llama_core.execution.native.all_gather import GlooFallback, shared_memory
 from llama_core.execution.native.build import Unavailable
-from llama_core.execution.native.library import OPS, WEIGHTS, Shape, Slots, load_library
+from llama_core.execution.native.library import OPS, WEIGHTS, Shape, Slots, TokenMask, load_library
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
 from llama_core.execution.slots import SlotTable
@@ -77,6 +77,16 @@ def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: 
     )
 
 
+def _token_masks(masks: StepMasks) -> "ctypes.Array[TokenMask]":
+    """The C structs of all samples."""
+    bits, ready = masks.bits, masks.is_ready
+    each = (
+        TokenMask(bits.ctypes.data + i * bits.strides[0] if masked else None, ready.ctypes.data + i * ready.strides[0])
+        for i, masked in enumerate(masks.has_mask)
+    )
+    return (TokenMask * len(masks.has_mask))(*each)
+
+
 def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
     """Rather more than the engine's buffers: activations as float32, logits, the rotary table, and this rank's part of the
     memory that all ranks share. Each attends in the cache, in place."""
@@ -116,7 +126,7 @@ class NativeBackend:
         threads = self._shape.threads
         self._columns = len(share.columns)
         rotary = rotary_table(model.rope, model.head_dim, config.max_seq_len, parallel.device)
-        arrays = Slots(slots.tokens.data_ptr(), slots.block_tables.data_ptr(), slots.sampling.address)
+        arrays = Slots(slots.tokens.data_ptr(), slots.block_tables.data_ptr(), slots.sampling.address, slots.rule_addresses.data_ptr())
         cpus = sorted(os.sched_getaffinity(0))
         pins = (ctypes.c_int32 * threads)(*cpus) if len(cpus) == threads else None
         names = [name.encode() for name in plan.matrices.values()]
@@ -171,7 +181,7 @@ class NativeBackend:
         if self._native.llama_make_cache(self._engine, num_blocks):
             raise MemoryError(f"a cache of {num_blocks * self.cache_block_bytes} bytes could not be allocated")
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Sampled]:
+    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
         flat: list[int] = []
         count = num_tokens = 0
         for slot, start, length, samples, num_drafts in rows:
@@ -185,14 +195,13 @@ class NativeBackend:
         if count > self._shape.max_samples or num_tokens > self._shape.max_tokens:
             raise ValueError(f"a step of {num_tokens} tokens and {count} samples is too large")
         array = (ctypes.c_int32 * len(flat))(*flat)
-        failed = self._native.llama_step(self._engine, array, len(rows), self._sampled.data_ptr(), keep_logits)
+        token_masks = None if masks is None else _token_masks(masks)
+        failed = self._native.llama_step(
+            self._engine, array, len(rows), self._sampled.data_ptr(), keep_logits, token_masks
+        )
         if failed:
             self._gloo_fallback.reraise()
-        tokens = self._sampled[:count].tolist()
-        non_finite = [i for i, token in enumerate(tokens) if token < 0]
-        for i in non_finite:
-            tokens[i] = 0
-        return Pending.done(Sampled(tokens, non_finite))
+        return Pending.done(Sampled.of(self._sampled[:count].tolist()))
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         return self._logits[list(samples)]

@@ -102,8 +102,8 @@ void llama_use_fallback(Engine* engine, GatherFunction gather) {
 }
 
 // Returns 1 if an all-gather between the ranks failed. The caller checks all bounds; nothing is checked here.
-int llama_step(Engine* engine, const Row* rows, int num_rows, int64_t* sampled, int logits_everywhere) {
-    engine->step(rows, num_rows, sampled, logits_everywhere);
+int llama_step(Engine* engine, const Row* rows, int num_rows, int64_t* sampled, int logits_everywhere, const TokenMask* masks) {
+    engine->step(rows, num_rows, sampled, logits_everywhere, masks);
     return engine->all_gather && engine->all_gather->failed();
 }
 

@@ -17,8 +17,9 @@ class Engine {
     virtual void make_cache(int blocks) = 0;
     // `windows` [layers]: the latest positions that each layer's queries attend to, their own included; 0 for all.
     virtual void use_windows(const int32_t* windows) = 0;
-    // Runs `rows`. Writes the rows' tokens in order to `sampled`, -1 where the logits are not finite.
-    virtual void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere) = 0;
+    // Runs `rows`. Writes the rows' tokens in order to `sampled`, negative where there is none (Sampler). `masks`: of each
+    // sample, or null.
+    virtual void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere, const TokenMask* masks) = 0;
     // Writes the logits of `tokens` of the latest step, counted from its first, to `logits`, on every rank.
     virtual void logits_of(const int32_t* tokens, int count) = 0;
     virtual void poke_embedding(int token, const float* values) = 0;

@@ -8,6 +8,7 @@ import itertools
 from functools import cache
 
 from llama_core.execution.native.build import Unavailable, library_path
+from llama_core.execution.logit_rules import LogitRulesStruct
 from llama_core.execution.sampling_tensors import SlotSampling
 
 # The weights of a checkpoint by their names in it without ".weight", in the order of step_abi.hpp's enum Weight.
@@ -78,13 +79,19 @@ class Shape(ctypes.Structure):
 
 
 class Slots(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "block_tables", "sampling"))
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("tokens", "block_tables", "sampling", "rules"))
 
 
 class StepRow(ctypes.Structure):
     """`Row` in C++."""
 
     _fields_ = tuple((name, ctypes.c_int32) for name in ("slot", "start", "length", "samples"))
+
+
+class TokenMask(ctypes.Structure):
+    """One sample's allowed tokens. `bits` is None where its row has no grammar."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("bits", "is_ready"))
 
 
 _TYPE_NAMES = {ctypes.c_int32: "int32", ctypes.c_int64: "int64", ctypes.c_float: "float32", ctypes.c_void_p: "pointer"}
@@ -97,7 +104,8 @@ class AbiMismatch(Exception):
 def _description() -> list[str]:
     """One line for each struct and table, in the form of step_abi.hpp's describe_abi."""
     lines = []
-    for name, struct in (("Shape", Shape), ("Slots", Slots), ("SlotSampling", SlotSampling), ("Row", StepRow)):
+    structs = {"Shape": Shape, "Slots": Slots, "SlotSampling": SlotSampling, "Row": StepRow}
+    for name, struct in {**structs, "LogitRules": LogitRulesStruct, "TokenMask": TokenMask}.items():
         fields = [f"{field}:{_TYPE_NAMES[kind]}@{getattr(struct, field).offset}" for field, kind in struct._fields_]  # type: ignore[misc]
         lines.append(" ".join((name, str(ctypes.sizeof(struct)), *fields)))
     return [*lines, "|".join(("Weight", *WEIGHTS)), "|".join(("Op", *OPS))]
@@ -135,7 +143,7 @@ def load_library() -> ctypes.CDLL:
         ("shared_bytes", size, (ctypes.POINTER(Shape),)),
         ("share_memory", None, (pointer, pointer)),
         ("use_fallback", None, (pointer, pointer)),
-        ("step", integer, (pointer, pointer, integer, pointer, integer)),
+        ("step", integer, (pointer, pointer, integer, pointer, integer, pointer)),
         ("logits_of", None, (pointer, pointer, integer)),
         ("logits", pointer, (pointer,)),
         ("seconds", ctypes.POINTER(ctypes.c_double), (pointer,)),

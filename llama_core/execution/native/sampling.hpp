@@ -8,14 +8,10 @@
 #include <limits>
 #include <vector>
 
-#include "abi.hpp"
+#include "logit_rules.hpp"
 #include "simd.hpp"
 
 namespace llama {
-
-// One slot's sampling parameters: the fields that llama_core/scheduling/sampling_params.py marks PerSlot, in its order.
-#define LLAMA_SLOT_SAMPLING(field) field(float, temperature) field(float, top_p) field(int64_t, top_k) field(int64_t, seed)
-LLAMA_DEFINE_STRUCT(SlotSampling, LLAMA_SLOT_SAMPLING)
 
 constexpr float kGreedyBelow = 1e-5f;  // GREEDY_BELOW in sampling.py
 
@@ -32,21 +28,42 @@ inline double uniform(int64_t seed, int64_t position) {
 
 class Sampler {
   public:
-    // `width`: the vocabulary, rounded up to whole vectors.
-    explicit Sampler(int width) : probs_(width), bucket_(width) { members_.reserve(width); }
+    static constexpr int64_t kNotFinite = -1, kNothingAllowed = -2;  // instead of a token
 
-    // The token for `position`, or -1 if a logit is not finite.
+    explicit Sampler(int vocab) : probs_(round_up(vocab, kLanes)), bucket_(round_up(vocab, kLanes)), editor_(vocab) {
+        members_.reserve(vocab);
+    }
+
+    // The token for `position`, or kNotFinite if a logit is not finite.
     int64_t sample(const float* logits, int vocab, const SlotSampling& how, int64_t position) {
         const float highest = greatest(logits, vocab);
-        if (!std::isfinite(highest)) return -1;
-        // If the division leaves float's range, only the greatest logit has a probability above 0, as at temperature 0.
-        if (how.temperature < kGreedyBelow || !std::isfinite(highest / how.temperature))
-            return std::find(logits, logits + vocab, highest) - logits;
-        spread(logits, vocab, how.temperature, highest);
-        return pick(vocab, how, position);
+        if (!std::isfinite(highest)) return kNotFinite;
+        return sample_below<false>(logits, vocab, how, position, highest);
+    }
+
+    // Likewise, from logits that `LogitEditor` changes; kNothingAllowed if no token is allowed.
+    int64_t sample_edited(const float* logits, int vocab, const SlotSampling& how, int64_t position, const int64_t* tokens,
+                          const LogitRules* rules, const TokenMask* mask) {
+        if (!std::isfinite(greatest(logits, vocab))) return kNotFinite;
+        const float* edited = editor_.edit(logits, tokens, position, how, rules, mask);
+        const float highest = *std::max_element(edited, edited + vocab);
+        if (highest == -std::numeric_limits<float>::infinity()) return kNothingAllowed;
+        return sample_below<true>(edited, vocab, how, position, highest);
     }
 
   private:
+    template <bool kEdited>
+    int64_t sample_below(const float* logits, int vocab, const SlotSampling& how, int64_t position, float highest) {
+        // If the division leaves float's range, only the greatest logit has a probability above 0, as at temperature 0.
+        if (how.temperature < kGreedyBelow || !std::isfinite(highest / how.temperature))
+            return std::find(logits, logits + vocab, highest) - logits;
+        if (kEdited || how.min_p > 0)
+            spread<true>(logits, vocab, how, highest);
+        else
+            spread<false>(logits, vocab, how, highest);
+        return pick(vocab, how, position);
+    }
+
     static constexpr int kBuckets = 1024;
     static constexpr float kPerNat =
         32;  // 32 nats reach down to e^-32 of the greatest probability; the last bucket takes the rest
@@ -65,8 +82,11 @@ class Sampler {
         return result + check;
     }
 
-    // Computes probabilities, the bucket of each token, and the mass and number of tokens of each bucket.
-    void spread(const float* logits, int vocab, float temperature, float highest) {
+    // Computes probabilities, the bucket of each token, and the mass and number of tokens of each bucket. kExcludes: tokens of
+    // no probability, or of less than min_p times the greatest, are in no bucket.
+    template <bool kExcludes>
+    void spread(const float* logits, int vocab, const SlotSampling& how, float highest) {
+        const float temperature = how.temperature;
         std::fill(mass_, mass_ + kBuckets, 0.0);
         std::fill(count_, count_ + kBuckets, 0);
         const float top = highest / temperature;
@@ -86,6 +106,10 @@ class Sampler {
             IVec index = __builtin_convertvector(place, IVec);
             store(lanes, p);
             for (int lane = 0; lane < count; lane++) {
+                if (kExcludes && !(lanes[lane] > 0 && lanes[lane] >= how.min_p)) {
+                    bucket_[i + lane] = kBuckets;
+                    continue;
+                }
                 const int b = index[lane];
                 bucket_[i + lane] = uint16_t(b);
                 mass_[b] += lanes[lane];
@@ -168,6 +192,7 @@ class Sampler {
     double mass_[kBuckets];
     int64_t count_[kBuckets];
     double total_ = 0;
+    LogitEditor editor_;
 };
 
 }  // namespace llama

@@ -20,8 +20,13 @@ namespace llama {
 LLAMA_DEFINE_STRUCT(Shape, LLAMA_SHAPE)
 
 // The arrays of llama_core/execution/slots.py's SlotTable, indexed by slot. Python fills them and steps read them. tokens:
-// [slots][max_seq_len], to which steps add the sampled tokens; block_tables: [slots][blocks_per_sequence]; sampling: [slots].
-#define LLAMA_SLOTS(field) field(int64_t*, tokens) field(const int64_t*, block_tables) field(const SlotSampling*, sampling)
+// [slots][max_seq_len], to which steps add the sampled tokens; block_tables: [slots][blocks_per_sequence]; sampling: [slots];
+// rules: [slots], null where a slot has none.
+// clang-format off
+#define LLAMA_SLOTS(field)                                                                                                    \
+    field(int64_t*, tokens) field(const int64_t*, block_tables) field(const SlotSampling*, sampling)                          \
+    field(const LogitRules* const*, rules)
+// clang-format on
 LLAMA_DEFINE_STRUCT(Slots, LLAMA_SLOTS)
 
 // Tokens start .. start + length of a slot. A token is sampled after each of the last `samples` of them.
@@ -57,7 +62,8 @@ enum Op { LLAMA_OPS(LLAMA_ENUMERATOR) kPack, kNumOps };
 
 // One line for each struct and table, in the form of library.py's _description.
 inline std::string describe_abi() {
-    std::string text = describe_Shape() + "\n" + describe_Slots() + "\n" + describe_SlotSampling() + "\n" + describe_Row();
+    std::string text = describe_Shape() + "\n" + describe_Slots() + "\n" + describe_SlotSampling() + "\n" + describe_Row() +
+                       "\n" + describe_LogitRules() + "\n" + describe_TokenMask();
     text += "\nWeight";
     LLAMA_WEIGHTS(LLAMA_DESCRIBE_ENTRY)
     text += "\nOp";

@@ -54,7 +54,7 @@ class Transformer : public Engine, private Tasks {
         weight_bytes = weights_.bytes();
         working_bytes = hidden_states_.bytes() + normed_.bytes() + qkv_.bytes() + attended_.bytes() + hidden_.bytes() +
                         last_.bytes() + logits.bytes() + attention_.bytes() + projection_.working_bytes();
-        for (int i = 0; i < s.threads; i++) samplers_.emplace_back(int(round_up(s.full_vocab, kLanes)));
+        for (int i = 0; i < s.threads; i++) samplers_.emplace_back(s.full_vocab);
         plan_.reserve(s);
         program_.reserve(16 * (s.layers + 2));
     }
@@ -72,9 +72,10 @@ class Transformer : public Engine, private Tasks {
         for (size_t i = 0; i < part; i++) weights_.embedding.template as<T>()[token * part + i] = narrow_to<T>(values[i]);
     }
 
-    void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere) override {
+    void step(const Row* rows, int num_rows, int64_t* sampled, bool logits_everywhere, const TokenMask* masks) override {
         plan_.plan(rows, num_rows, shape);
         sampled_ = sampled;
+        masks_ = masks;
         join_logits_ = shape.rank == 0 || logits_everywhere;
         make_program();
         run_program();
@@ -312,7 +313,15 @@ class Transformer : public Engine, private Tasks {
     void sample(int i, int thread) {
         const Sample& sample = plan_.samples[i];
         const float* row = logits.as<float>() + size_t(i) * shape.full_vocab;
-        sampled_[i] = samplers_[thread].sample(row, shape.full_vocab, slots.sampling[sample.slot], sample.position);
+        const SlotSampling& how = slots.sampling[sample.slot];
+        const LogitRules* rules = slots.rules[sample.slot];
+        const TokenMask* mask = masks_ && masks_[i].bits ? &masks_[i] : nullptr;
+        if (!rules && !mask) {
+            sampled_[i] = samplers_[thread].sample(row, shape.full_vocab, how, sample.position);
+            return;
+        }
+        const int64_t* tokens = slots.tokens + size_t(sample.slot) * shape.max_seq_len;
+        sampled_[i] = samplers_[thread].sample_edited(row, shape.full_vocab, how, sample.position, tokens, rules, mask);
     }
 
     void share_sampled() {
@@ -336,6 +345,7 @@ class Transformer : public Engine, private Tasks {
     StepPlan plan_;
     std::vector<Phase> program_;
     int64_t* sampled_ = nullptr;
+    const TokenMask* masks_ = nullptr;  // of each sample, or null where no row has a grammar
     bool join_logits_ = false;
     double phase_began_ = 0;
 };

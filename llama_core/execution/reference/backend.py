@@ -1,5 +1,6 @@
 """A step in plain torch, on any device: the reference for the other backends."""
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -8,8 +9,9 @@ import torch
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
 from llama_core.execution.attention_metadata import build_metadata, sample_positions
-from llama_core.execution.backend import Sampled
+from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED, Sampled, StepMasks
 from llama_core.execution.kv_cache import CacheShape, KVCache
+from llama_core.execution.logit_rules import edit_logits
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.reference.model import Transformer
 from llama_core.execution.sampling import sample
@@ -70,16 +72,16 @@ class TorchBackend:
     def allocate_cache(self, num_blocks: int) -> None:
         self._cache = KVCache(self._cache_shape, num_blocks, self._parallel.device)
 
-    def start(self, rows: Seq[Row], *, keep_logits: bool) -> Pending[Sampled]:
+    def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
         assert self._cache is not None, "allocate_cache comes first"
         tokens, metadata, ends = build_metadata(rows, self._slots, self._config.block_size)
         self._hidden_states = self.model(tokens, self._cache, metadata)
         samples = sample_positions(rows, ends)
         if not samples:
-            return Pending.done(Sampled([], []))
-        last, slots, positions = torch.tensor(samples, device=self._parallel.device).unbind(1)
+            return Pending.done(Sampled.of([]))
+        last = torch.tensor([token for token, _, _ in samples], device=self._parallel.device)
         self._logits = self.model.logits(self._hidden_states[last])
-        return Pending.done(self._sample(slots, positions, self._logits))
+        return Pending.done(self._sample([sample[1:] for sample in samples], self._logits, masks))
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         return self._logits[list(samples)]
@@ -87,21 +89,21 @@ class TorchBackend:
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
         return self.model.logits(self._hidden_states[tokens.start : tokens.stop])
 
-    def _sample(self, index: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor) -> Sampled:
-        """Sample the tokens at `positions` of the slots `index`, both int64 [D], from logits [D, vocab], and store them as
-        input."""
+    def _sample(self, samples: Seq[tuple[int, int]], logits: torch.Tensor, masks: StepMasks | None) -> Sampled:
+        """Sample the tokens of these slots and positions from logits [D, vocab], and store them as input."""
         slots = self._slots
-        finite = logits.sum(-1).isfinite()
+        index, positions = torch.tensor(samples, device=self._parallel.device).unbind(1)
         if self._parallel.rank == 0:
-            # A row whose logits are not finite samples from zeros: its token is a placeholder, but must be a valid id.
-            tokens = sample(
-                torch.where(finite[:, None], logits, torch.zeros_like(logits)),
-                slots.sampling.at(index),
-                positions,
-            )
+            finite = logits.sum(-1).isfinite()
+            edited = edit_logits(logits, samples, slots.rules, slots.tokens, masks)
+            allowed = edited.amax(-1) > -math.inf
+            # A row that has no token samples from zeros.
+            usable = torch.where((finite & allowed)[:, None], edited, torch.zeros_like(edited))
+            tokens = sample(usable, slots.sampling.at(index), positions)
+            tokens = torch.where(allowed, tokens, NOTHING_ALLOWED).where(finite, NOT_FINITE)
         else:
             tokens = torch.empty_like(index)
         # Rank 0 samples for all ranks: on other CPUs or libraries, ranks may differ in the last bit of a logit.
         self._parallel.broadcast(tokens)
-        slots.tokens[index, positions] = tokens
-        return Sampled(tokens.tolist(), [i for i, ok in enumerate(finite.tolist()) if not ok])
+        slots.tokens[index, positions] = tokens.clamp(min=0)
+        return Sampled.of(tokens.tolist())
