@@ -14,19 +14,37 @@ from typing import Final
 
 import msgspec
 
-from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.sampling_params import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_GRAMMAR_BYTES,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKENS,
+    SamplingParams,
+)
 from llama_core.scheduling.step import StepInput, StepOutput
 
-MAX_FRAME_BYTES: Final = 64 * 2**20  # 256 sequences of 32,768 tokens, admitted at once, take up to 45 MB
+MAX_FRAME_BYTES: Final = 128 * 2**20  # 256 sequences of 32,768 tokens with grammars, admitted at once, take up to 80 MB
 MAX_HELLO_BYTES: Final = 256  # the most that a peer may send before it has proven to know the group's secret
 _HEADER_BYTES: Final = 4
 _MAX_INT_BYTES: Final = 5  # MessagePack's type byte and 32 bits: a token or a block
 # Errors of decoding, text that is not UTF-8 and deep nesting included.
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _MAX_PARAMS_BYTES: Final = sum(10 + len(field.name) for field in dataclasses.fields(SamplingParams))  # a number has 9
-_MAX_REST_BYTES: Final = (
-    140 + _MAX_PARAMS_BYTES
+_MAX_STOP_IDS: Final = 64  # of a model
+_MAX_RULES_BYTES: Final = (
+    2 * MAX_STOP_TOKENS * _MAX_INT_BYTES  # stop_token_ids, and `delayed`, which has the model's stop ids too
+    + _MAX_STOP_IDS * _MAX_INT_BYTES
+    + MAX_LOGIT_BIASES * (1 + _MAX_INT_BYTES + 9)
+    + MAX_BAD_WORDS * (3 + MAX_BAD_WORD_TOKENS * _MAX_INT_BYTES)
+    + MAX_ALLOWED_TOKENS * _MAX_INT_BYTES
+    + MAX_GRAMMAR_BYTES
+)
+_MAX_FIELDS_BYTES: Final = (
+    170 + _MAX_PARAMS_BYTES
 )  # a slot's other names, row, new block, a few drafts; also a step's fields
+_MAX_REST_BYTES: Final = _MAX_FIELDS_BYTES + _MAX_RULES_BYTES
 
 
 class WireError(Exception):
@@ -88,12 +106,12 @@ def frame(message: StepInput | Reply | Hello) -> bytes:
 def largest_step_bytes(max_batch_size: int, max_seq_len: int, blocks_per_sequence: int) -> int:
     """Upper bound of a step's payload: every slot is admitted at full length."""
     sequence = (max_seq_len + blocks_per_sequence) * _MAX_INT_BYTES + _MAX_REST_BYTES
-    return max_batch_size * sequence + _MAX_REST_BYTES
+    return max_batch_size * sequence + _MAX_FIELDS_BYTES
 
 
 def longest_sequence(max_batch_size: int, block_size: int) -> int:
     """The most tokens of a sequence with which no step of `max_batch_size` slots is over MAX_FRAME_BYTES."""
-    num_ints = ((MAX_FRAME_BYTES - _MAX_REST_BYTES) // max_batch_size - _MAX_REST_BYTES) // _MAX_INT_BYTES
+    num_ints = ((MAX_FRAME_BYTES - _MAX_FIELDS_BYTES) // max_batch_size - _MAX_REST_BYTES) // _MAX_INT_BYTES
     return (num_ints - 1) * block_size // (block_size + 1)
 
 

@@ -123,6 +123,8 @@ class EngineLoop:
         given = {id(prompt): prompt for prompt, _ in choices}  # the choices of a prompt share one list
         checked = {key: check_prompt(prompt, vocab_size, max_seq_len) for key, prompt in given.items()}
         prompts = [checked[id(prompt)] for prompt, _ in choices]
+        for params in {id(params): params for _, params in choices}.values():
+            params.check_tokens(vocab_size)
         self.check_capacity(owner, [len(prompt) for prompt in prompts])
         streams = []
         for prompt, (_, params) in zip(prompts, choices, strict=True):

@@ -23,6 +23,8 @@ class SamplingDefaults:
     temperature: float = _META.temperature
     top_p: float = _META.top_p
     top_k: int = _META.top_k
+    min_p: float = _META.min_p
+    repetition_penalty: float = _META.repetition_penalty
 
 
 class Delta(NamedTuple):

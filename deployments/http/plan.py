@@ -3,7 +3,7 @@
 Decides defaults and seeds. From here on, chat and completions are handled alike.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from deployments.engine.interface import Engine
@@ -21,6 +21,7 @@ from deployments.http.schemas import (
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, mix_seed
+from llama_core.text.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 MAX_OWNER_CHARS = 64
@@ -102,9 +103,6 @@ def check_model(model: str | None, engine: Engine) -> None:
 
 def _check_against_model(body: GenerationBody, engine: Engine, neutral: Mapping[str, Callable[[object], bool]]) -> None:
     check_model(body.model, engine)
-    vocab_size = engine.tokenizer.n_words
-    if not all(0 <= token_id < vocab_size for token_id in body.logit_bias):
-        raise InvalidParameter(f"logit_bias: token ids must be from 0 to {vocab_size - 1}", param="logit_bias")
     refuse_unsupported(body.given(), neutral)
 
 
@@ -136,6 +134,22 @@ def _check_logprobs(limits: list[int], n: int, num_top: int, param: str) -> None
         )
 
 
+def spellings(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that write each word: at the beginning of a text, after a space, and inside a line."""
+    found: dict[tuple[int, ...], None] = {}
+    newline = tokenizer.encode("\n", bos=False, eos=False)
+    for word in words:
+        after_newline = tokenizer.encode("\n" + word, bos=False, eos=False)
+        for ids in (
+            tokenizer.encode(word, bos=False, eos=False),
+            tokenizer.encode(" " + word, bos=False, eos=False),
+            after_newline[len(newline) :] if after_newline[: len(newline)] == newline else [],
+        ):
+            if ids:
+                found[tuple(ids)] = None
+    return tuple(found)
+
+
 def _plan(
     body: GenerationBody,
     prompts: list[list[int]],
@@ -148,6 +162,7 @@ def _plan(
     given = {name: value for name in SLOT_FIELDS if (value := getattr(body, name, None)) is not None}
     given = asdict(engine.sampling_defaults) | given
     given["top_k"] = max(given["top_k"], 0)
+    given["min_tokens"] = min(body.min_tokens or 0, *limits)
     if body.seed is None:
         given["seed"] = engine.next_seed()
     first = SamplingParams(
@@ -156,7 +171,12 @@ def _plan(
         logprobs=logprobs,
         prompt_logprobs=echo and logprobs is not None,
         ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=tuple(body.stop_token_ids),
+        logit_bias=tuple(body.logit_bias.items()),
+        bad_words=spellings(body.bad_words, engine.tokenizer),
+        allowed_token_ids=tuple(body.allowed_token_ids),
     )
+    first.check_tokens(engine.tokenizer.n_words)
     options = body.stream_options
     return Plan(
         prompts=prompts,

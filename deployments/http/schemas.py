@@ -12,7 +12,15 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, Wit
 
 from deployments.http.errors import Unsupported
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN, MAX_TOP_LOGPROBS
+from llama_core.scheduling.sampling_params import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKENS,
+    MAX_TOP_LOGPROBS,
+)
 from llama_core.text.chat_format import ChatOptions
 
 MAX_PRIORITY = 100
@@ -22,8 +30,8 @@ MAX_STOP_CHARS = 256
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_TOKENS = 2**31 - 1
-MAX_LOGIT_BIASES = 1024
 MAX_NAME_CHARS = 256
+MAX_BAD_WORD_CHARS = 64
 MAX_TEMPLATE_VARIABLES = 16
 MAX_VARIABLE_CHARS = 4096
 MAX_TEXT_BYTES = 2**20  # of a text to tokenize, in UTF-8: each may become a token
@@ -100,6 +108,16 @@ def _logit_bias(value: object) -> dict[int, float]:
     return {int(key): float(bias) for key, bias in value.items()}
 
 
+def _bad_words(value: object) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > MAX_BAD_WORDS // 3:  # each in up to three spellings
+        raise InvalidParameter(f"must be a list of at most {MAX_BAD_WORDS // 3} strings")
+    if not all(isinstance(word, str) and 1 <= len(word) <= MAX_BAD_WORD_CHARS for word in value):
+        raise InvalidParameter(f"each must be a string of 1 to {MAX_BAD_WORD_CHARS} characters")
+    return value
+
+
 def _template_variables(value: object) -> dict[str, object]:
     """Name -> string, number, bool or null. The chat format checks the names."""
     if value is None:
@@ -124,6 +142,9 @@ Prompt = Annotated[TextPrompts | IdPrompts, PlainValidator(_prompts), WithJsonSc
 Stop = Annotated[list[str], PlainValidator(_stops), WithJsonSchema(_STRING_OR_LIST)]
 Content = Annotated[str, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)]
 LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias), WithJsonSchema({"type": "object"})]
+BadWords = Annotated[
+    list[str], PlainValidator(_bad_words), WithJsonSchema({"type": "array", "items": {"type": "string"}})
+]
 TemplateVariables = Annotated[dict[str, Any], PlainValidator(_template_variables), WithJsonSchema({"type": "object"})]
 Ids = Annotated[list[int], FailFast()]
 Flag = bool | None
@@ -171,13 +192,29 @@ class GenerationBody(BodyWithUnknownFields):
         None, description="Users share the server fairly; where API keys are configured, keys do instead."
     )
     priority: int | None = Field(None, ge=0, le=MAX_PRIORITY, description="0, the default, is served first.")
-    # Ranges are checked first; then every value but the neutral one is refused as unsupported.
-    presence_penalty: float | None = _number(-2, 2, "Only 0.")
-    frequency_penalty: float | None = _number(-2, 2, "Only 0.")
-    repetition_penalty: float | None = Field(None, gt=0, le=10, allow_inf_nan=False, description="Only 1.")
-    min_p: float | None = _number(0, 1, "Only 0.")
-    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Only 0.")
-    logit_bias: LogitBias = Field(default_factory=dict, description="Only empty.")
+    presence_penalty: float | None = _number(-2, 2, "Lowers the logit of every token that the answer has.")
+    frequency_penalty: float | None = _number(
+        -2, 2, "Lowers a token's logit once for each time that the answer has it."
+    )
+    repetition_penalty: float | None = Field(
+        None,
+        gt=0,
+        le=10,
+        allow_inf_nan=False,
+        description="Divides positive logits of tokens of prompt and answer. 1: none.",
+    )
+    min_p: float | None = _number(0, 1, "Leaves out tokens below this part of the most likely one's probability.")
+    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="No end before so many tokens.")
+    logit_bias: LogitBias = Field(default_factory=dict, description="Token id -> number from -100 to 100.")
+    bad_words: BadWords = Field(default_factory=list, description="Words that are not generated.")
+    stop_token_ids: Ids = Field(
+        default_factory=list, max_length=MAX_STOP_TOKENS, description="Further ids that end the answer."
+    )
+    allowed_token_ids: Ids = Field(
+        default_factory=list,
+        max_length=MAX_ALLOWED_TOKENS,
+        description="Only these and the ids that end an answer are sampled.",
+    )
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -295,9 +332,7 @@ _text_format = _is({"type": "text"})
 
 NEUTRAL: dict[str, Callable[[object], bool]] = {
     # field -> test for values that do not change the answer. Every other value is refused, never ignored.
-    "presence_penalty": _is(0), "frequency_penalty": _is(0), "repetition_penalty": _is(1), "length_penalty": _is(1),
-    "min_p": _is(0), "min_tokens": _is(0), "typical_p": _is(1), "logit_bias": _empty, "bad_words": _empty,
-    "allowed_token_ids": _empty, "stop_token_ids": _empty, "suffix": _is(""), "use_beam_search": _is(False),
+    "length_penalty": _is(1), "typical_p": _is(1), "suffix": _is(""), "use_beam_search": _is(False),
     "tools": _empty, "tool_choice": _is("none"), "functions": _empty, "function_call": _is("none"),
     "response_format": _text_format, "modalities": _is(["text"]), "audio": _none_at_all, "prediction": _none_at_all,
     "reasoning_effort": _is("none"), "verbosity": _is("medium"), "web_search_options": _none_at_all,

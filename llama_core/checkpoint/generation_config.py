@@ -19,6 +19,8 @@ class RecommendedSampling(NamedTuple):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 def read_stop_ids(folder: Path) -> frozenset[int]:
@@ -32,13 +34,16 @@ def read_recommended_sampling(folder: Path) -> RecommendedSampling:
     the file and the field."""
     path = folder / FILES[0]
     content = _read(path)
+    penalty = _number(content, "repetition_penalty", path, 1e-6, 10)
     if content.get("do_sample") is False:
-        return RecommendedSampling(temperature=0.0)
+        return RecommendedSampling(temperature=0.0, repetition_penalty=penalty)
     top_k = _number(content, "top_k", path, -_MAX_ID, _MAX_ID)
     return RecommendedSampling(
         _number(content, "temperature", path, 0, 1e4),
         _number(content, "top_p", path, 0, 1),
         None if top_k is None else max(0, int(top_k)),  # -1 means no limit, as 0
+        _number(content, "min_p", path, 0, 1),
+        penalty,
     )
 
 

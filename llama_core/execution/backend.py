@@ -8,7 +8,6 @@ import torch
 
 from llama_core.scheduling.step import Pending, Row
 
-
 NOT_FINITE: Final = -1
 NOTHING_ALLOWED: Final = -2
 

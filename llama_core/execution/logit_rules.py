@@ -1,6 +1,6 @@
 """Changes of one slot's logits before the temperature: tokens that are not allowed, biases and penalties.
 
-The order is vLLM's: allowed tokens, bad words, tokens delayed by min_tokens, biases, repetition, frequency and presence penalty.
+The order is vLLM's: allowed tokens, bad words, tokens delayed by min_tokens, biases, and penalties.
 The native backend reads the same rules as a C struct (`native/logit_rules.hpp`); the others call `LogitRules.apply`.
 """
 
@@ -111,12 +111,12 @@ def edit_logits(
 
 def _penalize(logits: torch.Tensor, tokens: torch.Tensor, generated: torch.Tensor, params: SamplingParams) -> None:
     if params.repetition_penalty != 1.0:
-        seen = tokens.unique()
+        seen = torch.unique(tokens)
         scores = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
     if params.frequency_penalty or params.presence_penalty:
-        used, counts = generated.unique(return_counts=True)
+        used, counts = torch.unique(generated, return_counts=True)
         logits[used] -= params.frequency_penalty * counts.float()
         logits[used] -= params.presence_penalty
 

@@ -254,7 +254,9 @@ class ModelRunner:
                 logprobs=self._logprobs(rows, tokens) if wanted else [],
                 prompt_logprobs=self._prompt_logprobs(rows) if wanted_of_prompts else [],
                 non_finite=non_finite,
-                refused=[(i, "no token is allowed here: the rules of the request contradict each other") for i in refused],
+                refused=[
+                    (i, "no token is allowed here: the rules of the request contradict each other") for i in refused
+                ],
                 # The previous step may have ended after this step was started.
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
                 device_memory_bytes=torch.cuda.memory_allocated() if self.parallel.device.type == "cuda" else 0,

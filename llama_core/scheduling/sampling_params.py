@@ -21,8 +21,8 @@ MAX_REPETITION_PENALTY = 10.0
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKENS = 128
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_TOKENS = 64
+MAX_BAD_WORDS = 96
+MAX_BAD_WORD_TOKENS = 32
 MAX_ALLOWED_TOKENS = 4096
 MAX_GRAMMAR_BYTES = 2**16
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -112,12 +112,16 @@ class SamplingParams:
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise InvalidParameter("min_tokens must be from 0 to max_tokens", param="min_tokens")
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
-        object.__setattr__(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS))
+        object.__setattr__(
+            self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
+        )
         words = tuple(_ids("bad_words", word, MAX_BAD_WORD_TOKENS) for word in self.bad_words)
         object.__setattr__(self, "bad_words", words)
         if len(words) > MAX_BAD_WORDS or not all(words):
             raise InvalidParameter(f"bad_words must be at most {MAX_BAD_WORDS} words, none empty", param="bad_words")
-        biases = tuple((whole_number("logit_bias", token), _number("logit_bias", bias)) for token, bias in self.logit_bias)
+        biases = tuple(
+            (whole_number("logit_bias", token), _number("logit_bias", bias)) for token, bias in self.logit_bias
+        )
         object.__setattr__(self, "logit_bias", biases)
         if len(biases) > MAX_LOGIT_BIASES or not all(abs(bias) <= MAX_LOGIT_BIAS for _, bias in biases):
             raise InvalidParameter(
@@ -127,7 +131,9 @@ class SamplingParams:
         if not isinstance(self.grammar, str) or len(self.grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise InvalidParameter(f"grammar must be a text of at most {MAX_GRAMMAR_BYTES} bytes", param="grammar")
         if self.grammar and self.ignore_eos:
-            raise InvalidParameter("ignore_eos: an answer with a grammar ends where the grammar does", param="ignore_eos")
+            raise InvalidParameter(
+                "ignore_eos: an answer with a grammar ends where the grammar does", param="ignore_eos"
+            )
 
     @property
     def names_tokens(self) -> bool:

@@ -126,7 +126,12 @@ class NativeBackend:
         threads = self._shape.threads
         self._columns = len(share.columns)
         rotary = rotary_table(model.rope, model.head_dim, config.max_seq_len, parallel.device)
-        arrays = Slots(slots.tokens.data_ptr(), slots.block_tables.data_ptr(), slots.sampling.address, slots.rule_addresses.data_ptr())
+        arrays = Slots(
+            slots.tokens.data_ptr(),
+            slots.block_tables.data_ptr(),
+            slots.sampling.address,
+            slots.rule_addresses.data_ptr(),
+        )
         cpus = sorted(os.sched_getaffinity(0))
         pins = (ctypes.c_int32 * threads)(*cpus) if len(cpus) == threads else None
         names = [name.encode() for name in plan.matrices.values()]

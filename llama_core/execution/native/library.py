@@ -7,8 +7,8 @@ import ctypes
 import itertools
 from functools import cache
 
-from llama_core.execution.native.build import Unavailable, library_path
 from llama_core.execution.logit_rules import LogitRulesStruct
+from llama_core.execution.native.build import Unavailable, library_path
 from llama_core.execution.sampling_tensors import SlotSampling
 
 # The weights of a checkpoint by their names in it without ".weight", in the order of step_abi.hpp's enum Weight.

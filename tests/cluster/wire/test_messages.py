@@ -16,7 +16,19 @@ from hypothesis import strategies as st
 from cluster.wire import messages as wire
 from cluster.wire.messages import Ack, Answer, Deframer, Fault, FrameSocket, Hello, WireError
 from llama_core.scheduling.request import TokenLogprob
-from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN, MAX_TEMPERATURE, MAX_TOP_K, SamplingParams
+from llama_core.scheduling.sampling_params import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_GRAMMAR_BYTES,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKENS,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
+    SamplingParams,
+)
 from llama_core.scheduling.step import Draft, Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
 
 ids = st.integers(0, 2**31)
@@ -36,7 +48,11 @@ slot_inits = st.builds(
         max_tokens=st.integers(0, INT64_MAX),
         logprobs=st.none() | st.integers(0, 20),
         prompt_logprobs=st.booleans(),
-        ignore_eos=st.booleans(),
+        min_p=st.floats(0, 1),
+        stop_token_ids=st.lists(ids, max_size=3).map(tuple),
+        logit_bias=st.lists(st.tuples(ids, st.floats(-100, 100)), max_size=3).map(tuple),
+        bad_words=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+        grammar=st.sampled_from(("", "start: /a+/")),
     ),
     prompt_logprobs=st.booleans(),
 )
@@ -159,8 +175,15 @@ def test_thirty_two_prompts_of_the_whole_context_fit_one_frame() -> None:
 
 def test_the_largest_step_is_within_its_bound_and_the_bound_is_close() -> None:
     big = 2**31 - 1  # five bytes, like every token and block may need
-    params = SamplingParams(0.61, 0.91, big, 2**63 - 1, 2**63 - 1, 20, True, True)
-    admit = [SlotInit(big, [big] * 4096, [big] * 256, params, True) for _ in range(32)]
+    params = SamplingParams(
+        temperature=0.61, top_p=0.91, top_k=big, seed=2**63 - 1, max_tokens=2**63 - 1, logprobs=20, prompt_logprobs=True,
+        min_p=0.11, presence_penalty=0.13, frequency_penalty=0.17, repetition_penalty=1.13, min_tokens=2**63 - 1,
+        stop_token_ids=(big,) * MAX_STOP_TOKENS, logit_bias=((big, 0.1),) * MAX_LOGIT_BIASES,
+        bad_words=((big,) * MAX_BAD_WORD_TOKENS,) * MAX_BAD_WORDS, allowed_token_ids=(big,) * MAX_ALLOWED_TOKENS,
+        grammar="g" * MAX_GRAMMAR_BYTES,
+    )  # fmt: skip
+    delayed = (big,) * (MAX_STOP_TOKENS + 64)
+    admit = [SlotInit(big, [big] * 4096, [big] * 256, params, True, big, delayed) for _ in range(32)]
     rows, grow = [Row(big, big, big, True, big)] * 32, [Grow(big, big)] * 32
     step = StepInput(big, big, rows, admit=admit, grow=grow, drafts=[Draft(big, big, [big] * 8)] * 32)
     bound = wire.largest_step_bytes(32, 4096, 256)

@@ -51,7 +51,7 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
 
 def test_logit_biases_are_those_of_transformers() -> None:
     biases = {(3,): 5.0, (40,): -100.0, (299,): 0.25}
-    expected = SequenceBiasLogitsProcessor(biases)(torch.tensor([PROMPT]), logits()[None].clone())[0]  # type: ignore[arg-type]
+    expected = SequenceBiasLogitsProcessor(biases)(torch.tensor([PROMPT]), logits()[None].clone())[0]
     assert torch.equal(edited(SamplingParams(logit_bias=tuple((i[0], b) for i, b in biases.items()))), expected)
 
 
@@ -98,7 +98,7 @@ def test_bits_name_tokens() -> None:
 @pytest.mark.parametrize("vocab", [40, 3000])
 def test_min_p_keeps_the_tokens_that_transformers_keeps(sampler: Any, vocab: int) -> None:
     row = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * 2
-    kept = MinPLogitsWarper(0.2)(None, (row / 0.8)[None])[0].isfinite()  # type: ignore[arg-type]
+    kept = MinPLogitsWarper(0.2)(None, (row / 0.8)[None])[0].isfinite()
     n = 4000
     params = SamplingTensors.of(SamplingParams(0.8, 1.0, 0, 5, min_p=0.2), n)
     drawn = sampler(row.expand(n, -1), params, torch.arange(n))
