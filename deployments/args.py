@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -213,10 +214,15 @@ class ServerArgs(BaseModel):
         return Manifest.find(self.checkpoint, resolve(self.sha256_manifest) if self.sha256_manifest else None)
 
     def engine_config(
-        self, vocab_size: int, manifest: Manifest | None = None, *, context_length: int | None
+        self,
+        vocab_size: int,
+        manifest: Manifest | None = None,
+        *,
+        context_length: int | None,
+        stop_ids: Iterable[int] = (),
     ) -> EngineConfig:
         """The engine's configuration: every argument that has the name of one of its fields. Raises ConfigError that names the
-        field. context_length: the model's own; None if unknown."""
+        field. context_length: the model's own; None if unknown. stop_ids: all that end an answer."""
         names = {field.name for field in fields(EngineConfig)} & set(type(self).model_fields)
         same: dict[str, Any] = {name: getattr(self, name) for name in names}
         return EngineConfig(
@@ -230,6 +236,8 @@ class ServerArgs(BaseModel):
                 "max_step_tokens": self.max_step_tokens or max(DEFAULT_STEP_TOKENS, self.max_batch_size),
                 "manifest": manifest,
                 "wants_digest": True,
+                "tokenizer_path": str(self.tokenizer),
+                "stop_ids": tuple(sorted(stop_ids)),
             }
         )
 

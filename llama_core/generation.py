@@ -8,10 +8,13 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from llguidance import LLTokenizer
 from tqdm import tqdm
 
 from llama_core.checkpoint.manifest import Manifest
@@ -36,6 +39,7 @@ from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import Pending, StepOutput
 from llama_core.text.chat_format import ChatFormat, Dialog
+from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from llama_core.text.no_chat_format import NoChatFormat
 from llama_core.text.registry import (
     DEFAULT_CHAT_FORMAT,
@@ -143,7 +147,8 @@ class Llama:
             backend=backend,
             quantization=quantization,
         )
-        runner = _load_with_progress_bar(config, parallel)
+        stop_ids = tokenizer.stop_ids | chat.stop_ids | source.stop_ids
+        runner = _load_with_progress_bar(config, parallel, partial(grammar_vocabulary, tokenizer, stop_ids))
         num_blocks = groups.smallest(parallel, runner.max_num_blocks())
         runner.allocate_cache(num_blocks)
         runner.warm_up()
@@ -246,15 +251,21 @@ class Llama:
         while (batch := scheduler.schedule()) is not None or in_flight is not None:
             following = self.runner.start(batch) if batch is not None else None
             if in_flight is not None:
-                scheduler.commit(in_flight.result())
+                scheduler.commit(self._known_to_all(in_flight.result()))
             in_flight = following
             if in_flight is not None and in_flight.is_done:
-                scheduler.commit(in_flight.result())
+                scheduler.commit(self._known_to_all(in_flight.result()))
                 in_flight = None
         assert not scheduler.has_work, "every sequence has ended"
 
+    def _known_to_all(self, output: StepOutput) -> StepOutput:
+        """The output without what rank 0 alone knows: every rank makes the same schedule."""
+        return replace(output, forced=[]) if output.forced and self.runner.parallel.world_size > 1 else output
 
-def _load_with_progress_bar(config: EngineConfig, parallel: groups.Parallel) -> ModelRunner:
+
+def _load_with_progress_bar(
+    config: EngineConfig, parallel: groups.Parallel, vocabulary: Callable[[], LLTokenizer]
+) -> ModelRunner:
     """Load this rank's weights; show a progress bar if stderr is a terminal."""
     with tqdm(
         desc=f"rank {parallel.rank} weights",
@@ -268,4 +279,4 @@ def _load_with_progress_bar(config: EngineConfig, parallel: groups.Parallel) -> 
             bar.total = total
             bar.update(done - bar.n)
 
-        return ModelRunner.load(config, parallel, show)
+        return ModelRunner.load(config, parallel, show, vocabulary=vocabulary)

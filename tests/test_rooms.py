@@ -25,11 +25,12 @@ BASE = (
     "llama_core.checkpoint",
 )
 FORMATS = "llama_core.execution.weight_formats.registry"  # names of weight formats, without tensors
+GRAMMARS = "llama_core.execution.grammar_masks"
 REPORT = "llama_core.execution.load_report"
 PURE = (*BASE, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling")
 MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")
 BACKENDS = ("llama_core.execution.reference", "llama_core.execution.fused", "llama_core.execution.native")
-CORE = (*MODEL, *BACKENDS, "llama_core.execution.runner", "llama_core.execution.verify_files")
+CORE = (*MODEL, *BACKENDS, GRAMMARS, "llama_core.execution.runner", "llama_core.execution.verify_files")
 REPLICA = (
     "deployments",
     "deployments.args",
@@ -72,7 +73,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.execution.fused": MODEL,
     "llama_core.execution.native": MODEL,
     "llama_core.execution.verify_files": MODEL,
-    "llama_core.execution.runner": (*MODEL, *BACKENDS, "llama_core.execution.verify_files"),
+    GRAMMARS: MODEL,
+    "llama_core.execution.runner": (*MODEL, *BACKENDS, GRAMMARS, "llama_core.execution.verify_files"),
     # Users of the core in one process.
     "llama_core.results": PURE,
     "llama_core.convert": (

@@ -62,7 +62,9 @@ class LlamaService:
         self._checkpoint_format = format_name(source)
         self._stop_ids = self.tokenizer.stop_ids | self.chat_format.stop_ids | source.stop_ids
         context_length = self._model.context_length
-        self.config = args.engine_config(self._model.vocab_size, manifest, context_length=context_length)
+        self.config = args.engine_config(
+            self._model.vocab_size, manifest, context_length=context_length, stop_ids=self._stop_ids
+        )
         self._open_pool = open_pool
         self._on_step = on_step
         self._on_failure = on_failure

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from llguidance import LLTokenizer
 
 from llama_core.checkpoint.loader import Progress, planned_weights, rank_weights
 from llama_core.checkpoint.rank_share import RankShare
@@ -19,6 +20,7 @@ from llama_core.execution.dtypes import dtype_name, dtype_text, preferred_dtype
 from llama_core.execution.fused import backend as fused_backend
 from llama_core.execution.fused.backend import FusedBackend, ops_for
 from llama_core.execution.fused.model import FusedTransformer
+from llama_core.execution.grammar_masks import SlotGrammars
 from llama_core.execution.load_report import LoadReport
 from llama_core.execution.memory_budget import (
     LEAST_CONTEXT,
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 
 # Rows of logits that exist at once for prompt logprobs: all rows of a long prompt would take gigabytes.
 LOGITS_AT_A_TIME = 64
+CONTRADICTION = "no token is allowed here: the rules of the request contradict each other"
 
 
 class ModelRunner:
@@ -60,6 +63,7 @@ class ModelRunner:
         slots: SlotTable,
         backend: Backend,
         report: LoadReport,
+        vocabulary: Callable[[], LLTokenizer] | None = None,
     ) -> None:
         self.config = config
         self.model_config = model_config
@@ -67,6 +71,8 @@ class ModelRunner:
         self.backend = backend
         self.report = report
         self._slots = slots
+        # Rank 0 samples for all ranks.
+        self._grammars = SlotGrammars(vocabulary, config.vocab_size, len(slots.rules)) if parallel.rank == 0 else None
         self._ended = 0.0  # when the latest result was read
 
     @classmethod
@@ -76,8 +82,10 @@ class ModelRunner:
         parallel: Parallel,
         on_progress: Progress = lambda done, total: None,
         source: CheckpointSource | None = None,
+        vocabulary: Callable[[], LLTokenizer] | None = None,
     ) -> "ModelRunner":
-        """Check the checkpoint, then read this rank's share. source: `open_checkpoint`'s if absent.
+        """Check the checkpoint, then read this rank's share. source: `open_checkpoint`'s if absent. vocabulary: for grammars,
+        called on rank 0 in a thread; None: no request may have one.
 
         Raises ConfigError or CheckpointError before it allocates.
         """
@@ -150,7 +158,12 @@ class ModelRunner:
             config.max_batch_size,
             config.vocab_size,
         )
-        return cls(config, model_config, parallel, slots, backend, report)
+        return cls(config, model_config, parallel, slots, backend, report, vocabulary)
+
+    def prepare_grammars(self) -> None:
+        """Load the vocabulary for grammars in the background, so that no step waits for it."""
+        if self._grammars is not None:
+            self._grammars.prepare()
 
     def seconds_waited(self) -> float | None:
         """Seconds waited for the other ranks in all steps so far; None where the backend does not measure it. From any
@@ -235,6 +248,8 @@ class ModelRunner:
         slots = self._slots
         for init in batch.admit:
             slots.admit(init)
+            if self._grammars is not None:
+                self._grammars.admit(init)
         for grow in batch.grow:
             slots.grow(grow)
         for draft in batch.drafts:
@@ -242,11 +257,15 @@ class ModelRunner:
         rows = batch.rows
         wanted = any(row.samples and slots.top_logprobs[row.slot] >= 0 for row in rows)
         wanted_of_prompts = any(slots.prompt_logprobs[row.slot] for row in rows)
-        pending = self.backend.start(rows, keep_logits=wanted)
+        masks = self._grammars.begin(rows, slots.tokens) if self._grammars is not None else None
+        pending = self.backend.start(rows, keep_logits=wanted, masks=masks)
 
         @torch.inference_mode()
         def result() -> StepOutput:
             tokens, non_finite, refused = pending.result()
+            if masks is not None:
+                masks.wait()
+            reasons = masks.reasons if masks is not None else {}
             output = StepOutput(
                 epoch=batch.epoch,
                 step=batch.step,
@@ -254,9 +273,8 @@ class ModelRunner:
                 logprobs=self._logprobs(rows, tokens) if wanted else [],
                 prompt_logprobs=self._prompt_logprobs(rows) if wanted_of_prompts else [],
                 non_finite=non_finite,
-                refused=[
-                    (i, "no token is allowed here: the rules of the request contradict each other") for i in refused
-                ],
+                refused=[(i, reasons.get(i, CONTRADICTION)) for i in refused],
+                forced=masks.forced if masks is not None else [],
                 # The previous step may have ended after this step was started.
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
                 device_memory_bytes=torch.cuda.memory_allocated() if self.parallel.device.type == "cuda" else 0,

@@ -24,6 +24,10 @@ class DraftPrice:
     each: float
     once: float
 
+    def pays_for_certain(self, count: int) -> bool:
+        """Whether `count` drafts that are certain to be accepted gain more than they cost."""
+        return count > 0 and count * (1.0 - self.each) >= self.once
+
 
 # Without measurements. Seven drafts make a step of one row on a CPU up to a third longer, and while a sequence waits for its
 # output, no step is in flight. Beside other running sequences, one that waits has a row in every second step only.

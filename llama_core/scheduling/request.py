@@ -89,6 +89,7 @@ class Sequence:
     inflight: int = 0
     num_drafts: int = 0
     drafting: Drafting | None = None  # made when drafts could pay
+    forced: tuple[int, list[int]] = (0, [])  # a position and the tokens that the grammar expects from there on
     block_hashes: list[bytes] = field(default_factory=list)  # prefix hashes of its full blocks, as far as computed
     num_registered: int = 0  # of `blocks`, those registered in the prefix cache
     num_cached: int | None = None  # prompt tokens found in the cache; None before it has run

@@ -25,7 +25,7 @@ from typing import Final
 from llama_core.errors import NonFiniteLogits, NoTokenAllowed, RankFailure
 from llama_core.scheduling.admission import Admission
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.drafting import PRICE_ALONE, new_drafting
+from llama_core.scheduling.drafting import PRICE_ALONE, DraftPrice, new_drafting
 from llama_core.scheduling.fair_queue import OUTPUT_COST
 from llama_core.scheduling.quarantine import Quarantine
 from llama_core.scheduling.request import FinishReason, Sequence
@@ -238,6 +238,8 @@ class Scheduler:
             if not seq.finished and seq.prompt_len == seq.max_length and not seq.wants_prompt_logprobs:
                 self.finish(seq, FinishReason.LENGTH)
                 gained[seq] = []
+        for index, start, tokens in output.forced:
+            step.sequences[index].forced = start, tokens
         learns = self.speculation.max_drafts_per_row(len(self._running)) > 0
         drafts = iter(batch.drafts)
         begin = 0  # of the row's samples
@@ -309,9 +311,8 @@ class Scheduler:
                 continue
             self.admission.release_behind_window(seq)
             drafts: list[int] = []
-            if max_drafts and seq.drafting is not None:
-                limit, ignore_eos = min(max_drafts, seq.max_length - length - 1), seq.params.ignore_eos
-                drafts = self.speculation.propose(seq.drafting, seq.tokens, limit, price, ignore_eos=ignore_eos)
+            if max_drafts and (seq.drafting is not None or seq.forced[1]):
+                drafts = self._propose(seq, min(max_drafts, seq.max_length - length - 1), price)
                 if drafts and seq.inflight:
                     continue  # the position of its next drafts is not known yet
             if length > len(seq.blocks) * block_size and not self._grow(seq, length, batch.grow):
@@ -324,6 +325,17 @@ class Scheduler:
             step.add(seq, Row(seq.slot, start, 1 + len(drafts), True, len(drafts)))
             num_tokens += 1 + len(drafts)
         return prefills, self.config.max_step_tokens - num_tokens
+
+    def _propose(self, seq: Sequence, limit: int, price: DraftPrice) -> list[int]:
+        """Drafts for the sequence's next position: what its grammar leaves no choice but to generate, else what repeats."""
+        start, forced = seq.forced
+        position = seq.length + seq.inflight
+        ahead = forced[position - start :][:limit] if position >= start else []
+        if price.pays_for_certain(len(ahead)):
+            return ahead
+        if seq.drafting is None:
+            return []
+        return self.speculation.propose(seq.drafting, seq.tokens, limit, price, ignore_eos=seq.params.ignore_eos)
 
     def _prompt_budget(self, num_decodes: int, num_prefills: int) -> int:
         """Prompt tokens beside so many decodes, which they delay by the time that they take themselves.

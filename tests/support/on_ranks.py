@@ -1,6 +1,7 @@
 """Functions that tests run on every rank of a group, in a module that the rank processes can import."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
+from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from llama_core.text.registry import find_chat_format, load_tokenizer
 
 _built: dict[tuple[Any, ...], Llama] = {}
@@ -26,7 +28,8 @@ def build(parallel: Parallel, ckpt_dir: str, dtype: str = "float32", **overrides
         tokenizer = load_tokenizer(Path(ckpt_dir) / "tokenizer.model")
         fields = {"max_seq_len": 160, "max_batch_size": 8, "max_step_tokens": 64} | overrides
         config = EngineConfig(ckpt_dir, tokenizer.n_words, device="cpu", dtype=dtype, **fields)  # type: ignore[arg-type]
-        runner = ModelRunner.load(config, parallel)
+        vocabulary = partial(grammar_vocabulary, tokenizer, tokenizer.stop_ids)
+        runner = ModelRunner.load(config, parallel, vocabulary=vocabulary)
         runner.allocate_cache(runner.max_num_blocks())
         runner.warm_up()
         chat_format = find_chat_format("llama2", tokenizer)
@@ -116,6 +119,7 @@ def serve(
     max_step_tokens: int = 64,
     num_blocks: int | None = None,
     arrivals: list[int] | None = None,
+    max_drafts: int = 0,
     **overrides: Any,
 ) -> dict[str, Any]:
     """Run requests through scheduler and runner; request i arrives before step arrivals[i]. Outputs, logprobs, preemptions."""
@@ -124,7 +128,11 @@ def serve(
     pool = BlockPool(num_blocks or runner.max_num_blocks(), runner.config.block_size)
     scheduler = Scheduler(
         SchedulerConfig(
-            max_batch_size, max_step_tokens, llama.tokenizer.stop_ids, window=runner.model_config.longest_window
+            max_batch_size,
+            max_step_tokens,
+            llama.tokenizer.stop_ids,
+            window=runner.model_config.longest_window,
+            max_drafts=max_drafts,
         ),
         pool,
     )
@@ -142,5 +150,7 @@ def serve(
         "logprobs": [[p.logprob for p in seq.logprobs] for seq in sequences],
         "preemptions": scheduler.num_preemptions,
         "prefix_hits": scheduler.num_prefix_hits,
+        "drafts_accepted": scheduler.num_drafts_accepted,
+        "errors": [None if seq.error is None else seq.error.message for seq in sequences],
         "blocks_used": pool.num_used,
     }

@@ -1,0 +1,177 @@
+"""Rank 0's matchers: which tokens the grammars of a step's rows allow, computed beside the forward pass.
+
+A matcher belongs to a slot. It is made from the slot's grammar and follows the tokens generated so far, which a preempted
+sequence or new ranks have from their `SlotInit`. One thread makes matchers and masks; a sampler waits for the masks of its own
+rows, not for others'. A matcher that exceeds the limits of time and memory refuses its row only.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+
+from llama_core.scheduling.step import ForcedTokens, Row, SlotInit
+from llama_core.text.grammar import limits
+
+log = logging.getLogger(__name__)
+
+_KEPT_GRAMMARS: Final = 32  # compiled grammars that later requests with the same one copy
+_MAX_FORCED: Final = 16  # tokens of a row that are reported; drafts are fewer
+_UNAVAILABLE: Final = "this engine has no tokenizer, so that it cannot follow grammars"
+
+
+@dataclass(slots=True)
+class _Slot:
+    grammar: str
+    position: int  # of the first token that the matcher has not consumed
+    matcher: LLMatcher | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One row: its samples begin at `sample` of the step, its first sampled position is `position`. tokens: generated since
+    the matcher's last row. drafts: proposed for `position` and after."""
+
+    row: int
+    sample: int
+    position: int
+    slot: _Slot
+    tokens: list[int]
+    drafts: list[int]
+
+
+@dataclass(slots=True)
+class GrammarMasks:
+    """The masks of one step: `execution.backend.StepMasks`. After `wait`: the reason of each sample that has no token, and the
+    tokens that grammars leave no choice but to generate."""
+
+    bits: np.ndarray
+    has_mask: list[bool]
+    is_ready: np.ndarray
+    reasons: dict[int, str] = field(default_factory=dict)
+    forced: list[ForcedTokens] = field(default_factory=list)
+    work: "Future[None] | None" = None
+
+    def wait(self) -> None:
+        assert self.work is not None
+        self.work.result()
+
+
+class SlotGrammars:
+    """The grammars of all slots of rank 0. `vocabulary` is called once, in the thread, by `prepare` or for the first grammar;
+    None: every grammar is refused."""
+
+    def __init__(self, vocabulary: Callable[[], LLTokenizer] | None, vocab_size: int, num_slots: int) -> None:
+        self._slots: list[_Slot | None] = [None] * num_slots
+        self._num_words = -(-vocab_size // 32)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._load = vocabulary
+        self._vocabulary: LLTokenizer | None = None
+
+    def prepare(self) -> None:
+        if self._load is not None:
+            self._thread.submit(self._loaded)
+
+    def admit(self, init: SlotInit) -> None:
+        grammar = init.params.grammar
+        begin = len(init.tokens) if init.prompt_length is None else init.prompt_length
+        self._slots[init.slot] = _Slot(grammar, begin) if grammar else None
+
+    def begin(self, rows: Seq[Row], tokens: torch.Tensor) -> GrammarMasks | None:
+        """Begin to compute the masks of a step; None where no sampling row has a grammar. tokens: int64 [slots, max_seq_len]
+        with the step's drafts."""
+        jobs: list[_Job] = []
+        has_mask: list[bool] = []
+        for i, row in enumerate(rows):
+            if not row.samples:
+                continue
+            slot = self._slots[row.slot]
+            if slot is not None:
+                jobs.append(self._job(i, len(has_mask), row, slot, tokens))
+            has_mask += [slot is not None] * (1 + row.num_drafts)
+        if not jobs:
+            return None
+        num_samples = len(has_mask)
+        masks = GrammarMasks(
+            np.zeros((num_samples, self._num_words), np.uint32), has_mask, np.zeros(num_samples, np.uint32)
+        )
+        masks.work = self._thread.submit(self._fill, jobs, masks)
+        return masks
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @staticmethod
+    def _job(index: int, sample: int, row: Row, slot: _Slot, tokens: torch.Tensor) -> _Job:
+        position = row.start + row.length - row.num_drafts
+        known = tokens[row.slot, slot.position : position + row.num_drafts].tolist()
+        num_new = position - slot.position
+        slot.position = position
+        return _Job(index, sample, position, slot, known[:num_new], known[num_new:])
+
+    def _fill(self, jobs: Seq[_Job], masks: GrammarMasks) -> None:
+        for job in jobs:
+            samples = range(job.sample, job.sample + 1 + len(job.drafts))
+            try:
+                self._fill_row(job, masks)
+            except _Refused as refused:
+                masks.bits[samples.start : samples.stop] = 0
+                masks.reasons |= dict.fromkeys(samples, str(refused))
+            except Exception:
+                log.exception("a grammar could not be followed")
+                masks.bits[samples.start : samples.stop] = 0
+                masks.reasons |= dict.fromkeys(samples, "the grammar could not be followed")
+            masks.is_ready[samples.start : samples.stop] = 1  # the bits were written before, in this thread
+
+    def _fill_row(self, job: _Job, masks: GrammarMasks) -> None:
+        """Write the bits of the row's samples, each after the drafts before it."""
+        matcher = job.slot.matcher = job.slot.matcher or self._new_matcher(job.slot.grammar)
+        if matcher.try_consume_tokens(job.tokens) < len(job.tokens) and not matcher.is_stopped():
+            raise _Refused("the tokens generated so far do not follow the grammar")
+        num_consumed = 0
+        for i in range(1 + len(job.drafts)):
+            bits = masks.bits[job.sample + i]
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            _check(matcher)
+            if i == len(job.drafts) or matcher.is_stopped() or not matcher.try_consume_tokens([job.drafts[i]]):
+                break  # what is sampled behind a draft that the grammar refuses is dropped
+            num_consumed += 1
+        if num_consumed:
+            matcher.rollback(num_consumed)
+        if not job.drafts and len(forced := matcher.compute_ff_tokens()) > 1:
+            masks.forced.append(ForcedTokens(job.row, job.position, forced[:_MAX_FORCED]))
+        _check(matcher)
+
+    def _new_matcher(self, grammar: str) -> LLMatcher:
+        compiled = self._compiled.pop(grammar, None)
+        if compiled is None:
+            compiled = LLMatcher(self._loaded(), grammar, log_level=0, limits=limits())
+            _check(compiled)
+        self._compiled[grammar] = compiled
+        if len(self._compiled) > _KEPT_GRAMMARS:
+            self._compiled.popitem(last=False)
+        return compiled.deep_copy()
+
+    def _loaded(self) -> LLTokenizer:
+        if self._load is None:
+            raise _Refused(_UNAVAILABLE)
+        if self._vocabulary is None:
+            self._vocabulary = self._load()
+        return self._vocabulary
+
+
+class _Refused(Exception):
+    """The row's next token cannot be decided."""
+
+
+def _check(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise _Refused(f"the grammar is too complex: {' '.join(matcher.get_error().split())[:200]}")

@@ -1,0 +1,84 @@
+"""Grammars that an answer must follow, in the form that `llguidance.LLMatcher` reads: builders and checks.
+
+A grammar is a JSON text with a list of grammars, of which the first is the answer's. The replica builds and checks it; rank 0
+follows it token by token (`execution/grammar_masks.py`).
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from llama_core.errors import InvalidParameter
+from llama_core.text.tokenizer import Tokenizer
+
+# Between the parts of JSON: one space, or a new line with its indentation. Unlimited, a model may write spaces for ever.
+_WHITESPACE: Final = r"( |\n[ \t]{0,32})?"
+_JSON_OPTIONS: Final[Any] = {"whitespace_pattern": _WHITESPACE, "item_separator": ",", "key_separator": ":"}
+_MAX_ERROR_CHARS: Final = 300
+_GBNF_RULE: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+
+def limits() -> LLParserLimits:
+    """Of time and memory for one grammar: about 20 ms to compile and 10 ms for a token, 64 MB."""
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=100_000,
+        step_max_items=30_000,
+        max_lexer_states=30_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def json_schema_grammar(schema: Mapping[str, Any] | bool) -> str:
+    """JSON that the schema describes. `check_grammar` finds out whether every keyword of the schema is known."""
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+
+
+def json_object_grammar() -> str:
+    """Any JSON object."""
+    return json_schema_grammar({"type": "object"})
+
+
+def regex_grammar(regex: str) -> str:
+    """Text that the regular expression matches as a whole. Rust's syntax, without look-around and back-references."""
+    return LLMatcher.grammar_from_regex(regex)
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """Exactly one of the texts."""
+    return lark_grammar("start: " + " | ".join(json.dumps(choice) for choice in choices))
+
+
+def lark_grammar(source: str) -> str:
+    """A context-free grammar in Lark's notation or in GBNF, llama.cpp's. Raises InvalidParameter for GBNF with an error."""
+    if _GBNF_RULE.search(source):
+        try:
+            source = gbnf_to_lark(source)
+        except Exception as error:  # the converter raises several types
+            raise InvalidParameter(f"is not valid GBNF: {str(error)[:_MAX_ERROR_CHARS]}") from None
+    return json.dumps({"grammars": [{"lark_grammar": source}]})
+
+
+def for_answer(grammar: str, tokenizer: Tokenizer) -> str:
+    """The grammar, with the space that `tokenizer.decode` drops from the beginning of a text allowed before it."""
+    if tokenizer.leading_space == "keep":
+        return grammar
+    first, *others = json.loads(grammar)["grammars"]
+    start = {"lark_grammar": 'start: " "? @answer'}
+    return json.dumps({"grammars": [start, first | {"name": "answer"}, *others]})
+
+
+def check_grammar(grammar: str, param: str) -> None:
+    """Raises InvalidParameter that names `param` and the place unless the grammar compiles within the limits.
+
+    Takes processor time: up to 20 ms.
+    """
+    problem = LLMatcher.validate_grammar(grammar, limits=limits())
+    if problem and not problem.startswith("WARNING"):
+        words = " ".join(problem.split())[:_MAX_ERROR_CHARS]
+        raise InvalidParameter(f"{param}: {words}", param=param)

@@ -1,0 +1,63 @@
+"""A tokenizer's vocabulary as llguidance reads it."""
+
+from collections.abc import Iterable
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from llama_core.text.tokenizer import Tokenizer
+
+_BEFORE = "\n"  # a text that no tokenizer merges with what follows it
+
+
+def grammar_vocabulary(tokenizer: Tokenizer, stop_ids: Iterable[int]) -> LLTokenizer:
+    """stop_ids: what may follow a complete answer. Takes some tenths of a second for 128,000 tokens."""
+    wrapped = TokenizerWrapper(_Vocabulary(tokenizer))
+    return LLTokenizer(wrapped, n_vocab=tokenizer.vocab_size, eos_token=sorted(stop_ids))
+
+
+class _Vocabulary:
+    """The attributes and the call that `TokenizerWrapper` asks for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        ids = range(tokenizer.n_words)
+        self.eos_token_id = tokenizer.eos_id
+        self.bos_token_id = tokenizer.bos_id
+        self.special_token_ids = [token for token in ids if tokenizer.is_control(token)]
+        self.tokens = [tokenizer.token_bytes(token) or tokenizer.control_text(token).encode() for token in ids]
+        self._tokenizer = tokenizer
+        self._before = self._encode(_BEFORE)
+        self._ids_of_bytes: dict[bytes, int] | None = None
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Ids whose bytes are those of `text`, inside a text: without the space that some tokenizers add in front."""
+        raw = text.encode() if isinstance(text, str) else text
+        try:
+            ids = self._encode(_BEFORE + raw.decode())
+        except UnicodeDecodeError:
+            return self._longest_matches(raw)
+        own = ids[len(self._before) :]
+        if ids[: len(self._before)] == self._before and b"".join(self.tokens[token] for token in own) == raw:
+            return own
+        return self._longest_matches(raw)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, bos=False, eos=False)
+
+    def _longest_matches(self, raw: bytes) -> list[int]:
+        """The longest token again and again, for bytes that are no text and tokenizers that rewrite text."""
+        if self._ids_of_bytes is None:
+            special = set(self.special_token_ids)
+            self._ids_of_bytes = {
+                token: i for i, token in reversed(list(enumerate(self.tokens))) if token and i not in special
+            }
+        found: list[int] = []
+        at, longest = 0, max(map(len, self._ids_of_bytes))
+        while at < len(raw):
+            end = next(
+                (end for end in range(min(len(raw), at + longest), at, -1) if raw[at:end] in self._ids_of_bytes), 0
+            )
+            if not end:
+                return found  # a byte that no token has
+            found.append(self._ids_of_bytes[raw[at:end]])
+            at = end
+        return found

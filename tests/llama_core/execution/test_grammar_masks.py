@@ -1,0 +1,145 @@
+"""Rows with a grammar sample only what it allows, on every backend; other rows sample what they would without it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from llama_core.errors import InvalidParameter
+from llama_core.execution.grammar_masks import SlotGrammars
+from llama_core.execution.parallel import alone
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import Row, SlotInit
+from llama_core.text import grammar as grammars
+from llama_core.text.grammar_vocabulary import grammar_vocabulary
+from llama_core.text.registry import load_tokenizer
+from tests.support import on_ranks
+
+DEMO = Path(__file__).parents[3] / "demo"
+TOKENIZER = load_tokenizer(DEMO / "tokenizer.model")
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["animal", "plant"]},
+        "legs": {"type": "integer", "minimum": 0, "maximum": 8},
+    },
+    "required": ["name", "kind", "legs"],
+    "additionalProperties": False,
+}
+OBJECT = grammars.for_answer(grammars.json_schema_grammar(SCHEMA), TOKENIZER)
+
+
+def request(text: str, seed: int, grammar: str = "") -> tuple[list[int], SamplingParams]:
+    params = SamplingParams(1.0, 1.0, seed=seed, max_tokens=90, logprobs=0, grammar=grammar)
+    return TOKENIZER.encode(text, bos=True, eos=False), params
+
+
+def mixed() -> list[tuple[list[int], SamplingParams]]:
+    texts = ("Tell me of a", "Once upon a time", "The cat", "A plant is", "Write JSON:", "What is")
+    return [request(text, seed, OBJECT if seed % 2 else "") for seed, text in enumerate(texts)]
+
+
+def serve(requests: list[tuple[list[int], SamplingParams]], **options: Any) -> dict[str, Any]:
+    return on_ranks.serve(alone("cpu"), str(DEMO), requests, **options)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch", "fused"])
+def test_answers_follow_the_schema_beside_rows_without_one(backend: str) -> None:
+    found = serve(mixed(), backend=backend)
+    for i, output in enumerate(found["outputs"]):
+        if i % 2:
+            jsonschema.validate(json.loads(TOKENIZER.decode(output)), SCHEMA)
+    assert found["errors"] == [None] * 6
+    plain = serve([one for i, one in enumerate(mixed()) if i % 2 == 0], backend=backend)
+    assert plain["outputs"] == found["outputs"][::2]
+    if backend == "native":
+        assert plain["logprobs"] == found["logprobs"][::2]
+
+
+def test_tokens_are_the_same_alone_batched_preempted_in_chunks_and_with_drafts() -> None:
+    requests = mixed()
+    expected = [serve([one])["outputs"][0] for one in requests]
+    assert serve(requests)["outputs"] == expected
+    assert serve(requests, max_step_tokens=9, arrivals=[0, 4, 2, 9, 1, 3])["outputs"] == expected
+    crowded = serve(requests, num_blocks=14)
+    assert crowded["preemptions"] > 0 and crowded["outputs"] == expected
+    drafted = serve(requests, max_drafts=24)
+    assert drafted["outputs"] == expected
+
+
+def test_tokens_that_the_grammar_forces_are_drafted() -> None:
+    letters = grammars.for_answer(grammars.regex_grammar("(a|b)the quick brown fox jumps over the lazy dog"), TOKENIZER)
+    expected = serve([request("x", 3, letters)])
+    drafted = serve([request("x", 3, letters)], max_drafts=8)
+    assert drafted["outputs"] == expected["outputs"]
+    assert drafted["drafts_accepted"] > len(expected["outputs"][0]) // 2
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        (grammars.regex_grammar(r"[A-Z][a-z]{2,8}( [0-9]{1,3})?"), r"[A-Z][a-z]{2,8}( [0-9]{1,3})?"),
+        (grammars.choice_grammar(["yes", "no", 'per"haps']), 'yes|no|per"haps'),
+        (grammars.lark_grammar('start: "x" num ("," num)~2\nnum: /[0-9]+/'), "x[0-9]+,[0-9]+,[0-9]+"),
+        (grammars.lark_grammar('root ::= "x" num{1,3}\nnum ::= [0-9] ";"'), "x([0-9];){1,3}"),
+        (grammars.regex_grammar("ü?ber[äöü]{3,4}日本"), "ü?ber[äöü]{3,4}日本"),
+    ],
+)
+def test_answers_follow_other_grammars(grammar: str, pattern: str) -> None:
+    grammars.check_grammar(grammar, "g")
+    requests = [request("Say", seed, grammars.for_answer(grammar, TOKENIZER)) for seed in range(8)]
+    for output in serve(requests)["outputs"]:
+        text = TOKENIZER.decode(output)
+        assert re.fullmatch(pattern, text) or len(output) == 90, text
+
+
+def test_a_grammar_that_cannot_be_followed_refuses_its_row_and_no_other() -> None:
+    expected = serve([request("The cat", 1)])["outputs"][0]
+    found = serve([request("The cat", 1), request("The cat", 2, grammars.lark_grammar("start: missing"))])
+    assert found["outputs"] == [expected, []]
+    assert found["errors"][0] is None and "grammar" in found["errors"][1]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (grammars.json_schema_grammar({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (grammars.json_schema_grammar({"type": "strin"}), "strin"),
+        (grammars.regex_grammar("(a"), "unclosed group"),
+        (grammars.lark_grammar("start: foo"), 'unknown name: "foo"'),
+    ],
+)
+def test_a_grammar_with_an_error_is_refused_by_name_and_place(grammar: str, words: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        grammars.check_grammar(grammar, "g")
+    assert words in refused.value.message and refused.value.param == "g"
+
+
+def test_a_matcher_is_rebuilt_from_the_tokens_generated_before() -> None:
+    slots = SlotGrammars(lambda: grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids), TOKENIZER.vocab_size, 2)
+    prompt = TOKENIZER.encode("Say", bos=True, eos=False)
+    generated = TOKENIZER.encode('{"name": "Tom", "kind', bos=False, eos=False)
+    params = request("", 0, OBJECT)[1]
+    tokens = torch.zeros((2, 64), dtype=torch.int64)
+    tokens[0, : len(prompt)] = torch.tensor(prompt)
+    tokens[1, : len(prompt + generated)] = torch.tensor(prompt + generated)
+    slots.admit(SlotInit(0, prompt, [0], params, prompt_length=len(prompt)))
+    slots.admit(SlotInit(1, prompt + generated, [1], params, prompt_length=len(prompt)))
+    masks = []
+    for i, token in enumerate([*generated, 0]):
+        rows = [Row(0, len(prompt) + i - 1, 1, True)]
+        masks.append(slots.begin(rows, tokens))
+        assert masks[-1] is not None
+        masks[-1].wait()
+        tokens[0, len(prompt) + i] = token
+    whole = slots.begin([Row(1, 0, len(prompt + generated), True)], tokens)
+    assert whole is not None and masks[-1] is not None
+    whole.wait()
+    assert (whole.bits == masks[-1].bits).all() and int(whole.bits.any()) > 0 and not whole.reasons
+    assert slots.begin([Row(1, 0, 3, False)], tokens) is None
+    slots.close()
