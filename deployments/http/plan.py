@@ -18,6 +18,7 @@ from deployments.http.schemas import (
     GenerationBody,
     refuse_unsupported,
 )
+from deployments.http.structured_outputs import grammar_of
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, mix_seed
@@ -78,7 +79,8 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
     limits = [_max_tokens(prompt, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
     if body.logprobs is not None:
         _check_logprobs(limits, body.n or 1, body.logprobs, "logprobs")
-    return _plan(body, prompts, limits, engine, logprobs=body.logprobs, echo=bool(body.echo))
+    grammar = await encoder.grammar(*grammar_of(body))
+    return _plan(body, prompts, limits, engine, logprobs=body.logprobs, echo=bool(body.echo), grammar=grammar)
 
 
 async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> Plan:
@@ -92,7 +94,8 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     limits = [_max_tokens(prompt, body.token_limit, engine.max_seq_len, "messages", engine)]
     if logprobs is not None:
         _check_logprobs(limits, body.n or 1, logprobs, "top_logprobs")
-    plan = _plan(body, [prompt], limits, engine, logprobs=logprobs)
+    grammar = await encoder.grammar(*grammar_of(body))
+    plan = _plan(body, [prompt], limits, engine, logprobs=logprobs, grammar=grammar)
     return replace(plan, continues_message=body.chat_options.continue_final_message)
 
 
@@ -158,6 +161,7 @@ def _plan(
     *,
     logprobs: int | None,
     echo: bool = False,
+    grammar: str = "",
 ) -> Plan:
     given = {name: value for name in SLOT_FIELDS if (value := getattr(body, name, None)) is not None}
     given = asdict(engine.sampling_defaults) | given
@@ -175,6 +179,7 @@ def _plan(
         logit_bias=tuple(body.logit_bias.items()),
         bad_words=spellings(body.bad_words, engine.tokenizer),
         allowed_token_ids=tuple(body.allowed_token_ids),
+        grammar=grammar,
     )
     first.check_tokens(engine.tokenizer.n_words)
     options = body.stream_options

@@ -13,9 +13,11 @@ from typing import TypeVar, cast
 from deployments.engine.interface import Engine
 from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.schemas import ChatMessage
+from deployments.http.structured_outputs import checked
 from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.text.chat_format import NO_OPTIONS, ChatOptions, Message
+from llama_core.text.grammar import for_answer
 
 INLINE_CHARS = 8192  # of all texts of a request together: about 5 ms of encoding
 CHARS_PER_MESSAGE = 32  # a chat's message takes as much time as this many characters
@@ -82,6 +84,12 @@ class PromptEncoder:
     async def text(self, text: str, *, bos: bool, parse_special: bool = False) -> list[int]:
         """Ids of a text that may be longer than the context, as /tokenize allows."""
         return await self._run(len(text), lambda: self._ids(text, bos, parse_special))
+
+    async def grammar(self, grammar: str, param: str) -> str:
+        """The grammar as the engine takes it, checked. Raises InvalidParameter that names `param`."""
+        if not grammar:
+            return ""
+        return for_answer(await self._run(len(grammar), partial(checked, grammar, param)), self._engine.tokenizer)
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         decode = partial(self._engine.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)

@@ -216,6 +216,19 @@ class GenerationBody(BodyWithUnknownFields):
         description="Only these and the ids that end an answer are sampled.",
     )
 
+    response_format: dict[str, Any] | None = Field(
+        None, description="text, json_object, json_schema (OpenAI's) or structural_tag (vLLM's)."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="vLLM's: one of json, regex, choice, grammar (Lark or GBNF), json_object, structural_tag."
+    )
+    guided_json: dict[str, Any] | str | bool | None = Field(None, description="As structured_outputs.json.")
+    guided_regex: str | None = Field(None, description="As structured_outputs.regex.")
+    guided_choice: list[Any] | None = Field(None, description="As structured_outputs.choice.")
+    guided_grammar: str | None = Field(None, description="As structured_outputs.grammar.")
+    grammar: str | None = Field(None, description="As structured_outputs.grammar.")
+    json_schema: dict[str, Any] | None = Field(None, description="As structured_outputs.json.")
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
@@ -328,16 +341,13 @@ def _is(*neutral: object) -> Callable[[object], bool]:
 
 _empty = _is([], {}, "", False)
 _none_at_all = _is()
-_text_format = _is({"type": "text"})
 
 NEUTRAL: dict[str, Callable[[object], bool]] = {
     # field -> test for values that do not change the answer. Every other value is refused, never ignored.
     "length_penalty": _is(1), "typical_p": _is(1), "suffix": _is(""), "use_beam_search": _is(False),
     "tools": _empty, "tool_choice": _is("none"), "functions": _empty, "function_call": _is("none"),
-    "response_format": _text_format, "modalities": _is(["text"]), "audio": _none_at_all, "prediction": _none_at_all,
+    "modalities": _is(["text"]), "audio": _none_at_all, "prediction": _none_at_all,
     "reasoning_effort": _is("none"), "verbosity": _is("medium"), "web_search_options": _none_at_all,
-    "guided_json": _none_at_all, "guided_regex": _none_at_all, "guided_choice": _none_at_all,
-    "guided_grammar": _none_at_all, "grammar": _empty, "json_schema": _empty, "structured_outputs": _none_at_all,
     "prompt_embeds": _none_at_all, "prompt_logprobs": _none_at_all, "truncate_prompt_tokens": _none_at_all,
     "logits_processors": _empty, "include_stop_str_in_output": _is(False), "chat_template": _none_at_all,
     "documents": _empty, "mirostat": _is(0), "dry_multiplier": _is(0), "xtc_probability": _is(0),

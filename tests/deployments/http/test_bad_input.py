@@ -241,7 +241,7 @@ def test_a_wrong_route_is_404_and_a_wrong_method_405(served: Served) -> None:
 @pytest.mark.parametrize(("path", "body"), BOTH)
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tools", [{"type": "function"}]), ("tool_choice", "auto"), ("response_format", {"type": "json_schema"}),
+    [("tools", [{"type": "function"}]), ("tool_choice", "auto"),
      ("suffix", "x"), ("best_of", 3), ("use_beam_search", True)],
 )  # fmt: skip
 def test_unsupported_fields_with_an_effect_are_400(

@@ -189,9 +189,9 @@ def test_image_parts_are_unsupported_by_name() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [("tools", [{"type": "function"}]), ("tool_choice", "auto"), ("tool_choice", {"type": "function"}), ("suffix", "x"),
-     ("response_format", {"type": "json_object"}),
+
      ("use_beam_search", True), ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]), ("functions", [{}]),
-     ("guided_json", {}), ("prompt_logprobs", 1)],
+     ("prompt_logprobs", 1)],
 )  # fmt: skip
 def test_a_known_field_that_would_change_the_answer_is_unsupported(field: str, value: object) -> None:
     for neutral in (NEUTRAL, CHAT_NEUTRAL):
@@ -202,7 +202,7 @@ def test_a_known_field_that_would_change_the_answer_is_unsupported(field: str, v
 
 @pytest.mark.parametrize(
     "fields",
-    [{"tools": []}, {"tools": None}, {"tool_choice": "none"}, {"response_format": {"type": "text"}}, {"logit_bias": {}},
+    [{"tools": []}, {"tools": None}, {"tool_choice": "none"}, {"logit_bias": {}},
      {"presence_penalty": 0}, {"repetition_penalty": 1.0}, {"min_p": 0.0}, {"min_tokens": 0}, {"modalities": ["text"]},
      {"suffix": ""}, {"use_beam_search": False}, {"what_nobody_knows": [1, 2]}, {"metadata": {"a": "b"}}],
 )  # fmt: skip

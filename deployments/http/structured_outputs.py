@@ -1,0 +1,167 @@
+"""Structured output: the fields by which clients ask for JSON, a pattern, a choice or a grammar, as one grammar.
+
+OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`, llama.cpp's `grammar` and `json_schema`.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from llguidance import StructTag
+
+from llama_core.errors import InvalidParameter
+from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
+from llama_core.text import grammar as grammars
+
+if TYPE_CHECKING:
+    from deployments.http.schemas import GenerationBody
+
+MAX_CHOICES: Final = 1024
+MAX_STRUCTURES: Final = 128
+# Fields of a body that name what the answer must be, and how it is written in `structured_outputs`.
+_KIND_OF_FIELD: Final = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "grammar": "grammar",
+    "json_schema": "json",
+}
+
+
+def grammar_of(body: "GenerationBody") -> tuple[str, str]:
+    """The grammar that the body asks for, unchecked, and the name of the field; two empty texts where it asks for none.
+
+    Raises InvalidParameter that names the field.
+    """
+    found: list[tuple[str, str]] = []
+    for name, kind in _KIND_OF_FIELD.items():
+        if (value := getattr(body, name)) is not None:
+            found.append((_of_kind(kind, value, name), name))
+    if body.structured_outputs:
+        found += _of_structured_outputs(body.structured_outputs)
+    if body.response_format is not None and (written := _of_response_format(body.response_format)):
+        found.append((written, "response_format"))
+    if len(found) > 1:
+        names = " and ".join(name for _, name in found)
+        raise InvalidParameter(f"{found[1][1]}: {names} exclude each other", param=found[1][1])
+    return found[0] if found else ("", "")
+
+
+@lru_cache(maxsize=128)
+def checked(grammar: str, param: str) -> str:
+    """The grammar, if it compiles. Raises InvalidParameter with the place of the error. Takes up to 20 ms the first time."""
+    if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+        raise InvalidParameter(f"{param}: must have at most {MAX_GRAMMAR_BYTES} bytes", param=param)
+    grammars.check_grammar(grammar, param)
+    return grammar
+
+
+def _of_response_format(given: Mapping[str, Any]) -> str:
+    """OpenAI's object; "" for plain text."""
+    kind = given.get("type")
+    if kind == "text":
+        return ""
+    if kind == "json_object":
+        return grammars.json_object_grammar()
+    if kind == "json_schema":
+        inner = given.get("json_schema")
+        if not isinstance(inner, dict) or not isinstance(schema := inner.get("schema", {}), dict | bool):
+            raise InvalidParameter(
+                "response_format: json_schema must be an object with a schema", param="response_format"
+            )
+        return grammars.json_schema_grammar(schema)
+    if kind == "structural_tag":
+        return _structural_tags(given, "response_format")
+    raise InvalidParameter(
+        "response_format: type must be text, json_object, json_schema or structural_tag", param="response_format"
+    )
+
+
+def _of_structured_outputs(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = []
+    for name, value in given.items():
+        if name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag"):
+            if value is not None and value is not False:
+                param = f"structured_outputs.{name}"
+                found.append((_of_kind(name, value, param), param))
+        elif name not in _IGNORED_OPTIONS:
+            raise InvalidParameter(
+                "structured_outputs: must have one of json, regex, choice, grammar, json_object, structural_tag",
+                param="structured_outputs",
+            )
+    return found
+
+
+# Options of vLLM that change nothing here: there is one backend, and white space is bounded.
+_IGNORED_OPTIONS: Final = frozenset(
+    ("disable_any_whitespace", "disable_additional_properties", "disable_fallback", "whitespace_pattern")
+)
+
+
+def _of_kind(kind: str, value: Any, param: str) -> str:
+    write: Callable[[Any, str], str] = {
+        "json": _json_schema,
+        "regex": _regex,
+        "choice": _choice,
+        "grammar": _grammar,
+        "json_object": lambda *_: grammars.json_object_grammar(),
+        "structural_tag": _structural_tags,
+    }[kind]
+    return write(value, param)
+
+
+def _json_schema(value: Any, param: str) -> str:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise InvalidParameter(f"{param}: the text is not JSON", param=param) from None
+    if not isinstance(value, dict | bool):
+        raise InvalidParameter(f"{param}: must be a JSON schema, an object or its text", param=param)
+    return grammars.json_schema_grammar(value)
+
+
+def _regex(value: Any, param: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidParameter(f"{param}: must be a regular expression", param=param)
+    return grammars.regex_grammar(value)
+
+
+def _choice(value: Any, param: str) -> str:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
+        raise InvalidParameter(f"{param}: must be a list of 1 to {MAX_CHOICES} strings", param=param)
+    if not all(isinstance(choice, str) and choice for choice in value):
+        raise InvalidParameter(f"{param}: each choice must be a string that is not empty", param=param)
+    return grammars.choice_grammar(value)
+
+
+def _grammar(value: Any, param: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidParameter(f"{param}: must be a grammar in Lark's notation or in GBNF", param=param)
+    try:
+        return grammars.lark_grammar(value)
+    except InvalidParameter as error:
+        raise InvalidParameter(f"{param}: {error.message}", param=param) from None
+
+
+def _structural_tags(value: Any, param: str) -> str:
+    """vLLM's object: texts that begin with a trigger go on as one of the structures says."""
+    structures = value.get("structures") if isinstance(value, dict) else None
+    triggers = value.get("triggers") if isinstance(value, dict) else None
+    is_listed = isinstance(structures, list) and isinstance(triggers, list) and 1 <= len(structures) <= MAX_STRUCTURES
+    if not is_listed or not all(isinstance(trigger, str) and trigger for trigger in triggers or ()):
+        raise InvalidParameter(
+            f"{param}: must have triggers, a list of strings, and 1 to {MAX_STRUCTURES} structures", param=param
+        )
+    tags = []
+    for structure in structures or ():
+        begin, end = (structure.get(name) if isinstance(structure, dict) else None for name in ("begin", "end"))
+        if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(structure.get("schema", {}), dict):
+            raise InvalidParameter(f"{param}: each structure must have begin, schema and end", param=param)
+        trigger = next((trigger for trigger in triggers or () if begin.startswith(trigger)), None)
+        if trigger is None:
+            raise InvalidParameter(f"{param}: each begin must begin with one of the triggers", param=param)
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=structure.get("schema", {}), end=end))
+    return grammars.lark_grammar(StructTag.to_grammar(tags, assume_special=False))

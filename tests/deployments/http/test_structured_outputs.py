@@ -1,0 +1,112 @@
+"""The fields that ask for structured output become a grammar; what cannot be followed is a 400 that names the field."""
+
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from deployments.http.limits import HttpLimits
+from deployments.http.plan import plan_chat, plan_completion
+from deployments.http.prompt_encoder import PromptEncoder
+from deployments.http.schemas import ChatBody, CompletionBody
+from llama_core.errors import InvalidParameter
+from llama_core.text.grammar_vocabulary import grammar_vocabulary
+from tests.support.scripted_engine import FakeEngine
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+TOKENIZER = FakeEngine().tokenizer
+VOCABULARY = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
+
+
+async def planned(**fields: Any) -> str:
+    engine = FakeEngine()
+    encoder = PromptEncoder(engine, HttpLimits().text)
+    chat = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], "max_tokens": 9} | fields)
+    completion = CompletionBody.model_validate({"prompt": "x", "max_tokens": 9} | fields)
+    grammar = (await plan_chat(chat, engine, encoder)).params[0].grammar
+    assert (await plan_completion(completion, engine, encoder)).params[0].grammar == grammar
+    return grammar
+
+
+def follows(text: str, grammar: str) -> bool:
+    matcher = LLMatcher(VOCABULARY, grammar, log_level=0)
+    ids = TOKENIZER.encode(text, bos=False, eos=False)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("fields", "right", "wrong"),
+    [
+        ({"response_format": {"type": "json_object"}}, '{"x": [1, null]}', "[1]"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, '{"a": 5}', '{"b": 5}'),
+        ({"structured_outputs": {"json": SCHEMA}}, '{\n  "a": 5\n}', '{"a": "5"}'),
+        ({"structured_outputs": {"json_object": True}}, "{}", "3"),
+        ({"structured_outputs": {"regex": "[a-c]+"}}, "abc", "abd"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "no", "yesno"),
+        ({"structured_outputs": {"grammar": 'start: "x" /[0-9]/'}}, "x1", "x"),
+        ({"guided_json": '{"type": "integer"}'}, "-12", "1.5"),
+        ({"guided_regex": "a?b"}, "ab", "aab"),
+        ({"guided_choice": ["a b"]}, "a b", "a"),
+        ({"guided_grammar": 'root ::= "x" | "y"'}, "y", "xy"),
+        ({"grammar": 'root ::= "x"+'}, "xx", "xy"),
+        ({"json_schema": {"const": 3}}, "3", "4"),
+        (
+            {
+                "response_format": {
+                    "type": "structural_tag",
+                    "structures": [{"begin": "<f=", "schema": SCHEMA, "end": ">"}],
+                    "triggers": ["<f"],
+                }
+            },
+            'so <f={"a": 1}> it is',
+            "so <f=1> it is",
+        ),
+    ],
+)  # fmt: skip
+async def test_a_field_becomes_a_grammar(fields: dict[str, Any], right: str, wrong: str) -> None:
+    grammar = await planned(**fields)
+    assert follows(right, grammar) and not follows(wrong, grammar)
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}}])
+async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
+    assert await planned(**fields) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format", "type must be"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "array", "uniqueItems": True}},
+                }
+            },
+            "response_format",
+            "uniqueItems",
+        ),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed group"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to"),
+        ({"structured_outputs": {"xml": 1}}, "structured_outputs", "one of"),
+        ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "exclude"),
+        ({"guided_json": "{"}, "guided_json", "not JSON"),
+        ({"guided_grammar": "start: missing"}, "guided_grammar", "missing"),
+        ({"guided_grammar": "root ::= ((("}, "guided_grammar", "GBNF"),
+        ({"guided_choice": ["x"], "guided_regex": "y"}, "guided_choice", "exclude"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex", "65536 bytes"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
+        (
+            {"structured_outputs": {"structural_tag": {"structures": [{"begin": "x", "end": ""}], "triggers": ["y"]}}},
+            "structured_outputs.structural_tag",
+            "triggers",
+        ),
+    ],
+)
+async def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        await planned(**fields)
+    assert refused.value.param == param
+    assert words in refused.value.message
