@@ -11,7 +11,17 @@ from typing import Any
 import httpx
 
 TALE = "once upon a time there was a little red dog who liked to sing and play with a big blue ball in the garden"
-KINDS = ("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat")
+KINDS = ("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat", "schema", "penalties")
+# An answer that no limit of tokens in these tests completes: it must be followed for as long as the stream lives.
+LONG_LIST = {
+    "type": "array",
+    "minItems": 500,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 9}, "n": {"type": "integer"}},
+        "required": ["name", "n"],
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,12 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0) -> list[Ask]:
             body |= {"stop": [" and ", "dog"]}
         if kind == "two choices":
             body |= {"n": 2}
+        if kind == "schema":
+            del body["ignore_eos"]  # an answer with a grammar ends where the grammar does
+            body |= {"temperature": 1.0, "seed": draw.randrange(2**31), "structured_outputs": {"json": LONG_LIST}}
+        if kind == "penalties":
+            body |= {"temperature": 0.8, "seed": draw.randrange(2**31), "repetition_penalty": 1.3, "min_p": 0.02}
+            body |= {"presence_penalty": 0.5, "frequency_penalty": 0.3, "logit_bias": {"300": -5}, "bad_words": ["dog"]}
         if kind == "whole":
             body |= {"stream": False}
             del body["stream_options"]

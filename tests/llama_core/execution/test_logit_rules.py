@@ -101,8 +101,8 @@ def test_min_p_keeps_the_tokens_that_transformers_keeps(sampler: Any, vocab: int
     kept = MinPLogitsWarper(0.2)(None, (row / 0.8)[None])[0].isfinite()
     n = 4000
     params = SamplingTensors.of(SamplingParams(0.8, 1.0, 0, 5, min_p=0.2), n)
-    drawn = sampler(row.expand(n, -1), params, torch.arange(n))
-    counts = torch.bincount(drawn, minlength=vocab)
+    sampled = sampler(row.expand(n, -1), params, torch.arange(n))
+    counts = torch.bincount(sampled, minlength=vocab)
     assert not counts[~kept].any()
     expected = torch.where(kept, (row / 0.8).softmax(-1), 0.0)
     assert (counts / n - expected / expected.sum()).abs().max() < 0.03
