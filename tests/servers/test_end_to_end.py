@@ -21,6 +21,7 @@ import pytest
 from deployments.local.controller_interval import SERVING_S
 from llama_core import Llama
 from tests.conftest import GOLDEN
+from tests.programs import structured_output
 from tests.support.programs import REPOSITORY, environment
 from tests.support.raw_http import COMPLETIONS, connect, message
 from tests.support.server import Server, is_idle, num_generated
@@ -314,6 +315,12 @@ def test_thirty_two_simultaneous_streams_are_complete_and_correct(demo: Server) 
     wait_until("no block is in use", partial(is_idle, demo))
     # The model is bfloat16, where the batch may round differently; most texts must agree all the same.
     assert sum(a == b for a, b in zip(streamed, whole, strict=True)) >= 16
+
+
+async def test_answers_follow_their_schemas_and_leave_other_texts_as_they_are(demo: Server) -> None:
+    found = await structured_output.run(demo.url, num_schemas=40, concurrency=16)
+    assert found["faults"] == []
+    assert found["counts"]["bounded: stop"] == 32
 
 
 def test_cancelling_half_of_the_streams_frees_their_blocks_and_the_others_complete(demo: Server) -> None:
