@@ -16,7 +16,7 @@ from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
 from deployments.http.auth import AccessGuard
 from deployments.http.errors import json_response
-from deployments.http.generation import CHAT, COMPLETIONS, GenerationEndpoint
+from deployments.http.generation import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationEndpoint
 from deployments.http.hosts import AllowedHosts
 from deployments.http.limits import HttpLimits
 from deployments.http.openapi import openapi_document
@@ -88,12 +88,12 @@ def build_http_app(
             kind.path,
             GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder),
             method="POST",
-            tag="generation",
+            tag="generation" if kind in (COMPLETIONS, CHAT) else "scoring",
             summary=kind.summary,
             description=kind.description,
             body=kind.body,
         )
-        for kind in (COMPLETIONS, CHAT)
+        for kind in (COMPLETIONS, CHAT, SCORE, CLASSIFY)
     ]
     routes = [
         *generation,

@@ -1,4 +1,4 @@
-"""The two generation routes, and the states of one request: received, planned, submitted, answered, closed."""
+"""The generating and scoring routes, and the states of one request: received, planned, submitted, answered, closed."""
 
 import asyncio
 import math
@@ -19,14 +19,22 @@ from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_log import RequestRecord
 from deployments.http.responses import ChatSerializer, CollectedChoice, CompletionSerializer, ResponseSerializer
-from deployments.http.schemas import ChatBody, CompletionBody, GenerationBody
+from deployments.http.schemas import Body, ChatBody, CompletionBody
+from deployments.http.score import (
+    ClassifyBody,
+    ClassifySerializer,
+    ScoreBody,
+    ScoreSerializer,
+    plan_classify,
+    plan_score,
+)
 from deployments.http.slices import run_in_slices
 from deployments.http.sse import EventStream
 from deployments.http.whole_answer import send_whole
 from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
 from llama_core.errors import DeadlineExceeded, InvalidParameter, RequestCancelled
 
-BodyT = TypeVar("BodyT", bound=GenerationBody)
+BodyT = TypeVar("BodyT", bound=Body)
 
 # Where Serve sees `x-request-timeout-seconds` too (`serve_headers.py` hides it), Serve would end the request with its own
 # text, and cut a stream off. This server's deadline is then earlier by a quarter of the limit, or by this time if that is less:
@@ -43,7 +51,7 @@ class GenerationKind(Generic[BodyT]):
     description: str
     body: type[BodyT]
     plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
-    serializer: type[ResponseSerializer]
+    serializer: type[ResponseSerializer] | type[ScoreSerializer]
 
 
 COMPLETIONS = GenerationKind(
@@ -61,6 +69,23 @@ CHAT = GenerationKind(
     ChatBody,
     plan_chat,
     ChatSerializer,
+)
+
+SCORE = GenerationKind(
+    "/v1/score",
+    "Score",
+    "The log-likelihood of each continuation after the prompt, by token and in sum. Nothing is generated.",
+    ScoreBody,
+    plan_score,
+    ScoreSerializer,
+)
+CLASSIFY = GenerationKind(
+    "/v1/classify",
+    "Classify",
+    "The likeliest of the labels as the continuation of a prompt or the answer to a chat.",
+    ClassifyBody,
+    plan_classify,
+    ClassifySerializer,
 )
 
 
@@ -157,14 +182,15 @@ class _GenerationRequest:
         plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder)
         return replace(plan, owner=self._owner) if self._owner else plan
 
-    def _submit(self, plan: Plan) -> ResponseSerializer:
+    def _submit(self, plan: Plan) -> ResponseSerializer | ScoreSerializer:
         engine = self._endpoint.engine
         self._choices = Choices(engine, plan)
         return self._endpoint.kind.serializer(engine, plan, self._choices.streams)
 
-    async def _answer(self, plan: Plan, serializer: ResponseSerializer) -> None:
+    async def _answer(self, plan: Plan, serializer: ResponseSerializer | ScoreSerializer) -> None:
         async with DisconnectWatch(self._request.receive) as scope:
             if plan.stream:
+                assert isinstance(serializer, ResponseSerializer)
                 await self._event_stream(serializer).run(self._send, scope)
                 return
             body = await self._whole_answer(serializer)
@@ -184,7 +210,7 @@ class _GenerationRequest:
         )
         return self._stream
 
-    async def _whole_answer(self, serializer: ResponseSerializer) -> bytes:
+    async def _whole_answer(self, serializer: ResponseSerializer | ScoreSerializer) -> bytes:
         choices = self._submitted
         collected = [CollectedChoice() for _ in choices.streams]
         while choices.num_open:

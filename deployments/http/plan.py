@@ -48,6 +48,9 @@ class Plan:
     priority: int = 0
     skip_special_tokens: bool = True
     continues_message: bool = False  # the answer goes on with the last message of a chat
+    scored_from: tuple[int, ...] = ()  # by prompt: where the continuation begins whose likelihood is asked for
+    labels: tuple[str, ...] = ()  # by prompt, where they are to be classified
+    normalizes: bool = False  # by the number of tokens
 
     @property
     def num_choices(self) -> int:

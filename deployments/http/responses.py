@@ -104,6 +104,18 @@ def event(content: object) -> bytes:
     return b"data: " + _encode(content) + b"\n\n"
 
 
+def usage_of(plan: Plan, streams: Sequence[TokenStream], num_generated: int) -> Json:
+    """Tokens so far. A prompt counts once, however many choices it has."""
+    num_prompt = sum(len(prompt) for prompt in plan.prompts)
+    num_cached = sum(stream.num_cached_tokens for stream in streams[:: plan.n])
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_generated,
+        "total_tokens": num_prompt + num_generated,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
 class ResponseSerializer(ABC):
     """Writes one request's answer: either `chunks`, delta by delta, or `whole`, once."""
 
@@ -204,15 +216,7 @@ class ResponseSerializer(ABC):
         return b"".join([_encode(self._head)[:-1], b',"choices":[', b",".join(written), b'],"usage":', usage, b"}"])
 
     def usage(self) -> Json:
-        """Tokens so far. A prompt counts once, however many choices it has."""
-        num_prompt = sum(len(prompt) for prompt in self._plan.prompts)
-        num_cached = sum(stream.num_cached_tokens for stream in self._streams[:: self._plan.n])
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": self._num_generated,
-            "total_tokens": num_prompt + self._num_generated,
-            "prompt_tokens_details": {"cached_tokens": num_cached},
-        }
+        return usage_of(self._plan, self._streams, self._num_generated)
 
     def _part(self, index: int, delta: Delta) -> Part:
         """The part of a delta, without log-probabilities."""

@@ -168,6 +168,34 @@ def test_another_ray_app_gets_the_same_tokens_by_handle(
     assert seen["error"][0] == "InvalidDialog" and "messages[0]" in seen["error"][1]
 
 
+def test_scores_are_the_log_likelihoods_of_the_model_in_process(plain: Server, in_process: Llama) -> None:
+    prompt, texts = "The quick brown", [" fox jumps", " dog", " fox sleeps here"]
+    answer = httpx.post(f"{plain.url}/v1/score", json={"prompt": prompt, "continuations": texts}, timeout=60)
+    scored = answer.raise_for_status().json()
+    tokenizer = in_process.tokenizer
+    before = len(tokenizer.encode(prompt, bos=True, eos=False))
+    for text, one in zip(texts, scored["data"], strict=True):
+        ids = tokenizer.encode(prompt + text, bos=True, eos=False)
+        tokens, logprobs = in_process.generate([ids], 1, temperature=0, logprobs=True, echo=True)
+        assert tokens[0][: len(ids)] == ids and logprobs is not None
+        expected = logprobs[0][before : len(ids)]
+        assert one["tokens"] == ids[before:] and one["num_tokens"] == len(expected)
+        assert one["token_logprobs"] == pytest.approx(expected, abs=1e-4)
+        assert one["score"] == pytest.approx(sum(expected), abs=1e-4)
+        greedy = in_process.generate([ids[:before]], len(ids) - before, temperature=0)[0][0]
+        assert one["is_greedy"] == (greedy == ids[before:])
+    by_ids = {"prompt": tokenizer.encode(prompt, bos=True, eos=False), "continuations": [[5, 6], [7]]}
+    same = httpx.post(f"{plain.url}/v1/score", json=by_ids, timeout=60).raise_for_status().json()
+    assert [one["tokens"] for one in same["data"]] == [[5, 6], [7]]
+    body = {"prompt": prompt, "labels": texts}
+    [chosen] = httpx.post(f"{plain.url}/v1/classify", json=body, timeout=60).raise_for_status().json()["data"]
+    scores = [one["score"] for one in scored["data"]]
+    assert chosen["label"] == texts[scores.index(max(scores))]
+    assert sum(chosen["probs"]) == pytest.approx(1)
+    refused = httpx.post(f"{plain.url}/v1/classify", json={"prompt": "x", "labels": ["a", "a"]}, timeout=60)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "labels"
+
+
 def address_of(server: Server) -> str:
     """The Ray address of a server's own cluster, from the command line of its raylet."""
     for pid in server.processes():
