@@ -23,6 +23,8 @@ from llama_core.config import (
 )
 from llama_core.execution.weight_formats.registry import QUANTIZATIONS
 from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
+from llama_core.text.tools.registry import AUTO as TOOL_FORMAT_AUTO
+from llama_core.text.tools.registry import TOOL_FORMAT_NAMES
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -60,6 +62,12 @@ def _known_quantization(value: str) -> str:
     return value
 
 
+def _known_tool_format(value: str) -> str:
+    if value not in TOOL_FORMAT_NAMES:
+        raise ValueError(f"must be one of {', '.join(TOOL_FORMAT_NAMES)}")
+    return value
+
+
 def _known_chat_format(value: str) -> str:
     if value not in CHAT_FORMAT_NAMES:
         raise ValueError(f"must be one of {', '.join(CHAT_FORMAT_NAMES)}")
@@ -85,6 +93,9 @@ class ServerArgs(BaseModel):
     )
     chat_template: str | None = Field(
         None, min_length=1, description="Jinja2 chat template instead of the model's: a path, or the text itself."
+    )
+    tool_format: Annotated[str, AfterValidator(_known_tool_format)] = Field(
+        TOOL_FORMAT_AUTO, description="How the model writes tool calls; auto: found from its template and vocabulary."
     )
     sampling_defaults: Literal["builtin", "model", "greedy"] = Field(
         "builtin",

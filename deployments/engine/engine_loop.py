@@ -110,6 +110,7 @@ class EngineLoop:
         priority: int = 0,
         cache_scope: str = "",
         skip_special_tokens: bool = True,
+        shown_tokens: frozenset[int] = frozenset(),
     ) -> list[SequenceStream]:
         """Queue every choice of a request, or none; owners that wait take turns (`fair_queue.py`). Never waits.
 
@@ -130,11 +131,20 @@ class EngineLoop:
         for prompt, (_, params) in zip(prompts, choices, strict=True):
             max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
             seq = Sequence(prompt, params, max_length, owner=owner, priority=priority, cache_scope=cache_scope)
-            streams.append(self._add(seq, stop, skip_special_tokens))
+            streams.append(self._add(seq, stop, skip_special_tokens, shown_tokens))
         return streams
 
-    def _add(self, seq: Sequence, stop: Seq[str], skip_special_tokens: bool) -> SequenceStream:
-        stream = SequenceStream(seq, self._tokenizer, stop, self._cancel, skip_special_tokens=skip_special_tokens)
+    def _add(
+        self, seq: Sequence, stop: Seq[str], skip_special_tokens: bool, shown_tokens: frozenset[int]
+    ) -> SequenceStream:
+        stream = SequenceStream(
+            seq,
+            self._tokenizer,
+            stop,
+            self._cancel,
+            skip_special_tokens=skip_special_tokens,
+            shown_tokens=shown_tokens,
+        )
         self.scheduler.add(seq)
         if seq.finished:
             stream.push([])

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from llama_core.errors import LlamaError, NotReady
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.chat_format import ChatFormat
 from llama_core.text.tokenizer import Tokenizer
 
@@ -75,6 +76,7 @@ class EngineState:
     checkpoint_format: str = "meta"  # as in `checkpoint.registry.FORMATS`
     stop_tokens: tuple[str, ...] = ()  # texts of the ids that end a generation
     chat_format: str = "llama2"
+    tool_format: str = "llama2"
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     blocks_total: int = 0
     blocks_used: int = 0
@@ -154,6 +156,8 @@ class Engine(Protocol):
     @property
     def chat_format(self) -> ChatFormat: ...
     @property
+    def answer_format(self) -> AnswerFormat: ...
+    @property
     def sampling_defaults(self) -> SamplingDefaults: ...
     def readiness(self) -> Readiness: ...
     def live(self) -> bool:
@@ -171,9 +175,11 @@ class Engine(Protocol):
         owner: str = "",
         priority: int = 0,
         skip_special_tokens: bool = True,
+        shown_tokens: frozenset[int] = frozenset(),
     ) -> Sequence[TokenStream]:
         """Takes every choice of a request or none: prompts and how to continue them. Owners share the capacity; the lowest
-        priority is served first. Without `skip_special_tokens` the text has the names of control tokens.
+        priority is served first. Without `skip_special_tokens` the text has the names of control tokens; those of
+        `shown_tokens` it has in any case.
 
         Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """

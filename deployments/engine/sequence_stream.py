@@ -28,9 +28,12 @@ class SequenceStream:
         on_cancel: Callable[[Sequence], None],
         *,
         skip_special_tokens: bool = True,
+        shown_tokens: frozenset[int] = frozenset(),
     ) -> None:
         self.sequence = seq
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_tokens
+        )
         self._stop = StopChecker(stop)
         self._has_stops = bool(stop)
         self._on_cancel = on_cancel

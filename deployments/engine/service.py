@@ -26,6 +26,7 @@ from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.text.answer_format import open_answer_format
 from llama_core.text.registry import check_vocabulary, load_tokenizer, open_chat_format, tokenizer_files
 from llama_core.text.template.files import template_files
 
@@ -55,6 +56,7 @@ class LlamaService:
         self.tokenizer = tokenizer.padded(self._model.vocab_size)
         self.chat_format = open_chat_format(args.chat_format, self.tokenizer, args.checkpoint, args.chat_template)
         self.tokenizer = self.chat_format.guard(self.tokenizer)
+        self.answer_format = open_answer_format(args.tool_format, self.tokenizer, self.chat_format)
         self.sampling_defaults = _sampling_defaults(args)
         self.num_ranks = args.num_ranks()
         self._model.check_world_size(self.num_ranks)
@@ -223,6 +225,7 @@ class LlamaService:
         owner: str = "",
         priority: int = 0,
         skip_special_tokens: bool = True,
+        shown_tokens: frozenset[int] = frozenset(),
     ) -> Sequence[SequenceStream]:
         """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
@@ -236,6 +239,7 @@ class LlamaService:
             priority=priority,
             cache_scope=cache_scope,
             skip_special_tokens=skip_special_tokens,
+            shown_tokens=shown_tokens,
         )
 
     def next_seed(self) -> int:
@@ -262,6 +266,7 @@ class LlamaService:
             checkpoint_format=self._checkpoint_format,
             stop_tokens=tuple(sorted(map(self._token_name, self._stop_ids))),
             chat_format=self.chat_format.name,
+            tool_format=self.answer_format.tool_format.name,
             sampling_defaults=self.sampling_defaults,
         )
         if self._loop is None:

@@ -36,6 +36,7 @@ class Choices:
             owner=plan.owner,
             priority=plan.priority,
             skip_special_tokens=plan.skip_special_tokens,
+            shown_tokens=frozenset() if plan.parsing is None else plan.parsing.shown_tokens,
         )
         self.num_open = plan.num_choices
         self._loop = asyncio.get_running_loop()

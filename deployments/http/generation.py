@@ -2,23 +2,24 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from deployments.engine.interface import Engine
+from deployments.engine.interface import Engine, TokenStream
 from deployments.engine.metrics import Metrics
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectWatch
 from deployments.http.limits import HttpLimits
+from deployments.http.parsed_chat import chat_serializer
 from deployments.http.plan import Plan, plan_chat, plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_log import RequestRecord
-from deployments.http.responses import ChatSerializer, CollectedChoice, CompletionSerializer, ResponseSerializer
+from deployments.http.responses import CollectedChoice, CompletionSerializer, ResponseSerializer
 from deployments.http.schemas import Body, ChatBody, CompletionBody
 from deployments.http.score import (
     ClassifyBody,
@@ -51,7 +52,7 @@ class GenerationKind(Generic[BodyT]):
     description: str
     body: type[BodyT]
     plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
-    serializer: type[ResponseSerializer] | type[ScoreSerializer]
+    serializer: Callable[[Engine, Plan, Sequence[TokenStream]], ResponseSerializer | ScoreSerializer]
 
 
 COMPLETIONS = GenerationKind(
@@ -68,7 +69,7 @@ CHAT = GenerationKind(
     "Answer a dialog: optional system message, then user and assistant in turn. May fill the context unless limited.",
     ChatBody,
     plan_chat,
-    ChatSerializer,
+    chat_serializer,
 )
 
 SCORE = GenerationKind(

@@ -22,7 +22,9 @@ from deployments.http.structured_outputs import grammar_of
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, mix_seed
+from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tools.tool import ToolUse
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 MAX_OWNER_CHARS = 64
@@ -30,6 +32,20 @@ MAX_OWNER_CHARS = 64
 MAX_PROMPT_LOGPROBS = 2**18
 # Of the tokens that one request may generate: about 110 MB in the replica until the request ends, and up to 90 MB of answer.
 MAX_LOGPROBS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParsing:
+    """How a chat's answer is divided. begun: it begins within the reasoning. is_legacy: it has `function_call`."""
+
+    answer_format: AnswerFormat
+    use: ToolUse | None
+    begun: bool
+    is_legacy: bool = False
+
+    @property
+    def shown_tokens(self) -> frozenset[int]:
+        return self.answer_format.shown_tokens(self.use)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +67,7 @@ class Plan:
     scored_from: tuple[int, ...] = ()  # by prompt: where the continuation begins whose likelihood is asked for
     labels: tuple[str, ...] = ()  # by prompt, where they are to be classified
     normalizes: bool = False  # by the number of tokens
+    parsing: AnswerParsing | None = None  # None: the answer's text is passed on as it is
 
     @property
     def num_choices(self) -> int:
@@ -92,14 +109,38 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     for index, message in enumerate(body.messages):
         if message.model_extra:
             refuse_unsupported(message.model_extra, MESSAGE_NEUTRAL, where=f"messages[{index}].")
-    prompt = await encoder.dialog(body.messages, body.chat_options, n=body.n or 1)
+    use = body.tool_use()
+    tools = body.offered if use is not None else ()
+    options = replace(body.chat_options, tools=tools, reasoning_effort=body.reasoning_effort)
+    prompt = await encoder.dialog(body.messages, options, n=body.n or 1)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limits = [_max_tokens(prompt, body.token_limit, engine.max_seq_len, "messages", engine)]
     if logprobs is not None:
         _check_logprobs(limits, body.n or 1, logprobs, "top_logprobs")
-    grammar = await encoder.grammar(*grammar_of(body))
+    parsing = _parsing(body, engine, use, prompt)
+    grammar = await _chat_grammar(body, encoder, parsing)
     plan = _plan(body, [prompt], limits, engine, logprobs=logprobs, grammar=grammar)
-    return replace(plan, continues_message=body.chat_options.continue_final_message)
+    return replace(plan, continues_message=options.continue_final_message, parsing=parsing)
+
+
+def _parsing(body: ChatBody, engine: Engine, use: ToolUse | None, prompt: list[int]) -> AnswerParsing | None:
+    answer_format = engine.answer_format
+    if use is None and answer_format.reasoning is None:
+        return None
+    begun = answer_format.begins_reasoning(prompt)
+    return AnswerParsing(answer_format, use, begun, is_legacy=bool(body.functions) and not body.tools)
+
+
+async def _chat_grammar(body: ChatBody, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:
+    grammar, param = grammar_of(body)
+    if parsing is None:
+        return await encoder.grammar(grammar, param)
+    if parsing.use is None:
+        checked = await encoder.grammar(grammar, param)
+        return parsing.answer_format.after_reasoning(checked, begun=parsing.begun) if checked else ""
+    if grammar:
+        raise InvalidParameter(f"{param}: cannot be combined with tools, unless tool_choice is none", param=param)
+    return await encoder.tool_grammar(parsing.use, begun=parsing.begun)
 
 
 def check_model(model: str | None, engine: Engine) -> None:

@@ -18,6 +18,8 @@ from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.text.chat_format import NO_OPTIONS, ChatOptions, Message
 from llama_core.text.grammar import for_answer
+from llama_core.text.tools.plain_dialog import has_tools, plain_dialog
+from llama_core.text.tools.tool import ToolUse
 
 INLINE_CHARS = 8192  # of all texts of a request together: about 5 ms of encoding
 CHARS_PER_MESSAGE = 32  # a chat's message takes as much time as this many characters
@@ -63,7 +65,10 @@ class PromptEncoder:
     ) -> list[int]:
         """Ids of a chat as the chat format writes it. Raises what `prompts` raises, InvalidDialog or SpecialTags."""
         chat_format, max_seq_len = self._engine.chat_format, self._engine.max_seq_len
-        dialog = [_message(message, chat_format.template is not None) for message in messages]
+        dialog: Sequence[Message] = [_message(message, chat_format.template is not None) for message in messages]
+        if (options.tools or has_tools(dialog)) and not chat_format.writes_tools:
+            tool_format = self._engine.answer_format.tool_format
+            dialog = plain_dialog(dialog, options.tools, tool_format, chat_format.result_role)
 
         def admit(least_tokens: int) -> None:
             check_length(least_tokens, 1, max_seq_len, param="messages", is_lower_bound=True)
@@ -79,6 +84,7 @@ class PromptEncoder:
             return ids
 
         num_chars = sum(len(m.content) + CHARS_PER_MESSAGE for m in messages)
+        num_chars += sum(len(tool.schema) for tool in options.tools)
         return await self._run(num_chars, encode, in_thread=not chat_format.is_quick)
 
     async def text(self, text: str, *, bos: bool, parse_special: bool = False) -> list[int]:
@@ -90,6 +96,11 @@ class PromptEncoder:
         if not grammar:
             return ""
         return for_answer(await self._run(len(grammar), partial(checked, grammar, param)), self._engine.tokenizer)
+
+    async def tool_grammar(self, use: ToolUse, *, begun: bool) -> str:
+        """The grammar of an answer that may call tools, made in a thread. begun: it begins within the reasoning."""
+        make = partial(self._engine.answer_format.grammar, use, begun=begun)
+        return await self._run(sum(len(tool.schema) for tool in use.tools), make, in_thread=True)
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         decode = partial(self._engine.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)
@@ -140,9 +151,16 @@ class PromptEncoder:
 
 def _message(message: ChatMessage, has_template: bool) -> Message:
     """Only a template may know the role "developer", OpenAI's newer name of "system"."""
-    is_renamed = message.role == "developer" and not has_template
-    written = {"role": "system" if is_renamed else message.role, "content": message.content}
-    return cast(Message, written if message.name is None else {**written, "name": message.name})
+    role: str = message.role
+    if role == "developer" and not has_template:
+        role = "system"
+    elif role == "function":  # OpenAI's older name of "tool"
+        role = "tool"
+    written: dict[str, object] = {"role": role, "content": message.content}
+    for name in ("name", "tool_call_id", "reasoning_content", "tool_calls"):
+        if value := getattr(message, name):
+            written[name] = value
+    return cast(Message, written)
 
 
 def _check_total(num_tokens: int, budget: int, param: str = "prompt") -> None:

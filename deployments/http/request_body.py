@@ -159,7 +159,9 @@ def _explain(details: ErrorDetails) -> InvalidRequest:
     for part in details["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
     if isinstance(cause, InvalidRequest):  # one of our own validators
-        reason = cause.message
+        place, _, rest = cause.message.partition(": ")
+        in_field = place.startswith("[") and bool(rest)  # a place within the field
+        param, reason = (param + place, rest) if in_field else (param, cause.message)
     else:
         reason = REASONS.get(details["type"], "is not valid").format(**context)
     message = f"{param}: {reason}"

@@ -21,7 +21,7 @@ from deployments.http.slices import Sliced
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.text.tokenizer import Tokenizer
 
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 TEXT_MARK = "\x1f"  # placeholder of the text while the bytes around it are encoded
@@ -101,7 +101,7 @@ def _fingerprint(model_id: str) -> str:
 
 
 def event(content: object) -> bytes:
-    return b"data: " + _encode(content) + b"\n\n"
+    return b"data: " + encode(content) + b"\n\n"
 
 
 def usage_of(plan: Plan, streams: Sequence[TokenStream], num_generated: int) -> Json:
@@ -136,7 +136,7 @@ class ResponseSerializer(ABC):
             "model": engine.model_id,
             "system_fingerprint": _fingerprint(engine.model_id),
         }
-        chunk_head = _encode({**self._head, "object": self.chunk_name})
+        chunk_head = encode({**self._head, "object": self.chunk_name})
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":[{"index":'
         self.has_logprobs = plan.params[0].logprobs is not None
         self._prompts = [
@@ -155,11 +155,11 @@ class ResponseSerializer(ABC):
         around = self._around_text[index]
         if around is not None and delta.finish_reason is None:
             self._num_generated += len(delta.tokens)
-            return around[0] + _encode(delta.text) + around[1] if delta.text else b""
+            return around[0] + encode(delta.text) + around[1] if delta.text else b""
         part = self._part(index, delta)
         if self._only_text_varies and self._owes_nothing(index):
             chunk = self._written(index, Part(TEXT_MARK, None, None, is_first=False))
-            head, _, tail = chunk.rpartition(_encode(TEXT_MARK))
+            head, _, tail = chunk.rpartition(encode(TEXT_MARK))
             self._around_text[index] = head, tail
         return self._written(index, part)
 
@@ -180,10 +180,14 @@ class ResponseSerializer(ABC):
         )
         if not says_something:
             return b""
-        pieces = [self._chunk_head, b"%d," % index, self._chunk_fields(part), b',"logprobs":', part.logprobs or b"null"]
-        pieces += [b',"finish_reason":', _encode(part.finish_reason), b"}]"]
+        return self._event(index, self._chunk_fields(part), part.logprobs, part.finish_reason)
+
+    def _event(self, index: int, fields: bytes, logprobs: bytes | None, finish_reason: str | None) -> bytes:
+        """A chunk of one choice. fields: of the choice, as JSON without braces."""
+        pieces = [self._chunk_head, b"%d," % index, fields, b',"logprobs":', logprobs or b"null"]
+        pieces += [b',"finish_reason":', encode(finish_reason), b"}]"]
         if self._plan.continuous_usage:
-            pieces += [b',"usage":', _encode(self.usage())]
+            pieces += [b',"usage":', encode(self.usage())]
         elif self._plan.include_usage:
             pieces.append(b',"usage":null')
         pieces.append(b"}\n\n")
@@ -210,10 +214,19 @@ class ResponseSerializer(ABC):
                     yield
             if fragments:
                 part = part._replace(logprobs=self._prompt(index).logprobs_object(fragments))
-            fields = [b'{"index":%d,' % index, self._choice_fields(part), b',"logprobs":', part.logprobs or b"null"]
-            written.append(b"".join([*fields, b',"finish_reason":', _encode(part.finish_reason), b"}"]))
-        usage = _encode(self.usage())
-        return b"".join([_encode(self._head)[:-1], b',"choices":[', b",".join(written), b'],"usage":', usage, b"}"])
+            fields = [
+                b'{"index":%d,' % index,
+                self._choice_fields(index, part),
+                b',"logprobs":',
+                part.logprobs or b"null",
+            ]
+            reason = self._finish_reason(index, part.finish_reason)
+            written.append(b"".join([*fields, b',"finish_reason":', encode(reason), b"}"]))
+        usage = encode(self.usage())
+        return b"".join([encode(self._head)[:-1], b',"choices":[', b",".join(written), b'],"usage":', usage, b"}"])
+
+    def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
+        return reason
 
     def usage(self) -> Json:
         return usage_of(self._plan, self._streams, self._num_generated)
@@ -269,7 +282,7 @@ class ResponseSerializer(ABC):
     @abstractmethod
     def _chunk_fields(self, part: Part) -> bytes: ...
     @abstractmethod
-    def _choice_fields(self, part: Part) -> bytes: ...
+    def _choice_fields(self, index: int, part: Part) -> bytes: ...
 
 
 class ChatSerializer(ResponseSerializer):
@@ -286,11 +299,11 @@ class ChatSerializer(ResponseSerializer):
     def _chunk_fields(self, part: Part) -> bytes:
         """The role is sent with the first token, because benchmarks count a chunk with the role alone as the first token."""
         if part.is_first:
-            return b'"delta":{"role":"assistant","content":' + _encode(part.text) + b"}"
-        return b'"delta":{"content":' + _encode(part.text) + b"}" if part.text else b'"delta":{}'
+            return b'"delta":{"role":"assistant","content":' + encode(part.text) + b"}"
+        return b'"delta":{"content":' + encode(part.text) + b"}" if part.text else b'"delta":{}'
 
-    def _choice_fields(self, part: Part) -> bytes:
-        return b'"message":' + _encode({"role": "assistant", "content": part.text, "refusal": None})
+    def _choice_fields(self, index: int, part: Part) -> bytes:
+        return b'"message":' + encode({"role": "assistant", "content": part.text, "refusal": None})
 
 
 class CompletionSerializer(ResponseSerializer):
@@ -306,7 +319,7 @@ class CompletionSerializer(ResponseSerializer):
         return None if num_top is None else CompletionLogprobs(self._tokenizer, num_top, before)
 
     def _chunk_fields(self, part: Part) -> bytes:
-        return b'"text":' + _encode(part.text)
+        return b'"text":' + encode(part.text)
 
-    def _choice_fields(self, part: Part) -> bytes:
-        return b'"text":' + _encode(part.text)
+    def _choice_fields(self, index: int, part: Part) -> bytes:
+        return b'"text":' + encode(part.text)

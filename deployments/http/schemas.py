@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, WithJsonSchema, model_validator
 
 from deployments.http.errors import Unsupported
+from deployments.http.tool_fields import MAX_ID_CHARS, Choice, FunctionCall, Functions, ToolCalls, Tools, tool_use
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import (
     INT64_MAX,
@@ -22,6 +23,7 @@ from llama_core.scheduling.sampling_params import (
     MAX_TOP_LOGPROBS,
 )
 from llama_core.text.chat_format import ChatOptions
+from llama_core.text.tools.tool import Tool, ToolUse
 
 MAX_PRIORITY = 100
 MAX_CHOICES = 128  # prompts * n of one request
@@ -32,6 +34,7 @@ MAX_CONTENT_PARTS = 1024
 MAX_TOKENS = 2**31 - 1
 MAX_NAME_CHARS = 256
 MAX_BAD_WORD_CHARS = 64
+LEGACY_CALL_ID = "function_call"  # of calls in the older form, which have no ids
 MAX_TEMPLATE_VARIABLES = 16
 MAX_VARIABLE_CHARS = 4096
 MAX_TEXT_BYTES = 2**20  # of a text to tokenize, in UTF-8: each may become a token
@@ -259,9 +262,36 @@ class CompletionBody(GenerationBody):
 
 
 class ChatMessage(BodyWithUnknownFields):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content = Field(description="May be null beside tool_calls.")
     name: str | None = Field(None, max_length=MAX_NAME_CHARS, description="For chat templates that write it.")
+    tool_calls: ToolCalls = Field(default_factory=list, description="The calls of an earlier answer.")
+    tool_call_id: str | None = Field(
+        None, max_length=MAX_ID_CHARS, description="The call that a tool's message answers."
+    )
+    reasoning_content: str | None = Field(
+        None, description="The reasoning of an earlier answer, for templates that read it."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_calls(cls, given: Any) -> Any:
+        """A message of calls may have no content; the older `function_call` becomes a call."""
+        if not isinstance(given, dict) or given.get("role") != "assistant":
+            return given
+        if isinstance(function := given.get("function_call"), dict) and not given.get("tool_calls"):
+            call = {"id": LEGACY_CALL_ID, "type": "function", "function": function}
+            given = {**given, "tool_calls": [call], "function_call": None}
+        has_parts = given.get("tool_calls") or given.get("reasoning_content")
+        return {**given, "content": ""} if has_parts and given.get("content") is None else given
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidParameter("tool_calls: only a message of the assistant has calls")
+        if self.role == "tool" and not self.tool_call_id:
+            raise InvalidParameter("tool_call_id: a message of a tool names the call that it answers")
+        return self
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
@@ -292,9 +322,30 @@ class DialogOptions(Body):
 
 class ChatBody(DialogOptions, GenerationBody):
     messages: Messages
+    tools: Tools = Field((), description="Functions that the model may call.")
+    tool_choice: Choice | None = Field(
+        None, description="none, auto (the default), required, a function or allowed_tools."
+    )
+    parallel_tool_calls: Flag = Field(None, description="false: one call at most.")
+    functions: Functions = Field((), description="The older form of tools; the answer has `function_call`.")
+    function_call: FunctionCall | None = Field(None, description="The older form of tool_choice.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="For chat templates that read it."
+    )
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The same as max_tokens.")
     logprobs: Flag = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools in either form."""
+        return self.tools or self.functions
+
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the answer may call; None for plain text. Raises InvalidParameter."""
+        if self.functions:
+            return tool_use(self.functions, self.function_call, parallel=False)
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def token_limit(self) -> int | None:
@@ -345,20 +396,21 @@ _none_at_all = _is()
 NEUTRAL: dict[str, Callable[[object], bool]] = {
     # field -> test for values that do not change the answer. Every other value is refused, never ignored.
     "length_penalty": _is(1), "typical_p": _is(1), "suffix": _is(""), "use_beam_search": _is(False),
-    "tools": _empty, "tool_choice": _is("none"), "functions": _empty, "function_call": _is("none"),
     "modalities": _is(["text"]), "audio": _none_at_all, "prediction": _none_at_all,
-    "reasoning_effort": _is("none"), "verbosity": _is("medium"), "web_search_options": _none_at_all,
+    "verbosity": _is("medium"), "web_search_options": _none_at_all,
     "prompt_embeds": _none_at_all, "prompt_logprobs": _none_at_all, "truncate_prompt_tokens": _none_at_all,
     "logits_processors": _empty, "include_stop_str_in_output": _is(False), "chat_template": _none_at_all,
     "documents": _empty, "mirostat": _is(0), "dry_multiplier": _is(0), "xtc_probability": _is(0),
 }  # fmt: skip
 COMPLETION_NEUTRAL = NEUTRAL | {
+    "tools": _empty, "tool_choice": _is("none"), "functions": _empty, "function_call": _is("none"),
+    "reasoning_effort": _is("none"),
     "continue_final_message": _is(False), "add_generation_prompt": _is(True), "chat_template_kwargs": _empty
 }  # fmt: skip
 CHAT_NEUTRAL = NEUTRAL | {
     "echo": _is(False), "best_of": _is(1), "add_special_tokens": _is(False), "parse_special": _is(False)
 }  # fmt: skip
-MESSAGE_NEUTRAL = {"tool_calls": _empty, "function_call": _none_at_all, "audio": _none_at_all}
+MESSAGE_NEUTRAL = {"function_call": _none_at_all, "audio": _none_at_all}
 
 
 def refuse_unsupported(

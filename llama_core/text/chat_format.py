@@ -9,8 +9,9 @@ from typing import Any, Final, Literal, NotRequired, Protocol, TypedDict
 
 from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tools.tool import Tool
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "ipython", "tool"]
 
 # The reference's answer to a dialog that contains the format's own tags.
 SAFE_RESPONSE: Final = "Error: special tags are not allowed as part of the prompt."
@@ -20,6 +21,10 @@ class Message(TypedDict):
     role: Role
     content: str
     name: NotRequired[str]  # for templates that write it; the built-in formats do not
+    # For formats that write tools (`ChatFormat.writes_tools`), in OpenAI's form, arguments as JSON text.
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    reasoning_content: NotRequired[str]
 
 
 Dialog = Sequence[Message]
@@ -29,11 +34,14 @@ Admit = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How a dialog is written. template_variables: JSON values that a template reads by name."""
+    """How a dialog is written. template_variables: JSON values that a template reads by name. tools: for a format that writes
+    tools. reasoning_effort: for a template that reads it."""
 
     add_generation_prompt: bool = True  # end with the beginning of the assistant's message
     continue_final_message: bool = False  # end inside the last message, which the answer goes on with
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Tool] = ()
+    reasoning_effort: str | None = None
 
 
 NO_OPTIONS: Final = ChatOptions()
@@ -45,6 +53,12 @@ class ChatFormat(Protocol):
     name: str  # as the argument `chat_format` has it, or "none"
     is_quick: bool  # whether `encode` takes time in proportion to the contents, so that short dialogs need no thread
     template: str | None  # Jinja2's source, if the format has one
+    result_role: Role = "user"  # of a message with a tool's result, where the format does not write tools itself
+
+    @property
+    def writes_tools(self) -> bool:
+        """Whether the format writes tools, calls and results. Otherwise `tools.plain_dialog` puts them in plain messages."""
+        return False
 
     @property
     def stop_ids(self) -> frozenset[int]:

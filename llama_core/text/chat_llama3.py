@@ -16,6 +16,7 @@ HEADER_END: Final = "<|end_header_id|>"
 TURN_END: Final = "<|eot_id|>"
 _STOPS: Final = (TURN_END, "<|end_of_text|>", "<|eom_id|>")
 _ROLES: Final = ("system", "user", "assistant")
+_RESULT_ROLE: Final = "ipython"  # a tool's result
 
 
 class Llama3ChatFormat(ChatFormat):
@@ -24,6 +25,7 @@ class Llama3ChatFormat(ChatFormat):
     name = "llama3"
     is_quick = True
     template = None
+    result_role = _RESULT_ROLE
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises ConfigError for a tokenizer without Llama 3's control tokens."""
@@ -37,7 +39,8 @@ class Llama3ChatFormat(ChatFormat):
         self._tokenizer = tokenizer
         self._begin, self._turn_end = ids[BEGIN], ids[TURN_END]
         self._headers = {
-            role: [ids[HEADER_START], *self._text(role), ids[HEADER_END], *self._text("\n\n")] for role in _ROLES
+            role: [ids[HEADER_START], *self._text(role), ids[HEADER_END], *self._text("\n\n")]
+            for role in (*_ROLES, _RESULT_ROLE)
         }
         self._stop_ids = frozenset(ids[text] for text in _STOPS if text in ids)
 
@@ -55,7 +58,7 @@ class Llama3ChatFormat(ChatFormat):
         for index, message in enumerate(dialog):
             if not isinstance(message, Mapping):
                 raise invalid_message(index, "a message must be an object with role and content")
-            if message.get("role") not in _ROLES:
+            if message.get("role") not in (*_ROLES, _RESULT_ROLE):
                 raise invalid_message(index, f"role must be one of {', '.join(_ROLES)}")
             if not isinstance(message.get("content"), str):
                 raise invalid_message(index, "content must be a string")

@@ -18,12 +18,20 @@ class IncrementalDetokenizer:
 
     Bytes are held back while they may be the start of a character: at most 3 bytes. `prefix` are ids whose text the
     reader already has: the text continues after them, so its leading space is kept. Without `skip_special_tokens`, the
-    text has the names of control tokens.
+    text has the names of control tokens. shown: control tokens whose names it has in any case.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, prefix: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        prefix: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skips_special = skip_special_tokens
+        self._shown = shown
         self._by_byte = tokenizer.byte_decoding != "byte_level"
         self._control_ends_character = tokenizer.byte_decoding == "sentencepiece"
         self._held = b""  # the start of a valid UTF-8 character
@@ -51,7 +59,8 @@ class IncrementalDetokenizer:
         return self._begun(REPLACEMENT * (len(held) if self._by_byte else min(len(held), 1)))
 
     def _take_control(self, token_id: int) -> str:
-        name = "" if self._skips_special else self._tokenizer.control_text(token_id)
+        is_shown = not self._skips_special or token_id in self._shown
+        name = self._tokenizer.control_text(token_id) if is_shown else ""
         ended = self.flush() if self._control_ends_character else ""
         return ended + self._take(name.encode()) if name else ended
 

@@ -22,6 +22,7 @@ from deployments.http.app import HttpLimits, build_http_app
 from llama_core.errors import LlamaError, QueueFull, RequestCancelled
 from llama_core.scheduling.request import FinishReason, TokenLogprob, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.answer_format import AnswerFormat, open_answer_format
 from llama_core.text.chat_format import ChatFormat
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.registry import find_chat_format, load_tokenizer
@@ -47,6 +48,7 @@ class FakeStream:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     num_cached_tokens: int = 0
     skip_special_tokens: bool = True
+    shown_tokens: frozenset[int] = frozenset()
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -97,7 +99,9 @@ class FakeStream:
 
     async def _deltas(self) -> AsyncIterator[Delta]:
         params, engine = self.params, self.engine
-        detokenizer = IncrementalDetokenizer(engine.tokenizer, skip_special_tokens=self.skip_special_tokens)
+        detokenizer = IncrementalDetokenizer(
+            engine.tokenizer, skip_special_tokens=self.skip_special_tokens, shown=self.shown_tokens
+        )
         stops = StopChecker(self.stop)
         if params.prompt_logprobs:
             self.prompt_logprobs = [engine.logprob(token, params) for token in self.prompt[1:]]
@@ -135,6 +139,7 @@ class FakeEngine:
     def __init__(self, answer: str = "Hello there, how are you?", step_s: float = 0.0) -> None:
         self.tokenizer = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
         self.chat_format: ChatFormat = find_chat_format("llama2", self.tokenizer)
+        self.tool_format = "auto"
         self.sampling_defaults = SamplingDefaults()
         self.answer = answer
         self.step_s = step_s
@@ -147,6 +152,10 @@ class FakeEngine:
         self.fail_prompt: Callable[[FakeStream], bool] = lambda stream: True
         self.hold: asyncio.Event | None = None  # streams wait for it before their first token
         self._num_seeds = 0
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        return open_answer_format(self.tool_format, self.tokenizer, self.chat_format)
 
     def readiness(self) -> Readiness:
         return self.state
@@ -189,12 +198,14 @@ class FakeEngine:
         owner: str = "",
         priority: int = 0,
         skip_special_tokens: bool = True,
+        shown_tokens: frozenset[int] = frozenset(),
     ) -> list[FakeStream]:
         streams: list[FakeStream] = []
         try:
             for prompt, params in choices:
                 streams.append(self.submit(prompt, params, stop=stop, owner=owner, priority=priority))
                 streams[-1].skip_special_tokens = skip_special_tokens
+                streams[-1].shown_tokens = shown_tokens
         except LlamaError:
             for stream in streams:
                 stream.cancel()

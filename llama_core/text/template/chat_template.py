@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import jinja2
@@ -13,7 +14,10 @@ from llama_core.text.template.budget import TemplateTooExpensive, bounded
 from llama_core.text.template.environment import compile_template
 from llama_core.text.template.filters import RefusedByTemplate
 from llama_core.text.template.marked_text import MarkedText, concat, mark_contents
+from llama_core.text.template.tool_style import ToolStyle, find_tool_style
 from llama_core.text.tokenizer import TextPart, Tokenizer, is_encodable
+from llama_core.text.tools.plain_dialog import has_tools
+from llama_core.text.tools.tool import described
 from llama_core.text.vocabulary_tokenizer import END_NAMES
 
 # Roles that templates know. They are words of the server, so `'<|' + role + '|>'` may become a control token.
@@ -62,6 +66,18 @@ class TemplateChatFormat(ChatFormat):
     def guard(self, tokenizer: Tokenizer) -> Tokenizer:
         return tokenizer.for_template(self._literals)
 
+    @property
+    def writes_tools(self) -> bool:
+        return self._tool_style is not None
+
+    @cached_property
+    def _tool_style(self) -> ToolStyle | None:
+        """How the template takes calls, found when the first request has tools."""
+        return find_tool_style(self._probe) if "tools" in self._reads else None
+
+    def _probe(self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]]) -> str:
+        return self._run(self._given([self._message(message) for message in messages], tools), 1000).plain()
+
     def check(self, dialog: Dialog) -> None:
         """Checks types; the template itself decides on roles and their order."""
         if isinstance(dialog, str | Mapping) or not isinstance(dialog, Sequence):
@@ -107,19 +123,29 @@ class TemplateChatFormat(ChatFormat):
         return self._rendered(dialog, options).plain()
 
     def _rendered(self, dialog: Dialog, options: ChatOptions) -> MarkedText:
-        messages = [self._message(message) for message in dialog]
+        style = self._tool_style if options.tools or has_tools(dialog) else None
+        messages = [self._message(message if style is None else style.styled(message)) for message in dialog]
         mark = f"[{secrets.token_hex(12)}] " if options.continue_final_message else ""
         if mark:
             messages[-1]["content"] = MarkedText(dialog[-1]["content"] + mark)
-        variables = mark_contents(options.template_variables) | {
+        tools = described(options.tools) if options.tools else None
+        variables = mark_contents(options.template_variables) | self._given(messages, tools)
+        variables["add_generation_prompt"] = options.add_generation_prompt
+        if options.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", MarkedText(options.reasoning_effort))
+        num_chars = sum(len(message["content"]) for message in dialog)
+        prompt = self._run(variables, num_chars + sum(len(tool.schema) for tool in options.tools))
+        return _before(prompt, mark) if mark else prompt
+
+    def _given(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+        """The variables that every rendering has."""
+        return {
             **self._variables,
             "messages": messages,
-            "tools": None,
+            "tools": mark_contents(tools),
             "documents": None,
-            "add_generation_prompt": options.add_generation_prompt,
+            "add_generation_prompt": True,
         }
-        prompt = self._run(variables, sum(len(message["content"]) for message in dialog))
-        return _before(prompt, mark) if mark else prompt
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         marked: dict[str, Any] = mark_contents(message)

@@ -241,8 +241,7 @@ def test_a_wrong_route_is_404_and_a_wrong_method_405(served: Served) -> None:
 @pytest.mark.parametrize(("path", "body"), BOTH)
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tools", [{"type": "function"}]), ("tool_choice", "auto"),
-     ("suffix", "x"), ("best_of", 3), ("use_beam_search", True)],
+    [("suffix", "x"), ("best_of", 3), ("use_beam_search", True)],
 )  # fmt: skip
 def test_unsupported_fields_with_an_effect_are_400(
     served: Served, path: str, body: dict[str, Any], field: str, value: object
@@ -250,13 +249,13 @@ def test_unsupported_fields_with_an_effect_are_400(
     assert assert_error(post(served, path, body | {field: value}), 400, "unsupported")["param"] == field
 
 
-def test_image_parts_and_tool_calls_in_messages_are_unsupported(served: Served) -> None:
+def test_image_parts_are_unsupported_and_a_bad_tool_call_is_400(served: Served) -> None:
     image = [{"type": "image_url", "image_url": {"url": "data:"}}]
     error = assert_error(post(served, CHAT, {"messages": [{"role": "user", "content": image}]}), 400, "unsupported")
     assert error["param"] == "messages[0].content"
     called = [USER, {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, USER]
-    error = assert_error(post(served, CHAT, {"messages": called}), 400, "unsupported")
-    assert error["param"] == "messages[1].tool_calls"
+    error = assert_error(post(served, CHAT, {"messages": called}), 400, "invalid_dialog")
+    assert error["param"] == "messages[1].tool_calls[0]"
 
 
 def test_unknown_fields_nulls_and_neutral_values_are_accepted(served: Served) -> None:

@@ -1,0 +1,230 @@
+"""The fields of a chat that concern tools, checked: OpenAI's `tools`, and the older `functions` in the same form.
+
+Validators of our own, as in `schemas.py`: each names the first thing that is wrong, and none repeats what the client sent.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import PlainValidator, WithJsonSchema
+
+from llama_core.errors import InvalidParameter
+from llama_core.text.tools.tool import Tool, ToolUse
+
+MAX_TOOLS: Final = 128
+MAX_CALLS_OF_MESSAGE: Final = 128
+MAX_DESCRIPTION_CHARS: Final = 32 * 2**10
+MAX_SCHEMA_CHARS: Final = 64 * 2**10  # as JSON text
+MAX_TOOL_CHARS: Final = 512 * 2**10  # of all schemas and descriptions
+MAX_SCHEMA_DEPTH: Final = 32
+MAX_ID_CHARS: Final = 256
+MAX_ARGUMENT_CHARS: Final = 2**20
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAMES: Final = "must have 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """names: the tools that may be called; None for all."""
+
+    mode: Literal["none", "auto", "required"]
+    names: tuple[str, ...] | None = None
+
+
+def tool_use(tools: tuple[Tool, ...], choice: ToolChoice | None, parallel: bool | None) -> ToolUse | None:
+    """The tools that the answer may call, or None for plain text. Raises InvalidParameter where choice and tools disagree."""
+    if not tools:
+        if choice is not None and (choice.mode == "required" or choice.names):
+            raise InvalidParameter("tool_choice: needs tools, of which the answer calls one", param="tool_choice")
+        return None
+    choice = choice or ToolChoice("auto")
+    if choice.mode == "none":
+        return None
+    if choice.names is not None:
+        known = {tool.name: tool for tool in tools}
+        if not all(name in known for name in choice.names):
+            raise InvalidParameter("tool_choice: must name a function that is among the tools", param="tool_choice")
+        tools = tuple(known[name] for name in choice.names)
+    return ToolUse(tools, choice.mode, parallel is not False)
+
+
+def _tools(value: object) -> tuple[Tool, ...]:
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise InvalidParameter(f"must be a list of at most {MAX_TOOLS} tools")
+    tools = []
+    for index, each in enumerate(value):
+        if not isinstance(each, dict) or each.get("type") != "function":
+            raise InvalidParameter(f"[{index}]: must be an object with type 'function'; other types are not supported")
+        tools.append(_function(each.get("function"), f"[{index}].function"))
+    return _checked(tools)
+
+
+def _functions(value: object) -> tuple[Tool, ...]:
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise InvalidParameter(f"must be a list of at most {MAX_TOOLS} functions")
+    return _checked([_function(each, f"[{index}]") for index, each in enumerate(value)])
+
+
+def _checked(tools: list[Tool]) -> tuple[Tool, ...]:
+    if len({tool.name for tool in tools}) < len(tools):
+        raise InvalidParameter("each function must have a name of its own")
+    if sum(len(tool.schema) + len(tool.description or "") for tool in tools) > MAX_TOOL_CHARS:
+        raise InvalidParameter(f"all schemas and descriptions may have {MAX_TOOL_CHARS} characters together")
+    return tuple(tools)
+
+
+def _function(value: object, where: str) -> Tool:
+    if not isinstance(value, dict):
+        raise InvalidParameter(f"{where}: must be an object with a name")
+    name, description, strict = value.get("name"), value.get("description"), value.get("strict")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidParameter(f"{where}.name: {_NAMES}")
+    if description is not None and (not isinstance(description, str) or len(description) > MAX_DESCRIPTION_CHARS):
+        raise InvalidParameter(f"{where}.description: must be a string of at most {MAX_DESCRIPTION_CHARS} characters")
+    if not isinstance(strict, bool | None):
+        raise InvalidParameter(f"{where}.strict: must be true or false")
+    return Tool(name, description, _schema(value.get("parameters"), f"{where}.parameters"), bool(strict))
+
+
+def _schema(value: object, where: str) -> str:
+    """JSON text of a schema that describes an object."""
+    if value is None:
+        value = {"properties": {}}
+    if not isinstance(value, dict) or value.get("type", "object") != "object":
+        raise InvalidParameter(f"{where}: must be a JSON schema of type object")
+    if _depth(value) > MAX_SCHEMA_DEPTH:
+        raise InvalidParameter(f"{where}: may be nested {MAX_SCHEMA_DEPTH} deep at most")
+    if not isinstance(value.get("properties", {}), dict) or not _are_names(value.get("required", [])):
+        raise InvalidParameter(f"{where}: properties must be an object, and required a list of strings")
+    text = json.dumps({"type": "object", **value}, ensure_ascii=False)
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise InvalidParameter(f"{where}: may have {MAX_SCHEMA_CHARS} characters at most")
+    return text
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _depth(value: object) -> int:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, items), default=0)
+
+
+def _tool_choice(value: object) -> ToolChoice:
+    """OpenAI's forms: a word, a function by its name, or a list of allowed tools."""
+    if isinstance(value, str) and value in ("none", "auto", "required"):
+        return ToolChoice(value)  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        if value.get("type") == "function" and isinstance(function := value.get("function"), dict):
+            return ToolChoice("required", (_chosen(function.get("name")),))
+        allowed = value.get("allowed_tools")
+        if value.get("type") == "allowed_tools" and isinstance(allowed, dict):
+            return _allowed(allowed.get("mode"), allowed.get("tools"))
+    raise InvalidParameter("must be none, auto, required, or an object that names a function or allowed_tools")
+
+
+def _allowed(mode: object, tools: object) -> ToolChoice:
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
+        raise InvalidParameter("allowed_tools must have a mode, auto or required, and a list of tools")
+    functions = [each.get("function") if isinstance(each, dict) else None for each in tools]
+    names = [_chosen(function.get("name") if isinstance(function, dict) else None) for function in functions]
+    return ToolChoice("auto" if mode == "auto" else "required", tuple(dict.fromkeys(names)))
+
+
+def _function_call(value: object) -> ToolChoice:
+    """The older form of `tool_choice`."""
+    if isinstance(value, str) and value in ("none", "auto"):
+        return ToolChoice(value)  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        return ToolChoice("required", (_chosen(value.get("name")),))
+    raise InvalidParameter("must be none, auto, or an object that names a function")
+
+
+def _chosen(name: object) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidParameter(f"the function's name {_NAMES}")
+    return name
+
+
+def _tool_calls(value: object) -> list[dict[str, Any]]:
+    """The calls of an assistant's message, in OpenAI's form without other fields."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > MAX_CALLS_OF_MESSAGE:
+        raise InvalidParameter(f"must be a list of at most {MAX_CALLS_OF_MESSAGE} calls")
+    calls = []
+    for index, each in enumerate(value):
+        function = each.get("function") if isinstance(each, dict) else None
+        if not isinstance(each, dict) or not isinstance(function, dict) or each.get("type", "function") != "function":
+            raise InvalidParameter(f"[{index}]: must be an object with id, type 'function' and function")
+        call_id = each.get("id")
+        if not isinstance(call_id, str) or not 1 <= len(call_id) <= MAX_ID_CHARS:
+            raise InvalidParameter(f"[{index}].id: must be a string of 1 to {MAX_ID_CHARS} characters")
+        calls.append({"id": call_id, "type": "function", "function": called(function, f"[{index}].function")})
+    return calls
+
+
+def called(function: dict[str, Any], where: str) -> dict[str, str]:
+    """Name and arguments of an earlier call."""
+    name, arguments = function.get("name"), function.get("arguments", "")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidParameter(f"{where}.name: {_NAMES}")
+    if not isinstance(arguments, str) or len(arguments) > MAX_ARGUMENT_CHARS:
+        raise InvalidParameter(f"{where}.arguments: must be JSON text of at most {MAX_ARGUMENT_CHARS} characters")
+    try:
+        parsed = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        raise InvalidParameter(f"{where}.arguments: must be the JSON text of an object") from None
+    if not isinstance(parsed, dict):
+        raise InvalidParameter(f"{where}.arguments: must be the JSON text of an object")
+    return {"name": name, "arguments": arguments or "{}"}
+
+
+_FUNCTION_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+        "description": {"type": "string"},
+        "parameters": {"type": "object"},
+        "strict": {"type": "boolean"},
+    },
+    "required": ["name"],
+}
+_TOOL_SCHEMA: Final = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "function": _FUNCTION_SCHEMA},
+    "required": ["type", "function"],
+}
+_CALL_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}}},
+    },
+    "required": ["id", "function"],
+}
+_CHOICE_SCHEMA: Final = {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}
+
+Tools = Annotated[
+    tuple[Tool, ...],
+    PlainValidator(_tools),
+    WithJsonSchema({"type": "array", "items": _TOOL_SCHEMA, "maxItems": MAX_TOOLS}),
+]
+Functions = Annotated[
+    tuple[Tool, ...],
+    PlainValidator(_functions),
+    WithJsonSchema({"type": "array", "items": _FUNCTION_SCHEMA, "maxItems": MAX_TOOLS}),
+]
+Choice = Annotated[ToolChoice, PlainValidator(_tool_choice), WithJsonSchema(_CHOICE_SCHEMA)]
+FunctionCall = Annotated[
+    ToolChoice,
+    PlainValidator(_function_call),
+    WithJsonSchema({"anyOf": [{"enum": ["none", "auto"]}, {"type": "object"}]}),
+]
+ToolCalls = Annotated[
+    list[dict[str, Any]], PlainValidator(_tool_calls), WithJsonSchema({"type": "array", "items": _CALL_SCHEMA})
+]

@@ -1,0 +1,142 @@
+"""The form of a model's answers: reasoning, text and tool calls. Found once for each model."""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Final
+
+from llama_core.errors import InvalidParameter
+from llama_core.text.chat_format import ChatFormat
+from llama_core.text.reasoning import (
+    ReasoningMarks,
+    ReasoningSplitter,
+    Split,
+    find_marks,
+    prompt_begins_reasoning,
+)
+from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tools.lark import MarkIds, ThoughtRules, answer_grammar, reasoned_grammar
+from llama_core.text.tools.parser import AnswerParser
+from llama_core.text.tools.pieces import Content, Piece, Reasoning
+from llama_core.text.tools.registry import open_tool_format
+from llama_core.text.tools.tool import ToolUse
+from llama_core.text.tools.tool_format import ToolFormat
+
+MAX_GRAMMAR_BYTES: Final = 2**16  # as in `SamplingParams.grammar`
+_CACHED_GRAMMARS: Final = 32  # agents send the same tools with every turn
+
+
+class AnswerFormat:
+    """reasoning: None for a model that does not reason. Immutable."""
+
+    def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat, reasoning: ReasoningMarks | None) -> None:
+        self.tool_format = tool_format
+        self.reasoning = reasoning
+        self._tokenizer = tokenizer
+        self._is_spaced = tokenizer.leading_space != "keep"
+        reasoning_marks = () if reasoning is None else (reasoning.opening, reasoning.closing)
+        self._reasoning_ids = _control_ids(tokenizer, reasoning_marks)
+        self._tool_ids = _control_ids(tokenizer, tool_format.marks)
+        self._marks = MarkIds({**self._reasoning_ids, **self._tool_ids})
+        self._grammar = lru_cache(maxsize=_CACHED_GRAMMARS)(self._made_grammar)
+
+    def shown_tokens(self, use: ToolUse | None) -> frozenset[int]:
+        """Control tokens whose names `reader` needs to see in the text."""
+        tool_ids = self._tool_ids.values() if use is not None else ()
+        return frozenset([*self._reasoning_ids.values(), *tool_ids])
+
+    def begins_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Whether the answer to `prompt` begins within the reasoning."""
+        return self.reasoning is not None and prompt_begins_reasoning(self.reasoning, self._tokenizer, prompt)
+
+    def reader(self, use: ToolUse | None, *, begun: bool) -> "AnswerReader":
+        """Reads one answer. begun: it begins within the reasoning."""
+        splitter = None if self.reasoning is None else ReasoningSplitter(self.reasoning, begun=begun)
+        return AnswerReader(splitter, None if use is None else self.tool_format.parser(use))
+
+    def grammar(self, use: ToolUse, *, begun: bool) -> str:
+        """What llguidance's matcher takes. May take some tenths of a second for tools that are not cached.
+
+        Raises InvalidParameter that names the tool whose schema cannot be compiled.
+        """
+        return self._grammar(use, begun)
+
+    def after_reasoning(self, grammar: str, *, begun: bool) -> str:
+        """`grammar` for the answer proper, behind the reasoning."""
+        assert self.reasoning is not None
+        thought = ThoughtRules(self.reasoning.opening, self.reasoning.closing, begun)
+        first, *others = json.loads(grammar)["grammars"]
+        start = {"lark_grammar": reasoned_grammar("@proper", thought, self._marks, spaced=self._is_spaced)}
+        return json.dumps({"grammars": [start, first | {"name": "proper"}, *others]})
+
+    def _made_grammar(self, use: ToolUse, begun: bool) -> str:
+        from llama_core.text.grammar import lark_grammar  # loads llguidance
+
+        marks = self.reasoning
+        thought = None if marks is None else ThoughtRules(marks.opening, marks.closing, begun)
+        source = answer_grammar(
+            self.tool_format.rules(use, self._marks), use, self._marks, thought, spaced=self._is_spaced
+        )
+        grammar = lark_grammar(source)
+        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+            raise InvalidParameter(
+                f"tools: their schemas together make a grammar of more than {MAX_GRAMMAR_BYTES} bytes: send fewer tools, or "
+                "smaller schemas",
+                param="tools",
+            )
+        return grammar
+
+
+class AnswerReader:
+    """Divides one answer into pieces, as it arrives."""
+
+    def __init__(self, splitter: ReasoningSplitter | None, parser: AnswerParser | None) -> None:
+        self._splitter, self._parser = splitter, parser
+
+    def push(self, text: str) -> list[Piece]:
+        """The pieces that no later text can change."""
+        return self._pieces(Split("", text) if self._splitter is None else self._splitter.push(text))
+
+    def finish(self) -> list[Piece]:
+        """The rest, at the end of the answer."""
+        pieces = [] if self._splitter is None else self._pieces(self._splitter.finish())
+        return pieces if self._parser is None else pieces + self._parser.finish()
+
+    def _pieces(self, split: Split) -> list[Piece]:
+        pieces: list[Piece] = [Reasoning(split.reasoning)] if split.reasoning else []
+        if not split.answer:
+            return pieces
+        return [*pieces, *(self._parser.push(split.answer) if self._parser is not None else [Content(split.answer)])]
+
+
+def open_answer_format(tool_format: str, tokenizer: Tokenizer, chat_format: ChatFormat) -> AnswerFormat:
+    """The form of the answers of the model with this tokenizer and chat format. tool_format: the argument of this name.
+
+    Raises ConfigError for an unknown one.
+    """
+    has_token = _Texts(tokenizer).__contains__
+    found = open_tool_format(
+        tool_format, template=chat_format.template, chat_format=chat_format.name, has_token=has_token
+    )
+    return AnswerFormat(tokenizer, found, find_marks(chat_format.template, has_token))
+
+
+class _Texts:
+    """The texts of all tokens, read from the vocabulary when they are first asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def _texts(self) -> frozenset[bytes]:
+        tokenizer = self._tokenizer
+        names = (name.encode() for name in tokenizer.control_texts)
+        return frozenset([*map(tokenizer.token_bytes, range(tokenizer.n_words)), *names])
+
+    def __contains__(self, text: str) -> bool:
+        return text.encode() in self._texts
+
+
+def _control_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, int]:
+    ids = tokenizer.control_texts
+    return {text: ids[text] for text in texts if text in ids and tokenizer.is_control(ids[text])}

@@ -1,0 +1,132 @@
+"""Mistral's formats: [TOOL_CALLS], then a list of {"name": ..., "arguments": {...}}, or NAME[ARGS]{...} for each call.
+
+The newer models write the second form. The parser takes both.
+"""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from llama_core.text.tools.envelope_parser import EnvelopeParser
+from llama_core.text.tools.json_scan import MORE, NO, SPACES, Miss, read_literal, skip_spaces
+from llama_core.text.tools.lark import CallRules, MarkIds, pattern, quoted, schema_body, tool_bodies
+from llama_core.text.tools.parser import AnswerParser, CallHead
+from llama_core.text.tools.tool import Call, Tool, ToolUse, described
+from llama_core.text.tools.tool_format import ToolFormat, envelope
+
+OPEN: Final = "[TOOL_CALLS]"
+ARGS: Final = "[ARGS]"
+
+
+class MistralFormat(ToolFormat):
+    """The list."""
+
+    name = "mistral"
+    marks = (OPEN, ARGS)
+
+    def recognizes_template(self, template: str) -> bool:
+        return OPEN in template
+
+    def recognizes_vocabulary(self, has_token: Callable[[str], bool]) -> bool:
+        return has_token(OPEN)
+
+    def parser(self, use: ToolUse) -> AnswerParser:
+        return MistralParser(use.names)
+
+    def rules(self, use: ToolUse, marks: MarkIds) -> CallRules:
+        body, lines = tool_bodies(use, "arguments")
+        opening = f'{marks.lark(OPEN)} " "? "["'
+        return CallRules(
+            first=f"{opening} body",
+            triggered=_triggered(opening, ' " "? "["', marks),
+            following='", " body',
+            end='"]"',
+            definitions=(*_head(use), f"body: {body}", *lines),
+        )
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        return (
+            "You may call one or more of these functions:\n"
+            f"[AVAILABLE_TOOLS] {json.dumps(described(tools), ensure_ascii=False)} [/AVAILABLE_TOOLS]\n"
+            f"To call functions, answer with calls only, in this form:\n{self.written_calls([Call('name', '{}')])}"
+        )
+
+    def written_calls(self, calls: Sequence[Call]) -> str:
+        return f"{OPEN} [{', '.join(envelope(call, 'arguments') for call in calls)}]"
+
+    def written_result(self, name: str, content: str) -> str:
+        return f"[TOOL_RESULTS] {content} [/TOOL_RESULTS]"
+
+
+class MistralArgsFormat(MistralFormat):
+    """NAME[ARGS]{...}."""
+
+    name = "mistral_args"
+
+    def recognizes_template(self, template: str) -> bool:
+        return OPEN in template and ARGS in template
+
+    def recognizes_vocabulary(self, has_token: Callable[[str], bool]) -> bool:
+        return has_token(OPEN) and has_token(ARGS)
+
+    def rules(self, use: ToolUse, marks: MarkIds) -> CallRules:
+        opening = marks.lark(OPEN)
+        names = [f"tool_{index}" for index in range(len(use.tools))]
+        lines = [
+            f"{rule}: {quoted(tool.name)} {marks.lark(ARGS)} {schema_body(use, index)}"
+            for index, (rule, tool) in enumerate(zip(names, use.tools, strict=True))
+        ]
+        return CallRules(
+            first=f"{opening} body",
+            triggered=_triggered(opening, "", marks),
+            following=f"{opening} body",
+            definitions=(*_head(use), f"body: {' | '.join(names)}", *lines),
+        )
+
+    def written_calls(self, calls: Sequence[Call]) -> str:
+        return "".join(f"{OPEN}{call.name}{ARGS}{call.arguments}" for call in calls)
+
+
+def _head(use: ToolUse) -> list[str]:
+    return [f"head[lazy]: /(?s:.*){pattern(OPEN)}/"] if use.mode == "auto" else []
+
+
+def _triggered(opening: str, behind: str, marks: MarkIds) -> tuple[str, ...]:
+    spelled = f"head{behind} body"
+    return (spelled, f"TEXT? {opening} body") if marks.is_control(OPEN) else (spelled,)
+
+
+class MistralParser(EnvelopeParser):
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(names, OPEN)
+        self._is_list = True
+
+    def _opening(self, text: str, at: int) -> CallHead | Miss:
+        opened = read_literal(text, at, OPEN)
+        if isinstance(opened, Miss):
+            return opened
+        begin = skip_spaces(text, opened)
+        if isinstance(begin, Miss):
+            return begin
+        self._is_list = text[begin] in "[{"
+        return super()._opening(text, at) if self._is_list else self._named(text, begin)
+
+    def _next(self, text: str) -> CallHead | int | Miss:
+        if self._is_list:
+            return super()._next(text)
+        found = skip_spaces(text, 0)
+        return found if isinstance(found, Miss) else self._opening(text, found)
+
+    def _named(self, text: str, at: int) -> CallHead | Miss:
+        """NAME[ARGS]{ of a known tool."""
+        outcome: Miss = NO
+        for name in self._names:
+            behind = read_literal(text, at, name + ARGS)
+            begin = behind if isinstance(behind, Miss) else skip_spaces(text, behind)
+            if not isinstance(begin, Miss):
+                return CallHead(begin, name) if text[begin] == "{" else NO
+            outcome = MORE if begin is MORE else outcome
+        return outcome
+
+    def _is_formal(self, rest: str) -> bool:
+        return not rest.strip(SPACES + "}]" if self._is_list else SPACES)

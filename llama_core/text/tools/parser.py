@@ -1,0 +1,147 @@
+"""Divides an answer into text and tool calls, as it arrives.
+
+A call counts once its head, up to the beginning of its arguments, is complete and names one of the tools: text that does not
+become a call stays text. White space around calls belongs to none.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import NamedTuple, Protocol
+
+from llama_core.text.tools.json_scan import MORE, NO, SPACES, Miss, ObjectEnd
+from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece
+
+
+class AnswerParser(Protocol):
+    """Reads one answer. The joined pieces do not depend on how its text is divided."""
+
+    def push(self, text: str) -> list[Piece]:
+        """The pieces that no later text can change."""
+
+    def finish(self) -> list[Piece]:
+        """The rest, at the end of the answer."""
+
+
+class CallHead(NamedTuple):
+    """A call begins in the text. end: where its arguments begin; `arguments`: instead of them, if the call has none."""
+
+    end: int
+    name: str
+    arguments: str | None = None
+
+
+class CallParser(ABC):
+    """The parts that formats share: the text before a call, its arguments as a JSON object, the end. A format gives the rest.
+
+    `_opening` is tried at each possible place of the text, `_next` behind a call.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        """names: of the tools that may be called."""
+        self._names = names
+        self._buffer = ""
+        self._ended = False
+        self._num_calls = 0
+        self._pieces: list[Piece] = []
+        self._object = ObjectEnd()
+        self._state: Callable[[], bool] = self._text
+
+    def push(self, text: str) -> list[Piece]:
+        self._buffer += text
+        while self._buffer and self._state():
+            pass
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        self._ended = True
+        pieces = self.push("")
+        rest, self._buffer = self._buffer, ""
+        if rest and not (self._num_calls and self._is_formal(rest)):
+            pieces.append(Content(rest))
+        return pieces
+
+    # What a format decides.
+
+    @abstractmethod
+    def _find(self, text: str) -> int:
+        """Where a call may begin in `text`, white space before it excluded; the length of `text` if nowhere."""
+
+    @abstractmethod
+    def _opening(self, text: str, at: int) -> CallHead | Miss:
+        """The head of the first call, which may begin at `at`."""
+
+    @abstractmethod
+    def _next(self, text: str) -> CallHead | int | Miss:
+        """Behind a call: the next call's head, the length of what ends the calls, MORE, or NO if `text` is neither."""
+
+    def _is_formal(self, rest: str) -> bool:
+        """Whether the answer's last characters belong to the calls' form: white space, or part of an ending."""
+        return not rest.strip(SPACES)
+
+    # States: each takes from the buffer, and says whether to go on.
+
+    def _text(self) -> bool:
+        at = self._find(self._buffer)
+        held = len(self._buffer[:at].rstrip(SPACES))  # white space before a call is not part of the text
+        if at == len(self._buffer):
+            return self._take_text(held)
+        head = self._opening(self._buffer, at)
+        if isinstance(head, CallHead):
+            self._take_text(held)
+            self._buffer = self._buffer[at - held :]
+            self._begin(head._replace(end=head.end - at))
+            return True
+        if head is NO or self._ended:
+            return self._take_text(at + 1)
+        self._take_text(held)
+        return False
+
+    def _arguments(self) -> bool:
+        end = self._object.find(self._buffer)
+        length = len(self._buffer) if end is None else end
+        self._pieces.append(Arguments(self._buffer[:length]))
+        self._buffer = self._buffer[length:]
+        if end is not None:
+            self._state = self._behind
+        return True
+
+    def _behind(self) -> bool:
+        after = self._next(self._buffer)
+        if isinstance(after, CallHead):
+            self._begin(after)
+            return True
+        if after is MORE and (not self._ended or self._is_formal(self._buffer)):
+            return False
+        if isinstance(after, int):
+            self._buffer = self._buffer[after:]
+        self._state = self._text
+        return True
+
+    def _begin(self, head: CallHead) -> None:
+        self._num_calls += 1
+        self._pieces.append(CallStart(head.name))
+        self._buffer = self._buffer[head.end :]
+        if head.arguments is not None:
+            self._pieces.append(Arguments(head.arguments))
+            self._state = self._behind
+        else:
+            self._object = ObjectEnd()
+            self._state = self._arguments
+
+    def _take_text(self, length: int) -> bool:
+        if length:
+            self._pieces.append(Content(self._buffer[:length]))
+            self._buffer = self._buffer[length:]
+        return bool(length)
+
+
+def trigger_at(text: str, trigger: str) -> int:
+    """Where `trigger`, or a prefix of it that ends the text, begins; the length of `text` if nowhere."""
+    found = text.find(trigger)
+    if found >= 0:
+        return found
+    for at in range(max(0, len(text) - len(trigger) + 1), len(text)):
+        if trigger.startswith(text[at:]):
+            return at
+    return len(text)

@@ -1,0 +1,54 @@
+"""Writes tools, calls and results into plain messages, for a chat format that does not know them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from llama_core.text.chat_format import Dialog, Message
+from llama_core.text.tools.tool import Call, Tool
+from llama_core.text.tools.tool_format import ToolFormat
+
+
+def has_tools(dialog: Dialog) -> bool:
+    """Whether a message calls tools or has a tool's result."""
+    return any(message["role"] == "tool" or message.get("tool_calls") for message in dialog)
+
+
+def plain_dialog(dialog: Dialog, tools: Sequence[Tool], tool_format: ToolFormat, result_role: str) -> list[Message]:
+    """`dialog` in messages with text only. result_role: of the messages with results; neighbours of one role are joined where
+    one of them has a result, because most formats want roles in turn."""
+    names = {call["id"]: call["function"]["name"] for message in dialog for call in message.get("tool_calls") or ()}
+    plain: list[dict[str, Any]] = []
+    after_result = False
+    for message in dialog:
+        role: str = message["role"]
+        content = message["content"]
+        is_result = role == "tool"
+        if is_result:
+            name = names.get(message.get("tool_call_id", ""), message.get("name", ""))
+            role, content = result_role, tool_format.written_result(name, content)
+        elif calls := message.get("tool_calls"):
+            written = tool_format.written_calls([_call(call) for call in calls])
+            content = f"{content}\n{written}" if content else written
+        if plain and plain[-1]["role"] == role and (is_result or after_result):
+            plain[-1]["content"] += f"\n{content}"
+        else:
+            kept = {"name": message["name"]} if "name" in message and not is_result else {}
+            plain.append({"role": role, "content": content, **kept})
+        after_result = is_result
+    return cast(list[Message], _with_instructions(plain, tool_format.instructions(tools)) if tools else plain)
+
+
+def _with_instructions(plain: list[dict[str, Any]], instructions: str) -> list[dict[str, Any]]:
+    first = plain[0]
+    if first["role"] in ("system", "developer"):
+        return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *plain[1:]]
+    return [{"role": "system", "content": instructions}, *plain]
+
+
+def _call(call: Mapping[str, Any]) -> Call:
+    function = call["function"]
+    arguments = function["arguments"]
+    return Call(
+        function["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    )

@@ -1,0 +1,186 @@
+"""Llama 3.2's and 4's pythonic format: the answer is a list of calls, such as [f(a=1, b="x"), g()], and nothing else.
+
+Prompt and form as Meta documents them (model cards and prompt formats, Llama 3.2, zero-shot function calling).
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+from llama_core.text.tools.json_scan import MORE, NO, SPACES, Miss, read_literal, skip_spaces
+from llama_core.text.tools.lark import SPACE, CallRules, MarkIds, pattern
+from llama_core.text.tools.leading import LeadingCalls
+from llama_core.text.tools.parser import AnswerParser, CallHead
+from llama_core.text.tools.pieces import Arguments
+from llama_core.text.tools.python_values import ValueEnd, as_json
+from llama_core.text.tools.pythonic_grammar import argument_rules
+from llama_core.text.tools.tool import Call, Tool, ToolUse, described
+from llama_core.text.tools.tool_format import ToolFormat
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_MAX_NAME: Final = 128
+
+
+class PythonicFormat(ToolFormat):
+    name = "pythonic"
+    marks = ()
+
+    def recognizes_template(self, template: str) -> bool:
+        return "[func_name1(" in template
+
+    def recognizes_vocabulary(self, has_token: Callable[[str], bool]) -> bool:
+        return False
+
+    def parser(self, use: ToolUse) -> AnswerParser:
+        return PythonicParser(use.names)
+
+    def rules(self, use: ToolUse, marks: MarkIds) -> CallRules:
+        names = [f"tool_{index}" for index in range(len(use.tools))]
+        lines = [line for index in range(len(use.tools)) for line in argument_rules(use, index)]
+        calls = [f'"{tool.name}(" {rule}' for rule, tool in zip(names, use.tools, strict=True)]
+        if use.mode == "auto":
+            for index, tool in enumerate(use.tools):
+                lines.append(f"head_{index}[lazy]: /{SPACE}*\\[{SPACE}*{pattern(tool.name)}\\(/")
+        return CallRules(
+            first='"[" body',
+            triggered=tuple(f"head_{index} {rule}" for index, rule in enumerate(names)),
+            following='", " body',
+            end='"]"',
+            definitions=(f"body: {' | '.join(calls)}", *lines),
+        )
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        return (
+            "You are an expert in composing functions. You are given a question and a set of possible functions. Based on the "
+            "question, you will need to make one or more function/tool calls to achieve the purpose. If none of the functions "
+            "can be used, point it out.\n"
+            "If you decide to invoke any of the function(s), you MUST put it in the format of "
+            "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]\n"
+            "You SHOULD NOT include any other text in the response.\n"
+            "Here is a list of functions in JSON format that you can invoke.\n\n"
+            + json.dumps([tool["function"] for tool in described(tools)], indent=4, ensure_ascii=False)
+        )
+
+    def written_calls(self, calls: Sequence[Call]) -> str:
+        return f"[{', '.join(_written(call) for call in calls)}]"
+
+    def written_result(self, name: str, content: str) -> str:
+        return content
+
+
+class PythonicParser(LeadingCalls):
+    """Each argument becomes a part of a JSON object once its value is complete."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(names)
+        self._num_arguments = 0
+        self._value = ValueEnd()
+
+    def _leading(self, text: str, at: int) -> CallHead | Miss:
+        opened = read_literal(text, at, "[")
+        return opened if isinstance(opened, Miss) else self._named(text, opened)
+
+    def _next(self, text: str) -> CallHead | int | Miss:
+        at = skip_spaces(text, 0)
+        if isinstance(at, Miss):
+            return at
+        if text[at] == "]":
+            return at + 1
+        return self._named(text, at + 1) if text[at] == "," else NO
+
+    def _named(self, text: str, at: int) -> CallHead | Miss:
+        """NAME( of a known tool."""
+        begin = skip_spaces(text, at)
+        if isinstance(begin, Miss):
+            return begin
+        outcome: Miss = NO
+        for name in self._names:
+            end = read_literal(text, begin, f"{name}(")
+            if not isinstance(end, Miss):
+                return CallHead(end, name)
+            outcome = MORE if end is MORE else outcome
+        return outcome
+
+    def _begin(self, head: CallHead) -> None:
+        super()._begin(head)
+        self._num_arguments, self._value = 0, ValueEnd()
+        self._pieces.append(Arguments("{"))
+
+    def _arguments(self) -> bool:
+        taken = self._argument(self._buffer)
+        if isinstance(taken, int):
+            self._buffer = self._buffer[taken:]
+        elif taken is NO:  # no arguments of Python: what is there so far is the call
+            self._close()
+        return taken is not MORE
+
+    def _argument(self, text: str) -> int | Miss:
+        """The end of the next argument, which has been taken, or of the parenthesis."""
+        at = skip_spaces(text, 0)
+        if isinstance(at, Miss):
+            return at
+        if text[at] == ")":
+            self._close()
+            return at + 1
+        if self._num_arguments:
+            behind = skip_spaces(text, at + 1) if text[at] == "," else NO
+            if isinstance(behind, Miss):
+                return behind
+            at = behind
+        return self._spread(text, at) if text[at] == "*" else self._keyword(text, at)
+
+    def _keyword(self, text: str, at: int) -> int | Miss:
+        """NAME=VALUE."""
+        name = _NAME.match(text, at)
+        if name is None:
+            return NO
+        begin = name.end()
+        if begin == len(text):
+            return MORE if begin - at < _MAX_NAME else NO
+        if text[begin] != "=":
+            return NO
+        end = self._value.find(text, begin + 1)
+        if end is None:
+            return MORE
+        self._add(f"{json.dumps(name[0])}: {as_json(text[begin + 1 : end])}")
+        return end
+
+    def _spread(self, text: str, at: int) -> int | Miss:
+        """**{...}, for names that are no identifiers."""
+        begin = read_literal(text, at, "**")
+        if isinstance(begin, Miss):
+            return begin
+        end = self._value.find(text, begin)
+        if end is None:
+            return MORE
+        value = as_json(text[begin:end])
+        if not value.startswith("{") or self._num_arguments:
+            return NO
+        self._add(value[1:-1].strip())
+        return end
+
+    def _add(self, argument: str) -> None:
+        if argument:
+            self._pieces.append(Arguments(("" if not self._num_arguments else ", ") + argument))
+        self._num_arguments += 1
+        self._value = ValueEnd()
+
+    def _close(self) -> None:
+        self._pieces.append(Arguments("}"))
+        self._state = self._behind
+
+    def _is_formal(self, rest: str) -> bool:
+        return self._state == self._arguments or not rest.strip(SPACES + "]")
+
+
+def _written(call: Call) -> str:
+    arguments: dict[str, Any] = json.loads(call.arguments)
+    if all(_NAME.fullmatch(name) for name in arguments):
+        return f"{call.name}({', '.join(f'{name}={_literal(value)}' for name, value in arguments.items())})"
+    return f"{call.name}(**{_literal(arguments)})"
+
+
+def _literal(value: Any) -> str:
+    """As the grammar has it: True, False and None as in Python, everything else as JSON."""
+    return repr(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)

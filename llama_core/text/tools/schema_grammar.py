@@ -1,0 +1,90 @@
+"""JSON schemas of tools as parts of a grammar, and the reason where one cannot be.
+
+llguidance compiles a schema (https://github.com/guidance-ai/llguidance, docs/json_schema.md). White space is what
+`json.dumps` writes, or none, so arguments cannot grow by white space alone.
+"""
+
+import json
+import re
+from functools import lru_cache
+from typing import Any, Final
+
+from llama_core.errors import InvalidParameter
+
+_SPACING: Final = {"whitespace_flexible": False, "key_separator": ": ?", "item_separator": ", ?"}
+_KEYS: Final = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
+# Keywords that an error may name: other words of it may be the caller's.
+_KEYWORDS: Final = frozenset(
+    {"propertyNames", "if", "then", "else", "not", "uniqueItems", "contains", "minContains", "maxContains",
+     "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",
+     "$dynamicRef", "$recursiveRef", "contentEncoding", "contentMediaType", "contentSchema"}
+)  # fmt: skip
+_NOTES: Final = frozenset(
+    {"description", "title", "examples", "default", "$comment", "deprecated", "readOnly", "writeOnly"}
+)
+_MAPS: Final = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+)  # name -> schema
+_VALUES: Final = frozenset({"const", "enum", "required"})
+_REASONS: Final = (
+    ("Unknown format", "a string format is not supported in a strict schema: remove it, or set strict to false"),
+    (
+        "oneOf",
+        "oneOf with alternatives that overlap is not supported in a strict schema: use anyOf, or set strict to false",
+    ),
+    ("regex", "a pattern is not a regular expression without look-around"),
+    ("Unsatisfiable", "no value satisfies the schema"),
+    ("Pointer", "a $ref names no part of the schema"),
+    ("Resource", "a $ref must name a part of the same schema"),
+    ("limit", "the schema is too large"),
+)
+
+
+@lru_cache(maxsize=512)
+def compiled_schema(schema: str, is_strict: bool) -> str:
+    """The schema (JSON text) as an item of a rule in Lark. A keyword that is not supported constrains nothing, unless
+    `is_strict`. Raises InvalidParameter with the reason for a schema that cannot be compiled."""
+    body, problem = _compiled(schema, is_lenient=False)
+    if problem and not is_strict:
+        body, problem = _compiled(schema, is_lenient=True)
+    if problem:
+        raise InvalidParameter(_reason(problem))
+    return body
+
+
+def _compiled(schema: str, *, is_lenient: bool) -> tuple[str, str]:
+    """The item, and llguidance's problem with it, or ""."""
+    from llguidance import LLMatcher  # loaded by the first request with a tool
+
+    from llama_core.text.grammar import limits
+
+    options = {**_SPACING, "lenient": is_lenient}
+    body = "%json " + json.dumps({**_without_notes(json.loads(schema)), "x-guidance": options})
+    problem: str = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: {body}"), limits=limits())
+    return body, "" if problem.startswith("WARNING") else problem
+
+
+def _reason(problem: str) -> str:
+    """The problem in words that repeat nothing of the schema but JSON schema's own."""
+    if (keys := _KEYS.search(problem)) is not None:
+        named = sorted(set(re.findall(r'"([^"]*)"', keys[1])) & _KEYWORDS)
+        words = f"the keyword {', '.join(named)} is" if named else "a keyword is"
+        return f"{words} not supported in a strict schema: remove it, or set strict to false"
+    return next((words for mark, words in _REASONS if mark in problem), "is not a valid JSON schema")
+
+
+def _without_notes(schema: Any) -> Any:
+    """The schema without what only people read: descriptions of tools are long, and a grammar's size is limited."""
+    if isinstance(schema, list):
+        return [_without_notes(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            kept[key] = {name: _without_notes(item) for name, item in value.items()}
+        elif key in _VALUES:
+            kept[key] = value
+        elif key not in _NOTES:
+            kept[key] = _without_notes(value)
+    return kept

@@ -1,0 +1,56 @@
+"""The tools that a request offers, and what the model may do with them. Knows nothing of HTTP or of any format."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+ToolMode = Literal["auto", "required"]
+MAX_CALLS: Final = 16  # of one answer; the grammar ends there
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. schema: JSON text of the schema of its arguments, an object's."""
+
+    name: str
+    description: str | None = None
+    schema: str = '{"type": "object", "properties": {}}'
+    strict: bool = False
+
+    def described(self) -> dict[str, Any]:
+        """The tool in OpenAI's form, which chat templates read."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": {**function, "parameters": json.loads(self.schema)}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools that the answer may call. mode: "required" for calls and nothing else. parallel: more than one call."""
+
+    tools: tuple[Tool, ...]
+    mode: ToolMode = "auto"
+    parallel: bool = True
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
+
+    @property
+    def max_calls(self) -> int:
+        return MAX_CALLS if self.parallel else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of an earlier turn. arguments: JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+def described(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """The tools in OpenAI's form."""
+    return [tool.described() for tool in tools]

@@ -1,0 +1,239 @@
+"""Tool calls and reasoning over HTTP, in OpenAI's shapes, streamed and not."""
+
+import json
+import random
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from llama_core.text.template.chat_template import TemplateChatFormat
+from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.tool import Call
+from tests.support.model_engine import ModelEngine
+from tests.support.scripted_engine import FakeEngine, sse
+from tests.support.tool_calls import FORMATS, TOOLS, random_answer
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+OFFERED = [tool.described() for tool in TOOLS]
+THINKER = "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ '<think>' if add_generation_prompt }}{# </think> #}"
+
+
+def engine_with(answer: str, tool_format: str = "hermes") -> FakeEngine:
+    engine = FakeEngine(answer)
+    engine.max_seq_len = 8192
+    engine.max_request_tokens = 10**6
+    engine.tool_format = tool_format
+    return engine
+
+
+async def post(engine: FakeEngine, **body: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=120) as client:
+        return await client.post("/v1/chat/completions", json={"messages": HELLO, "seed": 5, **body})
+
+
+async def choice(engine: FakeEngine, **body: Any) -> dict[str, Any]:
+    answer = await post(engine, **body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()["choices"][0]
+    return found
+
+
+async def streamed(engine: FakeEngine, **body: Any) -> dict[str, Any]:
+    """The choice that the chunks of a stream add up to, as OpenAI's clients add them."""
+    answer = await post(engine, stream=True, **body)
+    assert answer.status_code == 200, answer.text
+    message: dict[str, Any] = {"content": None, "refusal": None}
+    calls: list[dict[str, Any]] = []
+    finish_reason = None
+    for chunk in sse(answer.text):
+        part = chunk["choices"][0]
+        delta = part["delta"]
+        message |= {"role": delta["role"]} if "role" in delta else {}
+        for name in ("content", "reasoning_content"):
+            if delta.get(name) is not None:
+                message[name] = (message.get(name) or "") + delta[name]
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                assert set(call) == {"index", "id", "type", "function"} and call["function"]["arguments"] == ""
+                calls.append({"id": call["id"], "type": call["type"], "function": dict(call["function"])})
+            else:
+                assert set(call) == {"index", "function"} and set(call["function"]) == {"arguments"}
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+        finish_reason = part["finish_reason"] or finish_reason
+    message |= {"tool_calls": calls} if calls else {}
+    return {"message": message, "finish_reason": finish_reason}
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+async def test_forty_conversations_have_the_same_calls_streamed_and_not(tool_format: str) -> None:
+    rng = random.Random(tool_format)
+    for _ in range(40):
+        text, content, calls = random_answer(rng, tool_format)
+        engine = engine_with(text, tool_format)
+        whole = await choice(engine, tools=OFFERED)
+        parts = await streamed(engine, tools=OFFERED)
+        assert parts["message"] == whole["message"] and parts["finish_reason"] == whole["finish_reason"]
+        message = whole["message"]
+        found = [
+            (call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for call in message.get("tool_calls", ())
+        ]
+        assert found == [(call.name, json.loads(call.arguments)) for call in calls]
+        assert message["content"] == (content.lstrip() or None if calls else content.lstrip())
+        assert whole["finish_reason"] == ("tool_calls" if calls else "stop")
+        ids = [call["id"] for call in message.get("tool_calls", ())]
+        assert len(set(ids)) == len(ids) and all(each.startswith("call_") for each in ids)
+
+
+async def test_ids_are_equal_for_a_retry_and_differ_between_turns() -> None:
+    text = find_tool_format("hermes").written_calls([Call("get-time", "{}")])
+    first, again = [
+        (await choice(engine_with(text), tools=OFFERED))["message"]["tool_calls"][0]["id"] for _ in range(2)
+    ]
+    other = [{"role": "user", "content": "Hello again"}]
+    later = (await choice(engine_with(text), tools=OFFERED, messages=other))["message"]["tool_calls"][0]["id"]
+    assert first == again != later
+
+
+async def test_the_prompt_offers_the_tools_and_has_calls_and_results_of_earlier_turns() -> None:
+    engine = engine_with("Sunny.")
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    turn = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "25 degrees"},
+    ]
+    answer = await choice(engine, messages=turn, tools=OFFERED)
+    assert answer["message"]["content"] == "Sunny." and "tool_calls" not in answer["message"]
+    prompt = engine.tokenizer.decode(engine.streams[-1].prompt)
+    assert "The weather of a city." in prompt and '"city": "Rome"' in prompt and "25 degrees" in prompt
+
+
+async def test_no_tools_in_the_request_means_no_parser_and_no_grammar() -> None:
+    text = find_tool_format("hermes").written_calls([Call("get-time", "{}")])
+    bodies: list[dict[str, Any]] = [{}, {"tools": OFFERED, "tool_choice": "none"}, {"tools": []}]
+    for body in bodies:
+        engine = engine_with(text)
+        assert (await choice(engine, **body))["message"]["content"] == text
+        assert engine.streams[-1].params.grammar == ""
+        assert "get_weather" not in engine.tokenizer.decode(engine.streams[-1].prompt)
+
+
+async def test_functions_are_answered_in_their_older_form() -> None:
+    engine = engine_with(find_tool_format("hermes").written_calls([Call("get-time", "{}")]))
+    functions = [tool["function"] for tool in OFFERED]
+    whole = await choice(engine, functions=functions, function_call="auto")
+    assert whole["message"]["function_call"] == {"name": "get-time", "arguments": "{}"}
+    assert whole["finish_reason"] == "function_call" and "tool_calls" not in whole["message"]
+    chunks = sse((await post(engine, functions=functions, stream=True)).text)
+    deltas = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in chunks]
+    assert "".join(delta.get("name", "") for delta in deltas) == "get-time"
+    assert "".join(delta.get("arguments", "") for delta in deltas) == "{}"
+    assert engine.streams[-1].params.grammar
+
+
+async def test_log_probabilities_and_usage_go_beside_the_pieces() -> None:
+    engine = engine_with(find_tool_format("hermes").written_calls([Call("get-time", "{}")]))
+    options = {"include_usage": True}
+    answer = await post(engine, tools=OFFERED, logprobs=True, top_logprobs=1, stream=True, stream_options=options)
+    chunks = sse(answer.text)
+    entries = [
+        entry for chunk in chunks[:-1] for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert len(entries) == chunks[-1]["usage"]["completion_tokens"]
+    whole = await choice(engine, tools=OFFERED, logprobs=True, top_logprobs=1)
+    assert whole["logprobs"]["content"] == entries
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_apart_and_its_tokens_are_counted(stream: bool) -> None:
+    call = find_tool_format("hermes").written_calls([Call("get-time", "{}")])
+    engine = engine_with("So, <tool_call> it is.\n</think>\n\n" + call)
+    engine.chat_format = TemplateChatFormat(engine.tokenizer, THINKER)
+    found = await (streamed if stream else choice)(engine, tools=OFFERED)
+    assert found["message"]["reasoning_content"] == "So, <tool_call> it is."
+    assert found["message"]["tool_calls"][0]["function"]["name"] == "get-time"
+    usage = (await post(engine)).json()["usage"]
+    num_tokens = len(engine.tokenizer.encode("So, <tool_call> it is.\n</think>", bos=False, eos=False))
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
+
+
+NOT_AN_OBJECT = {"name": "a", "parameters": {"type": "array"}}
+CALLED: dict[str, Any] = {"id": "c", "function": {"name": "f"}}
+BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": "x"}}
+ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": "x"}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": NOT_AN_OBJECT}]}, "tools[0].function.parameters"),
+        ({"tools": [OFFERED[0], OFFERED[0]]}, "tools"),
+        ({"tools": OFFERED, "tool_choice": "any"}, "tool_choice"),
+        ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": OFFERED, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"),
+        ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "messages[1]"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": None}]}, "messages[1].content"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALLED]}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [BAD_ARGUMENTS]}]}, ARGUMENTS),
+    ],
+)  # fmt: skip
+async def test_a_bad_field_is_400_and_named(fields: dict[str, Any], param: str) -> None:
+    answer = await post(engine_with("x"), **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+async def test_a_schema_that_cannot_be_followed_is_400_with_its_place_and_keyword() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tool = {"type": "function", "function": {"name": "a", "parameters": schema, "strict": True}}
+    answer = await post(engine_with("x"), tools=[*OFFERED, tool])
+    assert answer.json()["error"]["param"] == "tools[3].function.parameters"
+    assert "uniqueItems" in answer.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def model() -> ModelEngine:
+    return ModelEngine()
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+async def test_a_real_model_writes_calls_whose_arguments_follow_their_schemas(
+    tool_format: str, model: ModelEngine
+) -> None:
+    """A model that was never trained to call tools, at a temperature of 1: only the grammar makes its calls valid."""
+    model.tool_format = tool_format
+    schema = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["rain", "wind"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "now": {"type": "boolean"},
+        },
+        "required": ["kind", "days"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    tool = {"type": "function", "function": {"name": "report", "parameters": schema}}
+    for seed in range(4):
+        body = {
+            "tools": [tool],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "seed": seed,
+            "temperature": 1.0,
+        }
+        whole = await choice(model, **body, max_tokens=200)
+        assert whole["finish_reason"] == "tool_calls", whole
+        (call,) = whole["message"]["tool_calls"]
+        assert call["function"]["name"] == "report" and whole["message"]["content"] is None
+        jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
+        assert (await streamed(model, **body, max_tokens=200))["message"] == whole["message"]

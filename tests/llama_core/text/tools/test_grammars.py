@@ -1,0 +1,133 @@
+"""Every format's grammar, followed by llguidance over real tokenizers: valid calls pass, and nothing else does."""
+
+import json
+import random
+from functools import cache
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from llama_core.errors import InvalidParameter
+from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.grammar import check_grammar, lark_grammar, limits
+from llama_core.text.grammar_vocabulary import grammar_vocabulary
+from llama_core.text.reasoning import ReasoningMarks
+from llama_core.text.registry import load_tokenizer
+from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.schema_grammar import compiled_schema
+from llama_core.text.tools.tool import Call, Tool, ToolMode, ToolUse
+from tests.conftest import GOLDEN
+from tests.support import vocabularies
+from tests.support.tool_calls import FORMATS, TOOLS, random_calls
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
+
+
+@cache
+def vocabulary() -> LLTokenizer:
+    return grammar_vocabulary(tokenizer(), tokenizer().stop_ids)
+
+
+def follows(grammar: str, ids: list[int], vocab: LLTokenizer | None = None) -> bool:
+    matcher = LLMatcher(vocab or vocabulary(), grammar, log_level=0, limits=limits())
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def ids(text: str) -> list[int]:
+    return tokenizer().encode(text, bos=False, eos=False)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("tool_format", FORMATS)
+@pytest.mark.parametrize("reasons", [False, True])
+def test_a_grammar_takes_valid_calls_only(tool_format: str, mode: ToolMode, reasons: bool) -> None:
+    rng = random.Random(f"{tool_format} {mode}")
+    form = find_tool_format(tool_format)
+    answers = AnswerFormat(tokenizer(), form, ReasoningMarks() if reasons else None)
+    before = "Hm, <tool_call> {\n</think>\n\n" if reasons else ""
+    many = answers.grammar(ToolUse(TOOLS, mode), begun=reasons)
+    one = answers.grammar(ToolUse(TOOLS, mode, parallel=False), begun=reasons)
+    check_grammar(many, "tools")
+    for _ in range(30):
+        calls = random_calls(rng, 2)
+        single, double = (before + form.written_calls(each) for each in (calls[:1], calls))
+        assert follows(many, ids(single)), single
+        assert follows(one, ids(single)), single
+        assert follows(many, ids(double)), double
+        assert not follows(one, ids(double)), double
+    for arguments in (  # each breaks its schema
+        '{"city": 3}',
+        "{}",
+        '{"city": "x", "days": 99}',
+        '{"city": "x", "other": 1}',
+        '{"city": "x", "tags": ["z"]}',
+    ):
+        assert not follows(many, ids(before + form.written_calls([Call("get_weather", arguments)]))), arguments
+    assert follows(many, ids(before + "Hello there. [x] {1}")) is (mode == "auto")
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_a_named_tool_is_the_only_one(tool_format: str) -> None:
+    form = find_tool_format(tool_format)
+    grammar = AnswerFormat(tokenizer(), form, None).grammar(ToolUse(TOOLS[1:2], "required"), begun=False)
+    assert follows(grammar, ids(form.written_calls([Call("get-time", "{}")])))
+    assert not follows(grammar, ids(form.written_calls([Call("get_weather", '{"city": "x"}')])))
+
+
+@pytest.mark.parametrize(("tool_format", "marks"), [
+    ("hermes", ("<tool_call>", "</tool_call>")), ("llama3_json", ("<|python_tag|>",)), ("mistral", ("[TOOL_CALLS]",)),
+    ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
+])  # fmt: skip
+def test_marks_that_are_control_tokens_begin_calls(
+    tool_format: str, marks: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    made, config = vocabularies.llama3()
+    made.add_special_tokens(vocabularies.special(*marks))
+    folder = tmp_path_factory.mktemp(tool_format)
+    vocabularies.write_folder(folder, made, config)
+    own = load_tokenizer(folder / "tokenizer.json")
+    form = find_tool_format(tool_format)
+    answers = AnswerFormat(own, form, None)
+    vocab = grammar_vocabulary(own, own.stop_ids)
+    assert answers.shown_tokens(ToolUse(TOOLS)) >= {own.control_texts[marks[0]]}
+    written = form.written_calls([Call("get_weather", '{"city": "Rome"}')])
+    written = marks[0] + written if tool_format == "llama3_json" else written
+    for mode, text in (("auto", written), ("required", form.written_calls([Call("get_weather", '{"city": "Rome"}')]))):
+        use = ToolUse(TOOLS, "auto" if mode == "auto" else "required")
+        assert follows(answers.grammar(use, begun=False), own.encode_special(text), vocab)
+    bad = own.encode_special(written.replace('"Rome"', "3"))
+    assert not follows(answers.grammar(ToolUse(TOOLS), begun=False), bad, vocab)
+
+
+def test_a_keyword_that_is_not_supported_is_refused_where_strict_and_left_out_elsewhere() -> None:
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
+    with pytest.raises(InvalidParameter, match="the keyword uniqueItems is not supported"):
+        compiled_schema(schema, True)
+    assert compiled_schema(schema, False).startswith("%json")
+    answers = AnswerFormat(tokenizer(), find_tool_format("hermes"), None)
+    with pytest.raises(InvalidParameter) as caught:
+        answers.grammar(ToolUse((TOOLS[0], Tool("b", None, schema, strict=True))), begun=False)
+    assert caught.value.param == "tools[1].function.parameters"
+
+
+def test_an_error_of_a_schema_repeats_nothing_of_it() -> None:
+    for schema in ({"type": "secret"}, {"type": "object", "properties": {"secret": {"$ref": "#/secret"}}},
+                   {"type": "object", "properties": {"a": {"pattern": "(?=secret)"}}}):  # fmt: skip
+        with pytest.raises(InvalidParameter) as caught:
+            compiled_schema(json.dumps(schema), False)
+        assert "secret" not in caught.value.message
+
+
+def test_a_grammar_for_the_answer_begins_behind_the_reasoning() -> None:
+    answers = AnswerFormat(tokenizer(), find_tool_format("hermes"), ReasoningMarks())
+    yes = lark_grammar('start: "yes"')
+    for begun, before in ((True, "so\n"), (False, "<think>so")):
+        grammar = answers.after_reasoning(yes, begun=begun)
+        check_grammar(grammar, "response_format")
+        assert follows(grammar, ids(before + "</think>\n\nyes"))
+        assert not follows(grammar, ids(before + "</think>\n\nno"))
