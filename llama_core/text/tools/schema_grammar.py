@@ -12,6 +12,7 @@ from typing import Any, Final
 from llama_core.errors import InvalidParameter
 
 _SPACING: Final = {"whitespace_flexible": False, "key_separator": ": ?", "item_separator": ", ?"}
+_SCALARS: Final = ("string", "integer", "number", "boolean", "null")  # have no white space
 _KEYS: Final = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 # Keywords that an error may name: other words of it may be the caller's.
 _KEYWORDS: Final = frozenset(
@@ -58,8 +59,12 @@ def _compiled(schema: str, *, is_lenient: bool) -> tuple[str, str]:
 
     from llama_core.text.grammar import limits
 
-    options = {**_SPACING, "lenient": is_lenient}
-    body = "%json " + json.dumps({**_without_notes(json.loads(schema)), "x-guidance": options})
+    given = _without_notes(json.loads(schema))
+    options: dict[str, Any] = {} if given.get("type") in _SCALARS else dict(_SPACING)
+    if is_lenient:
+        options["lenient"] = True
+    written = {**given, "x-guidance": options} if options else given
+    body = "%json " + json.dumps(written, separators=(",", ":"))
     problem: str = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: {body}"), limits=limits())
     return body, "" if problem.startswith("WARNING") else problem
 
@@ -81,6 +86,8 @@ def _without_notes(schema: Any) -> Any:
         return schema
     kept = {}
     for key, value in schema.items():
+        if key == "x-guidance":
+            continue  # the caller does not set llguidance's options
         if key in _MAPS and isinstance(value, dict):
             kept[key] = {name: _without_notes(item) for name, item in value.items()}
         elif key in _VALUES:
