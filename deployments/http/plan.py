@@ -3,7 +3,7 @@
 Decides defaults and seeds. From here on, chat and completions are handled alike.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from deployments.engine.interface import Engine
@@ -181,9 +181,11 @@ def _check_logprobs(limits: list[int], n: int, num_top: int, param: str) -> None
         )
 
 
-def spellings(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+def spellings(words: Collection[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """The token sequences that write each word: at the beginning of a text, after a space, and inside a line."""
     found: dict[tuple[int, ...], None] = {}
+    if not words:
+        return ()
     newline = tokenizer.encode("\n", bos=False, eos=False)
     for word in words:
         after_newline = tokenizer.encode("\n" + word, bos=False, eos=False)

@@ -22,7 +22,7 @@ from llama_core.text.tools.registry import open_tool_format
 from llama_core.text.tools.tool import ToolUse
 from llama_core.text.tools.tool_format import ToolFormat
 
-MAX_GRAMMAR_BYTES: Final = 2**16  # as in `SamplingParams.grammar`
+MAX_GRAMMAR_BYTES: Final = 3 * 2**16  # as in `SamplingParams.grammar`
 _CACHED_GRAMMARS: Final = 32  # agents send the same tools with every turn
 
 

@@ -227,6 +227,7 @@ def test_every_field_of_the_engines_configuration_is_an_argument_or_made_by_the_
         "manifest",
         "wants_digest",
         "verified",
+        "stop_ids",
         "expected",
     }
     assert {field.name for field in fields(EngineConfig)} - set(ServerArgs.model_fields) == made
