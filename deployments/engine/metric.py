@@ -5,15 +5,21 @@ Recording is cheap, because every step records; `publish` writes the values once
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import prometheus_client
+from prometheus_client.core import UnknownMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from ray.serve import metrics as ray_metrics
 
 BATCH_SIZE = 64  # values of a histogram that one call publishes: Ray takes 10 us for one, and streams must not wait
 MAX_UNPUBLISHED = 100_000
 
 Labels = tuple[tuple[str, str], ...]
+
+# Otherwise each counter and histogram has a second series, which the text format calls a gauge.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Gauge:
@@ -30,10 +36,19 @@ class Gauge:
     ) -> None:
         self._values: dict[Labels, float] = {}
         self._published: dict[Labels, float] = {}
-        self._local = prometheus_client.Gauge(name, help_text, labels, registry=registry)
+        self._register(registry, name, help_text, labels)
         self._ray: ray_metrics.Gauge | None = None
         if in_ray:
             self._ray = ray_metrics.Gauge(name, help_text, labels)  # type: ignore[arg-type]
+
+    def _register(
+        self, registry: prometheus_client.CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...]
+    ) -> None:
+        self._local: prometheus_client.Gauge = prometheus_client.Gauge(name, help_text, labels, registry=registry)
+
+    def _write(self, labels: dict[str, str], value: float, last: float) -> None:
+        """Write a value that differs from the `last` one for GET /metrics."""
+        (self._local.labels(**labels) if labels else self._local).set(value)
 
     def set(self, value: float, **labels: str) -> None:
         self._values[tuple(labels.items())] = value
@@ -46,8 +61,8 @@ class Gauge:
                 continue
             labels = dict(key)
             if is_new:
+                self._write(labels, value, self._published.get(key, 0.0))
                 self._published[key] = value
-                (self._local.labels(**labels) if labels else self._local).set(value)
             if self._ray is not None:
                 self._ray.set(value, labels)
         return True
@@ -57,8 +72,7 @@ class Count(Gauge):
     """A value that only grows. It starts at 0, for every combination of `known` label values too, so that an alert has a
     baseline.
 
-    Both places hold it as a gauge: Ray's counters take no value of 0, and Prometheus's would rename a count that does not end
-    in "_total".
+    GET /metrics has a counter, whose name ends in "_total". Ray has a gauge: its counters take no value of 0.
     """
 
     def __init__(
@@ -75,24 +89,51 @@ class Count(Gauge):
         for values in itertools.product(*labels.values()):
             self._values[tuple(zip(labels, values, strict=True))] = 0.0
 
+    def _register(
+        self, registry: prometheus_client.CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...]
+    ) -> None:
+        assert name.endswith("_total"), "Prometheus's counters end so"
+        self._counter = prometheus_client.Counter(name, help_text, labels, registry=registry)
+
+    def _write(self, labels: dict[str, str], value: float, last: float) -> None:
+        (self._counter.labels(**labels) if labels else self._counter).inc(value - last)
+
     def add(self, value: float = 1, **labels: str) -> None:
         key = tuple(labels.items())
         self._values[key] = self._values.get(key, 0.0) + value
 
 
 class RenamedCount(Count):
-    """A count that is also recorded under the name that it had in the last release."""
+    """A count without labels that is also recorded under another name: that of the last release, or of Meta's reference."""
 
     def __init__(
         self, registry: prometheus_client.CollectorRegistry, name: str, help_text: str, old_name: str, *, in_ray: bool
     ) -> None:
         super().__init__(registry, name, help_text, in_ray=in_ray)
-        self._alias = Count(registry, old_name, f"Renamed to {name}", in_ray=in_ray)
+        self._alias = _Alias(registry, old_name, f"The same as {name}", in_ray=in_ray)
 
     def publish(self, *, again: bool = False) -> bool:
-        self._alias._values = self._values
+        self._alias.set(self._values[()])
         self._alias.publish(again=again)
         return super().publish(again=again)
+
+
+class _Alias(Gauge, Collector):
+    """A count under a name that does not end in "_total". GET /metrics has it untyped, which lets a name end in "_count"."""
+
+    def _register(
+        self, registry: prometheus_client.CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...]
+    ) -> None:
+        assert not labels, "only counts without labels were renamed"
+        self._name, self._help_text = name, help_text
+        self._values[()] = self._published_value = 0.0
+        registry.register(self)
+
+    def _write(self, labels: dict[str, str], value: float, last: float) -> None:
+        self._published_value = value
+
+    def collect(self) -> Iterable[Metric]:
+        yield UnknownMetricFamily(self._name, self._help_text, self._published_value)
 
 
 class Histogram:

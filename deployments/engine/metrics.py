@@ -2,7 +2,7 @@
 
 Six names are kept for operators of Meta's reference: tokens_generated_per_second, prefill_time_ms,
 time_per_decoding_step_ms, gpu_memory_used_bytes, cuda_oom_errors_count, invalid_dialog_assertions_count. Other names end as
-Ray's dashboards for LLMs expect; counts end in "_total".
+Ray's dashboards for LLMs expect; counts end in "_total", also the reference's two, whose own names are aliases.
 """
 
 import asyncio
@@ -57,10 +57,13 @@ class Metrics:
         self.num_requests_running = self._gauge("num_requests_running", "Sequences in the batch")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Sequences that wait for a slot")
         self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Cache blocks in use, 0 to 1")
-        self.cuda_oom_errors_count = self._count("cuda_oom_errors_count", "Times a rank ran out of device memory")
-        self.invalid_dialog_assertions_count = self._count(
-            "invalid_dialog_assertions_count",
+        self.cuda_oom_errors_total = self._renamed(
+            "cuda_oom_errors_total", "Times a rank ran out of device memory", "cuda_oom_errors_count"
+        )
+        self.invalid_dialog_assertions_total = self._renamed(
+            "invalid_dialog_assertions_total",
             "Refused dialogs: roles out of order, or the template's tags in a message",
+            "invalid_dialog_assertions_count",
         )
         self.non_finite_logits_total = self._renamed(
             "non_finite_logits_total",
@@ -102,14 +105,14 @@ class Metrics:
         self.time_to_first_token_seconds.observe(seconds)
 
     def count_invalid_dialog(self) -> None:
-        self.invalid_dialog_assertions_count.add()
+        self.invalid_dialog_assertions_total.add()
 
     def on_failure(self, error: LlamaError) -> None:
         """The ranks have failed, or did not come up."""
         if isinstance(error, RankFailure):
             self.rank_failures_total.add()
         if "OutOfMemoryError" in error.message:
-            self.cuda_oom_errors_count.add()
+            self.cuda_oom_errors_total.add()
 
     def tokens_generated(self, num_tokens: int) -> None:
         """Count new tokens, in the total and in the rate."""

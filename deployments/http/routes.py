@@ -29,8 +29,15 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
     created = int(time.time())
 
     def model() -> dict[str, object]:
-        size = {"max_model_len": engine.max_seq_len}
-        return {"id": engine.model_id, "object": "model", "created": created, "owned_by": "llama-on-ray", **size}
+        return {
+            "id": engine.model_id,
+            "object": "model",
+            "created": created,
+            "owned_by": "llama-on-ray",
+            "root": engine.model_id,  # vLLM's benchmark reads it; a path would tell clients about the machine
+            "parent": None,
+            "max_model_len": engine.max_seq_len,
+        }
 
     async def models(_: Request) -> Response:
         return json_response({"object": "list", "data": [model()]})

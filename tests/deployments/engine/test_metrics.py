@@ -44,8 +44,8 @@ def test_every_name_that_operators_watch_is_there() -> None:
 def test_a_count_starts_at_zero_and_only_grows() -> None:
     metrics = Metrics(in_ray=False)
     assert samples(metrics)["cuda_oom_errors_count"] == 0
-    metrics.cuda_oom_errors_count.add()
-    metrics.cuda_oom_errors_count.add(2)
+    metrics.cuda_oom_errors_total.add()
+    metrics.cuda_oom_errors_total.add(2)
     assert samples(metrics)["cuda_oom_errors_count"] == 3
 
 
@@ -148,3 +148,27 @@ def test_renamed_counts_keep_their_old_names_for_one_release() -> None:
                  "non_finite_logits", "rank_failures"):  # fmt: skip
         assert seen[f"{name}_total"] == seen[f"{name}_count"]
     assert seen["generated_tokens_count"] == 3
+
+
+def test_counts_are_counters_and_nothing_else_ends_as_one() -> None:
+    metrics = Metrics(in_ray=False)
+    metrics.first_token(0.2)
+    metrics.requests_total.add(path="handle", outcome="ok")
+    types = {}
+    for line in metrics.render().decode().splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            types[name] = kind
+    assert {name for name, kind in types.items() if kind == "counter"} == {
+        name for name in types if name.endswith("_total")
+    }
+    assert not [name for name in types if name.endswith("_created")]
+    assert {kind for name, kind in types.items() if name.endswith("_count")} <= {"untyped", "unknown"}
+    assert types["requests_total"] == "counter"
+
+
+def test_the_references_counts_keep_their_names_beside_the_usual_ones() -> None:
+    metrics = Metrics(in_ray=False)
+    metrics.count_invalid_dialog()
+    seen = samples(metrics)
+    assert seen["invalid_dialog_assertions_count"] == seen["invalid_dialog_assertions_total"] == 1

@@ -140,8 +140,10 @@ def test_the_developer_role_means_system(served: Served) -> None:
 def test_models_are_listed_with_their_context(client: openai.OpenAI) -> None:
     models = client.models.list().data
     assert [model.id for model in models] == [MODEL_ID]
-    assert models[0].model_dump()["max_model_len"] == MAX_SEQ_LEN
-    assert client.models.retrieve(MODEL_ID).owned_by
+    fields = models[0].model_dump()
+    assert (fields["root"], fields["parent"], fields["max_model_len"]) == (MODEL_ID, None, MAX_SEQ_LEN)
+    assert fields["object"] == "model" and fields["created"] > 1.7e9 and fields["owned_by"]
+    assert client.models.retrieve(MODEL_ID).model_dump() == fields
 
 
 def test_the_openai_package_raises_its_own_classes(client: openai.OpenAI, served: Served) -> None:
