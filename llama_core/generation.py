@@ -33,7 +33,7 @@ from llama_core.results import (
     generation_result,
 )
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import Sequence, check_prompt, describe_request, warn_of_unfinished
+from llama_core.scheduling.request import Sequence, check_prompt, describe_request, log_unfinished
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from llama_core.scheduling.scheduler import Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
@@ -186,7 +186,7 @@ class Llama:
         for seq in sequences:
             if seq.error is not None:
                 raise seq.error
-        warn_of_unfinished(sequences)
+        log_unfinished(sequences)
         return generation_result(sequences, logprobs, echo)
 
     def text_completion(

@@ -38,6 +38,20 @@ def route_path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
+def suggested_path(scope: Scope) -> str:
+    """The exact path of the route that was probably meant by an unknown path; "" if there is none.
+
+    A wrong base URL lacks /v1, or has it twice, or has a second slash. The answer is a route of our own, never the client's text.
+    """
+    parts = [part for part in route_path(scope).split("/") if part]
+    while parts and parts[0] in ("v1", "api", "openai"):
+        parts.pop(0)
+    plain, versioned = "/" + "/".join(parts), "/v1/" + "/".join(parts)
+    paths = {route.path for route in getattr(scope.get("app"), "routes", ()) if isinstance(route, ApiRoute)}
+    found = next((path for path in (versioned, plain) if parts and path in paths), "")
+    return scope.get("root_path", "") + found if found else ""
+
+
 class ApiRouter:
     """Finds the route of a request: by one lookup for a path without parameters, else by Starlette's router.
 

@@ -24,14 +24,17 @@ def check_length(
 ) -> None:
     """Raises ContextLengthExceeded unless a prompt of `num_tokens` tokens and `num_new` new tokens fit the context.
 
-    is_lower_bound: the prompt has at least `num_tokens` tokens; the message says so.
+    is_lower_bound: the prompt has at least `num_tokens` tokens; the message says so. LangChain and LiteLLM recognize their
+    context-window errors by the words "Input tokens exceed the configured limit of N tokens".
     """
     if num_tokens + num_new > max_seq_len:
         size = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
         asked = f" and {num_new} more are asked for, {num_tokens + num_new} in all" if num_new > 1 else ""
-        least = ", one of them generated" if num_new == 1 else ""
+        least = " and includes one generated token" if num_new == 1 else ""
         raise ContextLengthExceeded(
-            f"{param}: the context holds {max_seq_len} tokens{least}; the prompt has {size}{asked}", param=param
+            f"{param}: Input tokens exceed the configured limit of {max_seq_len} tokens, which is the context{least}; "
+            f"the prompt has {size}{asked}",
+            param=param,
         )
 
 
@@ -145,8 +148,8 @@ def describe_request(prompts: Seq[Seq[int]], max_gen_len: int, temperature: floa
     )
 
 
-def warn_of_unfinished(sequences: Seq[Sequence]) -> None:
-    """Log a warning if a sequence reached its limit before the model ended it."""
+def log_unfinished(sequences: Seq[Sequence]) -> None:
+    """Log, at INFO because it is usual, how many sequences reached their limit before the model ended them."""
     unfinished = sum(seq.finish_reason is FinishReason.LENGTH for seq in sequences)
     if unfinished:
-        log.warning("%d of %d generations ended without EOS, at their limit", unfinished, len(sequences))
+        log.info("%d of %d generations ended without EOS, at their limit", unfinished, len(sequences))

@@ -107,7 +107,9 @@ def test_a_parameter_out_of_range_is_named(llama: Llama, field: str, value: Any)
 
 
 def test_invalid_and_too_long_prompts_are_refused(llama: Llama) -> None:
-    with pytest.raises(ContextLengthExceeded, match=r"160 tokens; the prompt has 161"):
+    with pytest.raises(
+        ContextLengthExceeded, match=r"Input tokens exceed the configured limit of 160 tokens, .*; the prompt has 161"
+    ):
         llama.generate([[1] * 161], 4)
     for prompt in ([], [-1], [640], [1, 10**9]):
         with pytest.raises(InvalidParameter):
@@ -141,6 +143,7 @@ def test_a_request_and_its_unfinished_generations_are_logged(llama: Llama, caplo
         llama.generate([PROMPT, PROMPT[:3]], 2, temperature=0.5, top_p=0.8)
     assert "batch size 2, prompt length 5, max_gen_len 2, temperature 0.5, top_p 0.8" in caplog.text
     assert "ended without EOS" in caplog.text
+    assert {record.levelno for record in caplog.records} == {logging.INFO}, "a token limit is usual"
 
 
 def test_a_non_finite_embedding_fails_only_its_own_request() -> None:

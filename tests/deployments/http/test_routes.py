@@ -346,3 +346,46 @@ async def test_the_request_id_is_sent_once_behind_a_server_that_sends_it() -> No
     app = build_http_app(FakeEngine(), Metrics(in_ray=False), sends_request_id=False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
         assert "x-request-id" not in (await client.get("/health", headers={"x-request-id": "abc"})).headers
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/ready", "/metrics", "/v1/models", f"/v1/models/{MODEL_ID}", "/props"]
+)
+def test_head_has_the_headers_of_get_without_a_body(served: Served, path: str) -> None:
+    head, get = httpx.head(served.url + path), httpx.get(served.url + path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/models", "/v1/models"),
+        ("//v1/models", "/v1/models"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/api/v1/completions", "/v1/completions"),
+        ("/v1/tokenize", "/tokenize"),
+    ],
+)
+def test_a_wrong_base_url_is_told_the_path_that_exists(served: Served, path: str, meant: str) -> None:
+    error = assert_error(httpx.post(served.url + path, json={}), 404, "not_found")
+    assert f"Did you mean {meant}?" in str(error["message"])
+
+
+def test_other_unknown_paths_get_no_suggestion_and_are_not_repeated(served: Served) -> None:
+    for path in ("/v2/secret", "/v1", "/v1/", "/v1/secret"):
+        error = assert_error(httpx.get(served.url + path), 404, "not_found")
+        assert "Did you mean" not in str(error["message"])
+        assert "secret" not in str(error["message"])
+
+
+def test_context_overflow_has_the_words_that_langchain_and_litellm_look_for(served: Served) -> None:
+    words = f"Input tokens exceed the configured limit of {MAX_SEQ_LEN} tokens"
+    for path, body in (
+        ("/v1/completions", {"prompt": "x " * 2 * MAX_SEQ_LEN}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 2 * MAX_SEQ_LEN}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 2 * MAX_SEQ_LEN}]}),
+    ):
+        error = assert_error(httpx.post(served.url + path, json=body), 400, "context_length_exceeded")
+        assert words in str(error["message"])
