@@ -13,6 +13,7 @@ from deployments.http.schemas import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
     MESSAGE_NEUTRAL,
+    NO_LIMIT,
     ChatBody,
     CompletionBody,
     GenerationBody,
@@ -63,6 +64,7 @@ class Plan:
     owner: str = ""  # the scheduler shares capacity fairly among owners
     priority: int = 0
     skip_special_tokens: bool = True
+    only_prompt: bool = False  # the answer is the echoed prompt alone
     continues_message: bool = False  # the answer goes on with the last message of a chat
     scored_from: tuple[int, ...] = ()  # by prompt: where the continuation begins whose likelihood is asked for
     labels: tuple[str, ...] = ()  # by prompt, where they are to be classified
@@ -154,9 +156,13 @@ def _check_against_model(body: GenerationBody, engine: Engine, neutral: Mapping[
 
 
 def _max_tokens(prompt: list[int], limit: int | None, default: int, param: str, engine: Engine) -> int:
-    """The requested limit, or the default bounded by the context. The prompt leaves room for one token."""
-    if limit is None:
-        return min(default, engine.max_seq_len - len(prompt))
+    """The requested limit, or the default bounded by the context. The prompt leaves room for one token.
+
+    0 becomes 1: a sequence samples at least one token, which the answer leaves out (`Plan.only_prompt`).
+    """
+    if limit is None or limit == NO_LIMIT:
+        return min(default if limit is None else engine.max_seq_len, engine.max_seq_len - len(prompt))
+    limit = max(limit, 1)
     check_length(len(prompt), limit, engine.max_seq_len, param=param)
     return limit
 
@@ -212,6 +218,8 @@ def _plan(
     given = {name: value for name in SLOT_FIELDS if (value := getattr(body, name, None)) is not None}
     given = asdict(engine.sampling_defaults) | given
     given["top_k"] = max(given["top_k"], 0)
+    if given["top_p"] == 0:  # the most likely token alone
+        given |= {"temperature": 0.0, "top_p": 1.0}
     given["min_tokens"] = min(body.min_tokens or 0, *limits)
     if body.seed is None:
         given["seed"] = engine.next_seed()
@@ -223,7 +231,7 @@ def _plan(
         ignore_eos=bool(body.ignore_eos),
         stop_token_ids=tuple(body.stop_token_ids),
         logit_bias=tuple(body.logit_bias.items()),
-        bad_words=spellings(body.bad_words, engine.tokenizer),
+        bad_words=spellings(body.bad_words, engine.tokenizer) if body.bad_words else (),
         allowed_token_ids=tuple(body.allowed_token_ids),
         grammar=grammar,
     )
@@ -235,6 +243,7 @@ def _plan(
         n=body.n or 1,
         stop=tuple(body.stop),
         echo=echo,
+        only_prompt=body.max_tokens == 0,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),

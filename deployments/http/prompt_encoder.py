@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 
 from deployments.engine.interface import Engine
 from deployments.http.limiter import ConcurrencyLimiter
+from deployments.http.merged_roles import encode_merging
 from deployments.http.schemas import ChatMessage
 from deployments.http.structured_outputs import checked
 from llama_core.errors import InvalidDialog, InvalidParameter
@@ -76,7 +77,7 @@ class PromptEncoder:
         admit(chat_format.min_tokens(dialog))
 
         def encode() -> list[int]:
-            ids = chat_format.encode(dialog, options, admit)
+            ids = encode_merging(dialog, lambda messages: chat_format.encode(messages, options, admit))
             if not ids:
                 raise InvalidDialog("messages: the chat template writes nothing for this dialog")
             check_length(len(ids), 1, max_seq_len, param="messages")
@@ -87,8 +88,19 @@ class PromptEncoder:
         num_chars += sum(len(tool.schema) for tool in options.tools)
         return await self._run(num_chars, encode, in_thread=not chat_format.is_quick)
 
-    async def text(self, text: str, *, bos: bool, parse_special: bool = False) -> list[int]:
-        """Ids of a text that may be longer than the context, as /tokenize allows."""
+    async def text(self, text: str, *, bos: bool, parse_special: bool | None = None) -> list[int]:
+        """Ids of a text that may be longer than the context, as /tokenize allows.
+
+        A text that is exactly one control token's name, without BOS, is that token unless `parse_special` is False: lm-eval
+        learns BOS so.
+        """
+        if (
+            not bos
+            and parse_special is None
+            and (control := self._engine.tokenizer.control_texts.get(text)) is not None
+        ):
+            return [control]
+        parse_special = bool(parse_special)
         return await self._run(len(text), lambda: self._ids(text, bos, parse_special))
 
     async def grammar(self, grammar: str, param: str) -> str:

@@ -7,6 +7,7 @@ the time to parse a body is bounded before it is parsed, and large bodies are pa
 import asyncio
 import re
 import sys
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import ClientDisconnect, Request
 
+from deployments.http.content_encoding import gunzipped, is_compressed
 from deployments.http.errors import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
 from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.parse_cost import MOST_IN_WORDS, takes_too_long
@@ -74,6 +76,7 @@ class BodyReader:
         """Appends the body to `body`, and counts it as pending."""
         limits = self._limits
         _check_content_type(request.headers.get("content-type", ""))
+        compressed = is_compressed(request.headers.get("content-encoding", ""))
         declared = _declared_length(request)
         if declared is not None and declared > limits.max_bytes:
             raise _too_large(limits)
@@ -95,6 +98,26 @@ class BodyReader:
             raise RequestCancelled("the client disconnected before its request was complete") from None
         if declared is not None and declared != len(body):
             raise IncompleteBody(_mismatch(declared, len(body)))
+        if compressed:
+            await self._decompress(body)
+
+    async def _decompress(self, body: bytearray) -> None:
+        """Replaces gzip by what it holds, which counts as pending too. Other tasks run between two pieces."""
+        limits, plain = self._limits, bytearray()
+        try:
+            for piece in gunzipped(bytes(body)):
+                plain += piece
+                self.num_pending_bytes += len(piece)
+                if len(plain) > limits.max_bytes:
+                    raise _too_large(limits)
+                if self.num_pending_bytes > limits.most_pending * limits.max_bytes:
+                    raise QueueFull("Too many large bodies are arriving at once.")
+                await asyncio.sleep(0)
+        except BaseException:
+            self.num_pending_bytes -= len(plain)
+            raise
+        self.num_pending_bytes -= len(body)
+        body[:] = plain
 
     async def parse(self, raw: bytes, kind: type[BodyT]) -> BodyT:
         """The body as a `kind`. Raises InvalidJson, InvalidParameter, InvalidDialog or Unsupported."""
@@ -123,7 +146,11 @@ class ReceivedBody:
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """The body's object. Raises InvalidJson, also for NaN, lone surrogates, deep nesting and endless integers."""
+    """The body's object. Raises InvalidJson, also for NaN, lone surrogates, deep nesting and endless integers.
+
+    A byte order mark is dropped: programs on Windows write it.
+    """
+    raw = raw.removeprefix(BOM_UTF8)
     if len(raw) > INLINE_BYTES and takes_too_long(raw):
         raise InvalidJson(f"The body has more than this server reads, which is about {MOST_IN_WORDS}.")
     try:

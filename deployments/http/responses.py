@@ -156,6 +156,7 @@ class ResponseSerializer(ABC):
         if around is not None and delta.finish_reason is None:
             self._num_generated += len(delta.tokens)
             return around[0] + encode(delta.text) + around[1] if delta.text else b""
+        delta = self._shown(delta)
         part = self._part(index, delta)
         if self._only_text_varies and self._owes_nothing(index):
             chunk = self._written(index, Part(TEXT_MARK, None, None, is_first=False))
@@ -165,6 +166,7 @@ class ResponseSerializer(ABC):
 
     def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
         """The events of a delta with log-probabilities, each made of one slice. The first has the text."""
+        delta = self._shown(delta)
         part = self._part(index, delta)
         text, is_first, last = part.text, part.is_first, None
         for fragments in self._logprobs(index, delta, part.is_first):
@@ -205,7 +207,7 @@ class ResponseSerializer(ABC):
         for index, choice in enumerate(choices):
             if index:
                 yield
-            delta = choice.joined()
+            delta = self._shown(choice.joined())
             part = self._part(index, delta)
             fragments: list[Fragments] = []
             if self.has_logprobs:
@@ -230,6 +232,12 @@ class ResponseSerializer(ABC):
 
     def usage(self) -> Json:
         return usage_of(self._plan, self._streams, self._num_generated)
+
+    def _shown(self, delta: Delta) -> Delta:
+        """What the answer shows of a delta: none of its tokens where the request asks for the prompt alone."""
+        if not self._plan.only_prompt:
+            return delta
+        return Delta("", [], [], None if delta.finish_reason is None else FinishReason.LENGTH)
 
     def _part(self, index: int, delta: Delta) -> Part:
         """The part of a delta, without log-probabilities."""

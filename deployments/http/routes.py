@@ -64,7 +64,7 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             tokens = await encoder.dialog(body.messages, body.chat_options)
         else:
             tokens = await encoder.text(
-                body.prompt, bos=body.add_special_tokens is not False, parse_special=bool(body.parse_special)
+                body.prompt, bos=body.add_special_tokens is not False, parse_special=body.parse_special
             )
         return json_response({"count": len(tokens), "max_model_len": engine.max_seq_len, "tokens": tokens})
 

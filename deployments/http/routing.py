@@ -41,7 +41,7 @@ def route_path(scope: Scope) -> str:
 def suggested_path(scope: Scope) -> str:
     """The exact path of the route that was probably meant by an unknown path; "" if there is none.
 
-    A wrong base URL lacks /v1, or has it twice, or has a second slash. The answer is a route of our own, never the client's text.
+    A wrong base URL lacks /v1, has it twice, or has a second slash. The answer is the path of a route, never the client's text.
     """
     parts = [part for part in route_path(scope).split("/") if part]
     while parts and parts[0] in ("v1", "api", "openai"):

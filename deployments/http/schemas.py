@@ -32,6 +32,7 @@ MAX_STOP_CHARS = 256
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_TOKENS = 2**31 - 1
+NO_LIMIT = -1  # as llama.cpp's clients send it
 MAX_NAME_CHARS = 256
 MAX_BAD_WORD_CHARS = 64
 LEGACY_CALL_ID = "function_call"  # of calls in the older form, which have no ids
@@ -180,9 +181,9 @@ class GenerationBody(BodyWithUnknownFields):
     """The fields that completions and chat completions share."""
 
     model: str | None = Field(None, description="May be absent: one model is served.")
-    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="New tokens at most.")
+    max_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="New tokens at most; -1: no limit.")
     temperature: float | None = _number(0, 2, "0 is greedy. Default 0.6, as in Meta's reference, or the server's.")
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False, description="Default 0.9, or the server's.")
+    top_p: float | None = _number(0, 1, "0 is greedy. Default 0.9, or the server's.")
     top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="0 or -1: no limit.")
     seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX, description="The same seed gives the same text.")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"prompts * n is at most {MAX_CHOICES}.")
@@ -234,7 +235,7 @@ class GenerationBody(BodyWithUnknownFields):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
+        if self.min_tokens and self.max_tokens and 0 < self.max_tokens < self.min_tokens:
             raise InvalidParameter("min_tokens: must not be more than max_tokens", param="min_tokens")
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options: needs stream to be true", param="stream_options")
@@ -256,6 +257,10 @@ class CompletionBody(GenerationBody):
             raise InvalidParameter("best_of: must not be less than n", param="best_of")
         if self.best_of is not None and self.best_of > n:
             raise Unsupported("best_of: this server supports only best_of equal to n", param="best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidParameter(
+                "max_tokens: 0 needs echo to be true: the answer is then the prompt", param="max_tokens"
+            )
         if len(self.prompt) * n > MAX_CHOICES:
             raise InvalidParameter(f"n: prompts * n must be at most {MAX_CHOICES}", param="n")
         return self
@@ -332,7 +337,7 @@ class ChatBody(DialogOptions, GenerationBody):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="For chat templates that read it."
     )
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The same as max_tokens.")
+    max_completion_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="The same as max_tokens.")
     logprobs: Flag = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -349,10 +354,12 @@ class ChatBody(DialogOptions, GenerationBody):
 
     @property
     def token_limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
+        if self.token_limit == 0:
+            raise InvalidParameter("max_tokens: must be at least 1, or -1 for no limit", param="max_tokens")
         if self.max_tokens not in (None, self.token_limit):
             message = "max_tokens: contradicts max_completion_tokens; they are the same limit, send one of them"
             raise InvalidParameter(message, param="max_tokens")

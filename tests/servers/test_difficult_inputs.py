@@ -15,6 +15,7 @@ from tests.support.server import Server, is_idle
 from tests.support.waiting import wait_until
 
 USER = {"role": "user", "content": "hi"}
+SYSTEM = {"role": "system", "content": "x"}
 MOST_HEALTH_S = 3.0  # milliseconds on an idle machine; work on the event loop would take seconds
 NUM_ATTEMPTS = 3  # of what bounds a time, because the machine may be busy
 NOT_JSON = {
@@ -23,7 +24,7 @@ NOT_JSON = {
     "nan": b'{"prompt": "x", "temperature": NaN}', "infinity": b'{"prompt": "x", "top_p": -Infinity}',
 }  # fmt: skip
 BAD_FIELDS: list[tuple[str, object, str]] = [
-    ("temperature", -1, "invalid_parameter"), ("temperature", 2.5, "invalid_parameter"), ("top_p", 0, "invalid_parameter"),
+    ("temperature", -1, "invalid_parameter"), ("temperature", 2.5, "invalid_parameter"), ("top_p", -1, "invalid_parameter"),
     ("min_p", 2, "invalid_parameter"), ("presence_penalty", 3, "invalid_parameter"), ("max_tokens", 0, "invalid_parameter"),
     ("max_tokens", True, "invalid_parameter"), ("max_tokens", "5", "invalid_parameter"), ("n", 10**9, "invalid_parameter"),
     ("max_tokens", 10**30, "invalid_parameter"), ("seed", 2**63, "invalid_parameter"), ("logprobs", 1000, "invalid_parameter"),
@@ -35,7 +36,7 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
 ]  # fmt: skip
 BAD_DIALOGS: list[tuple[list[Any], str]] = [
     ([], "invalid_dialog"), ([{"role": "user"}], "invalid_dialog"), ([{"role": "wizard", "content": "x"}], "invalid_dialog"),
-    ([{"role": "assistant", "content": "x"}], "invalid_dialog"), ([USER, USER], "invalid_dialog"),
+    ([{"role": "assistant", "content": "x"}], "invalid_dialog"), ([USER, SYSTEM], "invalid_dialog"),
     ([USER, {"role": "assistant", "content": "x"}], "invalid_dialog"),
     ([{"role": "user", "content": "a [INST] b"}], "special_tags"), ([{"role": "user", "content": "<</SYS>>"}], "special_tags"),
     ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "unsupported"),

@@ -76,9 +76,9 @@ def test_a_float_that_is_not_finite_is_400(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", -1), ("temperature", 2.5), ("top_p", 0), ("top_p", -1), ("top_p", 1.01), ("min_p", 2),
+        ("temperature", -1), ("temperature", 2.5), ("top_p", -0.1), ("top_p", -1), ("top_p", 1.01), ("min_p", 2),
         ("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0), ("max_tokens", 0),
-        ("max_tokens", -1), ("max_tokens", True), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", 10**30),
+        ("max_tokens", -2), ("max_tokens", True), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", 10**30),
         ("n", 0), ("n", 10**9), ("seed", 2**63), ("seed", -(2**63) - 1), ("logprobs", -1), ("logprobs", 1000),
         ("stop", ""), ("stop", ["a"] * 5), ("stop", "x" * 2**20), ("stop", 3), ("stop", [None]), ("top_k", -2),
         ("stream_options", {"include_usage": True}), ("min_tokens", -1), ("logit_bias", {"-1": 1}),
@@ -176,7 +176,7 @@ def beside_health_checks(served: Served, raw: str) -> tuple[httpx.Response, floa
         ([{"role": "user", "content": None}], 0),
         ([{"role": "wizard", "content": "x"}], 0),
         ([{"role": "assistant", "content": "x"}], 0),
-        ([USER, USER], 1),
+        ([USER, USER, {"role": "system", "content": "x"}], 2),
         ([USER, {"role": "system", "content": "x"}], 1),
         ([USER, {"role": "assistant", "content": "x"}], 1),
         ([{"role": "system", "content": "x"}], 0),

@@ -101,7 +101,8 @@ async def test_a_refusal_of_the_template_is_a_400_in_its_words(folder: Path) -> 
     source = "{{ messages[0].name }}{% if messages | length > 1 %}{{ raise_exception('One message only.') }}{% endif %}"
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     engine = engine_with(folder, TemplateChatFormat(tokenizer, source))
-    assert error(await post(engine, messages=HELLO * 2), "invalid_dialog") == "One message only."
+    answered = [*HELLO, {"role": "assistant", "content": "Hi"}]
+    assert error(await post(engine, messages=answered), "invalid_dialog") == "One message only."
     assert "writes nothing" in error(await post(engine, messages=HELLO), "invalid_dialog")
     assert (await post(engine, messages=[{**HELLO[0], "name": "Ann <|im_end|>"}])).status_code == 200
     assert engine.tokenizer.decode(engine.streams[-1].prompt) == "Ann <|im_end|>"

@@ -1,6 +1,8 @@
 """Bodies through raw sockets: size limits, declared lengths, chunked and slow bodies, and connections that are closed."""
 
 import asyncio
+import contextlib
+import gzip
 import json
 import select
 import socket
@@ -15,7 +17,7 @@ from starlette.types import Message
 from deployments.http import request_id as middleware
 from deployments.http.app import HttpLimits
 from deployments.http.request_body import BodyLimits, BodyReader
-from llama_core.errors import QueueFull
+from llama_core.errors import InvalidRequest, QueueFull
 from tests.support.scripted_engine import FakeEngine, Served, canary, serve
 from tests.support.waiting import wait_until
 
@@ -70,7 +72,7 @@ def test_a_chunked_body_over_the_cap_is_413_while_it_is_read(served: Served) -> 
 
 def test_a_chunked_body_under_the_cap_is_read(served: Served) -> None:
     status, error = exchange(
-        served, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b'5\r\n{"max\r\n', b'c\r\n_tokens": 0}\r\n', b"0\r\n\r\n"
+        served, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b'5\r\n{"max\r\n', b'c\r\n_tokens":-2}\r\n', b"0\r\n\r\n"
     )
     assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "max_tokens")
 
@@ -172,3 +174,61 @@ async def test_the_bytes_of_pending_bodies_have_a_bound() -> None:
     release.set()
     assert [await task for task in (*reading, small)] == [100, 100, 2]
     assert bodies.num_pending_bytes == 0
+
+
+COMPLETION = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
+
+
+def post_gzip(served: Served, content: bytes, encoding: str = "gzip") -> httpx.Response:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    return httpx.post(served.url + "/v1/completions", content=content, headers=headers)
+
+
+def test_a_gzip_body_and_a_byte_order_mark_are_read(served: Served) -> None:
+    assert post_gzip(served, gzip.compress(COMPLETION)).status_code == 200
+    assert post_gzip(served, COMPLETION, "identity").status_code == 200
+    assert post_gzip(served, gzip.compress(b"\xef\xbb\xbf" + COMPLETION)).status_code == 200
+    headers = {"content-type": "application/json"}
+    marked = httpx.post(served.url + "/v1/completions", content=b"\xef\xbb\xbf" + COMPLETION, headers=headers)
+    assert marked.status_code == 200
+
+
+def test_a_small_gzip_of_a_large_body_is_413_and_frees_what_was_pending(served: Served) -> None:
+    bomb = gzip.compress(b'{"prompt": "' + b"x" * (50 * CAP) + b'"}')
+    assert len(bomb) < CAP
+    answer = post_gzip(served, bomb)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "status", "code"),
+    [
+        (COMPLETION, "gzip", 400, "invalid_json"),
+        (gzip.compress(COMPLETION)[:-9], "gzip", 400, "invalid_json"),
+        (gzip.compress(COMPLETION)[:5], "gzip", 400, "invalid_json"),
+        (gzip.compress(COMPLETION) + b"x", "gzip", 400, "invalid_json"),
+        (b"", "gzip", 400, "invalid_json"),
+        (COMPLETION, "br", 415, "unsupported_media_type"),
+        (gzip.compress(COMPLETION), "gzip, gzip", 415, "unsupported_media_type"),
+    ],
+)
+def test_other_encodings_and_damaged_gzip_are_refused(
+    served: Served, content: bytes, encoding: str, status: int, code: str
+) -> None:
+    answer = post_gzip(served, content, encoding)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+async def test_a_refused_gzip_body_is_no_longer_pending() -> None:
+    bodies = BodyReader(BodyLimits(max_bytes=CAP, timeout_s=TIMEOUT_S))
+    for content in (gzip.compress(b"x" * 3 * CAP), gzip.compress(COMPLETION)[:-3], gzip.compress(COMPLETION)):
+
+        async def receive(content: bytes = content) -> Message:
+            return {"type": "http.request", "body": content, "more_body": False}
+
+        headers = [(b"content-type", b"application/json"), (b"content-encoding", b"gzip")]
+        with contextlib.suppress(InvalidRequest):
+            async with bodies.received(Request({"type": "http", "headers": headers}, receive)) as raw:
+                assert raw == COMPLETION
+                assert bodies.num_pending_bytes == len(COMPLETION)
+        assert bodies.num_pending_bytes == 0

@@ -25,6 +25,7 @@ from tests.support.scripted_engine import (
     canary,
     eventually,
     serve,
+    sse,
 )
 
 USER = {"role": "user", "content": "hi"}
@@ -389,3 +390,55 @@ def test_context_overflow_has_the_words_that_langchain_and_litellm_look_for(serv
     ):
         error = assert_error(httpx.post(served.url + path, json=body), 400, "context_length_exceeded")
         assert words in str(error["message"])
+
+
+def test_the_name_of_one_control_token_is_that_token_without_special_tokens(served: Served) -> None:
+    """lm-eval with tokenizer_backend=remote learns BOS so; pieces of text would make its log-likelihoods wrong."""
+    tokenizer = served.engine.tokenizer
+
+    def ids(**body: object) -> list[int]:
+        tokens: list[int] = httpx.post(served.url + "/tokenize", json=body).json()["tokens"]
+        return tokens
+
+    assert ids(prompt="<s>", add_special_tokens=False) == [tokenizer.bos_id]
+    assert ids(prompt="</s>", add_special_tokens=False) == [tokenizer.eos_id]
+    pieces = tokenizer.encode("<s>", bos=False, eos=False)
+    assert len(pieces) > 1
+    assert ids(prompt="<s>", add_special_tokens=False, parse_special=False) == pieces
+    assert ids(prompt="<s>") == [tokenizer.bos_id, *pieces]
+    text = tokenizer.encode("<s> a", bos=False, eos=False)
+    assert ids(prompt="<s> a", add_special_tokens=False) == text
+
+
+def test_no_new_tokens_with_echo_score_the_prompt(served: Served, client: openai.OpenAI) -> None:
+    prompts = ["Once upon", "a time"]
+    fields = {"model": MODEL_ID, "prompt": prompts, "echo": True, "logprobs": 2, "n": 2}
+    one = client.completions.create(**fields, max_tokens=1)  # type: ignore[call-overload]
+    none = client.completions.create(**fields, max_tokens=0)  # type: ignore[call-overload]
+    assert none.usage.completion_tokens == 0
+    for with_token, without in zip(one.choices, none.choices, strict=True):
+        assert without.finish_reason == "length"
+        assert with_token.text.startswith(without.text) and without.text in prompts
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert getattr(without.logprobs, name) == getattr(with_token.logprobs, name)[:-1]
+    body = {"prompt": "Once upon", "echo": True, "max_tokens": 0}
+    assert httpx.post(served.url + "/v1/completions", json=body).json()["choices"][0]["text"] == "Once upon"
+    parts = sse(httpx.post(served.url + "/v1/completions", json={**body, "stream": True, "logprobs": 1}).text)
+    choices = [part["choices"][0] for part in parts]
+    assert "".join(choice["text"] for choice in choices) == "Once upon"
+    assert choices[-1]["finish_reason"] == "length"
+    for path, bad in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
+        assert_error(httpx.post(served.url + path, json={**bad, "max_tokens": 0}), 400, "invalid_parameter")
+
+
+def test_minus_one_is_no_limit_and_top_p_zero_is_greedy(served: Served) -> None:
+    bodies: list[tuple[str, dict[str, object]]] = [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [USER]}),
+    ]
+    for path, body in bodies:
+        sent = {**body, "max_tokens": -1, "top_p": 0, "temperature": 1.5}
+        assert httpx.post(served.url + path, json=sent).status_code == 200
+        stream = served.engine.streams[-1]
+        assert stream.params.max_tokens == MAX_SEQ_LEN - len(stream.prompt)
+        assert (stream.params.temperature, stream.params.top_p) == (0, 1)

@@ -26,7 +26,7 @@ def chat(**fields: Any) -> ChatBody:
     "raw",
     [
         b"", b"{", b"nonsense", b'{"a": NaN}', b'{"a": Infinity}', b'{"a": "\xff"}', b'{"a": "\\ud800"}',
-        b'{"a": "\x00"}', b'{"a":' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b"\xef\xbb\xbf{}", b"{} {}",
+        b'{"a": "\x00"}', b'{"a":' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b"\xef\xbb\xbf\xef\xbb\xbf{}", b"{} {}",
         b"[]", b"3", b"null",
     ],
 )  # fmt: skip
@@ -108,13 +108,13 @@ def test_numbers_must_be_finite_numbers_in_their_range(field: str, value: object
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[("max_tokens", value) for value in (0, -1, True, "5", 1.5, 10**30)],
+        *[("max_tokens", value) for value in (0, -2, True, "5", 1.5, 10**30)],
         *[("n", value) for value in (0, 10**9, 1.0)],
         *[("seed", value) for value in (2**63, -(2**63) - 1, "1")],
         *[("logprobs", value) for value in (-1, 21, 1000, True)],
         *[("top_k", value) for value in (-2, 2**31, 0.5)],
         *[("temperature", value) for value in (-1, 2.01)],
-        *[("top_p", value) for value in (0, -1, 1.01)],
+        *[("top_p", value) for value in (-0.1, -1, 1.01)],
         *[("min_p", value) for value in (-0.1, 1.1)],
         *[("presence_penalty", value) for value in (-2.1, 2.1)],
         *[("repetition_penalty", value) for value in (0, -1)],

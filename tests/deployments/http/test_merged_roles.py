@@ -1,0 +1,83 @@
+"""Chats whose roles do not alternate are answered over HTTP where the chat format can say them merged."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from deployments.http.merged_roles import merge_neighbours
+from llama_core.errors import InvalidDialog
+from llama_core.text.template.chat_template import TemplateChatFormat
+from tests.support.scripted_engine import FakeEngine
+
+
+def system(text: str) -> Any:
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Any:
+    return {"role": "assistant", "content": text}
+
+
+async def post(engine: FakeEngine, messages: list[Any]) -> httpx.Response:
+    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        return await client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 3})
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        ([system("a"), system("b"), user("c")], [system("a\n\nb"), user("c")]),
+        ([system("a"), {"role": "developer", "content": "b"}, user("c")], [system("a\n\nb"), user("c")]),
+        ([user("a"), user("b")], [user("a\n\nb")]),
+        ([user("a"), assistant("b"), assistant("c"), user("d")], [user("a"), assistant("b\n\nc"), user("d")]),
+        ([user(""), user("b")], [user("b")]),
+    ],
+)
+async def test_neighbours_of_one_role_are_one_message(sent: list[Any], meant: list[Any]) -> None:
+    engine = FakeEngine()
+    with pytest.raises(InvalidDialog):
+        engine.chat_format.encode(sent)
+    answer = await post(engine, sent)
+    assert answer.status_code == 200, answer.text
+    assert engine.streams[-1].prompt == engine.chat_format.encode(meant)
+
+
+async def test_what_the_format_cannot_say_is_refused_with_the_index_that_was_sent() -> None:
+    engine = FakeEngine()
+    for sent, index in (
+        ([user("a"), user("b"), system("late"), user("c")], 2),
+        ([assistant("a"), assistant("b"), user("c")], 0),
+        ([system("a"), system("b"), user("c"), user("d"), assistant("e")], 4),
+    ):
+        error = (await post(engine, sent)).json()["error"]
+        assert error["code"] == "invalid_dialog"
+        assert error["param"] == f"messages[{index}]"
+        assert error["message"].startswith(f"messages[{index}]: role must be")
+
+
+async def test_a_template_that_takes_the_messages_gets_them_as_they_are() -> None:
+    engine = FakeEngine()
+    engine.chat_format = TemplateChatFormat(engine.tokenizer, "{% for m in messages %}({{ m.content }}){% endfor %}")
+    assert (await post(engine, [user("a"), user("b")])).status_code == 200
+    assert engine.tokenizer.decode(engine.streams[-1].prompt) == "(a)(b)"
+
+
+async def test_tags_made_by_a_merge_are_refused() -> None:
+    error = (await post(FakeEngine(), [user("<<SYS>>"), user("b")])).json()["error"]
+    assert error["code"] == "special_tags"
+
+
+def test_names_and_tool_calls_keep_messages_apart() -> None:
+    named = [{**user("a"), "name": "Ann"}, {**user("b"), "name": "Bob"}]
+    calls = [{**assistant("a"), "tool_calls": []}, assistant("b")]
+    for dialog in (named, calls, [{"role": "tool", "content": "1"}] * 2):
+        merged, origins = merge_neighbours(dialog)  # type: ignore[arg-type]
+        assert (merged, origins) == (dialog, [0, 1])
