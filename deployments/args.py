@@ -50,6 +50,12 @@ def _host_name(value: str) -> str:
     return value
 
 
+def _origin(value: str) -> str:
+    if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s*?#@]+", value, re.IGNORECASE):
+        raise ValueError("must be an origin as browsers send it, such as https://chat.example.com:8443, or *")
+    return value
+
+
 def _not_blank(value: str) -> str:
     if not value.strip():
         raise ValueError("is set, but names no file: leave it out to serve without a key file")
@@ -156,6 +162,10 @@ class ServerArgs(BaseModel):
     allowed_hosts: Annotated[tuple[Annotated[str, AfterValidator(_host_name)], ...], BeforeValidator(_names)] = Field(
         (),
         description="Names that a Host header may have, beside IP addresses and localhost, where there are no API keys.",
+    )
+    cors_origins: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_names)] = Field(
+        (),
+        description="Origins of web pages that may call the server, such as https://chat.example.com; * for all.",
     )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(

@@ -63,6 +63,7 @@ class LlamaIngress(HandleApi):
                 request_timeout_s=args.request_timeout_s,
                 keys=self._keys,
                 allowed_hosts=[*args.allowed_hosts, _http_address()[0]],
+                cors_origins=args.cors_origins,
                 sends_request_id=False,
             )
             await asyncio.wait_for(asyncio.shield(self._starting), limit)

@@ -9,12 +9,13 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api_keys import ApiKeys
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
 from deployments.http.auth import AccessGuard
+from deployments.http.cors import Cors
 from deployments.http.errors import json_response
 from deployments.http.generation import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationEndpoint
 from deployments.http.hosts import AllowedHosts
@@ -40,13 +41,16 @@ class HttpApp:
         *,
         keys: ApiKeys,
         hosts: AllowedHosts,
+        cors_origins: Iterable[str],
         sends_request_id: bool,
         on_refused: Callable[[Scope, LlamaError], None],
     ) -> None:
         self.routes = [*routes, ApiRoute("/openapi.json", self._openapi_json)]
         self._document: dict[str, Any] | None = None
         router = ApiRouter(self.routes)
-        self._stack = RequestScope(AccessGuard(router, keys, hosts, on_refused), sends_request_id)
+        guarded: ASGIApp = RequestScope(AccessGuard(router, keys, hosts, on_refused), sends_request_id)
+        # Outside of the guard: a browser's preflight has no API key, and a page may read why it was refused.
+        self._stack = Cors(guarded, origins) if (origins := tuple(cors_origins)) else guarded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # so that the router raises for an unknown route or method, and RequestScope answers
@@ -70,11 +74,13 @@ def build_http_app(
     request_timeout_s: float | None = None,
     keys: ApiKeys | None = None,
     allowed_hosts: Iterable[str] = (),
+    cors_origins: Iterable[str] = (),
     sends_request_id: bool = True,
 ) -> HttpApp:
     """An ASGI application that serves `engine`. While the engine loads, requests are answered 503.
 
     allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none (`hosts.py`).
+    cors_origins: origins of web pages that may call the server (`cors.py`); none by default.
     sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself.
     """
     limits = limits or HttpLimits()
@@ -113,6 +119,7 @@ def build_http_app(
         routes,
         keys=keys or ApiKeys(),
         hosts=AllowedHosts(allowed_hosts),
+        cors_origins=cors_origins,
         sends_request_id=sends_request_id,
         on_refused=on_refused,
     )
