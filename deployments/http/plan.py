@@ -64,6 +64,7 @@ class Plan:
     owner: str = ""  # the scheduler shares capacity fairly among owners
     priority: int = 0
     skip_special_tokens: bool = True
+    names_service_tier: bool = False  # the answer has service_tier, as OpenAI's has where the request has it
     only_prompt: bool = False  # the answer is the echoed prompt alone
     continues_message: bool = False  # the answer goes on with the last message of a chat
     scored_from: tuple[int, ...] = ()  # by prompt: where the continuation begins whose likelihood is asked for
@@ -243,6 +244,7 @@ def _plan(
         n=body.n or 1,
         stop=tuple(body.stop),
         echo=echo,
+        names_service_tier=body.service_tier is not None,
         only_prompt=body.max_tokens == 0,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),

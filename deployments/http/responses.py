@@ -136,6 +136,8 @@ class ResponseSerializer(ABC):
             "model": engine.model_id,
             "system_fingerprint": _fingerprint(engine.model_id),
         }
+        if plan.names_service_tier:
+            self._head["service_tier"] = "default"
         chunk_head = encode({**self._head, "object": self.chunk_name})
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":[{"index":'
         self.has_logprobs = plan.params[0].logprobs is not None

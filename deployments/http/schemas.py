@@ -192,6 +192,7 @@ class GenerationBody(BodyWithUnknownFields):
     stream_options: StreamOptions | None = None
     ignore_eos: Flag = Field(None, description="Generate up to max_tokens.")
     skip_special_tokens: Flag = Field(None, description="false: the text has the names of control tokens.")
+    service_tier: str | None = Field(None, max_length=MAX_NAME_CHARS, description='Any; the answer says "default".')
     user: str | None = Field(
         None, description="Users share the server fairly; where API keys are configured, keys do instead."
     )
@@ -409,6 +410,14 @@ NEUTRAL: dict[str, Callable[[object], bool]] = {
     "logits_processors": _empty, "include_stop_str_in_output": _is(False), "chat_template": _none_at_all,
     "documents": _empty, "mirostat": _is(0), "dry_multiplier": _is(0), "xtc_probability": _is(0),
 }  # fmt: skip
+REASONS = {
+    "suffix": "it continues texts, and has no format for text before and after a gap; write the model's own into the prompt",
+    "use_beam_search": "every answer is sampled; n and best_of give several",
+    "length_penalty": "it belongs to beam search",
+    "chat_template": "the server's own argument chat_template sets it for all requests",
+    "prompt_logprobs": "echo with logprobs gives the same",
+    "truncate_prompt_tokens": "a prompt that does not fit is refused, never cut",
+}
 COMPLETION_NEUTRAL = NEUTRAL | {
     "tools": _empty, "tool_choice": _is("none"), "functions": _empty, "function_call": _is("none"),
     "reasoning_effort": _is("none"),
@@ -426,4 +435,5 @@ def refuse_unsupported(
     """Raises Unsupported for the first field whose value this server does not support. `where` prefixes its name."""
     for name, value in fields.items():
         if value is not None and name in neutral and not neutral[name](value):
-            raise Unsupported(f"{where}{name}: this server supports only its neutral value", param=where + name)
+            why = REASONS.get(name, "docs/http.md lists the fields that are")
+            raise Unsupported(f"{where}{name}: not supported by this server: {why}", param=where + name)

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import Any
 
 import httpx
 import openai
@@ -442,3 +443,39 @@ def test_minus_one_is_no_limit_and_top_p_zero_is_greedy(served: Served) -> None:
         stream = served.engine.streams[-1]
         assert stream.params.max_tokens == MAX_SEQ_LEN - len(stream.prompt)
         assert (stream.params.temperature, stream.params.top_p) == (0, 1)
+
+
+def test_fields_that_change_nothing_are_accepted_and_a_service_tier_is_answered(served: Served) -> None:
+    fields = {"metadata": {"a": "b"}, "user": "u", "store": False, "parallel_tool_calls": True, "service_tier": "auto"}
+    answer = httpx.post(served.url + "/v1/chat/completions", json={"messages": [USER], **fields})
+    assert (answer.status_code, answer.json()["service_tier"]) == (200, "default")
+    assert answer.json()["system_fingerprint"].startswith("fp_")
+    chunks = sse(httpx.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True, **fields}).text)
+    assert {chunk["service_tier"] for chunk in chunks} == {"default"}
+    assert "service_tier" not in httpx.post(served.url + "/v1/completions", json={"prompt": "x"}).json()
+
+
+def test_a_field_that_is_not_supported_says_why_and_what_to_do(served: Served) -> None:
+    for fields, words in (
+        ({"suffix": "end"}, "before and after a gap"),
+        ({"documents": [{"a": "b"}]}, "docs/http.md"),
+        ({"truncate_prompt_tokens": 5}, "never cut"),
+    ):
+        body = {"prompt": "x", **fields}  # type: ignore[dict-item]
+        error = assert_error(httpx.post(served.url + "/v1/completions", json=body), 400, "unsupported")
+        assert "not supported by this server" in str(error["message"]) and words in str(error["message"])
+
+
+def test_usage_in_a_stream_is_null_until_the_last_chunk_or_continuous(served: Served) -> None:
+    def chunks(**options: bool) -> list[dict[str, Any]]:
+        body = {"prompt": "x", "stream": True, "stream_options": options}
+        return sse(httpx.post(served.url + "/v1/completions", json=body).text)
+
+    *parts, last = chunks(include_usage=True)
+    assert {part["usage"] for part in parts} == {None}
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] > 0
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    *parts, last = chunks(include_usage=True, continuous_usage_stats=True)
+    counts = [part["usage"]["completion_tokens"] for part in parts]
+    assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"]
+    assert all(part["usage"]["total_tokens"] > part["usage"]["completion_tokens"] for part in parts)
