@@ -25,7 +25,7 @@ from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_id import RequestScope
 from deployments.http.request_log import RequestRecord
-from deployments.http.routes import model_routes, operator_routes, page_routes, tokenizer_routes
+from deployments.http.routes import BODY_STATUSES, model_routes, operator_routes, page_routes, tokenizer_routes
 from deployments.http.routing import ApiRoute, ApiRouter, route_path
 from llama_core.errors import LlamaError
 
@@ -98,6 +98,8 @@ def build_http_app(
             summary=kind.summary,
             description=kind.description,
             body=kind.body,
+            answer=kind.answer,
+            statuses=(*BODY_STATUSES, 500, 504),
         )
         for kind in (COMPLETIONS, CHAT, SCORE, CLASSIFY)
     ]

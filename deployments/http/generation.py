@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.engine.interface import Engine, TokenStream
 from deployments.engine.metrics import Metrics
+from deployments.http import answer_schemas
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectWatch
 from deployments.http.limits import HttpLimits
@@ -53,6 +54,7 @@ class GenerationKind(Generic[BodyT]):
     body: type[BodyT]
     plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
     serializer: Callable[[Engine, Plan, Sequence[TokenStream]], ResponseSerializer | ScoreSerializer]
+    answer: answer_schemas.Schema
 
 
 COMPLETIONS = GenerationKind(
@@ -62,6 +64,7 @@ COMPLETIONS = GenerationKind(
     CompletionBody,
     plan_completion,
     CompletionSerializer,
+    answer_schemas.COMPLETION,
 )
 CHAT = GenerationKind(
     "/v1/chat/completions",
@@ -70,6 +73,7 @@ CHAT = GenerationKind(
     ChatBody,
     plan_chat,
     chat_serializer,
+    answer_schemas.CHAT_COMPLETION,
 )
 
 SCORE = GenerationKind(
@@ -79,6 +83,7 @@ SCORE = GenerationKind(
     ScoreBody,
     plan_score,
     ScoreSerializer,
+    answer_schemas.SCORES,
 )
 CLASSIFY = GenerationKind(
     "/v1/classify",
@@ -87,6 +92,7 @@ CLASSIFY = GenerationKind(
     ClassifyBody,
     plan_classify,
     ClassifySerializer,
+    answer_schemas.CLASSES,
 )
 
 

@@ -6,26 +6,31 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from deployments.http import answer_schemas
+from deployments.http.auth import PROBE_PATHS
 from deployments.http.routing import ApiRoute
 
 TITLE, VERSION = "Llama on Ray", "1"
 DESCRIPTION = "OpenAI's completions and chat completions."
 _REF = "#/components/schemas/{model}"
-_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
+_SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+# Without configured keys, no key is needed.
+_ANY_KEY: list[dict[str, list[str]]] = [*({name: []} for name in _SECURITY), {}]
+_ERRORS = {
+    400: "The request is not valid",
+    401: "A valid API key is required",
+    403: "The Host header has a name that is not allowed",
+    404: "There is no such model",
+    408: "The body did not arrive in time",
+    413: "The body is too large",
+    415: "The body is not JSON",
+    429: "The queue is full; Retry-After has the time to try again",
+    500: "The request failed",
+    503: "The server is loading, draining or recovering; Retry-After has the time to try again",
+    504: "The request's time limit has passed",
 }
 
 
@@ -41,7 +46,8 @@ def openapi_document(routes: Iterable[ApiRoute]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": TITLE, "description": DESCRIPTION, "version": VERSION},
         "paths": paths,
-        "components": {"schemas": {**schemas["$defs"], "Error": _ERROR_SCHEMA}},
+        "components": {"schemas": {**schemas["$defs"], "Error": answer_schemas.ERROR}, "securitySchemes": _SECURITY},
+        "security": _ANY_KEY,
     }
 
 
@@ -57,9 +63,19 @@ def _operation(route: ApiRoute) -> dict[str, Any]:
     if route.body is not None:
         schema = {"$ref": _REF.format(model=route.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    error = {"schema": {"$ref": _REF.format(model="Error")}}
-    operation["responses"] = {
-        "200": {"description": "Success", "content": {route.media_type: {"schema": {}}}},
-        "default": {"description": "Error", "content": {"application/json": error}},
-    }
+    operation["responses"] = _responses(route)
+    if route.path in PROBE_PATHS:
+        operation["security"] = []
     return operation
+
+
+def _responses(route: ApiRoute) -> dict[str, Any]:
+    content: dict[str, Any] = {route.media_type: {"schema": dict(route.answer)}}
+    if route.body is not None and "stream" in route.body.model_fields:
+        content["text/event-stream"] = {"schema": answer_schemas.EVENTS}
+    responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
+    error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
+    refused = () if route.path in PROBE_PATHS else (401, 403)
+    for status in sorted({*route.statuses, *refused}):
+        responses[str(status)] = {"description": _ERRORS[status], "content": error}
+    return responses

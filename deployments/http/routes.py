@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import CONTENT_TYPE, Metrics
+from deployments.http import answer_schemas
 from deployments.http.errors import error_object, error_response, json_response
 from deployments.http.pages import API_REFERENCE, PLAYGROUND, page_response
 from deployments.http.plan import check_model
@@ -16,6 +17,8 @@ from deployments.http.request_body import BodyReader
 from deployments.http.routing import ApiRoute
 from deployments.http.schemas import DetokenizeBody, TokenizeBody
 from llama_core.errors import EngineError
+
+BODY_STATUSES = (400, 404, 408, 413, 415, 429, 503)  # of the errors of a route that reads a body
 
 
 def check_takes_requests(engine: Engine) -> None:
@@ -47,9 +50,22 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
         return json_response(model())
 
     return [
-        ApiRoute("/v1/models", models, tag="models", summary="Models", description="The one model that is served."),
         ApiRoute(
-            "/v1/models/{model_id:path}", one_model, tag="models", summary="Model", description="404 for another name."
+            "/v1/models",
+            models,
+            tag="models",
+            summary="Models",
+            description="The one model that is served.",
+            answer=answer_schemas.MODELS,
+        ),
+        ApiRoute(
+            "/v1/models/{model_id:path}",
+            one_model,
+            tag="models",
+            summary="Model",
+            description="404 for another name.",
+            answer=answer_schemas.MODEL,
+            statuses=(404,),
         ),
     ]
 
@@ -97,6 +113,8 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             description="Ids of a text, with BOS unless `add_special_tokens` is false, or of a chat as its template "
             "writes it.",
             body=TokenizeBody,
+            answer=answer_schemas.TOKENS,
+            statuses=BODY_STATUSES,
         ),
         ApiRoute(
             "/detokenize",
@@ -106,6 +124,8 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             summary="Detokenize",
             description="Text of ids; control tokens have none unless `skip_special_tokens` is false.",
             body=DetokenizeBody,
+            answer=answer_schemas.TEXT,
+            statuses=BODY_STATUSES,
         ),
         ApiRoute(
             "/tokenizer_info",
@@ -113,6 +133,8 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             tag="tokenizer",
             summary="Tokenizer",
             description="Names of the control tokens, and the model's chat template; null for a built-in chat format.",
+            answer=answer_schemas.TOKENIZER,
+            statuses=(503,),
         ),
     ]
 
@@ -149,6 +171,8 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             tag="operation",
             summary="Liveness",
             description="503 when only a restart helps. A server that loads is alive; see /ready.",
+            answer=answer_schemas.HEALTH,
+            statuses=(503,),
         ),
         ApiRoute(
             "/ready",
@@ -157,6 +181,8 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             summary="Readiness",
             description="503 with Retry-After while the server loads, recovers (requests are taken and wait), drains or "
             "has failed.",
+            answer=answer_schemas.READINESS,
+            statuses=(503,),
         ),
         ApiRoute(
             "/metrics",
@@ -164,6 +190,7 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             tag="operation",
             summary="Metrics",
             description="This replica's metrics as Prometheus text; Ray's own metrics have them too.",
+            answer=answer_schemas.METRICS,
             media_type="text/plain",
         ),
         ApiRoute(
@@ -172,6 +199,7 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             tag="operation",
             summary="Properties",
             description="Model, ranks, limits and load.",
+            answer=answer_schemas.PROPERTIES,
         ),
     ]
 

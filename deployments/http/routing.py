@@ -1,6 +1,7 @@
 """A route of the application, with its entry of the API reference."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
@@ -9,7 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class ApiRoute(Route):
-    """One method of one path. A route without a `tag` is left out of the API reference; `body` is its body's schema."""
+    """One method of one path. A route without a `tag` is left out of the API reference.
+
+    body: its body's schema. answer: the JSON schema of a 200. statuses: of its errors, beside 401 and 403.
+    """
 
     def __init__(
         self,
@@ -21,6 +25,8 @@ class ApiRoute(Route):
         summary: str = "",
         description: str = "",
         body: type[BaseModel] | None = None,
+        answer: Mapping[str, Any] = MappingProxyType({}),
+        statuses: Sequence[int] = (),
         media_type: str = "application/json",
     ) -> None:
         super().__init__(path, endpoint, methods=[method], include_in_schema=bool(tag))
@@ -29,6 +35,8 @@ class ApiRoute(Route):
         self.summary = summary
         self.description = description
         self.body = body
+        self.answer = answer
+        self.statuses = statuses
         self.media_type = media_type
 
 

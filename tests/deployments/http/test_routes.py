@@ -461,7 +461,7 @@ def test_a_field_that_is_not_supported_says_why_and_what_to_do(served: Served) -
         ({"documents": [{"a": "b"}]}, "docs/http.md"),
         ({"truncate_prompt_tokens": 5}, "never cut"),
     ):
-        body = {"prompt": "x", **fields}  # type: ignore[dict-item]
+        body = {"prompt": "x", **fields}
         error = assert_error(httpx.post(served.url + "/v1/completions", json=body), 400, "unsupported")
         assert "not supported by this server" in str(error["message"]) and words in str(error["message"])
 

@@ -1,0 +1,87 @@
+"""JSON schemas of the answers, for the OpenAPI document. Tests compare them with what the routes answer."""
+
+from typing import Any, Final
+
+Schema = dict[str, Any]
+
+_STRING: Final[Schema] = {"type": "string"}
+_TEXT_OR_NULL: Final[Schema] = {"type": ["string", "null"]}
+_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+_OBJECT_OR_NULL: Final[Schema] = {"type": ["object", "null"]}
+_FINISH: Final[Schema] = {"type": ["string", "null"]}
+
+
+def _object(**properties: Schema) -> Schema:
+    """An object that has all of these and may have more."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+_USAGE = _object(
+    prompt_tokens=_COUNT,
+    completion_tokens=_COUNT,
+    total_tokens=_COUNT,
+    prompt_tokens_details=_object(cached_tokens=_COUNT),
+)
+_MESSAGE = _object(role={"const": "assistant"}, content=_TEXT_OR_NULL)
+
+
+def _generated(kind: str, **choice: Schema) -> Schema:
+    choices = _list(_object(index=_COUNT, **choice, logprobs=_OBJECT_OR_NULL, finish_reason=_FINISH))
+    names = _object(id=_STRING, object={"const": kind}, created=_COUNT, model=_STRING, choices=choices, usage=_USAGE)
+    names["properties"] |= {"system_fingerprint": _STRING, "service_tier": _STRING}
+    return names
+
+
+COMPLETION: Final = _generated("text_completion", text=_STRING)
+CHAT_COMPLETION: Final = _generated("chat.completion", message=_MESSAGE)
+
+
+def _scored(**item: Schema) -> Schema:
+    data = _list(_object(index=_COUNT, **item))
+    return _object(id=_STRING, object={"const": "list"}, created=_COUNT, model=_STRING, data=data, usage=_USAGE)
+
+
+_NUMBER: Final[Schema] = {"type": "number"}
+_TOKEN_IDS: Final = _list(_COUNT)
+SCORES: Final = _scored(
+    score=_NUMBER,
+    num_tokens=_COUNT,
+    is_greedy={"type": "boolean"},
+    tokens=_TOKEN_IDS,
+    token_logprobs=_list(_NUMBER),
+)
+CLASSES: Final = _scored(
+    label=_STRING,
+    probs=_list(_NUMBER),
+    num_classes=_COUNT,
+    labels=_list(_object(label=_STRING, prob=_NUMBER, score=_NUMBER, num_tokens=_COUNT)),
+)
+MODEL: Final = _object(
+    id=_STRING,
+    object={"const": "model"},
+    created=_COUNT,
+    owned_by=_STRING,
+    root=_STRING,
+    parent={"type": "null"},
+    max_model_len=_COUNT,
+)
+MODELS: Final = _object(object={"const": "list"}, data=_list(MODEL))
+TOKENS: Final = _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT))
+TEXT: Final = _object(prompt=_STRING)
+TOKENIZER: Final = _object(
+    bos_token=_TEXT_OR_NULL,
+    eos_token=_STRING,
+    chat_template=_TEXT_OR_NULL,
+    vocab_size=_COUNT,
+    max_model_len=_COUNT,
+)
+HEALTH: Final = _object(status=_STRING)
+READINESS: Final = _object(ready={"type": "boolean"}, phase=_STRING, detail=_STRING)
+PROPERTIES: Final = _object(model=_STRING, phase=_STRING, max_seq_len=_COUNT)
+METRICS: Final = _STRING
+EVENTS: Final = _STRING  # server-sent events
+ERROR: Final = _object(error=_object(message=_STRING, type=_STRING, param=_TEXT_OR_NULL, code=_STRING))
