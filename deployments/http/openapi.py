@@ -18,7 +18,7 @@ _SECURITY = {
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 # Without configured keys, no key is needed.
-_ANY_KEY: list[dict[str, list[str]]] = [*({name: []} for name in _SECURITY), {}]
+_ANY_KEY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}, {}]
 _ERRORS = {
     400: "The request is not valid",
     401: "A valid API key is required",

@@ -56,6 +56,8 @@ class Plan:
     prompts: list[list[int]]
     params: list[SamplingParams]  # one for each prompt, because the default max_tokens depends on the prompt's length
     n: int = 1
+    num_returned: int = 0  # of each prompt's choices, those with the highest mean log-probability; 0: all
+    shows_logprobs: bool = True  # where params have them; False: they only rank the choices
     stop: tuple[str, ...] = ()
     echo: bool = False
     stream: bool = False
@@ -94,16 +96,24 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
     prompts = await encoder.prompts(
         body.prompt,
         bos=body.add_special_tokens is not False,
-        n=body.n or 1,
+        n=body.num_sampled,
         parse_special=bool(body.parse_special),
     )
     if body.echo and body.logprobs is not None:
-        _check_prompt_logprobs(sum(map(len, prompts)) * (body.n or 1) * (body.logprobs + 1))
+        _check_prompt_logprobs(sum(map(len, prompts)) * body.num_sampled * (body.logprobs + 1))
     limits = [_max_tokens(prompt, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
-    if body.logprobs is not None:
-        _check_logprobs(limits, body.n or 1, body.logprobs, "logprobs")
+    num_returned = body.n or 1
+    ranks_choices = body.num_sampled > num_returned
+    logprobs = 0 if ranks_choices and body.logprobs is None else body.logprobs
+    if logprobs is not None:
+        _check_logprobs(limits, body.num_sampled, logprobs, "logprobs")
     grammar = await encoder.grammar(*grammar_of(body))
-    return _plan(body, prompts, limits, engine, logprobs=body.logprobs, echo=bool(body.echo), grammar=grammar)
+    plan = _plan(body, prompts, limits, engine, logprobs=logprobs, echo=bool(body.echo), grammar=grammar)
+    if not ranks_choices:
+        return plan
+    shown = body.logprobs is not None
+    params = [replace(each, prompt_logprobs=each.prompt_logprobs and shown) for each in plan.params]
+    return replace(plan, params=params, n=body.num_sampled, num_returned=num_returned, shows_logprobs=shown)
 
 
 async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> Plan:

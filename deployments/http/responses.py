@@ -5,6 +5,7 @@ with log-probabilities can be megabytes: they are written in slices (`slices.py`
 share is written once.
 """
 
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -50,6 +51,15 @@ class CollectedChoice:
         self._tokens += delta.tokens
         self._logprobs += delta.logprobs
         self._finish_reason = delta.finish_reason
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
+
+    def mean_logprob(self) -> float:
+        """Of its tokens; the lowest number for an answer without tokens."""
+        num_tokens = len(self._logprobs)
+        return sum(entry.logprob for entry in self._logprobs) / num_tokens if num_tokens else -math.inf
 
     def joined(self) -> Delta:
         return Delta("".join(self._texts), self._tokens, self._logprobs, self._finish_reason)
@@ -140,7 +150,7 @@ class ResponseSerializer(ABC):
             self._head["service_tier"] = "default"
         chunk_head = encode({**self._head, "object": self.chunk_name})
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":[{"index":'
-        self.has_logprobs = plan.params[0].logprobs is not None
+        self.has_logprobs = plan.params[0].logprobs is not None and plan.shows_logprobs
         self._prompts = [
             PromptShare(engine.tokenizer, prompt, self._logprobs_writer(prompt), plan.skip_special_tokens)
             for prompt in plan.prompts
@@ -206,10 +216,11 @@ class ResponseSerializer(ABC):
     def whole(self, choices: Sequence[CollectedChoice]) -> Sliced[bytes]:
         """The answer as JSON, made in slices."""
         written: list[bytes] = []
-        for index, choice in enumerate(choices):
-            if index:
+        returned = self._returned(choices)
+        for number, index in enumerate(returned):
+            if number:
                 yield
-            delta = self._shown(choice.joined())
+            delta = self._shown(choices[index].joined())
             part = self._part(index, delta)
             fragments: list[Fragments] = []
             if self.has_logprobs:
@@ -219,18 +230,31 @@ class ResponseSerializer(ABC):
             if fragments:
                 part = part._replace(logprobs=self._prompt(index).logprobs_object(fragments))
             fields = [
-                b'{"index":%d,' % index,
+                b'{"index":%d,' % number,
                 self._choice_fields(index, part),
                 b',"logprobs":',
                 part.logprobs or b"null",
             ]
             reason = self._finish_reason(index, part.finish_reason)
             written.append(b"".join([*fields, b',"finish_reason":', encode(reason), b"}"]))
+        for index in set(range(len(choices))).difference(returned):
+            self._num_generated += choices[index].num_tokens
         usage = encode(self.usage())
         return b"".join([encode(self._head)[:-1], b',"choices":[', b",".join(written), b'],"usage":', usage, b"}"])
 
     def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
         return reason
+
+    def _returned(self, choices: Sequence[CollectedChoice]) -> list[int]:
+        """The choices of the answer: all, or each prompt's best ones, the best first."""
+        plan = self._plan
+        if not plan.num_returned:
+            return list(range(len(choices)))
+        returned: list[int] = []
+        for first in range(0, len(choices), plan.n):
+            ranked = sorted(range(first, first + plan.n), key=lambda index: -choices[index].mean_logprob())
+            returned += ranked[: plan.num_returned]
+        return returned
 
     def usage(self) -> Json:
         return usage_of(self._plan, self._streams, self._num_generated)

@@ -247,23 +247,34 @@ class CompletionBody(GenerationBody):
     prompt: Prompt
     echo: Flag = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Only n.")
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="Samples so many, and returns the n most likely."
+    )
     add_special_tokens: Flag = Field(None, description="false: no BOS before a text prompt.")
     parse_special: Flag = Field(None, description="true: names of control tokens in a text prompt become those tokens.")
+
+    @property
+    def num_sampled(self) -> int:
+        """Answers to each prompt that are generated; n of them are returned."""
+        return self.best_of or self.n or 1
 
     @model_validator(mode="after")
     def _choices_agree(self) -> Self:
         n = self.n or 1
         if self.best_of is not None and self.best_of < n:
             raise InvalidParameter("best_of: must not be less than n", param="best_of")
-        if self.best_of is not None and self.best_of > n:
-            raise Unsupported("best_of: this server supports only best_of equal to n", param="best_of")
+        if self.best_of is not None and self.best_of > n and self.stream:
+            raise InvalidParameter(
+                "best_of: a stream begins before the best is known: leave out stream, or send best_of equal to n",
+                param="best_of",
+            )
         if self.max_tokens == 0 and not self.echo:
             raise InvalidParameter(
                 "max_tokens: 0 needs echo to be true: the answer is then the prompt", param="max_tokens"
             )
-        if len(self.prompt) * n > MAX_CHOICES:
-            raise InvalidParameter(f"n: prompts * n must be at most {MAX_CHOICES}", param="n")
+        if len(self.prompt) * self.num_sampled > MAX_CHOICES:
+            name = "n" if self.num_sampled == n else "best_of"
+            raise InvalidParameter(f"{name}: prompts * {name} must be at most {MAX_CHOICES}", param=name)
         return self
 
 

@@ -241,7 +241,7 @@ def test_a_wrong_route_is_404_and_a_wrong_method_405(served: Served) -> None:
 @pytest.mark.parametrize(("path", "body"), BOTH)
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("suffix", "x"), ("best_of", 3), ("use_beam_search", True)],
+    [("suffix", "x"), ("use_beam_search", True)],
 )  # fmt: skip
 def test_unsupported_fields_with_an_effect_are_400(
     served: Served, path: str, body: dict[str, Any], field: str, value: object

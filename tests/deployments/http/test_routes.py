@@ -16,7 +16,8 @@ from deployments.engine.metrics import Metrics
 from deployments.http.app import HttpLimits, build_http_app
 from deployments.http.prompt_encoder import TextLimits
 from llama_core.errors import CheckpointChanged, NonFiniteLogits, RankFailure
-from llama_core.scheduling.sampling_params import mix_seed
+from llama_core.scheduling.request import TokenLogprob
+from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
 from tests.support.scripted_engine import (
     MAX_SEQ_LEN,
     MODEL_ID,
@@ -479,3 +480,35 @@ def test_usage_in_a_stream_is_null_until_the_last_chunk_or_continuous(served: Se
     counts = [part["usage"]["completion_tokens"] for part in parts]
     assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"]
     assert all(part["usage"]["total_tokens"] > part["usage"]["completion_tokens"] for part in parts)
+
+
+def test_best_of_returns_the_choices_with_the_highest_mean_logprob(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_seed(token: int, params: SamplingParams) -> TokenLogprob:
+        value = -1.0 - seeds.index(params.seed) * 3 % 5  # of the five choices in order: -1, -4, -2, -5, -3
+        return TokenLogprob(value, ((token, value),))
+
+    seeds = [mix_seed(7, i) if i else 7 for i in range(5)]
+    monkeypatch.setattr(served.engine, "logprob", by_seed)
+    body = {"prompt": ["a", "b b"], "max_tokens": 4, "seed": 7, "best_of": 5, "n": 2}
+    shown = httpx.post(served.url + "/v1/completions", json={**body, "logprobs": 1}).json()
+    assert [choice["index"] for choice in shown["choices"]] == [0, 1, 2, 3]
+    assert [choice["logprobs"]["token_logprobs"][0] for choice in shown["choices"]] == [-1, -2, -1, -2]
+    assert shown["usage"]["completion_tokens"] == 2 * 5 * 4, "tokens of the other choices count"
+    plain = httpx.post(served.url + "/v1/completions", json={**body, "echo": True}).json()
+    assert [choice["logprobs"] for choice in plain["choices"]] == [None] * 4
+    assert plain["choices"][0]["text"] == "a" + shown["choices"][0]["text"]
+    assert not any(stream.params.prompt_logprobs for stream in served.engine.streams[-10:])
+    assert len(served.engine.streams) == 20
+    httpx.post(served.url + "/v1/completions", json={"prompt": "x", "best_of": 2, "n": 2})
+    assert served.engine.streams[-1].params.logprobs is None, "nothing is ranked"
+
+
+def test_best_of_is_refused_where_it_cannot_work(served: Served) -> None:
+    for fields in ({"best_of": 3, "stream": True}, {"best_of": 1, "n": 2}, {"best_of": 129}, {"best_of": 100, "n": 2}):
+        body = {"prompt": ["x", "y"], **fields}
+        error = assert_error(httpx.post(served.url + "/v1/completions", json=body), 400, "invalid_parameter")
+        assert error["param"] == "best_of"
+    body = {"prompt": "x", "best_of": 2, "n": 2, "stream": True}
+    assert httpx.post(served.url + "/v1/completions", json=body).status_code == 200
