@@ -110,15 +110,18 @@ def as_llama_error(error: BaseException) -> LlamaError:
     return error if isinstance(error, LlamaError) else INTERNAL
 
 
-def exception_response(error: Exception, suggested: str = "") -> Response:
-    """The answer to an exception of an endpoint or of the router. suggested: the path that was probably meant."""
+def route_not_found(suggested: str = "") -> RouteNotFound:
+    """suggested: the path that was probably meant."""
+    meant = f" Did you mean {suggested}? OpenAI's clients take a base URL that ends in /v1, once." if suggested else ""
+    return RouteNotFound(f"There is no such route; GET /docs lists them.{meant}")
+
+
+def exception_response(error: Exception) -> Response:
+    """The answer to an exception of an endpoint or of the router."""
     if not isinstance(error, HTTPException):
         return error_response(as_llama_error(error))
     if error.status_code == 404:
-        meant = (
-            f" Did you mean {suggested}? OpenAI's clients take a base URL that ends in /v1, once." if suggested else ""
-        )
-        return error_response(RouteNotFound(f"There is no such route; GET /docs lists them.{meant}"))
+        return error_response(route_not_found())
     if error.status_code == 405:
         headers = dict(error.headers or {})
         allowed = headers.get("Allow", "")

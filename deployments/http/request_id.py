@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.http.errors import exception_response
-from deployments.http.routing import suggested_path
 from llama_core.errors import LlamaError
 
 log = logging.getLogger(__name__)
@@ -80,9 +79,7 @@ class RequestScope:
             if not isinstance(error, LlamaError | HTTPException):
                 log.exception("unhandled exception, request %s", request_id)
             if not started:
-                is_unknown = isinstance(error, HTTPException) and error.status_code == 404
-                suggested = suggested_path(scope) if is_unknown else ""
-                await exception_response(error, suggested)(scope, receive_body, send_with_id)
+                await exception_response(error)(scope, receive_body, send_with_id)
 
 
 def _has_body(scope: Scope) -> bool:

@@ -8,6 +8,8 @@ from pydantic import BaseModel
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.http.errors import route_not_found
+
 
 class ApiRoute(Route):
     """One method of one path. A route without a `tag` is left out of the API reference.
@@ -46,20 +48,6 @@ def route_path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def suggested_path(scope: Scope) -> str:
-    """The exact path of the route that was probably meant by an unknown path; "" if there is none.
-
-    A wrong base URL lacks /v1, has it twice, or has a second slash. The answer is the path of a route, never the client's text.
-    """
-    parts = [part for part in route_path(scope).split("/") if part]
-    while parts and parts[0] in ("v1", "api", "openai"):
-        parts.pop(0)
-    plain, versioned = "/" + "/".join(parts), "/v1/" + "/".join(parts)
-    paths = {route.path for route in getattr(scope.get("app"), "routes", ()) if isinstance(route, ApiRoute)}
-    found = next((path for path in (versioned, plain) if parts and path in paths), "")
-    return scope.get("root_path", "") + found if found else ""
-
-
 class ApiRouter:
     """Finds the route of a request: by one lookup for a path without parameters, else by Starlette's router.
 
@@ -68,7 +56,7 @@ class ApiRouter:
 
     def __init__(self, routes: Sequence[ApiRoute]) -> None:
         # A redirect would be built from the request's Host header.
-        self._router = Router(list(routes), redirect_slashes=False)
+        self._router = Router(list(routes), redirect_slashes=False, default=self._not_found)
         self._exact = {
             (method, route.path): route.app
             for route in routes
@@ -79,3 +67,22 @@ class ApiRouter:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         app = self._exact.get((scope["method"], route_path(scope))) if scope["type"] == "http" else None
         return (app or self._router)(scope, receive, send)
+
+    async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._router.not_found(scope, receive, send)
+            return
+        raise route_not_found(self._suggested(scope))
+
+    def _suggested(self, scope: Scope) -> str:
+        """The path that was probably meant by an unknown path; "" if there is none. Never the client's text.
+
+        A wrong base URL lacks /v1, has it twice, or has a second slash.
+        """
+        parts = [part for part in route_path(scope).split("/") if part]
+        while parts and parts[0] in ("v1", "api", "openai"):
+            parts.pop(0)
+        paths = {path for _, path in self._exact}
+        tails = ("/v1/" + "/".join(parts), "/" + "/".join(parts))
+        found = next((path for path in tails if parts and path in paths), "")
+        return scope.get("root_path", "") + found if found else ""

@@ -33,6 +33,8 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("GET", "/v1/models"),
     ("GET", f"/v1/models/{MODEL_ID}"),
+    ("POST", "/v1/score"),
+    ("POST", "/v1/classify"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/tokenizer_info"),
