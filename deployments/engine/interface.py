@@ -126,6 +126,10 @@ class TokenStream(Protocol):
     def ended(self) -> bool:
         """Whether the sequence has ended; the reader may not have taken the last token or the error yet."""
 
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text; None if none did."""
+
     def listen(self, wake: Callable[[], None]) -> None:
         """Call `wake` when there is something to take: once until the next `take`, at once if there is already something."""
 

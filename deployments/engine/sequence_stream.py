@@ -62,6 +62,11 @@ class SequenceStream:
         """Tokens of the prompt that were found in the prefix cache."""
         return self.sequence.num_cached or 0
 
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text; None if none did."""
+        return self._stop.matched
+
     # For the engine loop.
 
     def push(self, tokens: list[int]) -> bool:

@@ -57,7 +57,7 @@ class AccessGuard:
             return _close_websocket
         error, headers = self._refusal(scope)
         self._on_refused(scope, error)
-        return error_response(error, headers)
+        return error_response(error, scope, headers)
 
     def _refusal(self, scope: Scope) -> tuple[LlamaError, dict[str, str]]:
         if self._keys.are_required:

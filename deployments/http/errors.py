@@ -1,13 +1,16 @@
-"""HTTP errors: turns exceptions into answers in OpenAI's shape, {"error": {message, type, param, code}}.
+"""HTTP errors: turns exceptions into answers in OpenAI's shape, {"error": {message, type, param, code}}, or, at the routes of
+Anthropic's API, in that API's: {"type": "error", "error": {type, message}, "request_id"}.
 
 Decides status, type and Retry-After by one table. Messages are the exceptions' own and never repeat the caller's input.
 """
 
 import math
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from llama_core.errors import (
     CheckpointChanged,
@@ -97,6 +100,17 @@ TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }  # any other status: invalid_request_error
+ANTHROPIC_PREFIX = "/v1/messages"  # of the paths of Anthropic's API
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}  # any other status: invalid_request_error
 RANK_FAILURE_RETRY_S = 5.0  # about the recovery time of a small group of ranks
 INTERNAL = LlamaError("The server failed to answer this request; its log has the cause under the request's id.")
 
@@ -116,22 +130,35 @@ def route_not_found(suggested: str = "") -> RouteNotFound:
     return RouteNotFound(f"There is no such route; GET /docs lists them.{meant}")
 
 
-def exception_response(error: Exception) -> Response:
+def exception_response(error: Exception, scope: Scope) -> Response:
     """The answer to an exception of an endpoint or of the router."""
     if not isinstance(error, HTTPException):
-        return error_response(as_llama_error(error))
+        return error_response(as_llama_error(error), scope)
     if error.status_code == 404:
-        return error_response(route_not_found())
+        return error_response(route_not_found(), scope)
     if error.status_code == 405:
         headers = dict(error.headers or {})
         allowed = headers.get("Allow", "")
-        return error_response(MethodNotAllowed(f"This route does not take this method, only {allowed}."), headers)
-    return error_response(InvalidJson("The request could not be read."))
+        return error_response(
+            MethodNotAllowed(f"This route does not take this method, only {allowed}."), scope, headers
+        )
+    return error_response(InvalidJson("The request could not be read."), scope)
 
 
 def error_object(error: LlamaError) -> dict[str, dict[str, str | None]]:
     kind = TYPES.get(status_of(error), "invalid_request_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def anthropic_error_object(error: LlamaError, request_id: str) -> dict[str, Any]:
+    kind = ANTHROPIC_TYPES.get(status_of(error), "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Whether a request is to a path of Anthropic's API, also to one that does not exist."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path.startswith(ANTHROPIC_PREFIX)
 
 
 def retry_after_s(error: LlamaError) -> int | None:
@@ -145,9 +172,11 @@ def json_response(content: object, status: int = 200, headers: dict[str, str] | 
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-def error_response(error: LlamaError, headers: dict[str, str] | None = None) -> Response:
+def error_response(error: LlamaError, scope: Scope, headers: dict[str, str] | None = None) -> Response:
+    """The answer to a request that failed, in the shape of the API of its path."""
     retry = retry_after_s(error)
     extra = {} if retry is None else {"Retry-After": str(retry)}
     if isinstance(error, PoisonRequest | DeadlineExceeded):
         extra["x-should-retry"] = "false"  # OpenAI's clients retry a 5xx without this header
-    return json_response(error_object(error), status_of(error), {**(headers or {}), **extra})
+    body = anthropic_error_object(error, scope["state"]["request_id"]) if is_anthropic(scope) else error_object(error)
+    return json_response(body, status_of(error), {**(headers or {}), **extra})

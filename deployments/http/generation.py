@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from deployments.engine.interface import Engine, TokenStream
 from deployments.engine.metrics import Metrics
 from deployments.http import answer_schemas
+from deployments.http.answer import AnswerSerializer, CollectedChoice, WholeSerializer
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectWatch
 from deployments.http.limits import HttpLimits
@@ -20,7 +21,7 @@ from deployments.http.plan import Plan, plan_chat, plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_log import RequestRecord
-from deployments.http.responses import CollectedChoice, CompletionSerializer, ResponseSerializer
+from deployments.http.responses import CompletionSerializer
 from deployments.http.schemas import Body, ChatBody, CompletionBody
 from deployments.http.score import (
     ClassifyBody,
@@ -46,15 +47,22 @@ HEAD_START_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GenerationKind(Generic[BodyT]):
-    """The differences between completions and chat completions: body, planning, answer."""
+    """The differences between the generation routes: body, planning, answer."""
 
     path: str
     summary: str
     description: str
     body: type[BodyT]
     plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
-    serializer: Callable[[Engine, Plan, Sequence[TokenStream]], ResponseSerializer | ScoreSerializer]
+    serializer: Callable[[Engine, Plan, Sequence[TokenStream], BodyT], WholeSerializer]
     answer: answer_schemas.Schema
+
+
+def _without_body(
+    serializer: Callable[[Engine, Plan, Sequence[TokenStream]], WholeSerializer],
+) -> Callable[[Engine, Plan, Sequence[TokenStream], Body], WholeSerializer]:
+    """For an answer whose form depends on the plan alone."""
+    return lambda engine, plan, streams, _: serializer(engine, plan, streams)
 
 
 COMPLETIONS = GenerationKind(
@@ -63,7 +71,7 @@ COMPLETIONS = GenerationKind(
     "Continue each prompt. `max_tokens` is 16 unless given.",
     CompletionBody,
     plan_completion,
-    CompletionSerializer,
+    _without_body(CompletionSerializer),
     answer_schemas.COMPLETION,
 )
 CHAT = GenerationKind(
@@ -72,7 +80,7 @@ CHAT = GenerationKind(
     "Answer a dialog: optional system message, then user and assistant in turn. May fill the context unless limited.",
     ChatBody,
     plan_chat,
-    chat_serializer,
+    _without_body(chat_serializer),
     answer_schemas.CHAT_COMPLETION,
 )
 
@@ -82,7 +90,7 @@ SCORE = GenerationKind(
     "The log-likelihood of each continuation after the prompt, by token and in sum. Nothing is generated.",
     ScoreBody,
     plan_score,
-    ScoreSerializer,
+    _without_body(ScoreSerializer),
     answer_schemas.SCORES,
 )
 CLASSIFY = GenerationKind(
@@ -91,7 +99,7 @@ CLASSIFY = GenerationKind(
     "The likeliest of the labels as the continuation of a prompt or the answer to a chat.",
     ClassifyBody,
     plan_classify,
-    ClassifySerializer,
+    _without_body(ClassifySerializer),
     answer_schemas.CLASSES,
 )
 
@@ -120,6 +128,7 @@ class _GenerationRequest:
         self._record = RequestRecord(endpoint.metrics, endpoint.kind.path, state["request_id"], owner=self._owner)
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
+        self._body: Body | None = None
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
         self._sends_whole = False
@@ -185,27 +194,27 @@ class _GenerationRequest:
         async with endpoint.bodies.received(self._request) as raw:
             # After the body has arrived, or the connection could not be reused; before it is parsed.
             endpoint.engine.check_capacity(self._owner)
-            body = await endpoint.bodies.parse(raw, endpoint.kind.body)
+            self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder)
         return replace(plan, owner=self._owner) if self._owner else plan
 
-    def _submit(self, plan: Plan) -> ResponseSerializer | ScoreSerializer:
+    def _submit(self, plan: Plan) -> WholeSerializer:
         engine = self._endpoint.engine
         self._choices = Choices(engine, plan)
-        return self._endpoint.kind.serializer(engine, plan, self._choices.streams)
+        return self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
 
-    async def _answer(self, plan: Plan, serializer: ResponseSerializer | ScoreSerializer) -> None:
+    async def _answer(self, plan: Plan, serializer: WholeSerializer) -> None:
         async with DisconnectWatch(self._request.receive) as scope:
             if plan.stream:
-                assert isinstance(serializer, ResponseSerializer)
-                await self._event_stream(serializer).run(self._send, scope)
+                # Plans of routes whose answers cannot be streamed never say so.
+                await self._event_stream(cast(AnswerSerializer, serializer)).run(self._send, scope)
                 return
             body = await self._whole_answer(serializer)
             self._sends_whole = True
             await send_whole(body, self._send, self._endpoint.limits.send_timeout_s)
         self._record.succeeded()
 
-    def _event_stream(self, serializer: ResponseSerializer) -> EventStream:
+    def _event_stream(self, serializer: AnswerSerializer) -> EventStream:
         limits = self._endpoint.limits
         self._stream = EventStream(
             self._submitted,
@@ -217,7 +226,7 @@ class _GenerationRequest:
         )
         return self._stream
 
-    async def _whole_answer(self, serializer: ResponseSerializer | ScoreSerializer) -> bytes:
+    async def _whole_answer(self, serializer: WholeSerializer) -> bytes:
         choices = self._submitted
         collected = [CollectedChoice() for _ in choices.streams]
         while choices.num_open:

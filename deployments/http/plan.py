@@ -123,9 +123,7 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
         if message.model_extra:
             refuse_unsupported(message.model_extra, MESSAGE_NEUTRAL, where=f"messages[{index}].")
     use = body.tool_use()
-    tools = body.offered if use is not None else ()
-    options = replace(body.chat_options, tools=tools, reasoning_effort=body.reasoning_effort)
-    prompt = await encoder.dialog(body.messages, options, n=body.n or 1)
+    prompt = await encode_chat(body, encoder)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limits = [_max_tokens(prompt, body.token_limit, engine.max_seq_len, "messages", engine)]
     if logprobs is not None:
@@ -133,7 +131,14 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     parsing = _parsing(body, engine, use, prompt)
     grammar = await _chat_grammar(body, encoder, parsing)
     plan = _plan(body, [prompt], limits, engine, logprobs=logprobs, grammar=grammar)
-    return replace(plan, continues_message=options.continue_final_message, parsing=parsing)
+    return replace(plan, continues_message=body.chat_options.continue_final_message, parsing=parsing)
+
+
+async def encode_chat(body: ChatBody, encoder: PromptEncoder) -> list[int]:
+    """The prompt of a chat, with its tools."""
+    tools = body.offered if body.tool_use() is not None else ()
+    options = replace(body.chat_options, tools=tools, reasoning_effort=body.reasoning_effort)
+    return await encoder.dialog(body.messages, options, n=body.n or 1)
 
 
 def _parsing(body: ChatBody, engine: Engine, use: ToolUse | None, prompt: list[int]) -> AnswerParsing | None:

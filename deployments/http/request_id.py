@@ -1,4 +1,4 @@
-"""Gives every request an id, and answers every exception in OpenAI's shape."""
+"""Gives every request an id, and answers every exception in the shape of the path's API."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.errors import exception_response
+from deployments.http.errors import exception_response, is_anthropic
 from llama_core.errors import LlamaError
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class RequestScope:
         request_id = clean_request_id(Headers(scope=scope).get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
         is_unread, started, lingers = _has_body(scope), False, False
+        names_id = is_anthropic(scope)
 
         async def receive_body() -> Message:
             nonlocal is_unread
@@ -65,6 +66,8 @@ class RequestScope:
                 started, lingers = True, is_unread
                 if self._sends_id:
                     MutableHeaders(scope=message)["X-Request-ID"] = request_id
+                if names_id:
+                    MutableHeaders(scope=message)["request-id"] = request_id  # the header that Anthropic's clients read
                 if lingers:
                     MutableHeaders(scope=message)["Connection"] = "close"
             elif lingers and not message.get("more_body"):
@@ -79,7 +82,7 @@ class RequestScope:
             if not isinstance(error, LlamaError | HTTPException):
                 log.exception("unhandled exception, request %s", request_id)
             if not started:
-                await exception_response(error)(scope, receive_body, send_with_id)
+                await exception_response(error, scope)(scope, receive_body, send_with_id)
 
 
 def _has_body(scope: Scope) -> bool:

@@ -5,7 +5,6 @@ with log-probabilities can be megabytes: they are written in slices (`slices.py`
 share is written once.
 """
 
-import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -16,15 +15,17 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.http.answer import PING, CollectedChoice, drops_space
+from deployments.http.errors import error_object
 from deployments.http.logprobs import ChatLogprobs, CompletionLogprobs, Fragments, Json, LogprobsWriter
 from deployments.http.plan import Plan
 from deployments.http.slices import Sliced
+from llama_core.errors import LlamaError
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.text.tokenizer import Tokenizer
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
 TEXT_MARK = "\x1f"  # placeholder of the text while the bytes around it are encoded
 
 
@@ -35,34 +36,6 @@ class Part(NamedTuple):
     logprobs: bytes | None
     finish_reason: FinishReason | None
     is_first: bool
-
-
-class CollectedChoice:
-    """The deltas of one choice of a whole answer, joined."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._finish_reason: FinishReason | None = None
-
-    def add(self, delta: Delta) -> None:
-        self._texts.append(delta.text)
-        self._tokens += delta.tokens
-        self._logprobs += delta.logprobs
-        self._finish_reason = delta.finish_reason
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self._tokens)
-
-    def mean_logprob(self) -> float:
-        """Of its tokens; the lowest number for an answer without tokens."""
-        num_tokens = len(self._logprobs)
-        return sum(entry.logprob for entry in self._logprobs) / num_tokens if num_tokens else -math.inf
-
-    def joined(self) -> Delta:
-        return Delta("".join(self._texts), self._tokens, self._logprobs, self._finish_reason)
 
 
 class PromptShare:
@@ -127,7 +100,9 @@ def usage_of(plan: Plan, streams: Sequence[TokenStream], num_generated: int) -> 
 
 
 class ResponseSerializer(ABC):
-    """Writes one request's answer: either `chunks`, delta by delta, or `whole`, once."""
+    """The `AnswerSerializer` of OpenAI's two older routes."""
+
+    ping = PING
 
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
@@ -213,6 +188,10 @@ class ResponseSerializer(ABC):
             return DONE
         return event({**self._head, "object": self.chunk_name, "choices": [], "usage": self.usage()}) + DONE
 
+    def failure(self, error: LlamaError, request_id: str) -> bytes:
+        """The last event of a stream that fails: a chunk with `error`."""
+        return event(error_object(error))
+
     def whole(self, choices: Sequence[CollectedChoice]) -> Sliced[bytes]:
         """The answer as JSON, made in slices."""
         written: list[bytes] = []
@@ -297,7 +276,7 @@ class ResponseSerializer(ABC):
         """A text that continues its prompt includes the first token's leading space, which decoding alone drops."""
         prompt, text = self._streams[index].prompt_tokens, delta.text
         if delta.tokens and self._space[index] is None:
-            self._space[index] = " " if self._continues_with_space(prompt, delta.tokens[0]) else ""
+            self._space[index] = " " if drops_space(self._tokenizer, prompt, delta.tokens[0]) else ""
         if text:
             text, self._space[index] = (self._space[index] or "") + text, ""
         return self._prompt(index).text + text if is_first and self._plan.echo else text
@@ -305,11 +284,6 @@ class ResponseSerializer(ABC):
     def _owes_nothing(self, index: int) -> bool:
         """Whether the text of the choice's next deltas is sent unchanged."""
         return self._space[index] == ""
-
-    def _continues_with_space(self, prompt: Sequence[int], token: int) -> bool:
-        tokenizer = self._tokenizer
-        drops = tokenizer.leading_space != "keep" and tokenizer.leads_with_space(token)
-        return drops and not all(tokenizer.is_control(token_id) for token_id in prompt)
 
     @abstractmethod
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None: ...

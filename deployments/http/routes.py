@@ -9,7 +9,7 @@ from starlette.responses import Response
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import CONTENT_TYPE, Metrics
 from deployments.http import answer_schemas
-from deployments.http.errors import error_object, error_response, json_response
+from deployments.http.errors import error_object, json_response, retry_after_s
 from deployments.http.pages import API_REFERENCE, PLAYGROUND, page_response
 from deployments.http.plan import check_model
 from deployments.http.prompt_encoder import PromptEncoder
@@ -155,7 +155,7 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
         if readiness.ready:
             return json_response(state)
         error = readiness.not_ready()
-        retry = error_response(error).headers["Retry-After"]
+        retry = str(retry_after_s(error))
         return json_response({**state, **error_object(error)}, 503, {"Retry-After": retry})
 
     async def prometheus(_: Request) -> Response:

@@ -1,7 +1,7 @@
-"""Server-sent events: a request's deltas as OpenAI's chunks, and the end of a stream whose client does not read.
+"""Server-sent events: a request's deltas as its serializer writes them, and the end of a stream whose client does not read.
 
-An error before the first token has its own HTTP status (see `request_id.py`); a later error is a chunk with `error`, and no
-[DONE] follows, so clients can distinguish a partial answer from a whole one.
+An error before the first token has its own HTTP status (see `request_id.py`); a later error is the
+serializer's last event, and no [DONE] follows, so clients can distinguish a partial answer from a whole one.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Iterator
 
 from starlette.types import Send
 
+from deployments.http.answer import AnswerSerializer
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
-from deployments.http.errors import as_llama_error, error_object
+from deployments.http.errors import as_llama_error
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.request_log import RequestRecord
-from deployments.http.responses import PING, ResponseSerializer, event
 from llama_core.errors import LlamaError, RequestCancelled
 
 log = logging.getLogger(__name__)
@@ -38,14 +38,14 @@ class EventStream:
     def __init__(
         self,
         choices: Choices,
-        serializer: ResponseSerializer,
+        serializer: AnswerSerializer,
         record: RequestRecord,
         *,
         ping_s: float,
         send_timeout_s: float,
         coalescing: ProxyCoalescing | None = None,
     ) -> None:
-        """An idle stream sends ": ping" every `ping_s`; a client that reads nothing for `send_timeout_s` is disconnected.
+        """An idle stream sends a ping every `ping_s`; a client that reads nothing for `send_timeout_s` is disconnected.
 
         coalescing: the interval between two messages; the first message never waits.
         """
@@ -70,7 +70,7 @@ class EventStream:
 
     async def _run(self, send: Send, scope: DisconnectScope) -> None:
         loop = asyncio.get_running_loop()
-        body = self._take() if await self._choices.wait(self._ping_s) else PING
+        body = self._take() if await self._choices.wait(self._ping_s) else self._serializer.ping
         self.has_started = True
         self._watch = loop.call_later(self._send_timeout_s, self._check_sending, loop, scope)
         try:
@@ -87,7 +87,7 @@ class EventStream:
                     await asyncio.sleep(0)  # other tasks run between slices
                     body = self._take()
                 else:
-                    body = self._take() if await self._choices.wait(self._ping_s) else PING
+                    body = self._take() if await self._choices.wait(self._ping_s) else self._serializer.ping
             self._sending_since_s = loop.time()
             await send({"type": "http.response.body", "body": body, "more_body": False})
         finally:
@@ -110,7 +110,7 @@ class EventStream:
             self._record.failed(error)
             if not isinstance(error, LlamaError):
                 log.exception("a stream failed, request %s", self._record.request_id)
-            chunks.append(event(error_object(as_llama_error(error))))
+            chunks.append(self._serializer.failure(as_llama_error(error), self._record.request_id))
         return b"".join(chunks)
 
     def _fill(self, chunks: list[bytes]) -> bool:

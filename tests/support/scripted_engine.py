@@ -49,6 +49,7 @@ class FakeStream:
     num_cached_tokens: int = 0
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()
+    matched_stop: str | None = None
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -117,6 +118,7 @@ class FakeStream:
             is_last = i == len(answer) - 1
             text = detokenizer.push([token]) + (detokenizer.flush() if is_last else "")
             emit, stopped = stops.push(text)
+            self.matched_stop = stops.matched
             if is_last and not stopped:
                 emit += stops.flush()
             logprobs = [] if params.logprobs is None else [engine.logprob(token, params)]
