@@ -17,14 +17,16 @@ from deployments.engine.metrics import Metrics
 from deployments.http.auth import AccessGuard
 from deployments.http.cors import Cors
 from deployments.http.errors import json_response
-from deployments.http.generation import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationEndpoint
+from deployments.http.generation import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationEndpoint, GenerationKind
 from deployments.http.hosts import AllowedHosts
 from deployments.http.limits import HttpLimits
+from deployments.http.messages_api.routes import MESSAGES, count_tokens_route
 from deployments.http.openapi import openapi_document
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_id import RequestScope
 from deployments.http.request_log import RequestRecord
+from deployments.http.responses_api.routes import RESPONSES
 from deployments.http.routes import BODY_STATUSES, model_routes, operator_routes, page_routes, tokenizer_routes
 from deployments.http.routing import ApiRoute, ApiRouter, route_path
 from llama_core.errors import LlamaError
@@ -89,6 +91,7 @@ def build_http_app(
     if request_timeout_s is not None:
         limits = replace(limits, request_timeout_s=request_timeout_s)
     bodies, encoder = BodyReader(limits.body), PromptEncoder(engine, limits.text)
+    kinds: tuple[GenerationKind[Any], ...] = (COMPLETIONS, CHAT, MESSAGES, RESPONSES, SCORE, CLASSIFY)
     generation = [
         ApiRoute(
             kind.path,
@@ -101,11 +104,12 @@ def build_http_app(
             answer=kind.answer,
             statuses=(*BODY_STATUSES, 500, 504),
         )
-        for kind in (COMPLETIONS, CHAT, SCORE, CLASSIFY)
+        for kind in kinds
     ]
     routes = [
         *generation,
         *model_routes(engine),
+        count_tokens_route(engine, bodies, encoder),
         *tokenizer_routes(engine, bodies, encoder),
         *operator_routes(engine, metrics),
         *page_routes(),

@@ -1,0 +1,150 @@
+"""Writes answers as Anthropic's messages: a list of content blocks, whole or as a stream of named events."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.http.answer import PING, CollectedChoice
+from deployments.http.errors import anthropic_error_object
+from deployments.http.messages_api.schemas import MessagesBody
+from deployments.http.plan import Plan, plan_chat
+from deployments.http.prompt_encoder import PromptEncoder
+from deployments.http.single_answer import SingleAnswer, named_event, new_id
+from deployments.http.slices import Sliced
+from llama_core.errors import LlamaError
+from llama_core.scheduling.request import FinishReason
+from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
+
+_encode = msgspec.json.Encoder().encode
+Fields = dict[str, object]
+
+
+async def plan_messages(body: MessagesBody, engine: Engine, encoder: PromptEncoder) -> Plan:
+    """A chat's plan. `max_tokens` may be more than the context has room for: the answer then says that the context ended it.
+
+    Raises InvalidRequest as `plan_chat` does, which names the fields of messages.
+    """
+    with body.chat.in_the_clients_words():
+        plan = await plan_chat(body.chat.body, engine, encoder)
+    params = plan.params[0]
+    return replace(plan, params=[replace(params, max_tokens=min(params.max_tokens, body.max_tokens))])
+
+
+class MessagesSerializer:
+    """Implements `AnswerSerializer`."""
+
+    has_logprobs = False
+
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream], body: MessagesBody) -> None:
+        self._answer = SingleAnswer(engine, plan, streams)
+        self._max_tokens = body.max_tokens
+        self._shows_thinking = body.shows_thinking
+        self._head: Fields = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": engine.model_id}
+        self._has_begun = False
+        self._num_blocks = 0
+        self._open: str = ""  # type of the block that further pieces may extend
+
+    @property
+    def ping(self) -> bytes:
+        """A comment before the first event, which clients expect to be `message_start`."""
+        return _event({"type": "ping"}) if self._has_begun else PING
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        pieces = self._answer.take(delta)
+        events = [] if self._has_begun else [self._message_start()]
+        self._has_begun = True
+        for piece in self._shown(pieces):
+            events += self._piece_events(piece)
+        return b"".join(events)
+
+    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
+        yield self.chunk(index, delta)
+
+    def end_of_stream(self) -> bytes:
+        reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.matched_stop}
+        events = [*self._block_stop(), _event({"type": "message_delta", "delta": reason, "usage": self._usage()})]
+        return b"".join([*events, _event({"type": "message_stop"})])
+
+    def failure(self, error: LlamaError, request_id: str) -> bytes:
+        return _event(anthropic_error_object(error, request_id))
+
+    def whole(self, choices: Sequence[CollectedChoice]) -> Sliced[bytes]:
+        yield
+        blocks: list[Fields] = []
+        for piece in self._shown(self._answer.take(choices[0].joined())):
+            if isinstance(piece, Arguments):
+                blocks[-1]["input"] = msgspec.Raw(piece.text.encode())
+            elif isinstance(piece, CallStart):
+                blocks.append(_tool_use(piece))
+            else:
+                blocks.append(_text_block(piece, piece.text))
+        reason: Fields = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.matched_stop}
+        return _encode({**self._head, "content": blocks, **reason, "usage": self._usage()})
+
+    def _shown(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
+        return (piece for piece in pieces if self._shows_thinking or not isinstance(piece, Reasoning))
+
+    def _message_start(self) -> bytes:
+        message: Fields = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+        return _event({"type": "message_start", "message": {**message, "usage": self._usage()}})
+
+    def _piece_events(self, piece: Piece) -> list[bytes]:
+        if isinstance(piece, Arguments):
+            return [self._block_delta({"type": "input_json_delta", "partial_json": piece.text})]
+        if isinstance(piece, CallStart):
+            return self._block_start("tool_use", _tool_use(piece))
+        kind = "thinking" if isinstance(piece, Reasoning) else "text"
+        opened = [] if self._open == kind else self._block_start(kind, _text_block(piece, ""))
+        return [*opened, self._block_delta({"type": f"{kind}_delta", kind: piece.text})]
+
+    def _block_start(self, kind: str, block: Fields) -> list[bytes]:
+        events = self._block_stop()
+        self._open, self._num_blocks = kind, self._num_blocks + 1
+        index = self._num_blocks - 1
+        return [*events, _event({"type": "content_block_start", "index": index, "content_block": block})]
+
+    def _block_delta(self, delta: Fields) -> bytes:
+        return _event({"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta})
+
+    def _block_stop(self) -> list[bytes]:
+        if not self._open:
+            return []
+        self._open = ""
+        return [_event({"type": "content_block_stop", "index": self._num_blocks - 1})]
+
+    def _stop_reason(self) -> str:
+        if self._answer.finish_reason is FinishReason.LENGTH:
+            ran_out = self._answer.num_generated < self._max_tokens
+            return "model_context_window_exceeded" if ran_out else "max_tokens"
+        if self._answer.matched_stop is not None:
+            return "stop_sequence"
+        return "tool_use" if self._answer.num_calls else "end_turn"
+
+    def _usage(self) -> Fields:
+        """Tokens so far. Those of the prompt that were cached are not among `input_tokens`."""
+        answer = self._answer
+        usage: Fields = {
+            "input_tokens": answer.num_prompt - answer.num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": answer.num_cached,
+            "output_tokens": answer.num_generated,
+        }
+        if answer.num_reasoning:
+            usage["output_tokens_details"] = {"thinking_tokens": answer.num_reasoning}
+        return usage
+
+
+def _event(content: Fields) -> bytes:
+    return named_event(content, _encode)
+
+
+def _tool_use(call: CallStart) -> Fields:
+    return {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}}
+
+
+def _text_block(piece: Content | Reasoning, text: str) -> Fields:
+    if isinstance(piece, Reasoning):
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "text", "text": text}

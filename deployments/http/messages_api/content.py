@@ -1,0 +1,137 @@
+"""The parts of bodies of Anthropic's messages: content blocks, tools, and what the answer may be.
+
+Unknown fields are ignored and null means absent, as in `deployments/http/schemas.py`. `cache_control` is among them: prefixes
+are cached anyway.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
+
+from deployments.http.errors import Unsupported
+from deployments.http.schemas import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag
+from deployments.http.tool_fields import MAX_ID_CHARS, MAX_TOOLS
+from llama_core.errors import InvalidParameter
+
+MAX_USER_CHARS = 256
+
+
+def _blocks(*kinds: str) -> BeforeValidator:
+    """A text as one block; refuses blocks of other types than `kinds`."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str):
+            return [{"type": "text", "text": value}]
+        if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
+            raise InvalidParameter(f"must be a string or a list of at most {MAX_CONTENT_PARTS} content blocks")
+        for index, block in enumerate(value):
+            kind = block.get("type") if isinstance(block, dict) else None
+            if not isinstance(kind, str):
+                raise InvalidParameter(f"[{index}]: must be an object with a type")
+            if kind not in kinds:
+                what = "this model reads text only; " if kind in ("image", "document") else ""
+                raise Unsupported(f"[{index}].type: {what}the types supported here are {', '.join(kinds)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+class TextBlock(Body):
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlock(Body):
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Body):
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
+    content: Annotated[list[TextBlock], FailFast(), _blocks("text")] = Field(default_factory=list)
+    is_error: Flag = None
+
+
+class ThinkingBlock(Body):
+    """The model's own reasoning; chat templates that read it get it."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(Body):
+    type: Literal["redacted_thinking"]
+
+
+_KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+Block = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")],
+    Discriminator("type"),
+]
+
+
+class InputMessage(Body):
+    role: Literal["user", "assistant"]
+    content: Annotated[list[Block], FailFast(), _blocks(*_KINDS)] = Field(description="A string, or content blocks.")
+
+
+class InputTool(Body):
+    """A tool of the client. The API's own tools, such as web search, are not supported."""
+
+    type: str | None = Field(None, description="custom, or absent.")
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = Field(None, description="Required.")
+
+    @model_validator(mode="after")
+    def _is_custom(self) -> Self:
+        if self.type not in (None, "custom"):
+            raise Unsupported("this server has no tools of its own: only tools of type 'custom' are supported")
+        if self.input_schema is None:
+            raise InvalidParameter("input_schema: is required")
+        return self
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = Field(None, description="Of the tool, for type 'tool'.")
+    disable_parallel_tool_use: Flag = None
+
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise InvalidParameter("name: belongs to type 'tool', which needs it")
+        return self
+
+
+class Metadata(Body):
+    user_id: str | None = Field(None, max_length=MAX_USER_CHARS)
+
+
+class Thinking(Body):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    display: str | None = None
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = Field(None, description="The answer is JSON by this schema.")
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="For chat templates that read it."
+    )
+
+
+InputMessages = Annotated[list[InputMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
+System = Annotated[list[TextBlock], FailFast(), _blocks("text")]
+InputTools = Annotated[list[InputTool], FailFast(), Field(max_length=MAX_TOOLS)]

@@ -1,0 +1,45 @@
+"""The routes of Anthropic's API."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.engine.interface import Engine
+from deployments.http.errors import json_response
+from deployments.http.generation import GenerationKind
+from deployments.http.messages_api.answer import MessagesSerializer, plan_messages
+from deployments.http.messages_api.schemas import CountTokensBody, MessagesBody
+from deployments.http.plan import check_model, encode_chat
+from deployments.http.prompt_encoder import PromptEncoder
+from deployments.http.request_body import BodyReader
+from deployments.http.routes import check_takes_requests
+from deployments.http.routing import ApiRoute
+
+MESSAGES = GenerationKind(
+    "/v1/messages",
+    "Messages",
+    "Anthropic's API: system and messages as content blocks, tools with `input_schema`, streams of named events.",
+    MessagesBody,
+    plan_messages,
+    MessagesSerializer,
+)
+
+
+def count_tokens_route(engine: Engine, bodies: BodyReader, encoder: PromptEncoder) -> ApiRoute:
+    async def count_tokens(request: Request) -> Response:
+        check_takes_requests(engine)
+        async with bodies.received(request) as raw:
+            body = await bodies.parse(raw, CountTokensBody)
+        check_model(body.model, engine)
+        with body.chat.in_the_clients_words():
+            tokens = await encode_chat(body.chat.body, encoder)
+        return json_response({"input_tokens": len(tokens)})
+
+    return ApiRoute(
+        "/v1/messages/count_tokens",
+        count_tokens,
+        method="POST",
+        tag="generation",
+        summary="Count tokens",
+        description="Tokens of the prompt that a body of /v1/messages makes, tools included.",
+        body=CountTokensBody,
+    )

@@ -1,0 +1,191 @@
+"""Writes answers as OpenAI's responses: one object, or a stream of numbered events of which the last has that object."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.http.answer import PING, CollectedChoice
+from deployments.http.plan import Plan, plan_chat
+from deployments.http.prompt_encoder import PromptEncoder
+from deployments.http.responses_api.output import Fields, OutputItem, extends, opened_by
+from deployments.http.responses_api.schemas import ResponsesBody
+from deployments.http.single_answer import SingleAnswer, named_event, new_id
+from deployments.http.slices import Sliced
+from llama_core.errors import LlamaError
+from llama_core.scheduling.request import FinishReason
+from llama_core.text.tools.pieces import CallStart, Piece
+
+_encode = msgspec.json.Encoder().encode
+_UNSET_TOOL: Fields = {"description": None, "parameters": None, "strict": False}
+OUT_OF_TOKENS = {"reason": "max_output_tokens"}
+
+
+async def plan_response(body: ResponsesBody, engine: Engine, encoder: PromptEncoder) -> Plan:
+    """A chat's plan. Raises InvalidRequest as `plan_chat` does, which names the fields of responses."""
+    with body.chat.in_the_clients_words():
+        return await plan_chat(body.chat.body, engine, encoder)
+
+
+class ResponsesSerializer:
+    """Implements `AnswerSerializer`."""
+
+    has_logprobs = False
+    ping = PING
+
+    def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream], body: ResponsesBody) -> None:
+        self._answer = SingleAnswer(engine, plan, streams)
+        self._head: Fields = {
+            "id": new_id("resp_"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "background": False,
+            "model": engine.model_id,
+        }
+        self._echo = _echo(body, plan)
+        self._items: list[OutputItem] = []
+        self._open: OutputItem | None = None  # the last item, while it grows
+        self._num_events = 0
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        pieces = self._answer.take(delta)
+        events: list[bytes] = []
+        if not self._num_events:
+            response = self._response("in_progress")
+            events += [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
+        for piece in pieces:
+            events += self._piece_events(piece)
+        return b"".join(events)
+
+    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
+        yield self.chunk(index, delta)
+
+    def end_of_stream(self) -> bytes:
+        status = self._status()
+        events = self._item_done(status)
+        events.append(self._event(f"response.{status}", response=self._response(status)))
+        return b"".join(events)
+
+    def failure(self, error: LlamaError, request_id: str) -> bytes:
+        """The response as far as it got. Its `error` has one of OpenAI's codes, and the message says more."""
+        cause = {"code": "server_error", "message": error.message}
+        return self._event("response.failed", response={**self._response("failed"), "error": cause})
+
+    def whole(self, choices: Sequence[CollectedChoice]) -> Sliced[bytes]:
+        yield
+        for piece in self._answer.take(choices[0].joined()):
+            if not extends(piece, self._open):
+                self._begin(piece)
+            self._extend(piece)
+        return _encode(self._response(self._status()))
+
+    def _piece_events(self, piece: Piece) -> list[bytes]:
+        events: list[bytes] = []
+        if not extends(piece, self._open):
+            events = self._item_done("completed")
+            item = self._begin(piece)
+            added = item.written("in_progress")
+            events.append(self._event("response.output_item.added", output_index=self._last, item=added))
+            if (part := item.part("")) is not None:
+                events.append(self._part_event("added", item, part))
+        item = self._extend(piece)
+        if not isinstance(piece, CallStart):
+            events.append(self._item_event(item.delta_event, item, delta=piece.text, **item.indexed))
+        return events
+
+    def _begin(self, piece: Piece) -> OutputItem:
+        self._open = opened_by(piece)
+        self._items.append(self._open)
+        return self._open
+
+    def _extend(self, piece: Piece) -> OutputItem:
+        assert self._open is not None, "a piece belongs to an item"
+        if not isinstance(piece, CallStart):
+            self._open.texts.append(piece.text)
+        return self._open
+
+    def _item_done(self, status: str) -> list[bytes]:
+        """The events that end the open item."""
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        text = {item.text_field: item.text}
+        events = [self._item_event(item.done_event, item, **text, **item.indexed)]
+        if (part := item.part(item.text)) is not None:
+            events.append(self._part_event("done", item, part))
+        written = item.written(status)
+        return [*events, self._event("response.output_item.done", output_index=self._last, item=written)]
+
+    def _part_event(self, what: str, item: OutputItem, part: Fields) -> bytes:
+        return self._item_event(f"response.content_part.{what}", item, content_index=0, part=part)
+
+    def _item_event(self, kind: str, item: OutputItem, **fields: object) -> bytes:
+        return self._event(kind, item_id=item.id, output_index=self._last, **fields)
+
+    def _event(self, kind: str, **fields: object) -> bytes:
+        self._num_events += 1
+        return named_event({"type": kind, "sequence_number": self._num_events - 1, **fields}, _encode)
+
+    @property
+    def _last(self) -> int:
+        return len(self._items) - 1
+
+    def _status(self) -> str:
+        return "incomplete" if self._answer.finish_reason is FinishReason.LENGTH else "completed"
+
+    def _response(self, status: str) -> Fields:
+        has_ended = status in ("completed", "incomplete")
+        last = "completed" if status == "completed" else "incomplete"  # the item that was cut off, if one was
+        statuses = ["completed"] * (len(self._items) - 1) + [last]
+        return {
+            **self._head,
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": None,
+            "incomplete_details": OUT_OF_TOKENS if status == "incomplete" else None,
+            "output": [item.written(each) for item, each in zip(self._items, statuses, strict=False)],
+            **self._echo,
+            "usage": self._usage() if has_ended else None,
+        }
+
+    def _usage(self) -> Fields:
+        answer = self._answer
+        return {
+            "input_tokens": answer.num_prompt,
+            "input_tokens_details": {"cached_tokens": answer.num_cached, "cache_write_tokens": 0},
+            "output_tokens": answer.num_generated,
+            "output_tokens_details": {"reasoning_tokens": answer.num_reasoning},
+            "total_tokens": answer.num_prompt + answer.num_generated,
+        }
+
+
+def _echo(body: ResponsesBody, plan: Plan) -> Fields:
+    """The fields of a response that repeat the request, with the values that are in force."""
+    params, reasoning = plan.params[0], body.reasoning
+    given = None if body.text is None or body.text.format is None else body.text.format
+    form = {"type": "text"} if given is None else given.model_dump(by_alias=True, exclude_none=True)
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": params.temperature,
+        "text": {"format": form, "verbosity": (body.text and body.text.verbosity) or "medium"},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [_UNSET_TOOL | tool.model_dump(exclude_none=True) for tool in body.tools],
+        "top_logprobs": 0,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }

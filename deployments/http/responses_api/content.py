@@ -1,0 +1,141 @@
+"""The parts of bodies of OpenAI's responses: input items, tools, and what the answer may be.
+
+Unknown fields are ignored and null means absent, as in `deployments/http/schemas.py`.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
+
+from deployments.http.errors import Unsupported
+from deployments.http.schemas import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag
+from deployments.http.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS
+from llama_core.errors import InvalidParameter
+
+_TEXT_PARTS = ("input_text", "output_text", "refusal", "text", "summary_text", "reasoning_text")
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _text(value: object) -> str:
+    """A text, or a list of parts of text, joined by newlines."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
+        raise InvalidParameter(f"must be a string or a list of at most {MAX_CONTENT_PARTS} parts")
+    texts: list[str] = []
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or not isinstance(kind, str):
+            raise InvalidParameter(f"[{index}]: must be an object with a type")
+        if kind not in _TEXT_PARTS:
+            raise Unsupported(f"[{index}].type: this model reads text only: input_text and output_text")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise InvalidParameter(f"[{index}].text: must be a string")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _items(value: object) -> object:
+    """A text as one message; refuses items of other types than this server has."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
+        raise InvalidParameter(f"must be a string or a list of 1 to {MAX_MESSAGES} items")
+    items = []
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise InvalidParameter(f"[{index}]: must be an object with a type")
+        kind = item.get("type") or "message"
+        if kind == "item_reference":
+            raise Unsupported(f"[{index}]: this server stores no items: send the item itself, with store false")
+        if kind not in _ITEMS:
+            raise Unsupported(f"[{index}].type: the types supported here are {', '.join(_ITEMS)}")
+        items.append({**{name: each for name, each in item.items() if each is not None}, "type": kind})
+    return items
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+
+
+class MessageItem(Body):
+    type: Literal["message"]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text = Field(description="A string, or a list of parts of type input_text or output_text.")
+
+
+class FunctionCallItem(Body):
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
+    name: str
+    arguments: str = Field(max_length=MAX_ARGUMENT_CHARS)
+
+
+class FunctionCallOutputItem(Body):
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
+    output: Text
+
+
+class ReasoningItem(Body):
+    """The model's own reasoning; chat templates that read it get it."""
+
+    type: Literal["reasoning"]
+    content: Text = ""
+
+
+_Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator("type"),
+]
+Items = Annotated[list[_Item], FailFast(), BeforeValidator(_items)]
+
+
+class FunctionTool(Body):
+    """A tool of the client. OpenAI's own tools, such as web search, are not supported."""
+
+    type: str
+    name: str | None = Field(None, description="Required.")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Flag = None
+
+    @model_validator(mode="after")
+    def _is_function(self) -> Self:
+        if self.type != "function":
+            raise Unsupported("this server has no tools of its own: only tools of type 'function' are supported")
+        if self.name is None:
+            raise InvalidParameter("name: is required")
+        return self
+
+
+Tools = Annotated[list[FunctionTool], FailFast(), Field(max_length=MAX_TOOLS)]
+
+
+class TextFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: Flag = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise InvalidParameter("schema: is required for type json_schema")
+        return self
+
+
+class TextConfig(Body):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Accepted; changes nothing.")
+
+
+class Reasoning(Body):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="For chat templates that read it."
+    )
+    summary: str | None = Field(None, description="Accepted: the answer has the whole reasoning.")

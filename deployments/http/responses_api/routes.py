@@ -1,0 +1,14 @@
+"""The route of OpenAI's responses."""
+
+from deployments.http.generation import GenerationKind
+from deployments.http.responses_api.answer import ResponsesSerializer, plan_response
+from deployments.http.responses_api.schemas import ResponsesBody
+
+RESPONSES = GenerationKind(
+    "/v1/responses",
+    "Responses",
+    "OpenAI's newer API, without state: input items, flat function tools, `text.format`, streams of typed events.",
+    ResponsesBody,
+    plan_response,
+    ResponsesSerializer,
+)

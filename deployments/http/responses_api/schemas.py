@@ -1,0 +1,86 @@
+"""The body of OpenAI's responses, which is also the body of a chat. This server stores no answers."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from deployments.http.errors import Unsupported
+from deployments.http.responses_api.content import Items, Reasoning, TextConfig, Tools
+from deployments.http.responses_api.to_chat import NAMES, chat_messages, chat_tool_choice, chat_tools, response_format
+from deployments.http.schemas import MAX_TOKENS, Body, Flag
+from deployments.http.translation import TranslatedChat, translated
+from llama_core.errors import InvalidParameter
+from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN
+
+MAX_METADATA = 16  # entries, as OpenAI has it
+MAX_KEY_CHARS, MAX_VALUE_CHARS = 64, 512
+SAME_FIELDS = ("model", "stream", "temperature", "top_p", "seed", "user", "parallel_tool_calls")
+LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponsesBody(Body):
+    model: str | None = Field(None, description="May be absent: one model is served.")
+    input: Items = Field(description="A string, or items: messages, function calls with their outputs, reasoning.")
+    instructions: str | None = Field(None, description="The system message.")
+    tools: Tools = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description="none, auto (the default), required, a function or allowed_tools."
+    )
+    parallel_tool_calls: Flag = Field(None, description="false: one call at most.")
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="May fill the context unless limited.")
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    seed: int | None = Field(
+        None, ge=INT64_MIN, le=INT64_MAX, description="An addition: the same seed gives the same text."
+    )
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA, description="Echoed.")
+    stream: Flag = None
+    store: Flag = Field(None, description="false, or absent: this server stores nothing.")
+    truncation: Literal["disabled"] | None = None
+    include: list[str] | None = Field(None, description="Accepted, except for logprobs.")
+    user: str | None = None
+    prompt_cache_key: str | None = Field(None, description="Accepted: prefixes are cached anyway.")
+    safety_identifier: str | None = None
+    previous_response_id: str | None = Field(None, description="Not supported: nothing is stored.")
+    conversation: str | dict[str, Any] | None = Field(None, description="Not supported: nothing is stored.")
+    background: Flag = Field(None, description="Only false: nothing is stored.")
+    prompt: dict[str, Any] | None = Field(None, description="Not supported: nothing is stored.")
+    _chat: TranslatedChat = PrivateAttr()
+
+    @property
+    def chat(self) -> TranslatedChat:
+        """The same request as a chat."""
+        return self._chat
+
+    @model_validator(mode="after")
+    def _is_stateless(self) -> Self:
+        for name in ("previous_response_id", "conversation", "background", "prompt", "store"):
+            if getattr(self, name) not in (None, False):
+                how = "leave it out or send false" if name in ("background", "store") else "send the whole input"
+                raise Unsupported(f"{name}: this server stores no responses: {how}", param=name)
+        if LOGPROBS in (self.include or ()):
+            raise Unsupported("include: log-probabilities are at /v1/chat/completions", param="include")
+        return self
+
+    @model_validator(mode="after")
+    def _metadata_is_short(self) -> Self:
+        if any(len(key) > MAX_KEY_CHARS or len(text) > MAX_VALUE_CHARS for key, text in (self.metadata or {}).items()):
+            limits = f"{MAX_KEY_CHARS} characters a key and {MAX_VALUE_CHARS} a value"
+            raise InvalidParameter(f"metadata: may have {limits} at most", param="metadata")
+        return self
+
+    @model_validator(mode="after")
+    def _translate(self) -> Self:
+        """In the thread that parses long bodies."""
+        fields = {name: getattr(self, name) for name in SAME_FIELDS}
+        fields |= {
+            "max_tokens": self.max_output_tokens,
+            "tools": chat_tools(self.tools),
+            "tool_choice": chat_tool_choice(self.tool_choice),
+            "response_format": response_format(None if self.text is None else self.text.format),
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+        }
+        self._chat = translated(fields, chat_messages(self.instructions, self.input), NAMES)
+        return self
