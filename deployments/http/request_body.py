@@ -21,6 +21,7 @@ from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.parse_cost import MOST_IN_WORDS, takes_too_long
 from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, QueueFull, RequestCancelled
 
+KIND_MARK = "#"  # begins the names of the kinds of a union, which are no part of a field's place
 MAX_FIELDS = 1000  # of the body itself: the schema checks each of them
 INLINE_BYTES = (
     128 * 2**10
@@ -184,6 +185,8 @@ def _explain(details: ErrorDetails) -> InvalidRequest:
         return type(cause)(cause.message, param=cause.param)  # a contradiction between fields; its message names them
     param = ""
     for part in details["loc"]:
+        if isinstance(part, str) and part.startswith(KIND_MARK):
+            continue
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
     if isinstance(cause, InvalidRequest):  # one of our own validators
         place, _, rest = cause.message.partition(": ")

@@ -6,11 +6,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.http.request_body import validate
+from deployments.http.request_body import KIND_MARK, validate
 from deployments.http.schemas import ChatBody
 from llama_core.errors import InvalidDialog, InvalidRequest
 
 _PLACE = re.compile(r"messages\[(\d+)\](\.[\w.\[\]]*)?")
+
+
+def kind_of(item: object) -> str:
+    """The kind of a union of objects that differ by their type."""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", "")
+    return f"{KIND_MARK}{kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +76,6 @@ def _theirs(param: str, places: Sequence[str], names: Mapping[str, str]) -> str:
     if found is not None and int(found[1]) < len(places):
         return places[int(found[1])]
     name, rest = re.fullmatch(r"(\w*)(.*)", param, re.S).groups()  # type: ignore[union-attr]
+    # Tools are flat objects in these APIs.
+    rest = rest.replace(".function", "").replace(".parameters", f".{names.get('parameters', 'parameters')}")
     return names.get(name, name) + rest

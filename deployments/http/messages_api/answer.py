@@ -1,9 +1,11 @@
 """Writes answers as Anthropic's messages: a list of content blocks, whole or as a stream of named events."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
+from pydantic_core import from_json
 
 from deployments.engine.interface import Delta, Engine, TokenStream
 from deployments.http.answer import PING, CollectedChoice
@@ -75,7 +77,7 @@ class MessagesSerializer:
         blocks: list[Fields] = []
         for piece in self._shown(self._answer.take(choices[0].joined())):
             if isinstance(piece, Arguments):
-                blocks[-1]["input"] = msgspec.Raw(piece.text.encode())
+                blocks[-1]["input"] = _input(piece.text)
             elif isinstance(piece, CallStart):
                 blocks.append(_tool_use(piece))
             else:
@@ -142,6 +144,15 @@ def _event(content: Fields) -> bytes:
 
 def _tool_use(call: CallStart) -> Fields:
     return {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}}
+
+
+def _input(arguments: str) -> msgspec.Raw:
+    """Arguments as JSON; of those that were cut off, the part that is complete."""
+    try:
+        json.loads(arguments)
+    except ValueError:
+        arguments = json.dumps(from_json(arguments, allow_partial=True) if arguments else {})
+    return msgspec.Raw(arguments.encode())
 
 
 def _text_block(piece: Content | Reasoning, text: str) -> Fields:

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from deployments.http.errors import Unsupported
+from deployments.http.request_body import KIND_MARK
 from deployments.http.schemas import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag
 from deployments.http.tool_fields import MAX_ID_CHARS, MAX_TOOLS
+from deployments.http.translation import kind_of
 from llama_core.errors import InvalidParameter
 
 MAX_USER_CHARS = 256
@@ -68,12 +70,12 @@ class RedactedThinkingBlock(Body):
 
 _KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 Block = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")],
-    Discriminator("type"),
+    Annotated[TextBlock, Tag(KIND_MARK + "text")]
+    | Annotated[ToolUseBlock, Tag(KIND_MARK + "tool_use")]
+    | Annotated[ToolResultBlock, Tag(KIND_MARK + "tool_result")]
+    | Annotated[ThinkingBlock, Tag(KIND_MARK + "thinking")]
+    | Annotated[RedactedThinkingBlock, Tag(KIND_MARK + "redacted_thinking")],
+    Discriminator(kind_of),
 ]
 
 

@@ -8,6 +8,7 @@ from deployments.http.messages_api.content import InputMessage, InputTool, Outpu
 from deployments.http.translation import ChatMessages
 
 NAMES: Final = {
+    "parameters": "input_schema",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
     "user": "metadata.user_id",

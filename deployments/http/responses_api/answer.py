@@ -75,32 +75,27 @@ class ResponsesSerializer:
     def whole(self, choices: Sequence[CollectedChoice]) -> Sliced[bytes]:
         yield
         for piece in self._answer.take(choices[0].joined()):
-            if not extends(piece, self._open):
-                self._begin(piece)
-            self._extend(piece)
+            self._item_of(piece)
         return _encode(self._response(self._status()))
 
     def _piece_events(self, piece: Piece) -> list[bytes]:
-        events: list[bytes] = []
-        if not extends(piece, self._open):
-            events = self._item_done("completed")
-            item = self._begin(piece)
+        events = [] if extends(piece, self._open) else self._item_done("completed")
+        num_before = len(self._items)
+        item = self._item_of(piece)
+        if len(self._items) > num_before:
             added = item.written("in_progress")
             events.append(self._event("response.output_item.added", output_index=self._last, item=added))
             if (part := item.part("")) is not None:
                 events.append(self._part_event("added", item, part))
-        item = self._extend(piece)
         if not isinstance(piece, CallStart):
             events.append(self._item_event(item.delta_event, item, delta=piece.text, **item.indexed))
         return events
 
-    def _begin(self, piece: Piece) -> OutputItem:
-        self._open = opened_by(piece)
-        self._items.append(self._open)
-        return self._open
-
-    def _extend(self, piece: Piece) -> OutputItem:
-        assert self._open is not None, "a piece belongs to an item"
+    def _item_of(self, piece: Piece) -> OutputItem:
+        """The item that a piece begins or extends; the piece is added to it."""
+        if self._open is None or not extends(piece, self._open):
+            self._open = opened_by(piece)
+            self._items.append(self._open)
         if not isinstance(piece, CallStart):
             self._open.texts.append(piece.text)
         return self._open

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from deployments.http.errors import Unsupported
+from deployments.http.request_body import KIND_MARK
 from deployments.http.schemas import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag
 from deployments.http.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS
+from deployments.http.translation import kind_of
 from llama_core.errors import InvalidParameter
 
 _TEXT_PARTS = ("input_text", "output_text", "refusal", "text", "summary_text", "reasoning_text")
@@ -85,11 +87,11 @@ class ReasoningItem(Body):
 
 
 _Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator("type"),
+    Annotated[MessageItem, Tag(KIND_MARK + "message")]
+    | Annotated[FunctionCallItem, Tag(KIND_MARK + "function_call")]
+    | Annotated[FunctionCallOutputItem, Tag(KIND_MARK + "function_call_output")]
+    | Annotated[ReasoningItem, Tag(KIND_MARK + "reasoning")],
+    Discriminator(kind_of),
 ]
 Items = Annotated[list[_Item], FailFast(), BeforeValidator(_items)]
 

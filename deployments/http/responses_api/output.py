@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from deployments.http.single_answer import new_id
-from llama_core.text.tools.pieces import Arguments, CallStart, Content, Reasoning
+from llama_core.text.tools.pieces import Arguments, CallStart, Content, Piece, Reasoning
 
 Fields = dict[str, object]
 
@@ -92,14 +92,15 @@ class CallOutput(OutputItem):
         return {"id": self.id, "type": "function_call", "status": status, **self._call, "arguments": self.text}
 
 
-def opened_by(piece: CallStart | Content | Reasoning) -> OutputItem:
+def opened_by(piece: Piece) -> OutputItem:
     """The item that a piece begins."""
+    assert not isinstance(piece, Arguments), "arguments follow the beginning of their call"
     if isinstance(piece, CallStart):
         return CallOutput(piece.name)
     return ReasoningOutput() if isinstance(piece, Reasoning) else MessageOutput()
 
 
-def extends(piece: CallStart | Content | Reasoning | Arguments, item: OutputItem | None) -> bool:
+def extends(piece: Piece, item: OutputItem | None) -> bool:
     """Whether a piece is more of this item."""
     kinds = {Arguments: CallOutput, Reasoning: ReasoningOutput, Content: MessageOutput}
     return type(piece) in kinds and isinstance(item, kinds[type(piece)])
