@@ -11,7 +11,7 @@ from deployments.http.auth import PROBE_PATHS
 from deployments.http.routing import ApiRoute
 
 TITLE, VERSION = "Llama on Ray", "1"
-DESCRIPTION = "OpenAI's completions and chat completions."
+DESCRIPTION = "OpenAI's completions, chat completions and responses, and Anthropic's messages."
 _REF = "#/components/schemas/{model}"
 _SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer"},

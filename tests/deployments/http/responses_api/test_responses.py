@@ -1,0 +1,122 @@
+"""OpenAI's responses through its own client: text, tools, events, and what a server without state refuses."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from deployments.http.app import HttpLimits
+from llama_core.errors import NonFiniteLogits
+from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, serve
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: list[Any] = [{"type": "function", "name": "get_weather", "description": "The weather.", "parameters": CITY}]
+CALL = 'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+TEXT = "Hello there, how are you?"
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    engine = FakeEngine(TEXT)
+    engine.max_seq_len = 4096
+    engine.tool_format = "hermes"
+    with serve(engine, HttpLimits()) as running:
+        yield running
+
+
+def client(served: Served) -> Any:
+    return openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0).responses
+
+
+def create(served: Served, **fields: Any) -> Any:
+    return client(served).create(**{"model": MODEL_ID, "input": "Hello"} | fields)
+
+
+def outputs(response: Any) -> list[dict[str, Any]]:
+    items = [item.to_dict() for item in response.output]
+    return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
+
+
+def test_a_response_is_complete_and_repeats_the_request(served: Served) -> None:
+    response = create(served, instructions="Be brief.", temperature=0.5, metadata={"a": "b"}, store=False)
+    assert (response.status, response.output_text, response.error) == ("completed", TEXT, None)
+    assert (response.instructions, response.temperature, response.metadata) == ("Be brief.", 0.5, {"a": "b"})
+    assert response.store is False
+    usage = response.usage
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert usage.input_tokens == len(served.engine.streams[0].prompt)
+    assert (usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens) == (0, 0)
+
+
+def test_an_answer_at_its_limit_is_incomplete(served: Served) -> None:
+    response = create(served, max_output_tokens=3)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert outputs(response)[0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_output_tokens": 4}, {"tools": TOOLS}])
+def test_the_last_event_has_what_the_events_add_up_to(served: Served, fields: dict[str, Any]) -> None:
+    served.engine.answer = CALL if "tools" in fields else TEXT
+    whole = create(served, **fields)
+    events = list(create(served, stream=True, **fields))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[-1].type == f"response.{whole.status}"
+    assert outputs(events[-1].response) == outputs(whole)
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in done] == [item.id for item in events[-1].response.output]
+    texts = {event.item_id: "" for event in events if hasattr(event, "delta")}
+    for event in events:
+        if hasattr(event, "delta"):
+            texts[event.item_id] += event.delta
+    assert [texts[item.id] for item in done] == [
+        item.arguments if item.type == "function_call" else item.content[0].text for item in done
+    ]
+
+
+def test_a_call_is_an_item_and_its_output_goes_into_the_next_prompt(served: Served) -> None:
+    served.engine.answer = CALL
+    first = create(served, tools=TOOLS)
+    call = first.output[1]
+    assert (call.type, call.name, call.arguments) == ("function_call", "get_weather", '{"city": "Rome"}')
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    create(served, tools=TOOLS, input=[{"role": "user", "content": "Hello"}, *first.output, result])
+    prompt = served.engine.tokenizer.decode(served.engine.streams[-1].prompt)
+    assert "Let me look." in prompt
+    assert prompt.index("Rome") < prompt.index("sunny")
+
+
+def test_text_format_becomes_the_grammar(served: Served) -> None:
+    form = {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}
+    response = create(served, text={"format": form})
+    assert served.engine.streams[-1].params.grammar
+    assert response.text.format.name == "city"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"store": True}, "store: this server stores no responses: leave it out or send false"),
+        ({"background": True}, "background: this server stores no responses: leave it out or send false"),
+        ({"previous_response_id": "r"}, "previous_response_id: this server stores no responses: send the whole input"),
+        ({"conversation": "c"}, "conversation: this server stores no responses: send the whole input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: this server stores no items"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type: this model reads"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]: this server has no tools of its own"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name: "),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format: schema: is required"),
+        ({"max_output_tokens": 10**6}, "input: "),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_refused_with_the_reason(served: Served, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(served, **fields)
+    assert caught.value.body["message"].startswith(message), caught.value.body  # type: ignore[index,call-overload]
+
+
+def test_a_stream_that_fails_ends_with_response_failed(served: Served) -> None:
+    served.engine.fail_at = (3, NonFiniteLogits("the model computed NaN"))
+    last = list(create(served, stream=True))[-1]
+    assert (last.type, last.response.status) == ("response.failed", "failed")
+    assert last.response.error.message == "the model computed NaN"
