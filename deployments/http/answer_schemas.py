@@ -85,3 +85,27 @@ PROPERTIES: Final = _object(model=_STRING, phase=_STRING, max_seq_len=_COUNT)
 METRICS: Final = _STRING
 EVENTS: Final = _STRING  # server-sent events
 ERROR: Final = _object(error=_object(message=_STRING, type=_STRING, param=_TEXT_OR_NULL, code=_STRING))
+_INPUT_AND_OUTPUT = _object(input_tokens=_COUNT, output_tokens=_COUNT)
+ANTHROPIC_MESSAGE: Final = _object(
+    id=_STRING,
+    type={"const": "message"},
+    role={"const": "assistant"},
+    model=_STRING,
+    content=_list(_object(type=_STRING)),
+    stop_reason=_TEXT_OR_NULL,
+    stop_sequence=_TEXT_OR_NULL,
+    usage=_INPUT_AND_OUTPUT,
+)
+INPUT_TOKENS: Final = _object(input_tokens=_COUNT)
+RESPONSE: Final = _object(
+    id=_STRING,
+    object={"const": "response"},
+    created_at={"type": "number"},
+    status=_STRING,
+    model=_STRING,
+    output=_list(_object(type=_STRING)),
+    usage=_INPUT_AND_OUTPUT,
+)
+ANTHROPIC_ERROR: Final = _object(
+    type={"const": "error"}, error=_object(type=_STRING, message=_STRING), request_id=_STRING
+)

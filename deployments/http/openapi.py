@@ -8,6 +8,7 @@ from pydantic.json_schema import models_json_schema
 
 from deployments.http import answer_schemas
 from deployments.http.auth import PROBE_PATHS
+from deployments.http.errors import ANTHROPIC_PREFIX
 from deployments.http.routing import ApiRoute
 
 TITLE, VERSION = "Llama on Ray", "1"
@@ -19,6 +20,7 @@ _SECURITY = {
 }
 # Without configured keys, no key is needed.
 _ANY_KEY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}, {}]
+_ERROR_SCHEMAS = {"Error": answer_schemas.ERROR, "AnthropicError": answer_schemas.ANTHROPIC_ERROR}
 _ERRORS = {
     400: "The request is not valid",
     401: "A valid API key is required",
@@ -46,7 +48,7 @@ def openapi_document(routes: Iterable[ApiRoute]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": TITLE, "description": DESCRIPTION, "version": VERSION},
         "paths": paths,
-        "components": {"schemas": {**schemas["$defs"], "Error": answer_schemas.ERROR}, "securitySchemes": _SECURITY},
+        "components": {"schemas": {**schemas["$defs"], **_ERROR_SCHEMAS}, "securitySchemes": _SECURITY},
         "security": _ANY_KEY,
     }
 
@@ -74,7 +76,8 @@ def _responses(route: ApiRoute) -> dict[str, Any]:
     if route.body is not None and "stream" in route.body.model_fields:
         content["text/event-stream"] = {"schema": answer_schemas.EVENTS}
     responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
-    error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
+    model = "AnthropicError" if route.path.startswith(ANTHROPIC_PREFIX) else "Error"
+    error = {"application/json": {"schema": {"$ref": _REF.format(model=model)}}}
     refused = () if route.path in PROBE_PATHS else (401, 403)
     for status in sorted({*route.statuses, *refused}):
         responses[str(status)] = {"description": _ERRORS[status], "content": error}

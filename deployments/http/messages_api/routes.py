@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.engine.interface import Engine
+from deployments.http import answer_schemas
 from deployments.http.errors import json_response
 from deployments.http.generation import GenerationKind
 from deployments.http.messages_api.answer import MessagesSerializer, plan_messages
@@ -11,7 +12,7 @@ from deployments.http.messages_api.schemas import CountTokensBody, MessagesBody
 from deployments.http.plan import check_model, encode_chat
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
-from deployments.http.routes import check_takes_requests
+from deployments.http.routes import BODY_STATUSES, check_takes_requests
 from deployments.http.routing import ApiRoute
 
 MESSAGES = GenerationKind(
@@ -21,6 +22,7 @@ MESSAGES = GenerationKind(
     MessagesBody,
     plan_messages,
     MessagesSerializer,
+    answer_schemas.ANTHROPIC_MESSAGE,
 )
 
 
@@ -42,4 +44,6 @@ def count_tokens_route(engine: Engine, bodies: BodyReader, encoder: PromptEncode
         summary="Count tokens",
         description="Tokens of the prompt that a body of /v1/messages makes, tools included.",
         body=CountTokensBody,
+        answer=answer_schemas.INPUT_TOKENS,
+        statuses=BODY_STATUSES,
     )

@@ -1,5 +1,6 @@
 """The route of OpenAI's responses."""
 
+from deployments.http import answer_schemas
 from deployments.http.generation import GenerationKind
 from deployments.http.responses_api.answer import ResponsesSerializer, plan_response
 from deployments.http.responses_api.schemas import ResponsesBody
@@ -11,4 +12,5 @@ RESPONSES = GenerationKind(
     ResponsesBody,
     plan_response,
     ResponsesSerializer,
+    answer_schemas.RESPONSE,
 )
