@@ -36,7 +36,7 @@ log = logging.getLogger("llama.requests")
 Result = TypeVar("Result")
 
 
-class _Call:
+class Call:
     """One call by handle: its metrics and its line in the request log."""
 
     def __init__(self, metrics: Metrics, method: str) -> None:
@@ -177,7 +177,7 @@ class HandleApi:
 
     async def _generate(
         self,
-        call: _Call,
+        call: Call,
         prompts: Sequence[Sequence[int]],
         max_gen_len: int,
         temperature: float | None,
@@ -204,11 +204,11 @@ class HandleApi:
                 own = replace(params, seed=self.service.next_seed() if seed is None else seed)
                 # Prompts that do not fit the queue wait here until some of this call's own have ended.
                 while (stream := self._try_submit(list(prompt), own, can_wait=num_read < len(streams))) is None:
-                    await _read_to_end(streams[num_read], call)
+                    await read_to_end(streams[num_read], call)
                     num_read += 1
                 streams.append(stream)
             for stream in streams[num_read:]:
-                await _read_to_end(stream, call)
+                await read_to_end(stream, call)
         finally:
             for stream in streams:
                 stream.cancel()
@@ -224,9 +224,9 @@ class HandleApi:
             raise
 
     @contextmanager
-    def _call(self, method: str) -> Iterator[_Call]:
+    def _call(self, method: str) -> Iterator[Call]:
         """Count and log one call, whether it succeeds or fails."""
-        call = _Call(self.metrics, method)
+        call = Call(self.metrics, method)
         try:
             yield call
         except LlamaError as error:
@@ -283,6 +283,6 @@ class WithoutLoggedErrors(logging.Filter):
         return not (record.exc_info and isinstance(record.exc_info[1], LlamaError))
 
 
-async def _read_to_end(stream: SequenceStream, call: _Call) -> None:
+async def read_to_end(stream: SequenceStream, call: Call) -> None:
     async for _ in stream:
         call.on_delta()

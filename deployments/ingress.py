@@ -1,4 +1,7 @@
-"""The Serve deployment: a replica's start, health and end. Its API by handle is in `handle_api`, by HTTP in `http.app`."""
+"""The Serve deployment: a replica's start, health and end.
+
+Its API by handle is in `typed_api` and `handle_api`, by HTTP in `http.app`.
+"""
 
 import asyncio
 import gc
@@ -19,7 +22,7 @@ from deployments.api_keys import ApiKeys
 from deployments.args import ServerArgs, resolve
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
-from deployments.handle_api import HandleApi, WithoutLoggedErrors
+from deployments.handle_api import WithoutLoggedErrors
 from deployments.http.app import build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.proxy_coalescing import ProxyCoalescing
@@ -27,12 +30,13 @@ from deployments.http.request_log import Batched
 from deployments.local.banner import banner
 from deployments.local.loopback import keep_replica_on_loopback
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
+from deployments.typed_api import TypedHandleApi
 
 log = logging.getLogger(__name__)
 
 
 @serve.ingress()
-class LlamaIngress(HandleApi):
+class LlamaIngress(TypedHandleApi):
     """One replica: a service over the ranks of this replica's own placement group."""
 
     async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it

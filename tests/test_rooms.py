@@ -107,10 +107,12 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "deployments.local": (*REPLICA, "deployments.http", "deployments.http.errors", "deployments.api_keys"),
     "deployments.handle_api": (*REPLICA, "deployments.http", "deployments.http.errors", "deployments.api_keys"),
+    "deployments.typed_api": (*REPLICA, "deployments.handle_api"),
     "deployments.ingress": (
         *REPLICA,
         "deployments.api_keys",
         "deployments.handle_api",
+        "deployments.typed_api",
         "deployments.http",
         "deployments.http.errors",
         "deployments.local",

@@ -1,0 +1,60 @@
+"""A second Serve application that asks the model by its handle: it turns a sentence into JSON, and sorts it by a label.
+
+python examples/compose_app.py
+RAY_AUTH_MODE=token python examples/compose_app.py --address HOST:PORT   # where several clusters run
+"""
+
+import argparse
+import json
+import logging
+from typing import Any
+
+import ray
+from ray import serve
+
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.grammar import json_schema_grammar
+
+ANIMAL = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "color": {"enum": ["red", "blue", "green", "brown"]},
+        "legs": {"type": "integer", "minimum": 0, "maximum": 8},
+    },
+    "required": ["name", "color", "legs"],
+    "additionalProperties": False,
+}
+LABELS = [" happy", " sad"]
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0})  # the ranks may hold every core
+class Reader:
+    """Reads a sentence with the application `llama`."""
+
+    def __init__(self, app: str) -> None:
+        self._llama = serve.get_app_handle(app)
+
+    async def read(self, sentence: str) -> dict[str, Any]:
+        params = SamplingParams(temperature=0.0, max_tokens=300, grammar=json_schema_grammar(ANIMAL))
+        question = [{"role": "user", "content": f"Describe the animal as JSON: {sentence}"}]
+        [animal] = await self._llama.sample.remote([question], params, request_id="describe")
+        scores = await self._llama.score.remote(f"{sentence} The animal is", LABELS)
+        likeliest = max(zip(scores, LABELS, strict=True), key=lambda pair: pair[0].score)
+        return {"animal": json.loads(animal.text), "mood": likeliest[1].strip()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compose an application with the model's Serve handle.")
+    parser.add_argument("--address", default="auto", help="of the running cluster, as for ray.init")
+    parser.add_argument("--app", default="llama", help="the application's name in serve_config.yaml")
+    args = parser.parse_args()
+    ray.init(address=args.address, log_to_driver=False, logging_level=logging.ERROR)
+    reader = serve.run(Reader.bind(args.app), name="reader", route_prefix=None)  # type: ignore[attr-defined]
+    print(reader.read.remote("The little red dog likes to sing.").result())
+    serve.delete("reader")
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
