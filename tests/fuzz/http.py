@@ -11,6 +11,7 @@ import httpx
 
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
+from deployments.http.errors import is_anthropic
 from deployments.serve_headers import TIMEOUT_HEADER
 from tests.fuzz.from_schema import covering, negative
 from tests.fuzz.messages import GENERATION, MARK, Message, cheap, made
@@ -78,6 +79,16 @@ class OverHttp:
         return {name: props[name] for name in names} | {"ranks": ranks, "replicas": replicas}
 
 
+def _judge_anthropic_error(answer: httpx.Response) -> str | None:
+    try:
+        body = answer.json()
+        is_usual = set(body) == {"type", "error", "request_id"} and set(body["error"]) == {"type", "message"}
+        texts = [body["type"], body["request_id"], *body["error"].values()]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"status {answer.status_code} without an error object"
+    return None if is_usual and all(isinstance(text, str) and text for text in texts) else "an error of another shape"
+
+
 def judge(message: Message, answer: httpx.Response) -> str | None:
     """The fault of the answer; None if there is none."""
     status, text = answer.status_code, answer.text
@@ -93,6 +104,8 @@ def judge(message: Message, answer: httpx.Response) -> str | None:
         return f"an error of {len(answer.content)} bytes"
     if message.method == "HEAD":
         return None
+    if is_anthropic({"path": message.path.partition("?")[0]}):
+        return _judge_anthropic_error(answer)
     try:
         body = answer.json()
         error = body["error"]
