@@ -107,7 +107,9 @@ class PromptEncoder:
         """The grammar as the engine takes it, checked. Raises InvalidParameter that names `param`."""
         if not grammar:
             return ""
-        return for_answer(await self._run(len(grammar), partial(checked, grammar, param)), self._engine.tokenizer)
+        return for_answer(
+            await self._run(len(grammar), partial(checked, grammar, param), in_thread=True), self._engine.tokenizer
+        )
 
     async def tool_grammar(self, use: ToolUse, *, begun: bool) -> str:
         """The grammar of an answer that may call tools, made in a thread. begun: it begins within the reasoning."""

@@ -22,7 +22,7 @@ from llama_core.text.grammar import limits
 
 log = logging.getLogger(__name__)
 
-_KEPT_GRAMMARS: Final = 32  # compiled grammars that later requests with the same one copy
+_KEPT_GRAMMARS: Final = 16  # compiled grammars that later requests with the same one copy
 _MAX_FORCED: Final = 16  # tokens of a row that are reported; drafts are fewer
 _UNAVAILABLE: Final = "this engine has no tokenizer, so that it cannot follow grammars"
 

@@ -23,12 +23,12 @@ _GBNF_RULE: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def limits() -> LLParserLimits:
-    """Of time and memory for one grammar: about 20 ms to compile and 10 ms for a token, 64 MB."""
+    """Of time and memory for one grammar: about 20 ms to compile, 10 ms for a token, 40 MB."""
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=100_000,
         step_max_items=30_000,
-        max_lexer_states=30_000,
+        max_lexer_states=20_000,
         max_grammar_size=100_000,
         verbose_errors=False,
     )

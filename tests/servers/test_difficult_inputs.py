@@ -30,7 +30,7 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
     ("max_tokens", 10**30, "invalid_parameter"), ("seed", 2**63, "invalid_parameter"), ("logprobs", 1000, "invalid_parameter"),
     ("stop", "", "invalid_parameter"), ("stop", ["a"] * 5, "invalid_parameter"), ("stop", "x" * 2**20, "invalid_parameter"),
     ("logit_bias", {"-1": 1}, "invalid_parameter"), ("logit_bias", {str(2**31): 1}, "invalid_parameter"),
-    ("logit_bias", {"640": 1}, "invalid_parameter"), ("tools", [{"type": "function"}], "unsupported"),
+    ("logit_bias", {"1000000": 1}, "invalid_parameter"), ("tools", [{"type": "function"}], "unsupported"),
     ("response_format", {"type": "xml"}, "invalid_parameter"), ("min_tokens", 2**31, "invalid_parameter"),
     ("stream_options", {"include_usage": True}, "invalid_parameter"), ("max_tokens", 5000, "context_length_exceeded"),
 ]  # fmt: skip
