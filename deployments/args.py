@@ -22,21 +22,19 @@ from llama_core.config import (
     PrefixCacheScope,
 )
 from llama_core.execution.weight_formats.registry import QUANTIZATIONS
+from llama_core.sizes import parse_size
 from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
 from llama_core.text.tools.registry import AUTO as TOOL_FORMAT_AUTO
 from llama_core.text.tools.registry import TOOL_FORMAT_NAMES
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 def _whole_number(value: object) -> object:
-    """ "8k" is 8,000 and "1Gi" is 2^30. A bool is not a number."""
+    """A number, or text such as "8k" or "1Gi". A bool is not a number."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
-    if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+)\s*([kmg]i?)b?\s*", value, re.IGNORECASE)):
-        return int(match[1]) * _UNITS[match[2].lower()]
-    return value
+    return parse_size(value) if isinstance(value, str) else value
 
 
 def _names(value: object) -> object:

@@ -30,7 +30,8 @@ REPORT = "llama_core.execution.load_report"
 PURE = (*BASE, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling")
 MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")
 BACKENDS = ("llama_core.execution.reference", "llama_core.execution.fused", "llama_core.execution.native")
-CORE = (*MODEL, *BACKENDS, GRAMMARS, "llama_core.execution.runner", "llama_core.execution.verify_files")
+CHOICE = "llama_core.execution.backend_choice"
+CORE = (*MODEL, *BACKENDS, GRAMMARS, CHOICE, "llama_core.execution.runner", "llama_core.execution.verify_files")
 REPLICA = (
     "deployments",
     "deployments.args",
@@ -45,6 +46,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core": ("llama_core.generation",),  # `Llama`, imported on first use
     "llama_core.errors": (),
     "llama_core.host_memory": ("llama_core.errors",),
+    "llama_core.sizes": (),
     "llama_core.model_config": ("llama_core.errors",),
     "llama_core.checkpoint": ("llama_core.errors", "llama_core.host_memory", "llama_core.model_config"),
     FORMATS: (),
@@ -74,7 +76,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.execution.native": MODEL,
     "llama_core.execution.verify_files": MODEL,
     GRAMMARS: MODEL,
-    "llama_core.execution.runner": (*MODEL, *BACKENDS, GRAMMARS, "llama_core.execution.verify_files"),
+    CHOICE: (*MODEL, *BACKENDS),
+    "llama_core.execution.runner": (*MODEL, *BACKENDS, GRAMMARS, CHOICE, "llama_core.execution.verify_files"),
     # Users of the core in one process.
     "llama_core.results": PURE,
     "llama_core.convert": (
@@ -84,6 +87,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "llama_core.reshard": (*MODEL, "llama_core.checkpoint.meta"),
     "llama_core.generation": (*CORE, "llama_core.results"),
+    "llama_core.memory_estimate": CORE,  # plans a rank's memory as the runner does, before anything is loaded
     # cluster: the driver runs in the replica, rank in the rank actors, wire in both.
     "cluster": (),
     "cluster.deploy": (),
@@ -96,7 +100,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "deployments.http.request_id": ("deployments", "deployments.http.errors", *PURE),
     "deployments.serve_headers": ("deployments", "deployments.http.errors", "deployments.http.request_id", *PURE),
     "deployments.api_keys": ("deployments", "deployments.http.errors", *PURE),
-    "deployments.args": ("deployments", "deployments.http.errors", "deployments.api_keys", *PURE),
+    "deployments.args": ("deployments", "deployments.http.errors", "deployments.api_keys", "llama_core.sizes", *PURE),
     "deployments.engine": tuple(room for room in REPLICA if room != "deployments.engine"),
     "deployments.http": (
         *REPLICA,
@@ -118,7 +122,16 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "deployments.local",
     ),
     "deployments.app": (*REPLICA, "deployments.ingress", "deployments.api_keys", "deployments.local"),
-    "cli": (*REPLICA, "llama_core.convert", "deployments.local", "deployments.app", "deployments.http"),
+    "cli": (
+        *REPLICA,
+        "llama_core.sizes",
+        "llama_core.memory_estimate",
+        "llama_core.execution.native",  # `doctor` builds the library
+        "llama_core.convert",
+        "deployments.local",
+        "deployments.app",
+        "deployments.http",
+    ),
     "deployments.up": ("deployments", "deployments.local", "cli"),
 }
 # Each module of these folders has a row of its own, because their positions in the order differ.

@@ -138,7 +138,7 @@ def _planned_context(
         need = step_bytes(replace(config, max_seq_len=max(2, length)), model, at, dtype)
         return int((free - need) * CERTAIN_SHARE) - arrays
 
-    block_bytes = model.n_layers * _layer_block_bytes(config.block_size, model, dtype, at)
+    block_bytes = model.n_layers * layer_block_bytes(config.block_size, model, dtype, at)
     return longest_context(config, model, block_bytes, cache_bytes)
 
 
@@ -154,7 +154,7 @@ def _position_bytes(config: EngineConfig, model: ModelConfig) -> int:
     return 12 * model.head_dim + 2 * 8 * (config.max_batch_size + 1)
 
 
-def _layer_block_bytes(block_size: int, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> int:
+def layer_block_bytes(block_size: int, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> int:
     """Keys and values of one block in one layer on this rank."""
     num_heads = len(RankShare.of(model, parallel.rank, parallel.world_size).kv_heads)
     return 2 * block_size * num_heads * -(-model.head_dim // _LANES) * _LANES * dtype.itemsize

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from llguidance import LLTokenizer
@@ -12,19 +11,18 @@ from llguidance import LLTokenizer
 from llama_core.checkpoint.loader import Progress, planned_weights, rank_weights
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import open_checkpoint
-from llama_core.checkpoint.source import GROUP, CheckpointSource, WeightReader
+from llama_core.checkpoint.source import CheckpointSource
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.backend import Backend
-from llama_core.execution.dtypes import dtype_name, dtype_text, preferred_dtype
-from llama_core.execution.fused import backend as fused_backend
+from llama_core.execution.backend_choice import choose, holds, matrix_types, plan_stored, step_bytes_of
+from llama_core.execution.dtypes import dtype_text
 from llama_core.execution.fused.backend import FusedBackend, ops_for
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.grammar_masks import SlotGrammars
 from llama_core.execution.load_report import LoadReport
 from llama_core.execution.memory_budget import (
     LEAST_CONTEXT,
-    StepBytes,
     check_weights_fit,
     fit_context,
     free_cache_bytes,
@@ -32,13 +30,11 @@ from llama_core.execution.memory_budget import (
     planned_weight_bytes,
 )
 from llama_core.execution.native import backend as native
-from llama_core.execution.native.build import Unavailable
 from llama_core.execution.parallel import Parallel, device_name, smallest
 from llama_core.execution.sampling import token_logprobs
 from llama_core.execution.slots import SlotTable
 from llama_core.execution.verify_files import FileChecks
-from llama_core.execution.weight_formats.format import TorchMatrixType, find_weight_format
-from llama_core.execution.weight_plan import WeightPlan, plan_weights
+from llama_core.execution.weight_plan import WeightPlan
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -96,22 +92,16 @@ class ModelRunner:
         model_config = source.model_config(config.vocab_size)
         reader = source.open_weights(model_config)
         checks.verify_contents(reader)
-        dtype = preferred_dtype(config, reader.dtype, parallel)
-        plan = _plan(config, model_config, reader, dtype, parallel)
-        kind = _kind_of_backend(config, model_config, dtype, plan, parallel)
-        if kind == "torch" and config.dtype == "auto" and dtype != reader.dtype:
-            dtype = reader.dtype
-            plan = _plan(config, model_config, reader, dtype, parallel)
-        plan = _plan_for(kind, plan, parallel)
+        kind, dtype, plan = choose(config, model_config, reader, parallel)
 
         def plan_on(num_ranks: int) -> WeightPlan:
             group = replace(parallel, rank=0, world_size=num_ranks)
-            found = _plan(config, model_config, reader, dtype, group)
-            return found if _holds(kind, found) else found.expand()
+            found = plan_stored(config, model_config, reader, dtype, group)
+            return found if holds(kind, found) else found.expand()
 
         planned_bytes = planned_weight_bytes(model_config, plan, parallel)
         check_weights_fit(planned_bytes, parallel)
-        config = fit_context(config, model_config, dtype, plan_on, parallel, _step_bytes(kind))
+        config = fit_context(config, model_config, dtype, plan_on, parallel, step_bytes_of(kind))
         slots = SlotTable(config, parallel.device, spare=kind == "fused")
         share = RankShare.of(model_config, parallel.rank, parallel.world_size)
         part = reader, model_config, share, dtype, parallel.device
@@ -124,7 +114,7 @@ class ModelRunner:
             ops = ops_for(parallel.device)
             with torch.inference_mode():
                 fused = FusedTransformer(
-                    model_config, parallel, config.max_seq_len, dtype, ops, _matrix_types(plan), planned
+                    model_config, parallel, config.max_seq_len, dtype, ops, matrix_types(plan), planned
                 )
             backend = FusedBackend(config, fused, parallel, slots, ops)
         else:
@@ -318,90 +308,3 @@ class ModelRunner:
             if values:
                 result.append(PromptLogprobs(i, row.start, values))
         return result
-
-
-def _plan(
-    config: EngineConfig, model: ModelConfig, reader: WeightReader, dtype: torch.dtype, parallel: Parallel
-) -> WeightPlan:
-    return plan_weights(model, reader.stored_format, config.quantization, dtype_name(dtype), parallel.world_size)
-
-
-def _kind_of_backend(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, plan: WeightPlan, parallel: Parallel
-) -> Literal["native", "fused", "torch"]:
-    """The backend of the whole group: all ranks use the same. Raises ConfigError if the configured one is unavailable."""
-    for_torch = plan.is_plain or config.quantization == "auto"
-    for_fused = for_torch or _fused_holds(plan)
-    if config.backend == "fused" or config.backend == "torch":
-        if not (for_fused if config.backend == "fused" else for_torch):
-            backends = "native or fused" if for_fused else "native"
-            raise ConfigError(f"quantization {config.quantization} needs the {backends} backend", param="quantization")
-        return config.backend
-    reason = ""
-    try:
-        native.check_available(config, model, dtype, plan, parallel)
-    except Unavailable as error:
-        reason = str(error)
-    available = bool(smallest(parallel, not reason))
-    if available:
-        return "native"
-    reason = reason or "another rank cannot use it"
-    if config.backend == "native":
-        raise ConfigError(f"the native backend cannot be used: {reason}", param="backend")
-    if for_fused and parallel.device.type == "cuda":
-        return "fused"
-    if not for_torch:
-        raise ConfigError(
-            f"quantization {config.quantization} needs the native backend, which cannot be used: {reason}",
-            param="quantization",
-        )
-    log.warning("rank %d computes with torch, several times slower than the native backend: %s", parallel.rank, reason)
-    return "torch"
-
-
-def _step_bytes(kind: str) -> StepBytes:
-    if kind == "torch":
-        from llama_core.execution.reference.backend import step_bytes
-
-        return step_bytes
-    return native.step_bytes if kind == "native" else fused_backend.step_bytes
-
-
-def _holds(kind: str, plan: WeightPlan) -> bool:
-    """Whether such a backend multiplies every matrix in its format."""
-    return kind == "native" or plan.is_plain or (kind == "fused" and _fused_holds(plan))
-
-
-def _fused_holds(plan: WeightPlan) -> bool:
-    """Whether the fused backend multiplies matrices in these formats."""
-    return all(find_weight_format(name).torch_matrix is not None for name in plan.formats)
-
-
-def _matrix_types(plan: WeightPlan) -> Callable[[str], TorchMatrixType]:
-    """The types of the fused backend's matrices by their names. `_fused_holds` must be true of the plan."""
-
-    def matrix_type(name: str) -> TorchMatrixType:
-        found = find_weight_format(plan.matrices[name]).torch_matrix
-        assert found is not None
-        return found
-
-    return matrix_type
-
-
-def _plan_for(kind: str, plan: WeightPlan, parallel: Parallel) -> WeightPlan:
-    """The plan with which the backend holds the weights. Logs what is expanded."""
-    if plan.expanded and parallel.rank == 0:
-        log.warning(
-            "%d matrices that are stored quantized are held in %s: the parts of %d ranks cut through groups of %d inputs: %s%s",
-            len(plan.expanded),
-            ", ".join(dict.fromkeys(plan.matrices[name] for name in plan.expanded)),
-            parallel.world_size,
-            GROUP,
-            ", ".join(plan.expanded[:4]),
-            ", ..." if len(plan.expanded) > 4 else "",
-        )
-    if _holds(kind, plan):
-        return plan
-    if parallel.rank == 0:
-        log.warning("the %s backend expands weights to %s that are stored as %s", kind, plan.dtype, plan)
-    return plan.expand()

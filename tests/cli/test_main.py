@@ -60,15 +60,16 @@ def test_make_serve_takes_the_model_from_its_own_command_line_only() -> None:
     assert "fetch_model 'a b; c'" in shown("MODEL=a b; c")
 
 
-def test_help_imports_neither_ray_nor_torch() -> None:
+@pytest.mark.parametrize("command", ["up", "convert", "estimate", "doctor", "env", "chat", "bench", ""])
+def test_help_imports_neither_ray_nor_torch(command: str) -> None:
     program = (
-        "import sys\nfrom cli.main import main\nsys.argv = ['llama-ray', 'up', '--help']\n"
+        f"import sys\nfrom cli.main import main\nsys.argv = ['llama-ray', *{command.split()}, '--help']\n"
         "try: main()\nexcept SystemExit: pass\nprint('IMPORTED', *sorted({'ray', 'torch', 'yaml'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=True
     )
-    assert "CONFIG" in done.stdout and done.stdout.splitlines()[-1] == "IMPORTED"
+    assert "Usage" in done.stdout and done.stdout.splitlines()[-1] == "IMPORTED"
 
 
 @pytest.mark.parametrize("arguments", [[], ["absent.yaml"]])
@@ -83,3 +84,15 @@ def test_the_earlier_name_of_the_command_still_works(arguments: list[str]) -> No
         timeout=180,
     )
     assert done.returncode == 1 and "usage: llama-ray up CONFIG.yaml" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["chat", "-q", "Hi"], ["bench"]])
+def test_clients_import_neither_ray_nor_torch(words: list[str]) -> None:
+    program = (
+        f"import sys\nfrom cli.main import main\nsys.argv = ['llama-ray', *{words}, '--url', 'http://127.0.0.1:9']\n"
+        "try: main()\nexcept SystemExit: pass\nprint('IMPORTED', *sorted({'ray', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert "cannot be reached" in done.stderr and done.stdout.splitlines()[-1] == "IMPORTED"

@@ -102,6 +102,28 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     return 4 * (config.max_step_tokens * widths + logits + rotary) + _FIXED_BYTES + int(shared)
 
 
+def planned_bytes(
+    config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, plan: WeightPlan, num_threads: int
+) -> tuple[int, int]:
+    """The bytes of this rank's weights, and of its engine's buffers with its part of the memory that all ranks share.
+
+    Makes an engine and asks it: its memory is reserved, but no page of it is written. Raises MemoryError.
+    """
+    native = load_library()
+    shape = _shape(config, model, parallel, dtype)
+    shape.threads = num_threads
+    names = [name.encode() for name in plan.matrices.values()]
+    rotary = torch.zeros(config.max_seq_len, model.head_dim)
+    engine = native.llama_create(shape, (ctypes.c_char_p * len(names))(*names), Slots(), rotary.data_ptr(), None)
+    if not engine:
+        raise MemoryError("the native engine could not be made: no memory, or no threads")
+    try:
+        shared = native.llama_shared_bytes(shape) // parallel.world_size if parallel.world_size > 1 else 0
+        return int(native.llama_weight_bytes(engine)), int(native.llama_working_bytes(engine)) + int(shared)
+    finally:
+        native.llama_destroy(engine)
+
+
 class NativeBackend:
     def __init__(
         self,

@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Encoding
 
 from llama_core.config import EngineConfig
-from llama_core.execution import runner as runner_module
+from llama_core.execution import backend_choice
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.execution.weight_plan import WeightPlan
@@ -89,7 +89,7 @@ def test_matrices_that_ranks_cut_within_groups_are_named_with_the_format_that_ho
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plan = WeightPlan("bfloat16", {"layers.0.down": "bfloat16", "output": "int4"}, {}, ("layers.0.down",))
-    runner_module._plan_for("native", plan, Parallel(0, 16, torch.device("cpu")))
+    backend_choice.plan_held("native", plan, Parallel(0, 16, torch.device("cpu")))
     assert "1 matrices that are stored quantized are held in bfloat16" in caplog.text
     assert "16 ranks cut through groups of 32 inputs: layers.0.down" in caplog.text
 

@@ -1,0 +1,160 @@
+"""The subcommands that are clients of a running server: their options and help."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.options import DEFAULT_URL, ApiKey, Model, Url, size_option
+
+
+class Endpoint(StrEnum):
+    """Routes that `bench` loads."""
+
+    chat = "chat"
+    completions = "completions"
+
+
+def chat(
+    url: Url = DEFAULT_URL,
+    question: Annotated[
+        str | None,
+        typer.Option(
+            "-q",
+            "--question",
+            metavar="TEXT",
+            help="Ask once, print the answer and end; - reads the question from stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="The system message.", envvar="LLAMA_RAY_SYSTEM")] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, max=2, help="0 is greedy; the server's default if absent.", envvar="LLAMA_RAY_TEMPERATURE"),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Nucleus; the server's default if absent.", envvar="LLAMA_RAY_TOP_P"),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        size_option(
+            "--max-tokens", help="Tokens of one answer at most.", envvar="LLAMA_RAY_MAX_TOKENS", metavar="TOKENS"
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same answer.", envvar="LLAMA_RAY_SEED")
+    ] = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Talk to a model in the terminal; answers stream.
+
+    At the prompt: /reset, /system TEXT, /exit, /help; three quotes begin and end a message of several lines. Ctrl-C stops an
+    answer, not the program. Lines are kept in ~/.local/state/llama-ray/chat_history (LLAMA_RAY_HISTORY names another file,
+    empty for none). With -q the answer alone goes to stdout and reasoning to stderr. The exit status is 1 if a request failed.
+
+    Examples:
+
+      llama-ray chat --system "Answer in one sentence."
+
+      llama-ray chat -q "How many days are in a week?" --temperature 0
+
+      cat letter.txt | llama-ray chat -q - --url http://10.0.0.5:8000
+    """
+    from cli.chat import Sampling, run
+
+    sys.exit(run(url, api_key, model, question, system, Sampling(temperature, top_p, max_tokens, seed)))
+
+
+def bench(
+    url: Url = DEFAULT_URL,
+    model: Model = None,
+    endpoint: Annotated[
+        Endpoint,
+        typer.Option(
+            help="chat sends prompts of words; completions of ids, exactly --prompt-tokens each.",
+            envvar="LLAMA_RAY_ENDPOINT",
+        ),
+    ] = Endpoint.chat,
+    concurrency: Annotated[
+        int,
+        size_option(
+            "--concurrency", "-c", help="Requests in flight at once.", envvar="LLAMA_RAY_CONCURRENCY", metavar="COUNT"
+        ),
+    ] = 8,
+    requests: Annotated[
+        int, size_option("--requests", "-n", help="Requests in all.", envvar="LLAMA_RAY_REQUESTS", metavar="COUNT")
+    ] = 64,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Requests before, which are not counted.", envvar="LLAMA_RAY_WARMUP")
+    ] = 2,
+    prompt_tokens: Annotated[
+        int,
+        size_option(
+            "--prompt-tokens", help="Words or ids of each prompt.", envvar="LLAMA_RAY_PROMPT_TOKENS", metavar="TOKENS"
+        ),
+    ] = 128,
+    max_tokens: Annotated[
+        int,
+        size_option(
+            "--max-tokens", help="Tokens of each answer at most.", envvar="LLAMA_RAY_MAX_TOKENS", metavar="TOKENS"
+        ),
+    ] = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="0 is greedy.", envvar="LLAMA_RAY_TEMPERATURE")
+    ] = 0.0,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            help="All answers have --max-tokens tokens; for servers that know this field.",
+            envvar="LLAMA_RAY_IGNORE_EOS",
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the prompts.", envvar="LLAMA_RAY_SEED")] = 1,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, help="Seconds of one request at most.", envvar="LLAMA_RAY_TIMEOUT")
+    ] = 600.0,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write the figures there as JSON; - for stdout without the table.",
+            show_default=False,
+        ),
+    ] = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Load any OpenAI-compatible server with concurrent streams, and print rates and latencies.
+
+    A closed loop: each client sends its next request when its last answer has ended. Latencies are in milliseconds: TTFT to the
+    first token, TPOT per output token after it, ITL between two events, E2E of the whole request. Token counts are those of the
+    server. The exit status is 1 if a request failed.
+
+    Examples:
+
+      llama-ray bench --concurrency 32 --requests 256
+
+      llama-ray bench --url http://10.0.0.5:8000/v1 --endpoint completions --prompt-tokens 1k --ignore-eos --json bench.json
+    """
+    from cli.bench import Plan, run
+
+    plan = Plan(
+        url,
+        model,
+        api_key,
+        endpoint.value,
+        concurrency,
+        requests,
+        warmup,
+        prompt_tokens,
+        max_tokens,
+        temperature,
+        ignore_eos,
+        seed,
+        timeout,
+    )
+    sys.exit(run(plan, json_file))

@@ -1,0 +1,135 @@
+"""The memory that each rank will need, from the headers of a checkpoint's files. Loads no weight."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
+from llama_core.config import EngineConfig
+from llama_core.errors import ConfigError
+from llama_core.execution.backend_choice import BackendKind, choose, step_bytes_of
+from llama_core.execution.memory_budget import LEAST_CONTEXT, layer_block_bytes, planned_weight_bytes
+from llama_core.execution.native import backend as native
+from llama_core.execution.parallel import Parallel, resolve_device
+from llama_core.execution.weight_plan import WeightPlan
+from llama_core.model_config import ModelConfig
+from llama_core.scheduling.sliding_window import SlidingWindow
+from llama_core.text.registry import find_tokenizer, load_tokenizer
+
+# What a rank process takes beyond an empty one whatever the model: pages of libraries that are first touched when weights load
+# and steps run, and thread stacks. Measured with tests/programs/estimate.py.
+PROCESS_BYTES: Final = 8 * 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes of one rank: its weights, its cache with every block written, and what a step takes beside them."""
+
+    rank: int
+    weights: int
+    cache: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.working
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Of `num_ranks` ranks with `config`. backend, dtype and plan: as the ranks would choose them on this machine."""
+
+    config: EngineConfig
+    model: ModelConfig
+    num_ranks: int
+    device: torch.device
+    backend: BackendKind
+    dtype: torch.dtype
+    plan: WeightPlan
+
+    @cached_property
+    def ranks(self) -> list[RankMemory]:
+        """One entry a rank. Rank 0 also samples."""
+        return [self._of(self.config, rank) for rank in range(self.num_ranks)]
+
+    def largest(self, max_seq_len: int, max_batch_size: int) -> RankMemory:
+        """The memory of the rank that needs most, with another context and another number of sequences."""
+        step = max(self.config.max_step_tokens, max_batch_size)
+        config = replace(
+            self.config,
+            max_seq_len=max_seq_len,
+            max_batch_size=max_batch_size,
+            max_step_tokens=step,
+            kv_cache_bytes=None,
+        )
+        return max((self._of(config, rank) for rank in range(self.num_ranks)), key=lambda one: one.total)
+
+    @property
+    def least_cache(self) -> int:
+        """Cache bytes of one sequence of full length on the rank that needs most; with less, ranks refuse to start."""
+        window = self._window(self.config)
+        return max(window.num_held(self.config.max_seq_len) * self._block_bytes(at) for at in self._group())
+
+    def _group(self) -> list[Parallel]:
+        return [Parallel(rank, self.num_ranks, self.device) for rank in range(self.num_ranks)]
+
+    def _window(self, config: EngineConfig) -> SlidingWindow:
+        return SlidingWindow.of(self.model.longest_window, config.block_size, config.max_step_tokens)
+
+    def _block_bytes(self, at: Parallel) -> int:
+        return self.model.n_layers * layer_block_bytes(self.config.block_size, self.model, self.dtype, at)
+
+    def _of(self, config: EngineConfig, rank: int) -> RankMemory:
+        at = Parallel(rank, self.num_ranks, self.device)
+        block_bytes = self._block_bytes(at)
+        # A full batch of full-length sequences, and the block that the scheduler holds in reserve for each.
+        num_blocks = (self._window(config).num_held(config.max_seq_len) + 1) * config.max_batch_size
+        if config.kv_cache_bytes is not None:
+            num_blocks = min(num_blocks, config.kv_cache_bytes // block_bytes)
+        weights, working = self._engine_bytes(config, at)
+        slots = 8 * config.max_batch_size * (config.max_seq_len + config.blocks_per_sequence)
+        return RankMemory(rank, weights, num_blocks * block_bytes, working + slots + PROCESS_BYTES)
+
+    def _engine_bytes(self, config: EngineConfig, at: Parallel) -> tuple[int, int]:
+        if self.backend == "native":
+            threads = max(1, torch.get_num_threads() // self.num_ranks)
+            return native.planned_bytes(config, self.model, at, self.dtype, self.plan, threads)
+        working = step_bytes_of(self.backend)(config, self.model, at, self.dtype)
+        return planned_weight_bytes(self.model, self.plan, at), working
+
+
+def estimate_memory(config: EngineConfig, num_ranks: int) -> MemoryEstimate:
+    """Read the headers of `config.ckpt_dir` and plan. Raises ConfigError or CheckpointError, as the start of a rank would."""
+    source = open_checkpoint(config.ckpt_dir)
+    model = source.model_config(config.vocab_size)
+    model.check_world_size(num_ranks)
+    alone = Parallel(0, 1, resolve_device(config.device))
+    group = replace(alone, world_size=num_ranks)
+    kind, dtype, plan = choose(config, model, source.open_weights(model), group, voters=alone)
+    return MemoryEstimate(config, model, num_ranks, alone.device, kind, dtype, plan)
+
+
+def at_least_context(config: EngineConfig) -> EngineConfig:
+    """The configuration with the shortest context to which the ranks would lower it; the same where they may not."""
+    return replace(config, max_seq_len=min(config.max_seq_len, LEAST_CONTEXT)) if config.lowers_max_seq_len else config
+
+
+def describe_checkpoint(path: str | Path, tokenizer: str | Path | None = None) -> tuple[Path, ModelConfig, int]:
+    """The checkpoint's file or folder, its architecture, and its number of shards.
+
+    tokenizer: a file or folder; what lies at `path` if absent. A Hugging Face folder or a GGUF file needs none.
+    Raises CheckpointError, ConfigError or TokenizerError.
+    """
+    ckpt = checkpoint_path(path)
+    source = open_checkpoint(ckpt)
+    found = find_tokenizer(tokenizer or ckpt)
+    if found.is_file():
+        return ckpt, source.model_config(load_tokenizer(found).n_words), source.num_shards()
+    try:
+        return ckpt, source.model_config(1), source.num_shards()
+    except ConfigError as error:
+        remedy = "the tokenizer says the size of this checkpoint's vocabulary: give --tokenizer"
+        raise ConfigError(f"{error.message}; {remedy}", param="tokenizer_path") from None

@@ -1,0 +1,86 @@
+"""`llama-ray estimate`: agreement with measured memory, and its output."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import llama_ray, on_one_line
+from tests.support.checkpoints import WIDE, random_weights, split, write
+from tests.support.programs import seen_by
+
+TOLERANCE = 0.05
+
+
+def test_the_estimate_of_each_rank_agrees_with_its_measured_memory() -> None:
+    rows = seen_by("tests.programs.estimate")["ranks"]
+    assert [row["rank"] for row in rows] == [0, 1]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(1, abs=TOLERANCE), row
+
+
+def test_ranks_and_contexts_are_shown_as_a_table_and_as_json() -> None:
+    words = ("estimate", "demo", "--ranks", "2", "--max-seq-len", "1Ki", "--batch", "4", "--dtype", "float32")
+    done = llama_ray(*words)
+    assert done.returncode == 0, done.stderr
+    for text in (
+        "weights",
+        "cache",
+        "working",
+        "total",
+        "max_seq_len 1,024",
+        "max_batch_size 4",
+        "Free on this machine",
+    ):
+        assert text in done.stdout, text
+    found = json.loads(llama_ray(*words, "--json").stdout)
+    ranks = found["ranks"]
+    assert len(ranks) == 2 and (found["max_seq_len"], found["max_batch_size"]) == (1024, 4)
+    assert all(one["total"] == one["weights"] + one["cache"] + one["working"] for one in ranks)
+    here = [
+        one for one in found["by_context_and_concurrency"] if (one["max_seq_len"], one["max_batch_size"]) == (1024, 4)
+    ]
+    assert [one["rank_total"] for one in here] == [max(one["total"] for one in ranks)]
+
+
+def test_weights_follow_the_number_of_ranks_the_dtype_and_the_format() -> None:
+    def weights(*words: str) -> float:
+        found = json.loads(llama_ray("estimate", "demo", "--max-seq-len", "512", *words, "--json").stdout)
+        return float(found["ranks"][0]["weights"])
+
+    whole = weights("--ranks", "1", "--dtype", "float32")
+    assert weights("--ranks", "2", "--dtype", "float32") == pytest.approx(whole / 2, rel=0.02)
+    assert weights("--ranks", "1", "--dtype", "bfloat16") == pytest.approx(whole / 2, rel=0.02)
+    assert weights("--ranks", "1", "--dtype", "bfloat16", "--quantization", "int4") < 0.25 * whole
+
+
+def test_settings_come_from_the_servers_own_variables() -> None:
+    env = {"LLAMA_MAX_SEQ_LEN": "1Ki", "LLAMA_MAX_BATCH_SIZE": "3", "LLAMA_MODEL_PARALLEL_SIZE": "1"}
+    found = json.loads(llama_ray("estimate", "demo", "--json", env=env).stdout)
+    assert (found["max_seq_len"], found["max_batch_size"], len(found["ranks"])) == (1024, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("demo", "--max-seq-len", "8x"), "--max-seq-len"),
+        (("demo", "--ranks", "99"), "more than the 8 query heads"),
+        (("tests/data/golden",), "estimate: "),
+        (("demo", "--kv-cache-bytes", "0"), "must be at least 1"),
+    ],
+)
+def test_a_wrong_argument_is_named(words: tuple[str, ...], expected: str) -> None:
+    done = llama_ray("estimate", *words)
+    assert done.returncode in (1, 2) and expected in on_one_line(done.stderr) and "Traceback" not in done.stderr
+
+
+def test_no_weight_is_read(tmp_path: Path) -> None:
+    """Zeros in place of all weights change nothing."""
+    folder = write(tmp_path / "ckpt", split(random_weights(WIDE), 1))
+    before = llama_ray("estimate", str(folder), "--json").stdout
+    path = folder / "consolidated.00.pth"
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 4096] = bytes(4096)
+    path.write_bytes(data)
+    assert before and llama_ray("estimate", str(folder), "--json").stdout == before
