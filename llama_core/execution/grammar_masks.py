@@ -65,12 +65,13 @@ class GrammarMasks:
 
 
 class SlotGrammars:
-    """The grammars of all slots of rank 0. `vocabulary` is called once, in the thread, by `prepare` or for the first grammar;
-    None: every grammar is refused."""
+    """The grammars of all slots of rank 0. has_grammars: whether any slot has one.
+
+    `vocabulary` is called once, in the thread, by `prepare` or for the first grammar; None: every grammar is refused."""
 
     def __init__(self, vocabulary: Callable[[], LLTokenizer] | None, vocab_size: int, num_slots: int) -> None:
         self._slots: list[_Slot | None] = [None] * num_slots
-        self._has_grammars = False
+        self.has_grammars = False
         self._num_words = -(-vocab_size // 32)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -85,12 +86,12 @@ class SlotGrammars:
         grammar = init.params.grammar
         begin = len(init.tokens) if init.prompt_length is None else init.prompt_length
         self._slots[init.slot] = _Slot(grammar, begin) if grammar else None
-        self._has_grammars = bool(grammar) or any(slot is not None for slot in self._slots)
+        self.has_grammars = bool(grammar) or any(slot is not None for slot in self._slots)
 
     def begin(self, rows: Seq[Row], tokens: torch.Tensor) -> GrammarMasks | None:
         """Begin to compute the masks of a step; None where no sampling row has a grammar. tokens: int64 [slots, max_seq_len]
         with the step's drafts."""
-        if not self._has_grammars:
+        if not self.has_grammars:
             return None
         jobs: list[_Job] = []
         has_mask: list[bool] = []

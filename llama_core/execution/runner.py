@@ -18,8 +18,9 @@ from llama_core.execution.backend import Backend
 from llama_core.execution.backend_choice import choose, holds, matrix_types, plan_stored, step_bytes_of
 from llama_core.execution.dtypes import dtype_text
 from llama_core.execution.fused.backend import FusedBackend, ops_for
+from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.grammar_masks import SlotGrammars
+from llama_core.execution.grammar_masks import GrammarMasks, SlotGrammars
 from llama_core.execution.load_report import LoadReport
 from llama_core.execution.memory_budget import (
     LEAST_CONTEXT,
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 # Rows of logits that exist at once for prompt logprobs: all rows of a long prompt would take gigabytes.
 LOGITS_AT_A_TIME = 64
+_STEPS_A_COUNT = 64
 CONTRADICTION = "no token is allowed here: the rules of the request contradict each other"
 
 
@@ -70,6 +72,7 @@ class ModelRunner:
         # Rank 0 samples for all ranks.
         self._grammars = SlotGrammars(vocabulary, config.vocab_size, len(slots.rules)) if parallel.rank == 0 else None
         self._ended = 0.0  # when the latest result was read
+        self._num_results = self._device_bytes = 0
 
     @classmethod
     def load(
@@ -102,7 +105,8 @@ class ModelRunner:
         planned_bytes = planned_weight_bytes(model_config, plan, parallel)
         check_weights_fit(planned_bytes, parallel)
         config = fit_context(config, model_config, dtype, plan_on, parallel, step_bytes_of(kind))
-        slots = SlotTable(config, parallel.device, spare=kind == "fused")
+        slots: SlotTable
+        slots = DeviceSlots(config, parallel.device, spare=1) if kind == "fused" else SlotTable(config, parallel.device)
         share = RankShare.of(model_config, parallel.rank, parallel.world_size)
         part = reader, model_config, share, dtype, parallel.device
         weights = rank_weights(*part, on_progress)
@@ -110,7 +114,7 @@ class ModelRunner:
         backend: Backend
         if kind == "native":
             backend = native.NativeBackend(config, model_config, parallel, slots, dtype, plan, planned)
-        elif kind == "fused":
+        elif isinstance(slots, DeviceSlots):
             ops = ops_for(parallel.device)
             with torch.inference_mode():
                 fused = FusedTransformer(
@@ -247,7 +251,7 @@ class ModelRunner:
         rows = batch.rows
         wanted = any(row.samples and slots.top_logprobs[row.slot] >= 0 for row in rows)
         wanted_of_prompts = any(slots.prompt_logprobs[row.slot] for row in rows)
-        masks = self._grammars.begin(rows, slots.tokens) if self._grammars is not None else None
+        masks = self._begin_masks(rows)
         pending = self.backend.start(rows, keep_logits=wanted, masks=masks)
 
         @torch.inference_mode()
@@ -267,7 +271,7 @@ class ModelRunner:
                 forced=masks.forced if masks is not None else [],
                 # The previous step may have ended after this step was started.
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
-                device_memory_bytes=torch.cuda.memory_allocated() if self.parallel.device.type == "cuda" else 0,
+                device_memory_bytes=self._allocated_bytes(),
             )
             self._ended = time.perf_counter()
             return output
@@ -276,6 +280,19 @@ class ModelRunner:
         if pending.is_done or wanted or wanted_of_prompts:
             return Pending.done(result())
         return Pending(result, pending.is_ready)
+
+    def _allocated_bytes(self) -> int:
+        """Of this rank's device, counted now and then: torch takes 0.1 ms for it."""
+        if self.parallel.device.type == "cuda" and self._num_results % _STEPS_A_COUNT == 0:
+            self._device_bytes = torch.cuda.memory_allocated()
+        self._num_results += 1
+        return self._device_bytes
+
+    def _begin_masks(self, rows: list[Row]) -> GrammarMasks | None:
+        if self._grammars is None or not self._grammars.has_grammars:
+            return None
+        self._slots.flush()
+        return self._grammars.begin(rows, self._slots.tokens)
 
     def _logprobs(self, rows: list[Row], tokens: list[int]) -> list[TokenLogprob | None]:
         """One entry for each sample, None where its slot did not ask."""

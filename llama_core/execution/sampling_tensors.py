@@ -7,6 +7,8 @@ struct, and the native backend compares the two when it loads its library.
 import ctypes
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, ScalarType
@@ -22,6 +24,12 @@ class SlotSampling(ctypes.Structure):
     """One slot's values, as `sampling.hpp` declares them."""
 
     _fields_ = tuple((name, _C_TYPES[dtype]) for name, dtype in SLOT_FIELDS.items())
+
+
+def words_of(params: SamplingParams) -> npt.NDArray[np.int64]:
+    """The bytes of one slot's struct, int64 [sizeof(SlotSampling) / 8]."""
+    struct = SlotSampling(*(getattr(params, name) for name in SLOT_FIELDS))
+    return np.frombuffer(bytes(struct), dtype=np.int64)
 
 
 class SamplingTensors:
@@ -67,6 +75,11 @@ class SlotSamplingArray(SamplingTensors):
         super().__init__(fields)
         for slot in range(num_slots):
             self.set(slot, SamplingParams(temperature=0.0))
+
+    @property
+    def words(self) -> torch.Tensor:
+        """The structs as int64 [num_slots, words], as `words_of` has them."""
+        return self._structs.view(torch.int64)
 
     @property
     def address(self) -> int:

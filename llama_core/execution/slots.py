@@ -33,10 +33,18 @@ class SlotTable:
         self.is_greedy = [True] * slots
 
     def admit(self, init: SlotInit) -> None:
-        slot, params = init.slot, init.params
+        slot = init.slot
         self.tokens[slot, : len(init.tokens)] = torch.tensor(init.tokens)
         self.block_tables[slot, : len(init.blocks)] = torch.tensor(init.blocks)
-        self.sampling.set(slot, params)
+        self.sampling.set(slot, init.params)
+        self._note(init)
+
+    def flush(self) -> None:
+        """Make all changes visible in the tensors, for a caller that reads these before the next step."""
+
+    def _note(self, init: SlotInit) -> None:
+        """Keep what Python reads."""
+        slot, params = init.slot, init.params
         rules = self.rules[slot] = LogitRules(init, self._vocab_size) if params.edits_logits else None
         self.rule_addresses[slot] = 0 if rules is None else rules.address
         self.num_blocks[slot] = len(init.blocks)

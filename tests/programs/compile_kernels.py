@@ -75,6 +75,7 @@ def launch_layer(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, w
     """Every kernel that a layer launches, with its biases and norms and without."""
     from llama_core.execution.fused.kernels import TritonOps
     from llama_core.execution.fused.ops import HeadNorms
+    from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
 
     def new(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=of)
@@ -91,7 +92,9 @@ def launch_layer(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, w
             q = ops.rotate_and_store(qkv, table, positions, positions, keys, values, qkv_bias, norms)
     for gate_bias in (None, new(4 * dim)):
         ops.gated_silu(new(rows, 4 * dim), gate_bias)
-    ops.attend_decodes(q, keys, values, new(rows, 64, of=torch.int64), positions + 1, window)
+    tiles = new(rows, TILE_COLUMNS, of=torch.int64)
+    tables = new(8, 64, of=torch.int64)
+    ops.attend(q, keys, values, tables, AttentionTiles(tiles, tiles), 128, window)
 
 
 def launch_products(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> None:

@@ -2,52 +2,59 @@
 
 import logging
 import math
+import weakref
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
-from llama_core.execution.attention import attend_prefills
-from llama_core.execution.attention_metadata import build_metadata, sample_positions
+from llama_core.errors import ConfigError
 from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED, Sampled, StepMasks
+from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.ops import SPLIT, Ops, TorchOps
+from llama_core.execution.fused.ops import Ops, TorchOps
+from llama_core.execution.fused.step_plan import StepBuffers, StepPlan, StepShape, split_size
 from llama_core.execution.kv_cache import CacheShape, KVCache
 from llama_core.execution.logit_rules import edit_logits
-from llama_core.execution.parallel import Parallel, smallest
+from llama_core.execution.parallel import Parallel, before_leaving, smallest
 from llama_core.execution.sampling import sample_sorted
-from llama_core.execution.slots import SlotTable
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
 
-# What a decode step ends with: the most likely tokens, sampled tokens, or logits, which rules or grammars change afterwards.
+Result = TypeVar("Result")
+# What sampling ends with: the most likely tokens, sampled tokens, or logits, which rules or grammars change afterwards.
 Mode = Literal["greedy", "sampled", "logits"]
 # Steps whose outputs may wait to be read. The driver keeps two in flight.
 _TURNS = 4
+# Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
+_CAPTURED_PROMPT_TOKENS = (32, 64, 128, 256, 512)
 # Temporary memory for each logit: softmax, sort (values, int64 ids, scratch) and two cumulative sums (one double).
 _BYTES_PER_LOGIT = 56
 
 
 def ops_for(device: torch.device) -> Ops:
-    """The Triton kernels on a GPU where Triton works, else the operations in torch."""
-    if device.type == "cuda":
-        try:
-            from llama_core.execution.fused.kernels import TritonOps
+    """The Triton kernels on a GPU, the operations in torch elsewhere. Raises ConfigError where Triton does not work."""
+    if device.type != "cuda":
+        return TorchOps()
+    try:
+        from llama_core.execution.fused.kernels import TritonOps
 
-            ops = TritonOps()
-            ops.gated_silu(torch.zeros((1, 2), device=device))  # builds Triton's launcher, which needs a C compiler
-        except Exception as error:  # any error of Triton, the compiler or the file system
-            log.warning(
-                "Triton does not work here: attention gathers the cache and layers take more launches: %s", error
-            )
-        else:
-            return ops
-    return TorchOps()
+        ops = TritonOps()
+        ops.gated_silu(torch.zeros((1, 2), device=device))  # builds Triton's launcher, which needs a C compiler
+    except Exception as error:  # any error of Triton, the compiler or the file system
+        # In torch, attention would gather whole block tables, for which no memory is planned.
+        raise ConfigError(
+            f"Triton does not work here ({error}): install a C compiler and Python's headers, or give backend: torch",
+            param="backend",
+        ) from error
+    return ops
 
 
 def bucket_sizes(largest: int) -> list[int]:
@@ -57,30 +64,26 @@ def bucket_sizes(largest: int) -> list[int]:
 
 
 def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
-    """Of the largest step: activations, the gathered keys and values of a prompt, and sampling."""
+    """Of the largest step: activations, the parts of attention that are combined afterwards, and sampling."""
     share = RankShare.of(model, parallel.rank, parallel.world_size)
-    rows, splits = config.max_step_samples, -(-config.max_seq_len // SPLIT)
+    rows, splits = config.max_step_samples, -(-config.max_seq_len // split_size(config.max_seq_len))
     n_heads, n_kv_heads = len(share.heads), len(share.kv_heads)
     heads = n_heads + 2 * n_kv_heads
-    activations = config.max_step_tokens * (4 * model.dim + 2 * heads * model.head_dim + 3 * len(share.hidden))
-    gathered = 2 * config.max_seq_len * n_kv_heads * model.head_dim
-    mask = config.max_step_tokens * config.max_seq_len
-    # Results of attention before the splits are combined.
+    activations = config.max_step_tokens * (5 * model.dim + 2 * heads * model.head_dim + 3 * len(share.hidden))
     partial = rows * n_heads * splits * (model.head_dim + 1) * 4
     # Sampling, in the memory of the graphs and outside of it, and the logits of the latest step.
     logits = rows * config.vocab_size * (2 * _BYTES_PER_LOGIT + 4)
-    return (activations + gathered + mask) * dtype.itemsize + 2 * partial + logits
-
-
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    graph: torch.cuda.CUDAGraph
-    result: torch.Tensor  # written by each replay: tokens int64 [bucket], or logits float32 [bucket, vocab]
+    return activations * dtype.itemsize + 2 * partial + logits
 
 
 class FusedBackend:
+    """Each step is a body, the Transformer's layers over all rows together, and a head, which computes logits and samples.
+
+    Both are CUDA graphs where a bucket holds the step. All that a step needs from the host comes in one copy.
+    """
+
     def __init__(
-        self, config: EngineConfig, model: FusedTransformer, parallel: Parallel, slots: SlotTable, ops: Ops
+        self, config: EngineConfig, model: FusedTransformer, parallel: Parallel, slots: DeviceSlots, ops: Ops
     ) -> None:
         self.model = model
         self._config = config
@@ -91,22 +94,36 @@ class FusedBackend:
         self._on_gpu = parallel.device.type == "cuda"
         self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, model.dtype)
         self._cache: KVCache | None = None
-        self._hidden_states = torch.empty(0)
+        self._split_size = split_size(config.max_seq_len)
+        self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
-        self._buckets = bucket_sizes(max_samples)
+        self._sample_buckets = bucket_sizes(max_samples)
+        self._decode_shapes = [StepShape(size, size, 0) for size in self._sample_buckets]
+        self._mixed_shapes = [
+            StepShape.of_bucket(size, max_samples, self._tile_sizes.chunk)
+            for size in _CAPTURED_PROMPT_TOKENS
+            if size <= config.max_step_tokens
+        ]
+        self._bodies: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self._heads: dict[tuple[int, Mode], _Head] = {}
         self._spare_slot = config.max_batch_size
-        self._graphs: dict[tuple[int, Mode], _Graph] = {}
-        # The input of a graph: the slots of a decode step's tokens, then their positions, as many of each as the bucket has.
-        self._inputs = torch.zeros(2 * max_samples, dtype=torch.int64, device=self._device)
+        largest = StepShape.of_bucket(config.max_step_tokens, max_samples, self._tile_sizes.chunk)
+        # Room for the changes of slots that most steps bring, such as a long prompt's tokens and their places.
+        max_size = largest.size + 4 * config.max_seq_len
+        self._buffers = StepBuffers(max_samples, max_size, self._spare_slot, _TURNS, self._device)
+        # Graphs write to these, so they stay in place.
+        self._hidden_states = torch.zeros(
+            (config.max_step_tokens, model.config.dim), dtype=model.dtype, device=self._device
+        )
         self._logits = torch.empty((max_samples, config.vocab_size), dtype=torch.float32, device=self._device)
-        # Page-locked: copies between other memory and the device would block the host.
         self._turn = 0
-        self._sent = torch.zeros((_TURNS, 2 * max_samples), dtype=torch.int64, pin_memory=self._on_gpu)
+        # Page-locked, because a copy from the device to other memory would block the host.
         self._answers = torch.zeros((_TURNS, max_samples), dtype=torch.int64, pin_memory=self._on_gpu)
 
     @property
     def name(self) -> str:
-        return "fused" + (f", {len(self._graphs)} CUDA graphs" if self._graphs else "")
+        num_graphs = len(self._bodies) + len(self._heads)
+        return "fused" + (f", {num_graphs} CUDA graphs" if num_graphs else "")
 
     @property
     def weight_bytes(self) -> int:
@@ -118,30 +135,48 @@ class FusedBackend:
 
     @property
     def working_bytes(self) -> int:
-        return self._logits.nbytes + self.unallocated_bytes(self._config.max_seq_len)
+        return self._allocated_bytes + self.unallocated_bytes(self._config.max_seq_len)
+
+    @property
+    def _allocated_bytes(self) -> int:
+        return self._logits.nbytes + self._hidden_states.nbytes
 
     def unallocated_bytes(self, max_seq_len: int) -> int:
         config = replace(self._config, max_seq_len=max_seq_len)
         need = step_bytes(config, self.model.config, self._parallel, self.model.dtype)
-        return need - self._logits.nbytes
+        return need - self._allocated_bytes
 
     @property
     def seconds_waited(self) -> None:
         return None
 
     def allocate_cache(self, num_blocks: int) -> None:
-        # Padding rows of a bucket write to one more block, which only the spare slot has.
+        # Padding tokens of a bucket write to one more block, which only the spare slot has.
         self._cache = KVCache(self._cache_shape, num_blocks + 1, self._device)
         self._slots.block_tables[self._spare_slot].fill_(num_blocks)
         if self._on_gpu:
+            _have_graphs.add(self)
+            before_leaving(_release_all_graphs)
             with torch.inference_mode():
                 self._capture()
 
     def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
         """Queue the step on the device. The next step uses its samples at once; the host reads them later."""
-        if all(row.samples and row.length == 1 + row.num_drafts for row in rows):
-            return self._start_decode(rows, masks)
-        return self._start_mixed(rows, masks)
+        plan = StepPlan.of(rows, self._tile_sizes)
+        shape = self._bucket_of(plan.shape)
+        changes = self._slots.take_changes()
+        sent = self._buffers.send(
+            self._turn, plan, shape, [part for change in changes for part in (change.places, change.values)]
+        )
+        self._slots.apply(changes, sent)
+        body = self._bodies.get(shape)
+        if body is None:
+            self._compute(shape)
+        else:
+            body.replay()
+        if not plan.num_samples:
+            return self._read_later(torch.empty(0, dtype=torch.int64, device=self._device))
+        return self._read_later(self._start_sampling(plan, masks))
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         return self._logits[list(samples)]
@@ -149,28 +184,44 @@ class FusedBackend:
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
         return self.model.logits(self._hidden_states[tokens.start : tokens.stop])
 
-    def _start_decode(self, rows: Seq[Row], masks: StepMasks | None) -> Pending[Sampled]:
-        """Rows that sample after each of their tokens. A row's drafts are further queries of its slot, at the following
-        positions."""
-        slots = [row.slot for row in rows for _ in range(row.length)]
-        positions = [row.start + i for row in rows for i in range(row.length)]
-        count = len(slots)
-        bucket = next(size for size in self._buckets if size >= count)
-        padding = bucket - count
-        sent = self._sent[self._turn, : 2 * bucket]
-        sent.copy_(torch.tensor(slots + [self._spare_slot] * padding + positions + [0] * padding))
-        self._inputs[: 2 * bucket].copy_(sent, non_blocking=True)
+    def _bucket_of(self, shape: StepShape) -> StepShape:
+        """The smallest bucket that holds a step of this shape, else the shape itself."""
+        buckets = self._mixed_shapes if shape.chunk_tiles else self._decode_shapes
+        return next((bucket for bucket in buckets if bucket.holds(shape)), shape)
+
+    def _compute(self, shape: StepShape) -> None:
+        """The layers of the step that was sent, into `_hidden_states`. Nothing waits for the host or depends on a value."""
+        assert self._cache is not None, "allocate_cache comes first"
+        cache, ops, block_size, block_tables = self._cache, self._ops, self._config.block_size, self._slots.block_tables
+        step = self._buffers.tensors(shape)
+        blocks = block_tables[step.slots, step.positions // block_size]
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            window = self.model.config.window(layer)
+            cached = cache.keys[layer], cache.values[layer]
+            return ops.attend(q, *cached, block_tables, step.tiles, self._split_size, window)
+
+        tokens = self._slots.tokens[step.slots, step.positions]
+        slot_mapping = blocks * block_size + step.positions % block_size
+        self._hidden_states[: shape.tokens] = self.model.hidden_states(
+            tokens, step.positions, slot_mapping, cache, attend
+        )
+
+    def _start_sampling(self, plan: StepPlan, masks: StepMasks | None) -> torch.Tensor:
+        """The step's samples, int64 [S], NOT_FINITE or NOTHING_ALLOWED where there is none."""
+        slots, count = plan.samples[1].tolist(), plan.num_samples
+        bucket = next(size for size in self._sample_buckets if size >= count)
         mode = self._mode(slots, masks)
-        captured = self._graphs.get((bucket, mode))
+        captured = self._heads.get((bucket, mode))
         if captured is None:
-            result = self._decode(bucket, mode)
+            result = self._sample(bucket, mode)
         else:
             captured.graph.replay()
             result = captured.result
-        if mode == "logits":
-            samples = [(slot, position + 1) for slot, position in zip(slots, positions, strict=True)]
-            result = self._sample_edited(samples, result[:count], masks)
-        return self._read_later(result[:count])
+        if mode != "logits":
+            return result[:count]
+        samples = list(zip(slots, plan.samples[2].tolist(), strict=True))
+        return self._sample_edited(samples, result[:count], masks)
 
     def _mode(self, slots: Seq[int], masks: StepMasks | None) -> Mode:
         """How a step samples for these slots."""
@@ -178,60 +229,24 @@ class FusedBackend:
             return "logits"
         return "greedy" if all(self._slots.is_greedy[slot] for slot in slots) else "sampled"
 
-    def _decode(self, bucket: int, mode: Mode) -> torch.Tensor:
-        """The step whose slots and positions are in `_inputs`: tokens int64 [bucket], or logits float32 [bucket, vocab].
-
-        No operation waits for the host or depends on a value.
-        """
-        assert self._cache is not None, "allocate_cache comes first"
-        cache, ops, block_size = self._cache, self._ops, self._config.block_size
-        index, positions = self._inputs[: 2 * bucket].view(2, bucket).unbind(0)
-        block_tables = self._slots.block_tables[index]
-        lengths = positions + 1
-        block = block_tables.gather(1, (positions // block_size)[:, None]).squeeze(1)
-
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            window = self.model.config.window(layer)
-            return ops.attend_decodes(q, cache.keys[layer], cache.values[layer], block_tables, lengths, window)
-
-        tokens = self._slots.tokens[index, positions]
-        hidden_states = self.model.hidden_states(
-            tokens, positions, block * block_size + positions % block_size, cache, attend
-        )
-        logits = self._store_logits(hidden_states)
-        return logits if mode == "logits" else self._sample(index, lengths, logits, mode == "greedy")
-
-    def _start_mixed(self, rows: Seq[Row], masks: StepMasks | None) -> Pending[Sampled]:
-        """A step with prefill rows. Each prefill row attends by itself, the decode rows together."""
-        assert self._cache is not None, "allocate_cache comes first"
-        cache, ops = self._cache, self._ops
-        tokens, metadata, ends = build_metadata(rows, self._slots, self._config.block_size)
-
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            out, window = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.model.config.window(layer)
-            if len(metadata.decode_index):
-                block_tables, lengths = metadata.decode_block_tables, metadata.decode_lengths
-                out[metadata.decode_index] = ops.attend_decodes(
-                    q[metadata.decode_index], cache.keys[layer], cache.values[layer], block_tables, lengths, window
-                )
-            attend_prefills(out, q, cache, layer, metadata, window)
-            return out
-
-        self._hidden_states = self.model.hidden_states(tokens, metadata.positions, metadata.slot_mapping, cache, attend)
-        samples = sample_positions(rows, ends)
-        if not samples:
-            return self._read_later(torch.empty(0, dtype=torch.int64, device=self._device))
-        last, slots, positions = torch.tensor(samples, device=self._device).unbind(1)
-        logits = self._store_logits(self._hidden_states[last])
-        mode = self._mode([slot for _, slot, _ in samples], masks)
+    def _sample(self, bucket: int, mode: Mode) -> torch.Tensor:
+        """The samples of the step that was sent: tokens int64 [bucket], or logits float32 [bucket, vocab], which stay until the
+        next step. No operation waits for the host or depends on a value."""
+        samples = self._buffers.samples(bucket)
+        logits = self._logits[:bucket]
+        logits.copy_(self.model.logits(self._hidden_states[samples.tokens]))
         if mode == "logits":
-            return self._read_later(self._sample_edited([sample[1:] for sample in samples], logits, masks))
-        return self._read_later(self._sample(slots, positions, logits, mode == "greedy"))
-
-    def _store_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """float32 [len(hidden_states), vocab], which stay until the next step."""
-        logits = self._logits[: len(hidden_states)]
-        return logits.copy_(self.model.logits(hidden_states))
+            return logits
+        finite = logits.sum(-1).isfinite()
+        usable = torch.where(finite[:, None], logits, 0.0)
+        if mode == "greedy":
+            tokens = usable.argmax(-1)
+        else:
+            tokens = sample_sorted(usable, self._slots.sampling.at(samples.slots), samples.positions)
+        # Ranks may differ in the last bit of a logit: rank 0 samples for all.
+        self._parallel.broadcast(tokens)
+        self._slots.tokens[samples.slots, samples.positions] = tokens
+        return torch.where(finite, tokens, NOT_FINITE)
 
     def _sample_edited(
         self, samples: Seq[tuple[int, int]], logits: torch.Tensor, masks: StepMasks | None
@@ -240,8 +255,7 @@ class FusedBackend:
 
         The host waits for `masks`, and the device for the host.
         """
-        slots = self._slots
-        index, positions = torch.tensor(samples, device=self._device).unbind(1)
+        slots, (_, index, positions) = self._slots, self._buffers.samples(len(samples))
         finite = logits.sum(-1).isfinite()
         edited = edit_logits(torch.where(finite[:, None], logits, 0.0), samples, slots.rules, slots.tokens, masks)
         allowed = edited.amax(-1) > -math.inf
@@ -251,19 +265,6 @@ class FusedBackend:
         self._parallel.broadcast(tokens)
         slots.tokens[index, positions] = tokens.clamp(min=0)
         return tokens
-
-    def _sample(
-        self, index: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor, is_greedy: bool
-    ) -> torch.Tensor:
-        """Sample the tokens at `positions` of the slots `index` and store them as input: int64 [D], or NOT_FINITE."""
-        slots = self._slots
-        finite = logits.sum(-1).isfinite()
-        usable = torch.where(finite[:, None], logits, 0.0)
-        tokens = usable.argmax(-1) if is_greedy else sample_sorted(usable, slots.sampling.at(index), positions)
-        # Ranks may differ in the last bit of a logit: rank 0 samples for all.
-        self._parallel.broadcast(tokens)
-        slots.tokens[index, positions] = tokens
-        return torch.where(finite, tokens, NOT_FINITE)
 
     def _read_later(self, tokens: torch.Tensor) -> Pending[Sampled]:
         answer = self._answers[self._turn, : len(tokens)]
@@ -282,34 +283,67 @@ class FusedBackend:
         return Pending(read, copied.query if copied is not None else lambda: True)
 
     def _capture(self) -> None:
-        """A graph for each bucket and mode; largest first, so that the others fit into its memory.
+        """A graph for each bucket; largest first, so that the others fit into its memory.
 
-        Captured steps run on slot 0, while the cache is empty. If the capture fails on any rank, all ranks run decode steps
-        without graphs, which is slower.
+        Captured steps compute nothing in attention and write to slot 0, while the cache is empty. If the capture fails on any
+        rank, all ranks run without graphs, which is slower.
         """
-        modes: tuple[Mode, ...] = get_args(Mode)
-        steps = [(bucket, mode) for bucket in reversed(self._buckets) for mode in modes]
+        shapes = [*reversed(self._mixed_shapes), *reversed(self._decode_shapes)]
+        heads: list[tuple[int, Mode]] = [
+            (bucket, mode) for bucket in reversed(self._sample_buckets) for mode in get_args(Mode)
+        ]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # The first run, on a separate stream as torch requires, compiles kernels and opens NCCL's channels. Ranks communicate
         # in these steps, so an error here fails the start of all ranks.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for bucket, mode in steps:
-                self._decode(bucket, mode)
+            largest = StepShape.of_bucket(
+                self._config.max_step_tokens, self._config.max_batch_size, self._tile_sizes.chunk
+            )
+            for shape in (largest, *shapes):
+                self._compute(shape)
+            for bucket, mode in heads:
+                self._sample(bucket, mode)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         pool = torch.cuda.graph_pool_handle()
         failed = ""
         try:
             with torch.cuda.stream(torch.cuda.current_stream()):  # restores the stream after a failed capture
-                for bucket, mode in steps:
-                    graph = torch.cuda.CUDAGraph()
-                    # thread_local: NCCL's watchdog queries its events from another thread, which must not end the capture.
-                    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                        result = self._decode(bucket, mode)
-                    self._graphs[bucket, mode] = _Graph(graph, result)
+                for shape in shapes:
+                    self._bodies[shape], _ = _captured(partial(self._compute, shape), pool, stream)
+                for bucket, mode in heads:
+                    self._heads[bucket, mode] = _Head(*_captured(partial(self._sample, bucket, mode), pool, stream))
         except RuntimeError as error:
             failed = str(error).splitlines()[0]
         if not smallest(self._parallel, not failed):
-            self._graphs.clear()
-            log.warning("decode steps run without CUDA graphs, which is slower: %s", failed or "another rank failed")
+            self._release_graphs()
+            log.warning("steps run without CUDA graphs, which is slower: %s", failed or "another rank failed")
+
+    def _release_graphs(self) -> None:
+        torch.cuda.synchronize()
+        self._bodies.clear()
+        self._heads.clear()
+
+
+_have_graphs: weakref.WeakSet[FusedBackend] = weakref.WeakSet()
+
+
+def _release_all_graphs() -> None:
+    """NCCL destroys no group while graphs exist that its collectives are part of (pytorch#115388)."""
+    for backend in list(_have_graphs):
+        backend._release_graphs()
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    graph: torch.cuda.CUDAGraph
+    result: torch.Tensor  # written by each replay: tokens int64 [bucket], or logits float32 [bucket, vocab]
+
+
+def _captured(run: Callable[[], Result], pool: Any, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Result]:
+    graph = torch.cuda.CUDAGraph()
+    # thread_local: NCCL's watchdog queries its events from another thread, which must not end the capture.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        result = run()
+    return graph, result

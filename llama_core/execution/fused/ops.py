@@ -1,15 +1,16 @@
 """The operations of a layer between its matrix products, in torch for any device; `kernels.py` has them for CUDA."""
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from llama_core.execution.attention import attend_decodes
+from llama_core.execution.attention import attend_decodes, attend_prefill
+from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.execution.rotary import rotate
 from llama_core.model_config import FULL_ATTENTION
 
-SPLIT = 128  # cached positions that one program of the attention kernel reads
+_WHOLE_ROWS: Final = TileSizes(1 << 30, 1 << 30)
 
 
 class HeadNorms(NamedTuple):
@@ -21,7 +22,7 @@ class HeadNorms(NamedTuple):
 
 
 class Ops(Protocol):
-    """T tokens of a step, B rows of one token. H and K: query and key/value heads of this rank.
+    """T tokens of a step. H and K: query and key/value heads of this rank.
 
     The biases of matrix products are added here, because the kernels read the products anyway.
     """
@@ -54,19 +55,23 @@ class Ops(Protocol):
         table: `rotary_table`. positions: int64 [T].
         """
 
-    def attend_decodes(
+    def tile_sizes(self, n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
+        """The sizes of the tiles that `attend` takes."""
+
+    def attend(
         self,
         q: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         block_tables: torch.Tensor,
-        lengths: torch.Tensor,
+        tiles: AttentionTiles,
+        split_size: int,
         window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
-        """q [B, H, head_dim] -> the same: each attends to the first lengths[i] positions of its blocks, of these to the last
-        `window`. Blocks behind the window are not read.
+        """q [T, H, head_dim] -> the same: the token at position p of a slot attends to the slot's positions 0 .. p, of these to
+        the last `window`. Blocks behind the window are not read. Tokens that are in no tile have undefined results.
 
-        block_tables: int64 [B, N] block numbers, lengths: int64 [B], at least 1. keys, values: one layer's cache.
+        keys, values: one layer's cache. block_tables: int64 [slots, N] block numbers. split_size: `step_plan.split_size`.
         """
 
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -111,16 +116,34 @@ class TorchOps:
         values.flatten(0, 1).index_copy_(0, slot_mapping, v)
         return rotate(q, angles)
 
-    def attend_decodes(
+    def tile_sizes(self, n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
+        return _WHOLE_ROWS
+
+    def attend(
         self,
         q: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         block_tables: torch.Tensor,
-        lengths: torch.Tensor,
+        tiles: AttentionTiles,
+        split_size: int,
         window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
-        return attend_decodes(q, keys, values, block_tables, lengths, window)
+        """Reads the tiles on the host, which waits for the device."""
+        out, block_size = torch.zeros(q.shape, dtype=q.dtype, device=q.device), keys.shape[1]
+        single = tiles.decodes[tiles.decodes[:, 1] == 1]
+        if len(single):
+            tokens, _, slots, positions, _ = single.unbind(1)
+            num_blocks = int(positions.max()) // block_size + 1
+            seen = block_tables[slots, :num_blocks]
+            out[tokens] = attend_decodes(q[tokens], keys, values, seen, positions + 1, window)
+        for begin, count, slot, start, _ in torch.cat([tiles.decodes[tiles.decodes[:, 1] > 1], tiles.chunks]).tolist():
+            first = max(0, start - window + 1) if window else 0
+            position = torch.arange(first, start + count, device=q.device)
+            place = block_tables[slot, position // block_size] * block_size + position % block_size
+            seen_keys, seen_values = keys.flatten(0, 1)[place], values.flatten(0, 1)[place]
+            out[begin : begin + count] = attend_prefill(q[begin : begin + count], seen_keys, seen_values, window)
+        return out
 
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)

@@ -1,0 +1,344 @@
+"""Attention over the paged cache in Triton, for decodes, checked drafts and chunks of prompts.
+
+A program computes one tile: consecutive tokens of a sequence, with all query heads that share a key head. Block tables and
+keys are read in place. Positions of decodes are split over programs at multiples of a size that depends on the configuration
+alone, and combined in order (flash decoding, Dao et al. 2023), so that a row's result depends neither on the other rows nor on
+their number.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes, split_count
+from llama_core.model_config import FULL_ATTENTION
+
+_MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
+_WAVES: Final = 4  # programs for each multiprocessor: more would only shorten the loop of each
+_LOG2_E: Final = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """rows: queries times the heads that share a key head. positions: cached positions that are read at a time."""
+
+    rows: int
+    positions: int
+    num_warps: int
+    num_stages: int
+
+    def constants(self, group: int) -> dict[str, int]:
+        return {
+            "rows": self.rows,
+            "queries": self.rows // group,
+            "tile": self.positions,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
+
+
+def _decode_launch(group: int) -> _Launch:
+    return _Launch(max(_MIN_DOT, triton.next_power_of_2(group)), 32, 4, 2)
+
+
+def _chunk_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
+    """float32 products use no tensor cores, and hold both factors in registers."""
+    if dtype == torch.float32:
+        return _Launch(max(_MIN_DOT, triton.next_power_of_2(group)), 32, 4, 2)
+    rows = 64 if head_dim <= 128 else 32
+    return _Launch(max(rows, triton.next_power_of_2(group)), 64 if head_dim <= 128 else 32, 4, 2)
+
+
+def tile_sizes(n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
+    group = n_heads // n_kv_heads
+    return TileSizes(_decode_launch(group).rows // group, _chunk_launch(group, dtype, head_dim).rows // group)
+
+
+@triton.jit
+def _first_seen(length, window: tl.constexpr):
+    """The first position that the last of `length` positions attends to."""
+    if window:
+        return tl.maximum(length - window, 0)
+    return length * 0
+
+
+@triton.jit
+def _attend_range(
+    query,
+    first_seen,
+    length,
+    keys,
+    values,
+    blocks,
+    begin,
+    seen,
+    end,
+    kv_head,
+    n_kv_heads,
+    scale,
+    rows: tl.constexpr,
+    head_dim: tl.constexpr,
+    dim_block: tl.constexpr,
+    block_size: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Of each query: the sum of the values, weighted, the sum of the weights, and the binary log of their common factor.
+
+    Query i sees positions first_seen[i] .. length[i]. Read are those of [begin, end) that are not before `seen`.
+    """
+    dim = tl.arange(0, dim_block)
+    in_dim = dim < head_dim
+    best = tl.full([rows], float("-inf"), tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    mixed = tl.zeros([rows, dim_block], tl.float32)
+    for first in range(begin, end, tile):
+        position = first + tl.arange(0, tile)
+        # What lies outside may be another sequence's, and may be NaN, which no weight of zero removes.
+        inside = (position >= seen) & (position < end)
+        block = tl.load(blocks + position // block_size, mask=inside, other=0)
+        place = ((block * block_size + position % block_size) * n_kv_heads + kv_head) * head_dim
+        at = place[:, None] + dim[None, :]
+        is_inside = inside[:, None] & in_dim[None, :]
+        key = tl.load(keys + at, mask=is_inside, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        visible = (position[None, :] >= first_seen[:, None]) & (position[None, :] < length[:, None])
+        scores = tl.where(visible, scores, float("-inf"))
+        highest = tl.maximum(best, tl.max(scores, axis=1))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        weights = tl.exp2(scores - shift[:, None])
+        kept = tl.exp2(best - shift)
+        value = tl.load(values + at, mask=is_inside, other=0.0)
+        mixed = mixed * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        total = total * kept + tl.sum(weights, axis=1)
+        best = highest
+    return mixed, total, best
+
+
+# Without `do_not_specialize`, Triton compiles further variants for some numbers of blocks while it serves.
+@triton.jit(do_not_specialize=["block_table_stride", "n_splits"])
+def _attend(
+    q,
+    keys,
+    values,
+    block_tables,
+    tiles,
+    out,
+    log_sums,
+    scale,
+    q_stride,
+    block_table_stride,
+    n_splits,
+    n_kv_heads,
+    group: tl.constexpr,
+    queries: tl.constexpr,
+    rows: tl.constexpr,
+    head_dim: tl.constexpr,
+    dim_block: tl.constexpr,
+    block_size: tl.constexpr,
+    window: tl.constexpr,
+    split_size: tl.constexpr,
+    tile: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    """split_size 0: `out` is the result, [T, H, head_dim]. Else each split writes its part of it, float32 [decode tokens, H,
+    n_splits, head_dim], and the binary logs of its sums [decode tokens, H, n_splits], split s at s % n_splits."""
+    about, kv_head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
+    count = tl.load(about + 1)
+    if count > 0:
+        first_token, first = tl.load(about), tl.load(about + 3)
+        blocks = block_tables + tl.load(about + 2) * block_table_stride
+        row = tl.arange(0, rows)
+        index = row // group
+        head = kv_head * group + row % group
+        dim = tl.arange(0, dim_block)
+        is_query = (index < count) & (index < queries)
+        is_value = is_query[:, None] & (dim < head_dim)[None, :]
+        asked = q + (first_token + index)[:, None] * q_stride + head[:, None] * head_dim + dim[None, :]
+        query = tl.load(asked, mask=is_value, other=0.0)
+        length = first + index + 1
+        first_seen = _first_seen(length, window)
+        seen, end = _first_seen(first + 1, window), first + count
+        n_heads = n_kv_heads * group
+        if split_size:
+            token = tl.load(about + 4) + index
+            for split in range(seen // split_size + tl.program_id(2), tl.cdiv(end, split_size), tl.num_programs(2)):
+                begin = split * split_size
+                mixed, total, best = _attend_range(
+                    query,
+                    first_seen,
+                    length,
+                    keys,
+                    values,
+                    blocks,
+                    tl.maximum(begin, seen // tile * tile),
+                    seen,
+                    tl.minimum(begin + split_size, end),
+                    kv_head,
+                    n_kv_heads,
+                    scale,
+                    rows,
+                    head_dim,
+                    dim_block,
+                    block_size,
+                    tile,
+                )
+                # A split may lie beside the window of some of the queries.
+                sees = is_query & (first_seen < begin + split_size) & (length > begin)
+                place = (token * n_heads + head) * n_splits + split % n_splits
+                tl.store(
+                    out + place[:, None] * head_dim + dim[None, :],
+                    mixed / total[:, None],
+                    mask=sees[:, None] & (dim < head_dim)[None, :],
+                )
+                tl.store(log_sums + place, best + tl.log2(total), mask=sees)
+        else:
+            mixed, total, best = _attend_range(
+                query,
+                first_seen,
+                length,
+                keys,
+                values,
+                blocks,
+                seen // tile * tile,
+                seen,
+                end,
+                kv_head,
+                n_kv_heads,
+                scale,
+                rows,
+                head_dim,
+                dim_block,
+                block_size,
+                tile,
+            )
+            place = ((first_token + index) * n_heads + head) * head_dim
+            tl.store(
+                out + place[:, None] + dim[None, :], (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_value
+            )
+
+
+@triton.jit(do_not_specialize=["n_splits"])
+def _combine_splits(
+    partial,
+    log_sums,
+    tiles,
+    out,
+    n_splits,
+    n_heads,
+    head_dim: tl.constexpr,
+    dim_block: tl.constexpr,
+    window: tl.constexpr,
+    split_size: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    about, head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
+    dim = tl.arange(0, dim_block)
+    in_dim = dim < head_dim
+    first_token, count = tl.load(about), tl.load(about + 1)
+    first, decode_token = tl.load(about + 3), tl.load(about + 4)
+    for index in range(0, count):
+        length = first + index + 1
+        parts = ((decode_token + index) * n_heads + head) * n_splits
+        split = _first_seen(length, window) // split_size
+        at = parts + split % n_splits
+        best = tl.load(log_sums + at)
+        total = best * 0.0 + 1.0
+        mixed = tl.load(partial + at * head_dim + dim, mask=in_dim, other=0.0)
+        for further in range(split + 1, tl.cdiv(length, split_size)):
+            at = parts + further % n_splits
+            log_sum = tl.load(log_sums + at)
+            highest = tl.maximum(best, log_sum)
+            kept, weight = tl.exp2(best - highest), tl.exp2(log_sum - highest)
+            mixed = mixed * kept + tl.load(partial + at * head_dim + dim, mask=in_dim, other=0.0) * weight
+            total = total * kept + weight
+            best = highest
+        place = out + ((first_token + index) * n_heads + head) * head_dim + dim
+        tl.store(place, (mixed / total).to(out.dtype.element_ty), mask=in_dim)
+
+
+def attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_tables: torch.Tensor,
+    tiles: AttentionTiles,
+    split_size: int,
+    window: int = FULL_ATTENTION,
+) -> torch.Tensor:
+    """See `ops.Ops.attend`."""
+    n_heads, head_dim = q.shape[1:]
+    block_size, n_kv_heads = keys.shape[1:3]
+    group = n_heads // n_kv_heads
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    about = {
+        "group": group,
+        "head_dim": head_dim,
+        "dim_block": max(_MIN_DOT, triton.next_power_of_2(head_dim)),
+        "block_size": block_size,
+        "window": window,
+        "tile_columns": TILE_COLUMNS,
+    }
+    scale = head_dim**-0.5 * _LOG2_E
+    cached = (q, keys, values, block_tables)
+    sizes = (scale, q.stride(0), block_tables.stride(0))
+    if count := len(tiles.decodes):
+        num_splits = split_count(block_tables.shape[1] * block_size, split_size, window)
+        partial = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
+        log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
+        launch = _decode_launch(group)
+        programs = min(num_splits, triton.cdiv(_WAVES * _multiprocessors(q.device), count * n_kv_heads))
+        _attend[(count, n_kv_heads, programs)](
+            *cached,
+            tiles.decodes,
+            partial,
+            log_sums,
+            *sizes,
+            num_splits,
+            n_kv_heads,
+            **about,
+            **launch.constants(group),
+            split_size=split_size,
+        )
+        _combine_splits[(count, n_heads)](
+            partial,
+            log_sums,
+            tiles.decodes,
+            out,
+            num_splits,
+            n_heads,
+            head_dim=head_dim,
+            dim_block=about["dim_block"],
+            window=window,
+            split_size=split_size,
+            tile_columns=TILE_COLUMNS,
+            num_warps=1,
+        )
+    if count := len(tiles.chunks):
+        launch = _chunk_launch(group, q.dtype, head_dim)
+        _attend[(count, n_kv_heads)](
+            *cached,
+            tiles.chunks,
+            out,
+            out,
+            *sizes,
+            1,
+            n_kv_heads,
+            **about,
+            **launch.constants(group),
+            split_size=0,
+        )
+    return out
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":  # Triton's interpreter
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

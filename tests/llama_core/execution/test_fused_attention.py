@@ -1,0 +1,189 @@
+"""Attention of the fused backend over random steps, beside attention in float64, in torch and in Triton's interpreter.
+
+The cache holds NaN wherever no token of the step's sequences lies, so that a result that reads further is NaN.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import pytest
+import torch
+
+from llama_core.execution.fused.ops import Ops, TorchOps
+from llama_core.execution.fused.step_plan import AttentionTiles, StepPlan, TileSizes, split_count, split_size
+from llama_core.scheduling.step import Row
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+# (query heads, key heads, head_dim, tokens of a block)
+SHAPES = ((4, 4, 16, 16), (6, 2, 24, 4), (8, 1, 64, 32), (7, 1, 16, 8))
+LENGTHS = (1, 2, 5, 17, 70)
+STARTS = (0, 1, 15, 127, 128, 150, 300)
+WINDOWS = (0, 1, 40, 129, 1000)
+LIMITS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 0.04}
+
+
+def random_rows(generator: np.random.Generator, count: int) -> list[Row]:
+    """Decodes, decodes with drafts, chunks that end their prompt and chunks that do not."""
+    rows = []
+    for slot in generator.permutation(count).tolist():
+        start = int(generator.choice(STARTS))
+        num_drafts = int(generator.choice([-1, 0, 1, 8]))
+        if num_drafts < 0:
+            rows.append(Row(slot, start, int(generator.choice(LENGTHS)), bool(generator.integers(2))))
+        else:
+            rows.append(Row(slot, start, 1 + num_drafts, True, num_drafts))
+    return rows
+
+
+class Case:
+    """One layer's cache and the queries of the rows of a step."""
+
+    def __init__(self, seed: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        generator = np.random.default_rng(seed)
+        self.n_heads, self.n_kv_heads, self.head_dim, self.block_size = shape
+        self.rows = random_rows(generator, 4)
+        self.device, self.dtype = device, dtype
+        per_slot = -(-400 // self.block_size)
+        order = torch.from_numpy(generator.permutation(len(self.rows) * per_slot))
+        self.tables = order.view(len(self.rows), per_slot).to(device)
+        torch.manual_seed(seed)
+        cache_shape = (order.numel(), self.block_size, self.n_kv_heads, self.head_dim)
+        self.keys, self.values = (torch.full(cache_shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
+        for row in self.rows:
+            place = self.places(row, 0)
+            for cache in (self.keys, self.values):
+                cache.flatten(0, 1)[place] = torch.randn(len(place), *cache_shape[2:]).to(device, dtype)
+        # A view with a stride, as the backend's queries are.
+        qkv = torch.randn(sum(row.length for row in self.rows), self.n_heads + 2, self.head_dim)
+        self.q = qkv.to(device, dtype)[:, : self.n_heads]
+
+    def places(self, row: Row, first: int) -> torch.Tensor:
+        position = torch.arange(first, row.start + row.length, device=self.device)
+        return self.tables[row.slot, position // self.block_size] * self.block_size + position % self.block_size
+
+    def attend(self, ops: Ops, rows: Seq[Row], q: torch.Tensor, window: int) -> torch.Tensor:
+        sizes = ops.tile_sizes(self.n_heads, self.n_kv_heads, self.head_dim, self.dtype)
+        plan = StepPlan.of(rows, sizes)
+        padded = np.zeros((plan.shape.decode_tokens, plan.decodes.shape[1]), dtype=np.int64)
+        padded[: len(plan.decodes)] = plan.decodes
+        tiles = AttentionTiles(*(torch.from_numpy(part.copy()).to(self.device) for part in (padded, plan.chunks)))
+        return ops.attend(q, self.keys, self.values, self.tables, tiles, 128, window)
+
+    def expected(self, window: int) -> torch.Tensor:
+        """In float64, token by token."""
+        parts, group, token = [], self.n_heads // self.n_kv_heads, 0
+        for row in self.rows:
+            keys, values = (
+                cache.flatten(0, 1)[self.places(row, 0)].double().repeat_interleave(group, dim=1)
+                for cache in (self.keys, self.values)
+            )
+            for position in range(row.start, row.start + row.length):
+                seen = slice(max(0, position + 1 - window) if window else 0, position + 1)
+                scores = torch.einsum("hd,lhd->hl", self.q[token].double(), keys[seen]) * self.head_dim**-0.5
+                parts.append(torch.einsum("hl,lhd->hd", scores.softmax(-1), values[seen]))
+                token += 1
+        return torch.stack(parts)
+
+    def forget_before_windows(self, window: int) -> None:
+        """Blocks behind every window of a sequence may belong to others."""
+        for row in self.rows:
+            stale = self.places(row, 0)[: max(0, (row.start + 1 - window) // self.block_size * self.block_size)]
+            self.keys.flatten(0, 1)[stale] = float("nan")
+            self.values.flatten(0, 1)[stale] = float("nan")
+
+
+def check(ops: Ops, device: torch.device, dtype: torch.dtype, seeds: Seq[int]) -> None:
+    for seed in seeds:
+        shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
+        case = Case(seed, shape, dtype, device)
+        expected = case.expected(window)
+        if window:
+            case.forget_before_windows(window)
+        got = case.attend(ops, case.rows, case.q, window)
+        difference = (got.double() - expected).abs().max().item()
+        assert difference <= LIMITS[dtype], (seed, shape, window, case.rows, difference)
+        begin = 0
+        for row in case.rows:
+            end = begin + row.length
+            alone = case.attend(ops, [row], case.q[begin:end], window)
+            assert torch.equal(alone, got[begin:end]), ("beside other rows", seed, row)
+            begin = end
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_torch_computes_what_float64_does(dtype: torch.dtype) -> None:
+    for seed in range(40):
+        shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
+        case = Case(seed, shape, dtype, torch.device("cpu"))
+        expected = case.expected(window)
+        if window:
+            case.forget_before_windows(window)
+        got = case.attend(TorchOps(), case.rows, case.q, window)
+        assert (got.double() - expected).abs().max().item() <= LIMITS[dtype], (seed, case.rows)
+
+
+INTERPRETED = """
+import sys, torch
+from llama_core.execution.fused.kernels import TritonOps
+from tests.llama_core.execution.test_fused_attention import check
+check(TritonOps(), torch.device("cpu"), getattr(torch, sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3])))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_kernel_computes_what_float64_does_in_tritons_interpreter(dtype: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED, dtype, *(("0", "8") if dtype == "float32" else ("8", "12"))],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_kernel_computes_what_float64_does_on_a_gpu(dtype: torch.dtype) -> None:
+    from llama_core.execution.fused.kernels import TritonOps
+
+    check(TritonOps(), torch.device("cuda"), dtype, range(60))
+
+
+def test_a_plan_has_each_token_in_one_tile() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        rows = random_rows(generator, 6)
+        sizes = TileSizes(int(generator.integers(1, 17)), int(generator.integers(1, 65)))
+        plan = StepPlan.of(rows, sizes)
+        owners: dict[int, tuple[int, int]] = {}
+        for tiles, size in ((plan.decodes, sizes.decode), (plan.chunks, sizes.chunk)):
+            before = 0
+            for begin, count, slot, start, tokens_before in tiles.tolist():
+                assert 0 < count <= size and tokens_before == before
+                before += count
+                owners |= {begin + i: (slot, start + i) for i in range(count)}
+        expected = [(row.slot, row.start + i) for row in rows for i in range(row.length)]
+        assert owners == dict(enumerate(expected))
+        assert plan.tokens.T.tolist() == [list(pair) for pair in expected]
+        assert plan.shape.decode_tokens == sum(
+            row.length for row in rows if row.samples and row.length == 1 + row.num_drafts
+        )
+        samples = [
+            (sum(other.length for other in rows[: i + 1]) - back, row.slot, row.start + row.length + 1 - back)
+            for i, row in enumerate(rows)
+            if row.samples
+            for back in range(row.num_drafts + 1, 0, -1)
+        ]
+        assert plan.samples.T.tolist() == [list(sample) for sample in samples]
+
+
+def test_splits_depend_on_the_configured_length_and_are_few() -> None:
+    assert [split_size(length) for length in (2, 4096, 4097, 16384, 131072)] == [128, 128, 256, 512, 4096]
+    assert split_count(4096, 128, 0) == 32
+    # 129 positions lie in two splits of 128, and 130 in three, if one of them is the last of the first split.
+    assert [split_count(4096, 128, window) for window in (1, 129, 130)] == [1, 2, 3]
