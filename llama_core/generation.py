@@ -243,6 +243,9 @@ class Llama:
             SchedulerConfig.of(config, self._stop_ids, window=self.runner.model_config.longest_window),
             BlockPool(self._num_blocks, config.block_size),
         )
+        if self.runner.parallel.device.type == "cuda":
+            # Nobody waits for single tokens here, and long chunks use a GPU better. The same on every rank.
+            scheduler.use_prompt_chunk(config.max_step_tokens)
         for seq in sequences:
             scheduler.add(seq)
         # While a GPU computes a step, the loop queues the next step before it waits. It reads a completed step first:

@@ -14,6 +14,9 @@ from llama_core.scheduling.step_costs import StepCosts, StepShape
 
 # How long a step with prompts may take: new requests wait for it, and so do the running ones.
 LONGEST_STEP_S: Final = 3.0
+# How long the chunk of a prompt may delay the tokens of the running requests, on ranks that compute more than the scheduler's
+# least chunk in that time, such as GPUs.
+CHUNK_S: Final = 0.05
 LEAST_PROMPT_TOKENS: Final = 128  # of a step on the slowest ranks; steps with fewer say little about the ranks' speed
 # How long before the expected end of the running step the next one is made: for scheduling, sending and a late timer, and a
 # share of the running step's time, which is an estimate. A learned factor multiplies both.
@@ -105,7 +108,8 @@ class StepPacing:
         self._limit_prompt_tokens(step.shape, step.batch.num_tokens, output.elapsed_ms)
 
     def _limit_prompt_tokens(self, shape: StepShape, num_tokens: int, elapsed_ms: float) -> None:
-        """Learn from a step with prompts how many prompt tokens fit into the longest time that a step may take."""
+        """Learn from a step with prompts how many prompt tokens fit into the times that a step and a chunk may take."""
         if shape.num_prompt_tokens >= LEAST_PROMPT_TOKENS and elapsed_ms > 0:
-            fitting = int(num_tokens / elapsed_ms * 1e3 * LONGEST_STEP_S)
-            self._scheduler.limit_prompt_tokens(max(LEAST_PROMPT_TOKENS, fitting))
+            tokens_a_second = num_tokens / elapsed_ms * 1e3
+            self._scheduler.limit_prompt_tokens(max(LEAST_PROMPT_TOKENS, int(tokens_a_second * LONGEST_STEP_S)))
+            self._scheduler.use_prompt_chunk(int(tokens_a_second * CHUNK_S))

@@ -18,6 +18,7 @@ from llama_core.execution.backend import Backend
 from llama_core.execution.backend_choice import choose, holds, matrix_types, plan_stored, step_bytes_of
 from llama_core.execution.dtypes import dtype_text
 from llama_core.execution.fused.backend import FusedBackend, ops_for
+from llama_core.execution.fused.device import fused_device
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.grammar_masks import GrammarMasks, SlotGrammars
@@ -120,7 +121,7 @@ class ModelRunner:
                 fused = FusedTransformer(
                     model_config, parallel, config.max_seq_len, dtype, ops, matrix_types(plan), planned
                 )
-            backend = FusedBackend(config, fused, parallel, slots, ops)
+            backend = FusedBackend(config, fused, parallel, slots, ops, fused_device(parallel.device))
         else:
             # Imported here, because only the reference model may need fairscale.
             from llama_core.execution.reference.backend import TorchBackend

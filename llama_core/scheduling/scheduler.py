@@ -36,8 +36,9 @@ from llama_core.scheduling.step import Draft, Grow, Row, SlotInit, StepInput, St
 from llama_core.scheduling.step_costs import StepCosts
 
 # Prompt tokens beside decodes, and of each prompt in a burst: most prompts fit into one step; longer ones come in several.
+# `use_prompt_chunk` raises it for fast ranks.
 TOKENS_A_PROMPT: Final = 256
-TOKENS_ALONE: Final = 512  # prompt tokens of a step without decodes
+TOKENS_ALONE: Final = 2 * TOKENS_A_PROMPT  # prompt tokens of a step without decodes
 
 
 @dataclass(slots=True)
@@ -57,12 +58,16 @@ class _InFlightStep:
 
 
 class Scheduler:
-    """`add` sequences; `schedule` and `commit` steps until nothing is left. `max_prompt_tokens`: of one step."""
+    """`add` sequences; `schedule` and `commit` steps until nothing is left.
+
+    max_prompt_tokens: of one step. prompt_chunk: of one prompt in a step beside decodes.
+    """
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self.config = config
         self.epoch = 0
         self.max_prompt_tokens = config.max_step_tokens
+        self.prompt_chunk = TOKENS_A_PROMPT
         self.num_preemptions = 0
         self.quarantine = Quarantine()
         self.speculation = Speculation(config.max_drafts, config.max_step_tokens, config.stop_ids)
@@ -189,6 +194,10 @@ class Scheduler:
     def limit_prompt_tokens(self, num_tokens: int) -> None:
         """Put at most this many tokens of prompts into one step."""
         self.max_prompt_tokens = num_tokens
+
+    def use_prompt_chunk(self, num_tokens: int) -> None:
+        """Put so many tokens of a prompt into a step beside decodes, but TOKENS_A_PROMPT at least."""
+        self.prompt_chunk = max(TOKENS_A_PROMPT, num_tokens)
 
     def use_costs(self, costs: StepCosts) -> None:
         """Weigh drafts by what these measurements say that they cost."""
@@ -344,10 +353,11 @@ class Scheduler:
         come at once, a third of all sequences or more wait for their first token, and few long steps delay them and the others
         less than many short ones: every prompt may add a chunk.
         """
-        budget = TOKENS_A_PROMPT if num_decodes else TOKENS_ALONE
+        chunk = self.prompt_chunk
+        budget = chunk if num_decodes else 2 * chunk
         num_prompts = num_prefills + min(len(self._waiting), len(self.admission.free_slots))
         if 2 * num_prompts >= num_decodes:
-            budget = max(budget, TOKENS_A_PROMPT * num_prompts)
+            budget = max(budget, chunk * num_prompts)
         return min(budget, self.max_prompt_tokens)
 
     def _add_prefill(self, seq: Sequence, step: _InFlightStep, budget: int) -> int:

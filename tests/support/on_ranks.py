@@ -21,17 +21,24 @@ from llama_core.text.registry import find_chat_format, load_tokenizer
 _built: dict[tuple[Any, ...], Llama] = {}
 
 
+def new_runner(parallel: Parallel, ckpt_dir: str, dtype: str = "float32", **overrides: Any) -> ModelRunner:
+    """A runner over `parallel` that has its cache and is warm."""
+    tokenizer = load_tokenizer(Path(ckpt_dir) / "tokenizer.model")
+    fields = {"max_seq_len": 160, "max_batch_size": 8, "max_step_tokens": 64} | overrides
+    config = EngineConfig(ckpt_dir, tokenizer.n_words, device="cpu", dtype=dtype, **fields)  # type: ignore[arg-type]
+    vocabulary = partial(grammar_vocabulary, tokenizer, tokenizer.stop_ids)
+    runner = ModelRunner.load(config, parallel, vocabulary=vocabulary)
+    runner.allocate_cache(runner.max_num_blocks())
+    runner.warm_up()
+    return runner
+
+
 def build(parallel: Parallel, ckpt_dir: str, dtype: str = "float32", **overrides: Any) -> Llama:
     """A Llama over `parallel`, cached for later tests with the same arguments."""
     key = (parallel, ckpt_dir, dtype, *sorted(overrides.items()))
     if key not in _built:
+        runner = new_runner(parallel, ckpt_dir, dtype, **overrides)
         tokenizer = load_tokenizer(Path(ckpt_dir) / "tokenizer.model")
-        fields = {"max_seq_len": 160, "max_batch_size": 8, "max_step_tokens": 64} | overrides
-        config = EngineConfig(ckpt_dir, tokenizer.n_words, device="cpu", dtype=dtype, **fields)  # type: ignore[arg-type]
-        vocabulary = partial(grammar_vocabulary, tokenizer, tokenizer.stop_ids)
-        runner = ModelRunner.load(config, parallel, vocabulary=vocabulary)
-        runner.allocate_cache(runner.max_num_blocks())
-        runner.warm_up()
         chat_format = find_chat_format("llama2", tokenizer)
         _built[key] = Llama(runner, tokenizer, runner.max_num_blocks(), seed=1, chat_format=chat_format)
     return _built[key]

@@ -1,42 +1,37 @@
-"""Steps on a GPU. A decode step is one CUDA graph, sampling included; the host reads its tokens while the next step runs."""
+"""Steps on a GPU, queued without waiting: the host reads a step's tokens while the next step runs."""
 
 import logging
-import math
 import weakref
-from collections.abc import Callable
+from bisect import bisect_left
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED, Sampled, StepMasks
+from llama_core.execution.backend import Sampled, StepMasks
+from llama_core.execution.fused.device import FusedDevice, Graph
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import Ops, TorchOps
-from llama_core.execution.fused.step_plan import StepBuffers, StepPlan, StepShape, split_size
+from llama_core.execution.fused.sampling_head import SamplingHead, bucket_sizes, sampling_bytes
+from llama_core.execution.fused.step_buffers import StepBuffers
+from llama_core.execution.fused.step_plan import StepShape, plan_of, split_size
 from llama_core.execution.kv_cache import CacheShape, KVCache
-from llama_core.execution.logit_rules import edit_logits
 from llama_core.execution.parallel import Parallel, before_leaving, smallest
-from llama_core.execution.sampling import sample_sorted
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-# What sampling ends with: the most likely tokens, sampled tokens, or logits, which rules or grammars change afterwards.
-Mode = Literal["greedy", "sampled", "logits"]
 # Steps whose outputs may wait to be read. The driver keeps two in flight.
 _TURNS = 4
 # Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
 _CAPTURED_PROMPT_TOKENS = (32, 64, 128, 256, 512)
-# Temporary memory for each logit: softmax, sort (values, int64 ids, scratch) and two cumulative sums (one double).
-_BYTES_PER_LOGIT = 56
+_LARGEST_PADDING = 1.06  # of a step with more tokens, whose products are as long as its padding
 
 
 def ops_for(device: torch.device) -> Ops:
@@ -57,12 +52,6 @@ def ops_for(device: torch.device) -> Ops:
     return ops
 
 
-def bucket_sizes(largest: int) -> list[int]:
-    """Tokens of the decode steps that are captured: powers of two up to 32, then steps of 32, and `largest` itself."""
-    sizes = {1 << i for i in range(6)} | set(range(32, largest, 32)) | {largest}
-    return sorted(size for size in sizes if size <= largest)
-
-
 def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
     """Of the largest step: activations, the parts of attention that are combined afterwards, and sampling."""
     share = RankShare.of(model, parallel.rank, parallel.world_size)
@@ -71,9 +60,7 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     heads = n_heads + 2 * n_kv_heads
     activations = config.max_step_tokens * (5 * model.dim + 2 * heads * model.head_dim + 3 * len(share.hidden))
     partial = rows * n_heads * splits * (model.head_dim + 1) * 4
-    # Sampling, in the memory of the graphs and outside of it, and the logits of the latest step.
-    logits = rows * config.vocab_size * (2 * _BYTES_PER_LOGIT + 4)
-    return activations * dtype.itemsize + 2 * partial + logits
+    return activations * dtype.itemsize + 2 * partial + sampling_bytes(config)
 
 
 class FusedBackend:
@@ -83,46 +70,51 @@ class FusedBackend:
     """
 
     def __init__(
-        self, config: EngineConfig, model: FusedTransformer, parallel: Parallel, slots: DeviceSlots, ops: Ops
+        self,
+        config: EngineConfig,
+        model: FusedTransformer,
+        parallel: Parallel,
+        slots: DeviceSlots,
+        ops: Ops,
+        device: FusedDevice,
     ) -> None:
         self.model = model
         self._config = config
         self._parallel = parallel
         self._slots = slots
         self._ops = ops
-        self._device = parallel.device
-        self._on_gpu = parallel.device.type == "cuda"
+        self._device = device
         self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, model.dtype)
         self._cache: KVCache | None = None
         self._split_size = split_size(config.max_seq_len)
         self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
-        self._sample_buckets = bucket_sizes(max_samples)
-        self._decode_shapes = [StepShape(size, size, 0) for size in self._sample_buckets]
+        self._decode_tokens = bucket_sizes(max_samples)
+        self._decode_shapes = [StepShape(size, size, 0) for size in self._decode_tokens]
         self._mixed_shapes = [
             StepShape.of_bucket(size, max_samples, self._tile_sizes.chunk)
             for size in _CAPTURED_PROMPT_TOKENS
             if size <= config.max_step_tokens
         ]
-        self._bodies: dict[StepShape, torch.cuda.CUDAGraph] = {}
-        self._heads: dict[tuple[int, Mode], _Head] = {}
+        self._largest = StepShape.of_bucket(config.max_step_tokens, max_samples, self._tile_sizes.chunk)
+        # Most steps of a long prompt are as large as a step may be.
+        self._mixed_shapes += [self._largest] if config.max_step_tokens not in _CAPTURED_PROMPT_TOKENS else []
+        self._bodies: dict[StepShape, Graph] = {}
         self._spare_slot = config.max_batch_size
-        largest = StepShape.of_bucket(config.max_step_tokens, max_samples, self._tile_sizes.chunk)
         # Room for the changes of slots that most steps bring, such as a long prompt's tokens and their places.
-        max_size = largest.size + 4 * config.max_seq_len
-        self._buffers = StepBuffers(max_samples, max_size, self._spare_slot, _TURNS, self._device)
-        # Graphs write to these, so they stay in place.
+        max_size = self._largest.size + 4 * config.max_seq_len
+        self._buffers = StepBuffers(max_samples, max_size, self._spare_slot, _TURNS, device)
+        # Graphs write to this tensor, so it stays in place.
         self._hidden_states = torch.zeros(
-            (config.max_step_tokens, model.config.dim), dtype=model.dtype, device=self._device
+            (config.max_step_tokens, model.config.dim), dtype=model.dtype, device=device.torch_device
         )
-        self._logits = torch.empty((max_samples, config.vocab_size), dtype=torch.float32, device=self._device)
+        self._head = SamplingHead(config, model, parallel, slots, device, self._buffers, self._hidden_states)
         self._turn = 0
-        # Page-locked, because a copy from the device to other memory would block the host.
-        self._answers = torch.zeros((_TURNS, max_samples), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._answers = device.page_locked(_TURNS, max_samples)
 
     @property
     def name(self) -> str:
-        num_graphs = len(self._bodies) + len(self._heads)
+        num_graphs = len(self._bodies) + self._head.num_graphs
         return "fused" + (f", {num_graphs} CUDA graphs" if num_graphs else "")
 
     @property
@@ -139,7 +131,7 @@ class FusedBackend:
 
     @property
     def _allocated_bytes(self) -> int:
-        return self._logits.nbytes + self._hidden_states.nbytes
+        return self._head.logits.nbytes + self._hidden_states.nbytes
 
     def unallocated_bytes(self, max_seq_len: int) -> int:
         config = replace(self._config, max_seq_len=max_seq_len)
@@ -152,9 +144,9 @@ class FusedBackend:
 
     def allocate_cache(self, num_blocks: int) -> None:
         # Padding tokens of a bucket write to one more block, which only the spare slot has.
-        self._cache = KVCache(self._cache_shape, num_blocks + 1, self._device)
+        self._cache = KVCache(self._cache_shape, num_blocks + 1, self._device.torch_device)
         self._slots.block_tables[self._spare_slot].fill_(num_blocks)
-        if self._on_gpu:
+        if self._device.captures:
             _have_graphs.add(self)
             before_leaving(_release_all_graphs)
             with torch.inference_mode():
@@ -162,32 +154,35 @@ class FusedBackend:
 
     def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
         """Queue the step on the device. The next step uses its samples at once; the host reads them later."""
-        plan = StepPlan.of(rows, self._tile_sizes)
+        plan = plan_of(rows, self._tile_sizes)
         shape = self._bucket_of(plan.shape)
         changes = self._slots.take_changes()
-        sent = self._buffers.send(
-            self._turn, plan, shape, [part for change in changes for part in (change.places, change.values)]
-        )
-        self._slots.apply(changes, sent)
+        parts = [part for change in changes for part in (change.places, change.values)]
+        sent = self._buffers.send(self._turn, plan, shape, parts)
+        if changes:
+            self._device.queue(partial(self._slots.apply, changes, sent))
         body = self._bodies.get(shape)
         if body is None:
-            self._compute(shape)
+            self._device.queue(partial(self._compute, shape))
         else:
             body.replay()
-        if not plan.num_samples:
-            return self._read_later(torch.empty(0, dtype=torch.int64, device=self._device))
-        return self._read_later(self._start_sampling(plan, masks))
+        return self._read_later(self._head.start(plan, masks))
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
-        return self._logits[list(samples)]
+        self._device.synchronize()
+        return self._head.logits[list(samples)]
 
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
+        self._device.synchronize()
         return self.model.logits(self._hidden_states[tokens.start : tokens.stop])
 
     def _bucket_of(self, shape: StepShape) -> StepShape:
         """The smallest bucket that holds a step of this shape, else the shape itself."""
-        buckets = self._mixed_shapes if shape.chunk_tiles else self._decode_shapes
-        return next((bucket for bucket in buckets if bucket.holds(shape)), shape)
+        if not shape.chunk_tiles:
+            return self._decode_shapes[bisect_left(self._decode_tokens, shape.tokens)]
+        bucket = next((bucket for bucket in self._mixed_shapes if bucket.holds(shape)), shape)
+        is_small = bucket.tokens <= _CAPTURED_PROMPT_TOKENS[-1]
+        return bucket if is_small or bucket.tokens <= _LARGEST_PADDING * shape.tokens else shape
 
     def _compute(self, shape: StepShape) -> None:
         """The layers of the step that was sent, into `_hidden_states`. Nothing waits for the host or depends on a value."""
@@ -207,80 +202,19 @@ class FusedBackend:
             tokens, step.positions, slot_mapping, cache, attend
         )
 
-    def _start_sampling(self, plan: StepPlan, masks: StepMasks | None) -> torch.Tensor:
-        """The step's samples, int64 [S], NOT_FINITE or NOTHING_ALLOWED where there is none."""
-        slots, count = plan.samples[1].tolist(), plan.num_samples
-        bucket = next(size for size in self._sample_buckets if size >= count)
-        mode = self._mode(slots, masks)
-        captured = self._heads.get((bucket, mode))
-        if captured is None:
-            result = self._sample(bucket, mode)
-        else:
-            captured.graph.replay()
-            result = captured.result
-        if mode != "logits":
-            return result[:count]
-        samples = list(zip(slots, plan.samples[2].tolist(), strict=True))
-        return self._sample_edited(samples, result[:count], masks)
-
-    def _mode(self, slots: Seq[int], masks: StepMasks | None) -> Mode:
-        """How a step samples for these slots."""
-        if masks is not None or any(self._slots.rules[slot] is not None for slot in slots):
-            return "logits"
-        return "greedy" if all(self._slots.is_greedy[slot] for slot in slots) else "sampled"
-
-    def _sample(self, bucket: int, mode: Mode) -> torch.Tensor:
-        """The samples of the step that was sent: tokens int64 [bucket], or logits float32 [bucket, vocab], which stay until the
-        next step. No operation waits for the host or depends on a value."""
-        samples = self._buffers.samples(bucket)
-        logits = self._logits[:bucket]
-        logits.copy_(self.model.logits(self._hidden_states[samples.tokens]))
-        if mode == "logits":
-            return logits
-        finite = logits.sum(-1).isfinite()
-        usable = torch.where(finite[:, None], logits, 0.0)
-        if mode == "greedy":
-            tokens = usable.argmax(-1)
-        else:
-            tokens = sample_sorted(usable, self._slots.sampling.at(samples.slots), samples.positions)
-        # Ranks may differ in the last bit of a logit: rank 0 samples for all.
-        self._parallel.broadcast(tokens)
-        self._slots.tokens[samples.slots, samples.positions] = tokens
-        return torch.where(finite, tokens, NOT_FINITE)
-
-    def _sample_edited(
-        self, samples: Seq[tuple[int, int]], logits: torch.Tensor, masks: StepMasks | None
-    ) -> torch.Tensor:
-        """Like `_sample` for these slots and positions, after the rules and grammars of their slots have changed the logits.
-
-        The host waits for `masks`, and the device for the host.
-        """
-        slots, (_, index, positions) = self._slots, self._buffers.samples(len(samples))
-        finite = logits.sum(-1).isfinite()
-        edited = edit_logits(torch.where(finite[:, None], logits, 0.0), samples, slots.rules, slots.tokens, masks)
-        allowed = edited.amax(-1) > -math.inf
-        usable = torch.where(allowed[:, None], edited, 0.0)
-        tokens = sample_sorted(usable, slots.sampling.at(index), positions)
-        tokens = torch.where(allowed, tokens, NOTHING_ALLOWED).where(finite, NOT_FINITE)
-        self._parallel.broadcast(tokens)
-        slots.tokens[index, positions] = tokens.clamp(min=0)
-        return tokens
-
     def _read_later(self, tokens: torch.Tensor) -> Pending[Sampled]:
+        """Copy samples to the host behind the step. They stay there for `_TURNS` steps."""
         answer = self._answers[self._turn, : len(tokens)]
         self._turn = (self._turn + 1) % _TURNS
-        answer.copy_(tokens, non_blocking=True)
-        copied = None
-        if self._on_gpu:
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
+        if len(tokens):
+            self._device.copy(answer, tokens)
+        copied = self._device.record()
 
         def read() -> Sampled:
-            if copied is not None:
-                copied.synchronize()
+            copied.wait()
             return Sampled.of(answer.tolist())
 
-        return Pending(read, copied.query if copied is not None else lambda: True)
+        return Pending(read, copied.is_reached)
 
     def _capture(self) -> None:
         """A graph for each bucket; largest first, so that the others fit into its memory.
@@ -289,41 +223,24 @@ class FusedBackend:
         rank, all ranks run without graphs, which is slower.
         """
         shapes = [*reversed(self._mixed_shapes), *reversed(self._decode_shapes)]
-        heads: list[tuple[int, Mode]] = [
-            (bucket, mode) for bucket in reversed(self._sample_buckets) for mode in get_args(Mode)
-        ]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # The first run, on a separate stream as torch requires, compiles kernels and opens NCCL's channels. Ranks communicate
-        # in these steps, so an error here fails the start of all ranks.
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            largest = StepShape.of_bucket(
-                self._config.max_step_tokens, self._config.max_batch_size, self._tile_sizes.chunk
-            )
-            for shape in (largest, *shapes):
-                self._compute(shape)
-            for bucket, mode in heads:
-                self._sample(bucket, mode)
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        pool = torch.cuda.graph_pool_handle()
+        # Ranks communicate in these steps, so an error here fails the start of all ranks.
+        bodies = [partial(self._compute, shape) for shape in shapes]
+        self._device.warm_up([*bodies, *self._head.works])
         failed = ""
         try:
-            with torch.cuda.stream(torch.cuda.current_stream()):  # restores the stream after a failed capture
-                for shape in shapes:
-                    self._bodies[shape], _ = _captured(partial(self._compute, shape), pool, stream)
-                for bucket, mode in heads:
-                    self._heads[bucket, mode] = _Head(*_captured(partial(self._sample, bucket, mode), pool, stream))
+            for shape in shapes:
+                self._bodies[shape] = self._device.capture(partial(self._compute, shape))
+            self._head.capture()
         except RuntimeError as error:
             failed = str(error).splitlines()[0]
         if not smallest(self._parallel, not failed):
-            self._release_graphs()
+            self.release_graphs()
             log.warning("steps run without CUDA graphs, which is slower: %s", failed or "another rank failed")
 
-    def _release_graphs(self) -> None:
-        torch.cuda.synchronize()
+    def release_graphs(self) -> None:
+        self._device.synchronize()
         self._bodies.clear()
-        self._heads.clear()
+        self._head.release_graphs()
 
 
 _have_graphs: weakref.WeakSet[FusedBackend] = weakref.WeakSet()
@@ -332,18 +249,4 @@ _have_graphs: weakref.WeakSet[FusedBackend] = weakref.WeakSet()
 def _release_all_graphs() -> None:
     """NCCL destroys no group while graphs exist that its collectives are part of (pytorch#115388)."""
     for backend in list(_have_graphs):
-        backend._release_graphs()
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    graph: torch.cuda.CUDAGraph
-    result: torch.Tensor  # written by each replay: tokens int64 [bucket], or logits float32 [bucket, vocab]
-
-
-def _captured(run: Callable[[], Result], pool: Any, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Result]:
-    graph = torch.cuda.CUDAGraph()
-    # thread_local: NCCL's watchdog queries its events from another thread, which must not end the capture.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        result = run()
-    return graph, result
+        backend.release_graphs()

@@ -137,7 +137,8 @@ class TorchOps:
             num_blocks = int(positions.max()) // block_size + 1
             seen = block_tables[slots, :num_blocks]
             out[tokens] = attend_decodes(q[tokens], keys, values, seen, positions + 1, window)
-        for begin, count, slot, start, _ in torch.cat([tiles.decodes[tiles.decodes[:, 1] > 1], tiles.chunks]).tolist():
+        several = [tiles.decodes[tiles.decodes[:, 1] > 1], tiles.chunks[tiles.chunks[:, 1] > 0]]
+        for begin, count, slot, start, _ in torch.cat(several).tolist():
             first = max(0, start - window + 1) if window else 0
             position = torch.arange(first, start + count, device=q.device)
             place = block_tables[slot, position // block_size] * block_size + position % block_size

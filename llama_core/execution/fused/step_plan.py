@@ -1,12 +1,8 @@
-"""Converts the rows of a step to the numbers that a GPU reads, all in one page-locked buffer that is copied once.
-
-The buffer is int64 and has three parts: what the samples need, what the tokens need, and what changes in the slots. The first
-two lie at places that depend on a `StepShape` only, so that a CUDA graph of that shape finds them there.
-"""
+"""Converts the rows of a step to the numbers that a GPU reads: of its tokens, of tiles for attention, and of its samples."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +15,9 @@ Ints = npt.NDArray[np.int64]
 TILE_COLUMNS: Final = 5
 _MIN_SPLIT: Final = 128
 _MAX_SPLITS: Final = 32
-_SAMPLE_COLUMNS: Final = 3
-_TOKEN_COLUMNS: Final = 2
+SAMPLE_COLUMNS: Final = 3
+TOKEN_COLUMNS: Final = 2
+_NO_TILES: Final = np.empty((0, TILE_COLUMNS), dtype=np.int64)
 
 
 class TileSizes(NamedTuple):
@@ -46,8 +43,13 @@ class StepShape(NamedTuple):
         return all(own >= needed for own, needed in zip(self, other, strict=True))
 
     @property
+    def sizes(self) -> list[int]:
+        """Integers of the tokens, the tiles of decodes and those of chunks."""
+        return [TOKEN_COLUMNS * self.tokens, TILE_COLUMNS * self.decode_tokens, TILE_COLUMNS * self.chunk_tiles]
+
+    @property
     def size(self) -> int:
-        return _TOKEN_COLUMNS * self.tokens + TILE_COLUMNS * (self.decode_tokens + self.chunk_tiles)
+        return sum(self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,48 +97,108 @@ def split_count(num_positions: int, size: int, window: int) -> int:
     return min(num_splits, (window + size - 2) // size + 1) if window else num_splits
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """The same on the host. tokens: [2, T]. samples: [3, S]. decodes, chunks: tiles."""
+class StepArrays(NamedTuple):
+    """Where a plan is written, with padding at the end of each array: samples [3, max_samples] (see `SampleTensors`), tokens
+    [2, T] (slots, positions), tiles [N, TILE_COLUMNS] (see `AttentionTiles`)."""
 
-    tokens: Ints
     samples: Ints
+    tokens: Ints
     decodes: Ints
     chunks: Ints
 
-    @classmethod
-    def of(cls, rows: Seq[Row], tile_sizes: TileSizes) -> "StepPlan":
-        table = np.array(rows, dtype=np.int64)
-        slots, starts, lengths, samples, num_drafts = table.T
+
+class StepPlan(Protocol):
+    """shape: the smallest one that holds the step. sampled_slots, sampled_positions: of each sample. num_decodes: the number of
+    rows where all are decodes without drafts, else None."""
+
+    shape: StepShape
+    sampled_slots: Seq[int]
+    num_decodes: int | None
+
+    @property
+    def sampled_positions(self) -> Seq[int]: ...
+
+    def write(self, to: StepArrays, spare_slot: int, *, is_repeated: bool = False) -> None:
+        """Padding has the spare slot, and tiles without tokens. is_repeated: the plan that was written there last had the same
+        `num_decodes`."""
+
+
+def plan_of(rows: Seq[Row], tile_sizes: TileSizes) -> StepPlan:
+    slots, starts, lengths, samples, num_drafts = zip(*rows, strict=True)
+    if all(samples) and max(lengths) == 1:
+        return _DecodePlan(slots, starts)
+    return _MixedPlan(np.array((slots, starts, lengths, samples, num_drafts), dtype=np.int64), tile_sizes)
+
+
+class _DecodePlan:
+    """Of rows of one token that all sample. Most steps are such, and a GPU that is faster than the host waits for them."""
+
+    def __init__(self, slots: Seq[int], starts: Seq[int]) -> None:
+        count = len(slots)
+        self.num_decodes: int | None = count
+        self.shape = StepShape(count, count, 0)
+        self.sampled_slots = slots
+        self._starts = starts
+
+    @property
+    def sampled_positions(self) -> Seq[int]:
+        return [start + 1 for start in self._starts]
+
+    def write(self, to: StepArrays, spare_slot: int, *, is_repeated: bool = False) -> None:
+        count = len(self._starts)
+        if not is_repeated:
+            to.samples[0, :count] = to.decodes[:count, 0] = to.decodes[:count, 4] = np.arange(count)
+            to.decodes[:count, 1] = 1
+            _pad(to, count, count, count, 0, spare_slot)
+        tokens = np.array((self.sampled_slots, self._starts), dtype=np.int64)
+        to.tokens[:, :count] = to.samples[1:, :count] = tokens
+        to.decodes[:count, 2:4] = tokens.T
+        to.samples[2, :count] += 1
+
+
+class _MixedPlan:
+    """Of any rows, from their fields, int64 [5, R]."""
+
+    def __init__(self, fields: Ints, tile_sizes: TileSizes) -> None:
+        slots, starts, lengths, samples, num_drafts = fields
         ends = lengths.cumsum()
         num_samples = samples * (1 + num_drafts)
         # Attention of rows that sample after each token is split over programs: they are few tokens.
         is_decode = num_samples == lengths
-        begins = ends - lengths
-        if len(rows) == ends[-1]:
-            tokens = table.T[:2]
-        else:
-            row, offset = _ragged(lengths)
-            tokens = np.stack([slots[row], starts[row] + offset])
+        row, offset = _ragged(lengths)
+        self._tokens = np.stack([slots[row], starts[row] + offset])
         row, offset = _ragged(num_samples)
         back = num_samples[row] - offset
-        sample_columns = np.stack([ends[row] - back, slots[row], starts[row] + lengths[row] + 1 - back])
-        runs = np.stack([begins, lengths, slots, starts], axis=1)
-        return cls(
-            tokens,
-            sample_columns,
-            _tiles(runs[is_decode], tile_sizes.decode),
-            _tiles(runs[~is_decode], tile_sizes.chunk),
-        )
+        self._samples = np.stack([ends[row] - back, slots[row], starts[row] + lengths[row] + 1 - back])
+        runs = np.stack([ends - lengths, lengths, slots, starts], axis=1)
+        self._decodes = _tiles(runs[is_decode], tile_sizes.decode)
+        self._chunks = _tiles(runs[~is_decode], tile_sizes.chunk)
+        self.num_decodes: int | None = None
+        self.shape = StepShape(len(self._tokens[0]), int(lengths[is_decode].sum()), len(self._chunks))
+        self.sampled_slots: Seq[int] = self._samples[1].tolist()
 
     @property
-    def shape(self) -> StepShape:
-        """The smallest one. A tile of decodes has a token at least."""
-        return StepShape(self.tokens.shape[1], int(self.decodes[:, 1].sum()), len(self.chunks))
+    def sampled_positions(self) -> Seq[int]:
+        return self._samples[2].tolist()  # type: ignore[no-any-return]
 
-    @property
-    def num_samples(self) -> int:
-        return len(self.samples[0])
+    def write(self, to: StepArrays, spare_slot: int, *, is_repeated: bool = False) -> None:
+        counts = len(self._samples[0]), len(self._tokens[0]), len(self._decodes), len(self._chunks)
+        to.samples[:, : counts[0]] = self._samples
+        to.tokens[:, : counts[1]] = self._tokens
+        to.decodes[: counts[2]] = self._decodes
+        to.chunks[: counts[3]] = self._chunks
+        _pad(to, *counts, spare_slot)
+
+
+def _pad(to: StepArrays, samples: int, tokens: int, decodes: int, chunks: int, spare_slot: int) -> None:
+    """Fill the arrays behind what a plan has written."""
+    to.samples[:, samples:] = 0
+    to.samples[1, samples:] = spare_slot
+    if tokens < to.tokens.shape[1]:
+        to.tokens[0, tokens:] = spare_slot
+        to.tokens[1, tokens:] = 0
+    to.decodes[decodes:, 1] = 0
+    to.chunks[chunks:, 1] = 0
 
 
 def _ragged(counts: Ints) -> tuple[Ints, Ints]:
@@ -148,10 +210,8 @@ def _ragged(counts: Ints) -> tuple[Ints, Ints]:
 def _tiles(runs: Ints, size: int) -> Ints:
     """Tiles of at most `size` tokens of runs [R, 4] (first token, number of tokens, slot, first position)."""
     if not len(runs):
-        return np.empty((0, TILE_COLUMNS), dtype=np.int64)
+        return _NO_TILES
     lengths = runs[:, 1]
-    if lengths.max() == 1:
-        return np.concatenate([runs, np.arange(len(runs))[:, None]], axis=1)
     run, index = _ragged(-(-lengths // size))
     tiles = np.empty((len(run), TILE_COLUMNS), dtype=np.int64)
     skipped = index * size
@@ -161,72 +221,3 @@ def _tiles(runs: Ints, size: int) -> Ints:
     tiles[:, 3] = runs[run, 3] + skipped
     tiles[:, 4] = tiles[:, 1].cumsum() - tiles[:, 1]
     return tiles
-
-
-class StepBuffers:
-    """The buffers of steps on the host, `turns` of them in turn, and the one on the device that every step reads.
-
-    A turn comes again only when the result of its step was read, which is after its copy.
-    """
-
-    def __init__(self, max_samples: int, max_size: int, spare_slot: int, turns: int, device: torch.device) -> None:
-        """max_size: integers of the largest step beside its samples, and of changes that travel with it. Larger changes take a
-        copy of their own. spare_slot: what padding refers to."""
-        self._max_samples = max_samples
-        self._spare_slot = spare_slot
-        self._device = device
-        size = _SAMPLE_COLUMNS * max_samples + max_size
-        self._sent = [self._page_locked(size) for _ in range(turns)]
-        self._received = torch.zeros(size, dtype=torch.int64, device=device)
-
-    def samples(self, count: int) -> SampleTensors:
-        """On the device, of the first `count` samples of every step."""
-        columns = self._received[: _SAMPLE_COLUMNS * self._max_samples].view(_SAMPLE_COLUMNS, -1)
-        return SampleTensors(*columns[:, :count].unbind(0))
-
-    def tensors(self, shape: StepShape) -> StepTensors:
-        """On the device, of every step of this shape."""
-        begin = _SAMPLE_COLUMNS * self._max_samples
-        tokens, decodes, chunks = self._received[begin : begin + shape.size].split_with_sizes(
-            [
-                _TOKEN_COLUMNS * shape.tokens,
-                TILE_COLUMNS * shape.decode_tokens,
-                TILE_COLUMNS * shape.chunk_tiles,
-            ]
-        )
-        slots, positions = tokens.view(_TOKEN_COLUMNS, -1).unbind(0)
-        return StepTensors(
-            slots, positions, AttentionTiles(decodes.view(-1, TILE_COLUMNS), chunks.view(-1, TILE_COLUMNS))
-        )
-
-    def send(self, turn: int, plan: StepPlan, shape: StepShape, changes: Seq[Ints]) -> Seq[torch.Tensor]:
-        """Queue the copy of a step, padded to `shape`, and of `changes`. Returns these on the device, valid until the next
-        `send`."""
-        begin = _SAMPLE_COLUMNS * self._max_samples
-        sent = self._sent[turn].numpy()
-        columns = sent[:begin].reshape(_SAMPLE_COLUMNS, -1)
-        columns[:, : plan.num_samples] = plan.samples
-        columns[:, plan.num_samples :] = [[0], [self._spare_slot], [0]]
-        tokens = sent[begin : begin + _TOKEN_COLUMNS * shape.tokens].reshape(_TOKEN_COLUMNS, -1)
-        num_tokens = plan.tokens.shape[1]
-        tokens[:, :num_tokens] = plan.tokens
-        tokens[:, num_tokens:] = [[self._spare_slot], [0]]
-        at = begin + tokens.size
-        for tiles, count in ((plan.decodes, shape.decode_tokens), (plan.chunks, shape.chunk_tiles)):
-            end = at + TILE_COLUMNS * count
-            sent[at : at + tiles.size] = tiles.ravel()
-            sent[at + tiles.size : end] = 0
-            at = end
-        sizes = [len(change) for change in changes]
-        end = at + sum(sizes)
-        fits = end <= len(sent)
-        if changes and fits:
-            sent[at:end] = np.concatenate(changes)
-        self._received[: end if fits else at].copy_(self._sent[turn][: end if fits else at], non_blocking=True)
-        # Graphs read the buffer where it is, so it cannot grow.
-        rest = self._received[at:end] if fits else torch.from_numpy(np.concatenate(changes)).to(self._device)
-        return rest.split_with_sizes(sizes)
-
-    def _page_locked(self, size: int) -> torch.Tensor:
-        """Page-locked, because a copy from other memory to the device would block the host."""
-        return torch.zeros(size, dtype=torch.int64, pin_memory=self._device.type == "cuda")

@@ -14,6 +14,7 @@ from deployments.engine import engine_loop
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import (
+    CHUNK_S,
     LARGEST_FACTOR,
     LEAD_S,
     LEAD_SHARE,
@@ -27,7 +28,7 @@ from llama_core.errors import RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.scheduler import TOKENS_ALONE, Scheduler
+from llama_core.scheduling.scheduler import TOKENS_A_PROMPT, TOKENS_ALONE, Scheduler
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import Row, StepInput, StepOutput
 from llama_core.scheduling.step_costs import StepShape
@@ -159,6 +160,15 @@ async def test_steps_that_read_prompts_are_as_long_as_the_ranks_are_fast(
     assert scheduler.max_prompt_tokens == 200 * LONGEST_STEP_S, (
         "the limit of slow ranks grows again when they are faster"
     )
+
+
+@pytest.mark.parametrize(("tokens_a_second", "chunk"), [(1000.0, TOKENS_A_PROMPT), (40_000.0, 40_000 * CHUNK_S)])
+async def test_fast_ranks_are_given_longer_chunks_of_prompts(tokens_a_second: float, chunk: float) -> None:
+    scheduler = make()
+    batch = StepInput(0, 1, [Row(0, 0, 400, True)])
+    step = (await decode(0.0))._replace(batch=batch, shape=StepShape.of(batch))
+    StepPacing(scheduler).completed(step, taking(400 / tokens_a_second), 2000.0)
+    assert scheduler.prompt_chunk == chunk
 
 
 class Timed(FakeGroup):

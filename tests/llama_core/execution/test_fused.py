@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from llama_core.execution.fused.backend import FusedBackend, bucket_sizes
+from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.ops import HeadNorms, TorchOps
+from llama_core.execution.fused.sampling_head import bucket_sizes
 from llama_core.execution.parallel import alone
 from llama_core.execution.rotary import rotary_table
 from llama_core.execution.sampling import sample, sample_sorted

@@ -13,7 +13,15 @@ import pytest
 import torch
 
 from llama_core.execution.fused.ops import Ops, TorchOps
-from llama_core.execution.fused.step_plan import AttentionTiles, StepPlan, TileSizes, split_count, split_size
+from llama_core.execution.fused.step_plan import (
+    TILE_COLUMNS,
+    AttentionTiles,
+    StepArrays,
+    TileSizes,
+    plan_of,
+    split_count,
+    split_size,
+)
 from llama_core.scheduling.step import Row
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -22,6 +30,7 @@ SHAPES = ((4, 4, 16, 16), (6, 2, 24, 4), (8, 1, 64, 32), (7, 1, 16, 8))
 LENGTHS = (1, 2, 5, 17, 70)
 STARTS = (0, 1, 15, 127, 128, 150, 300)
 WINDOWS = (0, 1, 40, 129, 1000)
+SPARE_SLOT = 77
 LIMITS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 0.04}
 
 
@@ -36,6 +45,19 @@ def random_rows(generator: np.random.Generator, count: int) -> list[Row]:
         else:
             rows.append(Row(slot, start, 1 + num_drafts, True, num_drafts))
     return rows
+
+
+def planned(rows: Seq[Row], sizes: TileSizes, padding: int = 0) -> StepArrays:
+    """The plan of a step, over numbers that no plan has."""
+    plan = plan_of(rows, sizes)
+    tokens, decode_tokens, chunk_tiles = plan.shape
+    shapes = (3, len(plan.sampled_slots)), (2, tokens), (decode_tokens, TILE_COLUMNS), (chunk_tiles, TILE_COLUMNS)
+    arrays = StepArrays(
+        *(np.full((height, width + padding), -9) for height, width in shapes[:2]),
+        *(np.full((height + padding, width), -9) for height, width in shapes[2:]),
+    )
+    plan.write(arrays, SPARE_SLOT)
+    return arrays
 
 
 class Case:
@@ -66,10 +88,8 @@ class Case:
 
     def attend(self, ops: Ops, rows: Seq[Row], q: torch.Tensor, window: int) -> torch.Tensor:
         sizes = ops.tile_sizes(self.n_heads, self.n_kv_heads, self.head_dim, self.dtype)
-        plan = StepPlan.of(rows, sizes)
-        padded = np.zeros((plan.shape.decode_tokens, plan.decodes.shape[1]), dtype=np.int64)
-        padded[: len(plan.decodes)] = plan.decodes
-        tiles = AttentionTiles(*(torch.from_numpy(part.copy()).to(self.device) for part in (padded, plan.chunks)))
+        arrays = planned(rows, sizes)
+        tiles = AttentionTiles(*(torch.from_numpy(part).to(self.device) for part in (arrays.decodes, arrays.chunks)))
         return ops.attend(q, self.keys, self.values, self.tables, tiles, 128, window)
 
     def expected(self, window: int) -> torch.Tensor:
@@ -158,19 +178,22 @@ def test_a_plan_has_each_token_in_one_tile() -> None:
     generator = np.random.default_rng(0)
     for _ in range(200):
         rows = random_rows(generator, 6)
+        if generator.random() < 0.3:
+            rows = [Row(row.slot, row.start, 1, True) for row in rows]
         sizes = TileSizes(int(generator.integers(1, 17)), int(generator.integers(1, 65)))
-        plan = StepPlan.of(rows, sizes)
+        padding = int(generator.integers(3))
+        plan, shape = planned(rows, sizes, padding), plan_of(rows, sizes).shape
         owners: dict[int, tuple[int, int]] = {}
         for tiles, size in ((plan.decodes, sizes.decode), (plan.chunks, sizes.chunk)):
             before = 0
-            for begin, count, slot, start, tokens_before in tiles.tolist():
-                assert 0 < count <= size and tokens_before == before
+            for begin, count, slot, start, tokens_before in tiles[tiles[:, 1] > 0].tolist():
+                assert count <= size and tokens_before == before
                 before += count
                 owners |= {begin + i: (slot, start + i) for i in range(count)}
         expected = [(row.slot, row.start + i) for row in rows for i in range(row.length)]
         assert owners == dict(enumerate(expected))
-        assert plan.tokens.T.tolist() == [list(pair) for pair in expected]
-        assert plan.shape.decode_tokens == sum(
+        assert plan.tokens.T.tolist() == [*map(list, expected), *[[SPARE_SLOT, 0]] * padding]
+        assert shape.decode_tokens == sum(
             row.length for row in rows if row.samples and row.length == 1 + row.num_drafts
         )
         samples = [
@@ -179,7 +202,7 @@ def test_a_plan_has_each_token_in_one_tile() -> None:
             if row.samples
             for back in range(row.num_drafts + 1, 0, -1)
         ]
-        assert plan.samples.T.tolist() == [list(sample) for sample in samples]
+        assert plan.samples.T.tolist() == [*map(list, samples), *[[0, SPARE_SLOT, 0]] * padding]
 
 
 def test_splits_depend_on_the_configured_length_and_are_few() -> None:

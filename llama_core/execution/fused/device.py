@@ -1,0 +1,159 @@
+"""What the fused backend asks of its device: one queue of work, copies, events and graphs. Implemented by CUDA.
+
+`HostDevice` computes at once, on the CPU. The tests have a third implementation, which runs queued work as late as its
+ordering allows, so that a missing wait gives wrong results (`tests/support/simulated_device.py`).
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+Work = Callable[[], object]
+
+
+class Event(Protocol):
+    """A point in the queue."""
+
+    def is_reached(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Block the host until all work before this point is done."""
+
+
+class Graph(Protocol):
+    def replay(self) -> None:
+        """Queue the captured work."""
+
+
+class FusedDevice(Protocol):
+    """Work runs in the order in which it was queued. The host does not wait for it, unless it waits for an event.
+
+    torch_device: of tensors. captures: whether `capture` is worth its memory.
+    """
+
+    torch_device: torch.device
+    captures: bool
+
+    def page_locked(self, *shape: int) -> torch.Tensor:
+        """int64 zeros on the host, which `copy` neither reads nor writes before its turn in the queue."""
+
+    def queue(self, work: Work) -> None:
+        """Queue work that reads and writes tensors of the device only."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy between a page-locked tensor and one of the device."""
+
+    def record(self) -> Event:
+        """The point behind all work that was queued so far."""
+
+    def warm_up(self, works: list[Work]) -> None:
+        """Run all work once, before it is captured: this compiles kernels and opens NCCL's channels."""
+
+    def capture(self, work: Work) -> Graph:
+        """A graph of `work`, which runs no part of it. Graphs share the memory of their intermediate tensors. Raises
+        RuntimeError where the work cannot be captured."""
+
+    def synchronize(self) -> None:
+        """Block the host until all work is done."""
+
+
+class _Reached:
+    def is_reached(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class HostDevice:
+    """Runs work when it is queued."""
+
+    captures = False
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+
+    def page_locked(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int64)
+
+    def queue(self, work: Work) -> None:
+        work()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def record(self) -> Event:
+        return _Reached()
+
+    def warm_up(self, works: list[Work]) -> None:
+        for work in works:
+            work()
+
+    def capture(self, work: Work) -> Graph:
+        raise RuntimeError("a CPU captures nothing")
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _CudaEvent:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def is_reached(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CudaDevice:
+    """The current stream of one CUDA device."""
+
+    captures = True
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+        self._pool: Any = None
+        self._stream: Any = None
+
+    def page_locked(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int64, pin_memory=True)
+
+    def queue(self, work: Work) -> None:
+        work()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def record(self) -> Event:
+        return _CudaEvent()
+
+    def warm_up(self, works: list[Work]) -> None:
+        # On a separate stream, as torch requires.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for work in works:
+                work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.synchronize()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Work) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        restored = torch.cuda.stream(torch.cuda.current_stream())  # also after a failed capture
+        # thread_local: NCCL's watchdog queries its events from another thread, which must not end the capture.
+        captured = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        with restored, captured:
+            work()
+        return graph
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+
+def fused_device(torch_device: torch.device) -> FusedDevice:
+    return CudaDevice(torch_device) if torch_device.type == "cuda" else HostDevice()

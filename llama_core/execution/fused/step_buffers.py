@@ -1,0 +1,104 @@
+"""The numbers of a step in one page-locked buffer, which is copied to the device once.
+
+The buffer is int64 and has three parts: what the samples need, what the tokens need, and what changes in the slots. The first
+two lie at places that depend on a `StepShape` only, so that a CUDA graph of that shape finds them there.
+"""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+
+from llama_core.execution.fused.device import FusedDevice
+from llama_core.execution.fused.step_plan import (
+    SAMPLE_COLUMNS,
+    TILE_COLUMNS,
+    TOKEN_COLUMNS,
+    AttentionTiles,
+    Ints,
+    SampleTensors,
+    StepArrays,
+    StepPlan,
+    StepShape,
+    StepTensors,
+)
+
+
+class _SentBuffer:
+    """One buffer on the host, and its parts for each shape that was sent before."""
+
+    def __init__(self, buffer: torch.Tensor, max_samples: int) -> None:
+        self.tensor = buffer
+        self.numbers: Ints = buffer.numpy()
+        self._samples_end = SAMPLE_COLUMNS * max_samples
+        self._arrays: dict[StepShape, StepArrays] = {}
+        self._last: tuple[StepShape, int | None] | None = None
+
+    def write(self, plan: StepPlan, shape: StepShape, spare_slot: int) -> None:
+        last, self._last = self._last, (shape, plan.num_decodes)
+        is_repeated = plan.num_decodes is not None and last == self._last
+        plan.write(self.arrays(shape), spare_slot, is_repeated=is_repeated)
+
+    def arrays(self, shape: StepShape) -> StepArrays:
+        found = self._arrays.get(shape)
+        if found is None:
+            begin = self._samples_end
+            tokens, decodes, chunks, _ = np.split(self.numbers[begin:], np.cumsum(shape.sizes))
+            found = StepArrays(
+                self.numbers[:begin].reshape(SAMPLE_COLUMNS, -1),
+                tokens.reshape(TOKEN_COLUMNS, -1),
+                decodes.reshape(-1, TILE_COLUMNS),
+                chunks.reshape(-1, TILE_COLUMNS),
+            )
+            self._arrays[shape] = found
+        return found
+
+
+class StepBuffers:
+    """The buffers of steps on the host, `turns` of them in turn, and the one on the device that every step reads.
+
+    A turn comes again only when the result of its step was read, which is after its copy.
+    """
+
+    def __init__(self, max_samples: int, max_size: int, spare_slot: int, turns: int, device: FusedDevice) -> None:
+        """max_size: integers of the largest step beside its samples, and of changes that travel with it. Larger changes take a
+        copy of their own. spare_slot: what padding refers to."""
+        self._max_samples = max_samples
+        self._spare_slot = spare_slot
+        self._device = device
+        size = SAMPLE_COLUMNS * max_samples + max_size
+        self._sent = [_SentBuffer(device.page_locked(size), max_samples) for _ in range(turns)]
+        self._received = torch.zeros(size, dtype=torch.int64, device=device.torch_device)
+
+    def samples(self, count: int) -> SampleTensors:
+        """On the device, of the first `count` samples of every step."""
+        columns = self._received[: SAMPLE_COLUMNS * self._max_samples].view(SAMPLE_COLUMNS, -1)
+        return SampleTensors(*columns[:, :count].unbind(0))
+
+    def tensors(self, shape: StepShape) -> StepTensors:
+        """On the device, of every step of this shape."""
+        begin = SAMPLE_COLUMNS * self._max_samples
+        tokens, decodes, chunks = self._received[begin : begin + shape.size].split_with_sizes(shape.sizes)
+        slots, positions = tokens.view(TOKEN_COLUMNS, -1).unbind(0)
+        return StepTensors(
+            slots, positions, AttentionTiles(decodes.view(-1, TILE_COLUMNS), chunks.view(-1, TILE_COLUMNS))
+        )
+
+    def send(self, turn: int, plan: StepPlan, shape: StepShape, changes: Seq[Ints]) -> Seq[torch.Tensor]:
+        """Queue the copy of a step, padded to `shape`, and of `changes`. Returns these on the device, valid until the next
+        `send`."""
+        sent = self._sent[turn]
+        sent.write(plan, shape, self._spare_slot)
+        begin = SAMPLE_COLUMNS * self._max_samples + shape.size
+        if not changes:
+            self._device.copy(self._received[:begin], sent.tensor[:begin])
+            return ()
+        sizes, values = [len(change) for change in changes], np.concatenate(changes)
+        end = begin + len(values)
+        if end > len(sent.numbers):
+            # Graphs read the buffer where it is, so it cannot grow.
+            self._device.copy(self._received[:begin], sent.tensor[:begin])
+            return torch.from_numpy(values).to(self._device.torch_device).split_with_sizes(sizes)
+        sent.numbers[begin:end] = values
+        self._device.copy(self._received[:end], sent.tensor[:end])
+        return self._received[begin:end].split_with_sizes(sizes)

@@ -1,0 +1,113 @@
+"""The fused backend on a simulated device: work that runs late, graphs that share memory, and the order of collectives."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from llama_core.execution.parallel import alone
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import Row, SlotInit, StepInput
+from tests.conftest import GOLDEN
+from tests.support import on_ranks
+from tests.support.simulated_device import SimulatedDevice
+from tests.support.simulated_steps import SimulatedRun, requests_of, simulated, simulated_runner
+
+MP1 = str(GOLDEN / "mp1")
+
+
+def expected_outputs(seed: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Each request alone, on the reference backend."""
+    outputs, logprobs = [], []
+    for request in requests_of(seed):
+        alone_run = on_ranks.serve(alone("cpu"), MP1, [request], backend="torch")
+        outputs += alone_run["outputs"]
+        logprobs += alone_run["logprobs"]
+    return outputs, logprobs
+
+
+def assert_expected(run: SimulatedRun, seed: int) -> None:
+    outputs, logprobs = expected_outputs(seed)
+    assert run.outputs == outputs
+    for mine, theirs in zip(run.logprobs, logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    assert run.replays > 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tokens_are_right_however_late_the_device_computes(seed: int) -> None:
+    run = simulated(alone("cpu"), MP1, requests_of(seed), seed, eagerness=(0.0, 0.5, 0.9)[seed % 3])
+    assert_expected(run, seed)
+
+
+def test_a_step_is_one_copy_in_and_one_out_and_waits_for_nothing() -> None:
+    """A step that admits a prompt and one of decodes alone, both in graphs."""
+    device = SimulatedDevice()
+    runner = simulated_runner(alone("cpu"), MP1, device)
+    blocks = runner.config.blocks_per_sequence
+    admit = [
+        SlotInit(slot, [1, *range(5, 16)], list(range(slot * blocks, (slot + 1) * blocks)), SamplingParams(0.7))
+        for slot in range(5)
+    ]
+    runner.step(StepInput(0, 1, [Row(slot, 0, 12, True) for slot in range(4)], admit=admit[:4]))
+    rows = [Row(slot, 12, 1, True) for slot in range(4)]
+    for batch in (StepInput(0, 2, [*rows, Row(4, 0, 12, True)], admit=admit[4:]), StepInput(0, 3, rows)):
+        before = device.num_copies, device.num_waits, device.num_replays, len(device.host_accesses)
+        pending = runner.start(batch)
+        assert (device.num_copies, device.num_waits, device.num_replays, len(device.host_accesses)) == (
+            before[0] + 2,
+            before[1],
+            before[2] + 2,
+            before[3],
+        )
+        assert not pending.is_done
+        pending.result()
+        assert len(device.host_accesses) == before[3]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_all_ranks_join_the_same_collectives_in_the_same_order(ranks: Any, world_size: int) -> None:
+    runs: list[SimulatedRun] = ranks(world_size).call(simulated, MP1, requests_of(7), 7, 0.3)
+    for run in runs:
+        assert_expected(run, 7)
+        assert run.collectives == runs[0].collectives
+    assert len(runs[0].collectives) > 100
+
+
+def test_preemptions_are_part_of_the_workload() -> None:
+    runs = [simulated(alone("cpu"), MP1, requests_of(seed), seed, 0.5) for seed in (10, 12)]
+    assert sum(run.preemptions for run in runs) > 0
+
+
+def test_the_device_refuses_to_capture_what_waits_for_the_host() -> None:
+    values = torch.ones(3)
+    with pytest.raises(RuntimeError, match="while a graph is captured"):
+        SimulatedDevice().capture(lambda: values.sum().item())
+
+
+def test_a_replay_clobbers_what_an_earlier_one_left_in_the_graphs_memory() -> None:
+    device, source, kept = SimulatedDevice(), torch.ones(3), torch.zeros(3)
+    inner = []
+
+    def work() -> None:
+        inner.append(source * 2)
+        kept.copy_(inner[-1])
+
+    graph = device.capture(work)
+    kept.zero_()
+    graph.replay()
+    assert kept.tolist() == [0, 0, 0]
+    device.synchronize()
+    assert kept.tolist() == [2, 2, 2] and inner[-1].isnan().all()
+
+
+def test_a_copy_reads_its_source_when_it_runs() -> None:
+    device = SimulatedDevice()
+    sent, received = device.page_locked(2), torch.zeros(2, dtype=torch.int64)
+    sent[0] = 1
+    device.copy(received, sent)
+    sent[0] = 2
+    event = device.record()
+    assert not event.is_reached()
+    event.wait()
+    assert received.tolist() == [2, 0]

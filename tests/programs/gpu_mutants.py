@@ -1,0 +1,270 @@
+"""Breaks the fused backend in one place at a time and expects its tests to fail: `python -m tests.programs.gpu_mutants`.
+
+Each mutant is a copy of the packages with one text replaced. Exit status 1 if the tests of a mutant pass.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+FUSED = "llama_core/execution/fused"
+TESTS = "tests/llama_core/execution"
+# Ranks that wait for a collective which never comes are a failure too.
+LIMIT_S = 120.0
+
+DEVICE = (f"{TESTS}/test_fused_device.py", "late")
+RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
+ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
+PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
+
+
+class Mutant(NamedTuple):
+    fault: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, str]
+
+
+MUTANTS = (
+    # Races between the host and the device.
+    Mutant("two buffers in turn, with four steps in flight", "backend", "_TURNS = 4", "_TURNS = 2", DEVICE),
+    Mutant("inputs of all steps in one buffer", "step_buffers", "self._sent[turn]", "self._sent[0]", DEVICE),
+    Mutant("results of all steps in one buffer", "backend", "self._answers[self._turn,", "self._answers[0,", DEVICE),
+    Mutant("a result that is read without a wait", "backend", "copied.wait()", "pass", DEVICE),
+    Mutant(
+        "an event before the copy that it stands for",
+        "backend",
+        "        if len(tokens):\n            self._device.copy(answer, tokens)\n        copied = self._device.record()\n",
+        "        copied = self._device.record()\n        if len(tokens):\n            self._device.copy(answer, tokens)\n",
+        DEVICE,
+    ),
+    # Graphs.
+    Mutant(
+        "a graph whose output is not copied out of its memory",
+        "backend",
+        "self._hidden_states[: shape.tokens] = self.model",
+        "self._hidden_states = self._head._hidden_states = self.model",
+        DEVICE,
+    ),
+    Mutant(
+        "samples in a graph's own memory",
+        "sampling_head",
+        "self._sampled[:bucket] = torch.where(finite, tokens, NOT_FINITE)",
+        "self._sampled = torch.where(finite, tokens, NOT_FINITE)",
+        DEVICE,
+    ),
+    Mutant(
+        "an input buffer that moves between replays",
+        "step_buffers",
+        "        sent = self._sent[turn]\n",
+        "        sent = self._sent[turn]\n        self._received = torch.zeros_like(self._received)\n",
+        DEVICE,
+    ),
+    Mutant(
+        "a wait for the host in a captured step",
+        "sampling_head",
+        'if mode == "greedy":\n            tokens',
+        'if bool(finite.all()) and mode == "greedy":\n            tokens',
+        DEVICE,
+    ),
+    # Stale tables.
+    Mutant(
+        "tiles of the step before behind those of this one",
+        "step_plan",
+        "to.decodes[decodes:, 1] = 0",
+        "pass",
+        DEVICE,
+    ),
+    Mutant("a buffer that is taken for another one's", "step_buffers", "last == self._last", "True", DEVICE),
+    Mutant("changes of slots that are not applied", "backend", "if changes:", "if False:", DEVICE),
+    Mutant("changes that are sent again and again", "device_slots", "                writes.clear()\n", "", DEVICE),
+    Mutant(
+        "a block table that keeps the blocks of the sequence before",
+        "device_slots",
+        "self._write(_BLOCKS, init.slot, 0, init.blocks)",
+        "pass",
+        DEVICE,
+    ),
+    Mutant(
+        "a block table that does not grow",
+        "device_slots",
+        "self._write(_BLOCKS, slot, self.num_blocks[slot], [block])",
+        "pass",
+        DEVICE,
+    ),
+    Mutant(
+        "sampling parameters of the sequence before",
+        "device_slots",
+        "self._write(_SAMPLING, init.slot, 0, words_of(init.params))",
+        "pass",
+        DEVICE,
+    ),
+    Mutant(
+        "padding that writes to a sequence's cache",
+        "step_plan",
+        "        to.tokens[0, tokens:] = spare_slot\n        to.tokens[1, tokens:] = 0\n",
+        "        to.tokens[0, tokens:] = 0\n        to.tokens[1, tokens:] = 150\n",
+        DEVICE,
+    ),
+    # Collectives.
+    Mutant(
+        "a broadcast that one rank leaves out",
+        "sampling_head",
+        "self._parallel.broadcast(tokens)\n        self._slots",
+        "tokens if self._parallel.rank else self._parallel.broadcast(tokens)\n        self._slots",
+        RANKS,
+    ),
+    Mutant(
+        "collectives whose order depends on the rank",
+        "model",
+        "            delta = sum_of(layer.out.multiply(attend(i, q).flatten(1)))\n",
+        "            delta = layer.out.multiply(attend(i, q).flatten(1))\n"
+        "            self.parallel.broadcast(delta.clone()) if self.parallel.rank else None\n"
+        "            delta = sum_of(delta)\n"
+        "            None if self.parallel.rank else self.parallel.broadcast(delta.clone())\n",
+        RANKS,
+    ),
+    # Masks and indices of the attention kernel.
+    Mutant(
+        "a query that sees the next position",
+        "attention_kernels",
+        "(position[None, :] < length[:, None])",
+        "(position[None, :] <= length[:, None])",
+        ATTENTION,
+    ),
+    Mutant(
+        "a window without its first position",
+        "attention_kernels",
+        "tl.maximum(length - window, 0)",
+        "tl.maximum(length - window + 1, 0)",
+        ATTENTION,
+    ),
+    Mutant(
+        "queries of a tile that share the first one's window",
+        "attention_kernels",
+        "(position[None, :] >= first_seen[:, None]) & ",
+        "",
+        ATTENTION,
+    ),
+    Mutant(
+        "reads of blocks that belong to others",
+        "attention_kernels",
+        "(position >= seen) & (position < end)",
+        "position < end",
+        ATTENTION,
+    ),
+    Mutant(
+        "no position seen yet",
+        "attention_kernels",
+        'tl.where(highest == float("-inf"), 0.0, highest)',
+        "highest",
+        ATTENTION,
+    ),
+    Mutant(
+        "sums that keep their old factor",
+        "attention_kernels",
+        "mixed = mixed * kept[:, None] + tl.dot",
+        "mixed = mixed + tl.dot",
+        ATTENTION,
+    ),
+    Mutant("a split that is left out", "attention_kernels", "range(split + 1, ", "range(split + 2, ", ATTENTION),
+    Mutant(
+        "splits stored by another number than they are read",
+        "attention_kernels",
+        "* n_splits + split % n_splits",
+        "* n_splits + split % 2",
+        ATTENTION,
+    ),
+    Mutant(
+        "parts of one tile over those of another",
+        "attention_kernels",
+        "token = tl.load(about + 4) + index",
+        "token = tl.load(about + 4) + index // 2",
+        ATTENTION,
+    ),
+    Mutant(
+        "query heads with the keys of others",
+        "attention_kernels",
+        "head = kv_head * group + row % group",
+        "head = kv_head + row % group",
+        ATTENTION,
+    ),
+    Mutant(
+        "a tile at the wrong positions",
+        "step_plan",
+        "tiles[:, 3] = runs[run, 3] + skipped",
+        "tiles[:, 3] = runs[run, 3]",
+        PLAN,
+    ),
+    Mutant(
+        "a split that depends on the step",
+        "step_plan",
+        "while size * _MAX_SPLITS < max_seq_len",
+        "while size < max_seq_len",
+        PLAN,
+    ),
+)
+
+
+def is_caught(mutant: Mutant, folder: Path) -> bool:
+    """Whether the mutant's tests fail. Raises ValueError if its text does not occur once."""
+    path = folder / FUSED / f"{mutant.file}.py"
+    text = path.read_text()
+    if mutant.old not in text:
+        raise ValueError(f"{path.name} has no {mutant.old!r}")
+    path.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        file, words = mutant.tests
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", file, "-k", words]
+        environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(LIMIT_S) == 1
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            return True
+    finally:
+        path.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("words", nargs="*", help="only mutants whose description has one of these")
+    options = parser.parse_args()
+    chosen = [each for each in MUTANTS if not options.words or any(word in each.fault for word in options.words)]
+    missed = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        for part in ("llama_core", "cluster", "deployments", "cli", "tests", "demo"):
+            shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        for mutant in chosen:
+            begin = time.perf_counter()
+            caught = is_caught(mutant, folder)
+            missed += [] if caught else [mutant]
+            print(
+                f"{'caught' if caught else 'MISSED'}  {time.perf_counter() - begin:5.1f} s  {mutant.fault}", flush=True
+            )
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} mutants caught")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
