@@ -7,11 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp llama_core/execution/native/weight_formats/*.hpp benchmarks/harness/*.cpp tests/support/*.[ch]pp)
 
-.PHONY: help setup serve test chaos soak fuzz audit lint clean
+.PHONY: help setup serve test chaos soak fuzz gpu-check audit lint clean
 
 help:
 	@sed -n '1,2p' Makefile
-	@echo "targets: setup serve test chaos soak fuzz audit lint clean"
+	@echo "targets: setup serve test chaos soak fuzz gpu-check audit lint clean"
 
 setup: $(VENV)/.ready
 
@@ -55,6 +55,10 @@ audit:
 # Made-up requests, operations, messages and files, 1.4 million: an hour on two cores that others use too.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz
+
+# Every Triton kernel for six GPUs that need not be here: 20 minutes on two cores.
+gpu-check: setup
+	$(BIN)/python -m tests.programs.gpu_check
 
 clean:
 	rm -rf $(VENV) .venv-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

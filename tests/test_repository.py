@@ -112,12 +112,12 @@ def test_the_readme_is_short() -> None:
 
 
 def test_documents_refer_to_files_and_targets_that_exist() -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document in DOCUMENTS:
         text = document.read_text()
         links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
         assert [link for link in links if not (document.parent / link).exists()] == [], document.name
-        assert set(re.findall(r"`make (\w+)|^ *make (\w+)", text, re.MULTILINE)) <= {
+        assert set(re.findall(r"`make ([\w-]+)|^ *make ([\w-]+)", text, re.MULTILINE)) <= {
             (target, "") for target in targets
         } | {("", target) for target in targets}, document.name
         paths = re.findall(

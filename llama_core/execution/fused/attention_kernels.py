@@ -44,21 +44,23 @@ class _Launch:
         }
 
 
-def _decode_launch(group: int) -> _Launch:
-    return _Launch(max(_MIN_DOT, triton.next_power_of_2(group)), 32, 4, 2)
+def _decode_launch(group: int, dtype: torch.dtype) -> _Launch:
+    """Triton loads keys and values of the next positions while it computes from 5 stages on, because their addresses are loaded
+    too."""
+    return _Launch(max(_MIN_DOT, triton.next_power_of_2(group)), 32, 4, 2 if dtype == torch.float32 else 5)
 
 
 def _chunk_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
     """float32 products use no tensor cores, and hold both factors in registers."""
     if dtype == torch.float32:
-        return _Launch(max(_MIN_DOT, triton.next_power_of_2(group)), 32, 4, 2)
+        return _decode_launch(group, dtype)
     rows = 64 if head_dim <= 128 else 32
     return _Launch(max(rows, triton.next_power_of_2(group)), 64 if head_dim <= 128 else 32, 4, 2)
 
 
 def tile_sizes(n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
     group = n_heads // n_kv_heads
-    return TileSizes(_decode_launch(group).rows // group, _chunk_launch(group, dtype, head_dim).rows // group)
+    return TileSizes(_decode_launch(group, dtype).rows // group, _chunk_launch(group, dtype, head_dim).rows // group)
 
 
 @triton.jit
@@ -292,7 +294,7 @@ def attend(
         num_splits = split_count(block_tables.shape[1] * block_size, split_size, window)
         partial = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
         log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
-        launch = _decode_launch(group)
+        launch = _decode_launch(group, q.dtype)
         programs = min(num_splits, triton.cdiv(_WAVES * _multiprocessors(q.device), count * n_kv_heads))
         _attend[(count, n_kv_heads, programs)](
             *cached,

@@ -1,0 +1,204 @@
+"""Compiles every Triton kernel for GPUs that this machine lacks: `make gpu-check`, or `python -m tests.programs.gpu_check`.
+
+The shapes are those of the families on 1 to 8 ranks, in every dtype; each distinct compile key is compiled once. Exit status 1
+if a kernel does not compile, needs more shared memory than a block may have, or spills more than SPILL_LIMIT bytes a thread.
+--json writes the worst variant of each kernel and GPU; --compare prints them beside those of such a file.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from os import environ
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+
+from tests.support.kernel_compiler import TARGETS, Variant, compiling_for
+
+SPILL_LIMIT: Final = 64  # bytes of one thread; more than a few registers would show in a kernel that waits for memory
+DTYPES: Final = ("bfloat16", "float16", "float32")
+RANKS: Final = (1, 2, 4, 8)
+BLOCK_SIZES: Final = (16, 32)
+MAX_SEQ_LENS: Final = (4096, 131_072)
+
+
+class Shape(NamedTuple):
+    """What compile keys depend on."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dim: int
+    hidden: int
+    window: int = 0
+    has_biases: bool = False
+    has_norms: bool = False
+
+    def on(self, num_ranks: int) -> "Shape":
+        return self._replace(
+            heads=self.heads // num_ranks, kv_heads=max(1, self.kv_heads // num_ranks), hidden=self.hidden // num_ranks
+        )
+
+
+FAMILIES: Final = {
+    "Llama 2 7B": Shape(32, 32, 128, 4096, 11008),
+    "Llama 2 13B": Shape(40, 40, 128, 5120, 13824),
+    "Llama 2 70B": Shape(64, 8, 128, 8192, 28672),
+    "Code Llama 34B": Shape(64, 8, 128, 8192, 22016),
+    "Llama 3 8B": Shape(32, 8, 128, 4096, 14336),
+    "Llama 3.2 1B": Shape(32, 8, 64, 2048, 8192),
+    "Llama 3.2 3B": Shape(24, 8, 128, 3072, 8192),
+    "TinyLlama": Shape(32, 4, 64, 2048, 5632),
+    "SmolLM2 135M": Shape(9, 3, 64, 576, 1536),
+    "Mistral 7B": Shape(32, 8, 128, 4096, 14336, window=4096),
+    "Mistral Nemo": Shape(32, 8, 128, 5120, 14336),
+    "Qwen2.5 0.5B": Shape(14, 2, 64, 896, 4864, has_biases=True),
+    "Qwen2.5 7B": Shape(28, 4, 128, 3584, 18944, has_biases=True),
+    "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
+}
+
+
+def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len: int) -> None:
+    """Every kernel that a layer launches between its products, in a step of decodes and of chunks."""
+    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.execution.fused.ops import HeadNorms
+    from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, split_size
+
+    def new(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
+        return torch.zeros(sizes, dtype=of)
+
+    ops, rows, total = TritonOps(), 2, shape.heads + 2 * shape.kv_heads
+    keys, values = (new(2, block_size, shape.kv_heads, shape.head_dim) for _ in range(2))
+    positions, table = new(rows, of=torch.int64), new(64, shape.head_dim // 2, 2, of=torch.float32)
+    weight = new(shape.dim)
+    ops.add_norm(new(rows, shape.dim), None, weight, 1e-5)
+    ops.add_norm(new(rows, shape.dim), new(rows, shape.dim), weight, 1e-5)
+    qkv_bias = gate_bias = norms = None
+    if shape.has_biases:
+        qkv_bias, gate_bias = new(total * shape.head_dim), new(2 * shape.hidden)
+        ops.add_norm(new(rows, shape.dim), new(rows, shape.dim), weight, 1e-5, weight)
+    if shape.has_norms:
+        norms = HeadNorms(new(shape.head_dim), new(shape.head_dim), 1e-5)
+    q = ops.rotate_and_store(
+        new(rows, total, shape.head_dim), table, positions, positions, keys, values, qkv_bias, norms
+    )
+    ops.gated_silu(new(rows, 2 * shape.hidden), gate_bias)
+    tiles = new(rows, TILE_COLUMNS, of=torch.int64)
+    tables = new(8, max_seq_len // block_size, of=torch.int64)
+    ops.attend(q, keys, values, tables, AttentionTiles(tiles, tiles), split_size(max_seq_len), shape.window)
+
+
+def launch_products(dtype: torch.dtype) -> None:
+    """The product of each quantized format, for one row, a few and many."""
+    from llama_core.execution.weight_formats.kernels import multiply
+
+    outputs = inputs = 256
+    codes = torch.zeros((outputs, inputs), dtype=torch.int8)
+    packed = torch.zeros((outputs, inputs // 2), dtype=torch.uint8)
+    scales = torch.zeros((outputs, inputs // 32), dtype=torch.float16)
+    for rows in (1, 5, 64):
+        x = torch.zeros((rows, inputs), dtype=dtype)
+        multiply(x, codes, torch.zeros(outputs), None, is_packed=False)
+        multiply(x, codes, scales, None, is_packed=False)
+        multiply(x, packed, scales, None, is_packed=True)
+        multiply(x, packed, scales, scales, is_packed=True)
+
+
+def compile_for(sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int]) -> list[Variant]:
+    """In a process of its own, because Triton has one driver."""
+    with tempfile.TemporaryDirectory() as cache:
+        environ["TRITON_CACHE_DIR"] = cache
+        with compiling_for(sm) as variants:
+            for dtype in (getattr(torch, name) for name in dtypes):
+                launch_products(dtype)
+                # Equal shapes are launched once more, and compiled once.
+                for shape in dict.fromkeys(FAMILIES[name].on(count) for name in families for count in ranks):
+                    for block_size in BLOCK_SIZES:
+                        for max_seq_len in MAX_SEQ_LENS:
+                            launch_layer(shape, dtype, block_size, max_seq_len)
+    return variants
+
+
+def worst(variants: Seq[Variant]) -> list[dict[str, object]]:
+    """For each kernel and GPU: the number of variants, most registers, spills and shared memory, and least occupancy."""
+    groups: dict[tuple[str, int], list[Variant]] = {}
+    for variant in variants:
+        groups.setdefault((variant.kernel, variant.sm), []).append(variant)
+    return [
+        {
+            "kernel": kernel,
+            "sm": sm,
+            "variants": len(group),
+            "registers": max(each.registers for each in group),
+            "spills": max(each.spills for each in group),
+            "shared": max(each.shared for each in group),
+            "occupancy": round(min(each.occupancy for each in group), 3),
+        }
+        for (kernel, sm), group in sorted(groups.items())
+    ]
+
+
+def show(rows: Seq[dict[str, object]], before: Seq[dict[str, object]]) -> None:
+    earlier = {(row["kernel"], row["sm"]): row for row in before}
+    columns = ("variants", "registers", "spills", "shared", "occupancy")
+    print(f"{'kernel':20} {'sm':>4}" + "".join(f"{column:>22}" for column in columns))
+    for row in rows:
+        old = earlier.get((row["kernel"], row["sm"]))
+        cells = (f"{row[column]}" + (f" (was {old[column]})" if old else "") for column in columns)
+        print(f"{row['kernel']!s:20} {row['sm']!s:>4}" + "".join(f"{cell:>22}" for cell in cells))
+
+
+def run_child(sm: int, arguments: Seq[str]) -> list[Variant]:
+    """Raises RuntimeError with what the compiler says."""
+    with tempfile.NamedTemporaryFile("r") as output:
+        command = [sys.executable, "-m", "tests.programs.gpu_check", "--child", str(sm), output.name, *arguments]
+        begin = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"sm_{sm}: {(done.stderr or done.stdout)[-3000:]}")
+        variants = [Variant(**fields) for fields in json.load(output)]
+    print(f"sm_{sm}: {len(variants)} variants in {time.perf_counter() - begin:.0f} s", flush=True)
+    return variants
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sm", type=int, nargs="+", default=list(TARGETS), choices=TARGETS)
+    parser.add_argument("--family", nargs="+", default=list(FAMILIES), choices=FAMILIES)
+    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--ranks", type=int, nargs="+", default=list(RANKS))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--compare", type=Path)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        sm, output = options.child
+        found = compile_for(int(sm), options.family, options.dtype, options.ranks)
+        Path(output).write_text(json.dumps([asdict(variant) for variant in found]))
+        return
+    arguments = ["--family", *options.family, "--dtype", *options.dtype, "--ranks", *map(str, options.ranks)]
+    with ThreadPoolExecutor(options.processes) as pool:
+        variants = [each for found in pool.map(lambda sm: run_child(sm, arguments), options.sm) for each in found]
+    rows = worst(variants)
+    show(rows, json.loads(options.compare.read_text()) if options.compare else ())
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    faults = [each for each in variants if each.spills > SPILL_LIMIT or each.shared > TARGETS[each.sm].block_shared]
+    for variant in faults:
+        print(
+            f"{variant.kernel} on sm_{variant.sm}: {variant.spills} bytes spilled, {variant.shared} bytes of shared memory"
+        )
+    print(f"{len(variants)} variants compiled, {len(faults)} of them over a limit")
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()
