@@ -18,6 +18,8 @@ from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
 from deployments.http.errors import status_of
+from deployments.tracing.request_trace import RequestTrace
+from deployments.tracing.tracing import Tracing
 from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull
 from llama_core.results import (
     ChatPrediction,
@@ -39,8 +41,9 @@ Result = TypeVar("Result")
 class Call:
     """One call by handle: its metrics and its line in the request log."""
 
-    def __init__(self, metrics: Metrics, method: str) -> None:
+    def __init__(self, metrics: Metrics, method: str, trace: RequestTrace | None = None) -> None:
         self._metrics = metrics
+        self._trace = trace
         self._fields: dict[str, object] = {"path": "handle", "method": method}
         self._began = time.monotonic()
         self._ttft_s: float | None = None
@@ -50,6 +53,13 @@ class Call:
         longest = max((len(prompt) for prompt in prompts), default=0)
         self._fields |= {"batch_size": len(prompts), "prompt_length": longest, "max_gen_len": max_gen_len}
         self._fields |= {"temperature": temperature, "top_p": top_p}
+        if self._trace is not None:
+            asked = {"max_tokens": max_gen_len, "temperature": temperature, "top_p": top_p}
+            self._trace.encoded(prompts, {f"gen_ai.request.{name}": value for name, value in asked.items()})
+
+    @property
+    def is_traced(self) -> bool:
+        return self._trace is not None
 
     def on_delta(self) -> None:
         if self._ttft_s is None:
@@ -61,10 +71,14 @@ class Call:
         fields = {"outcome": outcome} | self._fields
         if error is not None:
             fields["message"] = error.message
+        num_tokens = sum(len(stream.sequence.output) for stream in self.streams)
+        reasons = Counter(stream.finish_reason.value for stream in self.streams if stream.finish_reason is not None)
         if self.streams:
-            reasons = Counter(stream.finish_reason for stream in self.streams if stream.finish_reason is not None)
-            fields["generated"] = sum(len(stream.sequence.output) for stream in self.streams)
-            fields["finish_reasons"] = {reason.value: count for reason, count in reasons.items()}
+            fields["generated"] = num_tokens
+            fields["finish_reasons"] = dict(reasons)
+        if self._trace is not None:
+            self._trace.submitted(self.streams)
+            self._trace.end(outcome, num_tokens, reasons, self._ttft_s)
         if self._ttft_s is not None:
             fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
         fields["total_ms"] = round(1000 * (time.monotonic() - self._began), 1)
@@ -76,6 +90,7 @@ class HandleApi:
 
     service: LlamaService
     metrics: Metrics
+    tracing: Tracing | None = None
 
     async def generate(
         self,
@@ -161,7 +176,7 @@ class HandleApi:
             )
             tokens = await self._in_thread_if_slow(lambda: self._tokens_of(prompt))
             call.asks([tokens], params.max_tokens, params.temperature, params.top_p)
-            stream = self.service.submit(tokens, params, stop=stop)
+            stream = self.service.submit(tokens, params, stop=stop, is_timed=call.is_traced)
             call.streams.append(stream)
             try:
                 async for delta in stream:
@@ -203,7 +218,7 @@ class HandleApi:
             for prompt in prompts:
                 own = replace(params, seed=self.service.next_seed() if seed is None else seed)
                 # Prompts that do not fit the queue wait here until some of this call's own have ended.
-                while (stream := self._try_submit(list(prompt), own, can_wait=num_read < len(streams))) is None:
+                while (stream := self._try_submit(call, list(prompt), own, can_wait=num_read < len(streams))) is None:
                     await read_to_end(streams[num_read], call)
                     num_read += 1
                 streams.append(stream)
@@ -214,19 +229,22 @@ class HandleApi:
                 stream.cancel()
         return generation_result([stream.sequence for stream in streams], logprobs, echo)
 
-    def _try_submit(self, prompt: list[int], params: SamplingParams, *, can_wait: bool) -> SequenceStream | None:
+    def _try_submit(
+        self, call: Call, prompt: list[int], params: SamplingParams, *, can_wait: bool
+    ) -> SequenceStream | None:
         """None if the queue is full and the caller can wait for one of its own requests to end."""
         try:
-            return self.service.submit(prompt, params)
+            return self.service.submit(prompt, params, is_timed=call.is_traced)
         except QueueFull:
             if can_wait:
                 return None
             raise
 
     @contextmanager
-    def _call(self, method: str) -> Iterator[Call]:
+    def _call(self, method: str, request_id: str = "") -> Iterator[Call]:
         """Count and log one call, whether it succeeds or fails."""
-        call = Call(self.metrics, method)
+        trace = None if self.tracing is None else self.tracing.begin_call(method, request_id)
+        call = Call(self.metrics, method, trace)
         try:
             yield call
         except LlamaError as error:

@@ -30,6 +30,7 @@ from deployments.http.request_log import Batched
 from deployments.local.banner import banner
 from deployments.local.loopback import keep_replica_on_loopback
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
+from deployments.tracing.tracing import open_tracing
 from deployments.typed_api import TypedHandleApi
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class LlamaIngress(TypedHandleApi):
             on_compute_ms=self.metrics.on_compute_ms,
         )
         self.metrics.watch(self.service)
+        self.tracing = open_tracing(self.service, args.model_id, serve.get_replica_context().replica_id.unique_id)
         self._starting = asyncio.create_task(self.service.start())
         self._starting.add_done_callback(self._started)
         try:
@@ -69,6 +71,7 @@ class LlamaIngress(TypedHandleApi):
                 allowed_hosts=[*args.allowed_hosts, _http_address()[0]],
                 cors_origins=args.cors_origins,
                 sends_request_id=False,
+                tracing=self.tracing,
             )
             await asyncio.wait_for(asyncio.shield(self._starting), limit)
         except TimeoutError:
@@ -81,6 +84,8 @@ class LlamaIngress(TypedHandleApi):
     def _started(self, starting: asyncio.Task[None]) -> None:
         if starting.cancelled() or starting.exception() is not None:  # the service has logged it
             return
+        if self.tracing is not None:
+            self.tracing.ranks_started()
         # Exempt the objects that live as long as the replica from garbage collection: one full collection would delay every
         # stream by 0.15 s. Requests leave few cycles, so collections can be rare.
         gc.freeze()
@@ -104,6 +109,8 @@ class LlamaIngress(TypedHandleApi):
             await service.drain()
             self._starting.cancel()
             await service.stop()
+            if self.tracing is not None:
+                await self.tracing.close()
             for handler in logging.getLogger("llama").handlers:
                 handler.flush()
 
@@ -143,7 +150,7 @@ def _log_like_serve() -> None:
     """Send our log lines, from INFO up, where Serve's own go: the replica's log file and its standard error."""
     serve_log = logging.getLogger("ray.serve")
     serve_log.addFilter(WithoutLoggedErrors())
-    for name in ("llama", "llama_core", "cluster", "deployments"):
+    for name in ("llama", "llama_core", "cluster", "deployments", "opentelemetry"):
         ours = logging.getLogger(name)
         ours.setLevel(logging.INFO)
         ours.handlers = serve_log.handlers

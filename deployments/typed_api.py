@@ -72,7 +72,7 @@ class TypedHandleApi(HandleApi):
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise InvalidParameter("params must be one SamplingParams, or one for each prompt", param="params")
-        with self._call("sample") as call, self._named(request_id, call.streams):
+        with self._call("sample", request_id) as call, self._named(request_id, call.streams):
             choices = [
                 (await self._prompt_ids(prompt), await self._checked(own))
                 for prompt, own in zip(prompts, each, strict=True)
@@ -80,7 +80,9 @@ class TypedHandleApi(HandleApi):
             if choices:
                 longest = max(own.max_tokens for _, own in choices)
                 call.asks([ids for ids, _ in choices], longest, each[0].temperature, each[0].top_p)
-                call.streams += self.service.submit_all(choices, stop=stop, owner=owner, priority=priority)
+                call.streams += self.service.submit_all(
+                    choices, stop=stop, owner=owner, priority=priority, is_timed=call.is_traced
+                )
             try:
                 return [await _whole(stream, call) for stream in call.streams]
             finally:
@@ -98,10 +100,10 @@ class TypedHandleApi(HandleApi):
         priority: int = 0,
     ) -> AsyncIterator[Sampled]:
         """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
-        with self._call("stream_sample") as call, self._named(request_id, call.streams):
+        with self._call("stream_sample", request_id) as call, self._named(request_id, call.streams):
             ids, own = await self._prompt_ids(prompt), await self._checked(params)
             call.asks([ids], own.max_tokens, own.temperature, own.top_p)
-            stream = self.service.submit(ids, own, stop=stop, owner=owner, priority=priority)
+            stream = self.service.submit(ids, own, stop=stop, owner=owner, priority=priority, is_timed=call.is_traced)
             call.streams.append(stream)
             try:
                 async for delta in _until_aborted(stream):
@@ -132,7 +134,7 @@ class TypedHandleApi(HandleApi):
             pairs = [self._continued(prompt, before, continuation) for continuation in continuations]
             params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
             call.asks([ids for ids, _ in pairs], 0, 0.0, params.top_p)
-            call.streams += self.service.submit_all([(ids, params) for ids, _ in pairs])
+            call.streams += self.service.submit_all([(ids, params) for ids, _ in pairs], is_timed=call.is_traced)
             try:
                 for stream in call.streams:
                     await read_to_end(stream, call)

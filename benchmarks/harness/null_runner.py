@@ -18,6 +18,9 @@ class NullRunner:
     def seconds_waited(self) -> float | None:
         return None
 
+    def seconds_sampled(self) -> float | None:
+        return None
+
     def allocate_cache(self, num_blocks: int) -> None:
         pass
 

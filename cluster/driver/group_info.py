@@ -29,10 +29,11 @@ class RankReport:
 class GroupInfo:
     """A started group. num_blocks: the cache's size in blocks. max_seq_len: the context that the ranks have room for; None if
     they have no model. Both are the same on every rank. context_limit: the reason for a shorter context than
-    configured, where that is not memory."""
+    configured, where that is not memory. loaded_s: when every rank had its weights, by time.monotonic in the driver."""
 
     epoch: int
     num_blocks: int
     ranks: tuple[RankReport, ...]
     max_seq_len: int | None = None
     context_limit: str | None = None
+    loaded_s: float = 0.0

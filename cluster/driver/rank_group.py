@@ -8,6 +8,7 @@ message carries the epoch, so no answer of the old group is accepted by the new 
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -153,13 +154,14 @@ class RankGroup:
         (store_port,) = await results_of_all([self.ranks.actors[0].offer_store.remote(store_host)], "listening")
         arguments = (self._config, store_host, store_port, self._limits.start_timeout_s, self._runner_factory)
         loads: list[RankLoad] = await self.ranks.call(lambda actor: actor.load.remote(*arguments), "loading")
+        loaded_s = time.monotonic()
         num_blocks = self._common_num_blocks(loads)
         await self.ranks.call(lambda actor: actor.prepare.remote(num_blocks), "warming up")
         self._serve(await self._listener.connections())
         reports = tuple(RankReport(self.ranks.identities[rank], load) for rank, load in enumerate(loads))
         context = loads[0].max_seq_len
         limit = self._context_limit if context in (None, self._config.max_seq_len) else None
-        return GroupInfo(self.epoch, num_blocks, reports, context, limit)
+        return GroupInfo(self.epoch, num_blocks, reports, context, limit, loaded_s)
 
     def _check_step_size(self) -> None:
         config = self._config

@@ -23,11 +23,12 @@ class StepWindow:
     """The steps between two readings of the ranks' statuses.
 
     compute_ms: milliseconds of a step, on average, that each rank computed without waiting for others, by rank; ranks whose
-    time is unknown are absent. num_steps: the fewest steps of any rank in it.
+    time is unknown are absent. num_steps: the fewest steps of any rank in it. sample_ms: those of a step that rank 0 sampled.
     """
 
     compute_ms: Mapping[int, float] = field(default_factory=dict)
     num_steps: int = 0
+    sample_ms: float | None = None
 
 
 class StepTimes:
@@ -40,6 +41,7 @@ class StepTimes:
         """The steps since the last call. The first call has nothing to compare with."""
         compute_ms: dict[int, float] = {}
         counts: list[int] = []
+        sample_ms: float | None = None
         for status in statuses:
             if status is None:
                 continue
@@ -50,7 +52,9 @@ class StepTimes:
                 seconds = (status.step_s - last.step_s) - (status.waited_s - last.waited_s)
                 compute_ms[status.rank] = 1e3 * max(0.0, seconds) / num_steps
                 counts.append(num_steps)
-        return StepWindow(compute_ms, min(counts, default=0))
+                if status.rank == 0 and status.sampled_s is not None and last.sampled_s is not None:
+                    sample_ms = 1e3 * (status.sampled_s - last.sampled_s) / num_steps
+        return StepWindow(compute_ms, min(counts, default=0), sample_ms)
 
 
 class _Evidence(NamedTuple):

@@ -176,6 +176,7 @@ class RankProcess:
             num_steps=executor.num_steps if executor is not None else 0,
             step_s=executor.step_s if executor is not None else 0.0,
             waited_s=self._runner.seconds_waited() if self._runner is not None else None,
+            sampled_s=self._runner.seconds_sampled() if self._runner is not None else None,
         )
 
     def _choose_interface(self, store_host: str) -> None:

@@ -42,8 +42,8 @@ class RankIdentity:
 class RankStatus:
     """A rank's progress. `bytes_total` is 0 until loading has begun.
 
-    step_s: seconds spent in steps so far. waited_s: those of them in which the rank waited for other ranks; None if the
-    backend does not measure it.
+    step_s: seconds spent in steps so far. waited_s, sampled_s: those of them in which the rank waited for other ranks, and in
+    which it sampled; None if the backend does not measure it.
     """
 
     rank: int
@@ -55,6 +55,7 @@ class RankStatus:
     num_steps: int = 0
     step_s: float = 0.0
     waited_s: float | None = None
+    sampled_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
 from deployments.engine.step_stats import StepStats
+from deployments.engine.timeline import Timeline
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason, Sequence, check_prompt
@@ -65,6 +66,7 @@ class EngineLoop:
         self._idle.set()
         self._failure: EngineError | None = None
         self._draining = False
+        self._unadmitted: dict[Sequence, Timeline] = {}  # of timed sequences that have not run yet
         self._counts = (0, 0, 0)  # the scheduler's totals at the last report
         self._pacing = StepPacing(scheduler)
 
@@ -111,9 +113,11 @@ class EngineLoop:
         cache_scope: str = "",
         skip_special_tokens: bool = True,
         shown_tokens: frozenset[int] = frozenset(),
+        is_timed: bool = False,
     ) -> list[SequenceStream]:
         """Queue every choice of a request, or none; owners that wait take turns (`fair_queue.py`). Never waits.
 
+        is_timed: keep the times of their stages.
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure.
         """
         if self._failure is not None:
@@ -131,12 +135,18 @@ class EngineLoop:
         for prompt, (_, params) in zip(prompts, choices, strict=True):
             max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
             seq = Sequence(prompt, params, max_length, owner=owner, priority=priority, cache_scope=cache_scope)
-            streams.append(self._add(seq, stop, skip_special_tokens, shown_tokens))
+            streams.append(self._add(seq, stop, skip_special_tokens, shown_tokens, is_timed))
         return streams
 
     def _add(
-        self, seq: Sequence, stop: Seq[str], skip_special_tokens: bool, shown_tokens: frozenset[int]
+        self,
+        seq: Sequence,
+        stop: Seq[str],
+        skip_special_tokens: bool,
+        shown_tokens: frozenset[int],
+        is_timed: bool,
     ) -> SequenceStream:
+        timeline = Timeline(time.monotonic()) if is_timed else None
         stream = SequenceStream(
             seq,
             self._tokenizer,
@@ -144,6 +154,7 @@ class EngineLoop:
             self._cancel,
             skip_special_tokens=skip_special_tokens,
             shown_tokens=shown_tokens,
+            timeline=timeline,
         )
         self.scheduler.add(seq)
         if seq.finished:
@@ -151,6 +162,8 @@ class EngineLoop:
             return stream
         if not self._streams:
             self.last_progress_s = time.monotonic()  # the time without work is no stall
+        if timeline is not None:
+            self._unadmitted[seq] = timeline
         self._streams[seq] = stream
         self._idle.clear()
         self._wake.set()
@@ -194,7 +207,7 @@ class EngineLoop:
                 try:
                     self._send(runner, in_flight)
                 finally:
-                    self._deliver(gained)
+                    self._deliver(gained, output.elapsed_ms)
                 self._report(answered, output, gained)
         finally:
             for step in in_flight:
@@ -236,6 +249,7 @@ class EngineLoop:
             self.scheduler.finish(seq, FinishReason.ERROR)
             stream.fail(error)
         self._streams.clear()
+        self._unadmitted.clear()
         self._idle.set()
 
     async def drain(self, timeout_s: float) -> bool:
@@ -260,6 +274,8 @@ class EngineLoop:
             if (batch := self.scheduler.schedule()) is None:
                 return None
             held, sent_s = False, time.monotonic()
+            if self._unadmitted and batch.admit:
+                self._note_admissions(sent_s)
             try:
                 output = runner.submit(batch)
             except RankFailure:
@@ -271,6 +287,9 @@ class EngineLoop:
     def _drop(self, seq: Sequence) -> SequenceStream | None:
         """Forget the stream of a sequence that has ended."""
         stream = self._streams.pop(seq, None)
+        if stream is not None and stream.timeline is not None:
+            stream.timeline.ended_s = time.monotonic()
+            self._unadmitted.pop(seq, None)
         if not self._streams:
             self._idle.set()
         return stream
@@ -279,13 +298,19 @@ class EngineLoop:
         if self._drop(seq) is not None:
             self.scheduler.finish(seq, FinishReason.ABORT)
 
-    def _deliver(self, gained: dict[Sequence, list[int]]) -> None:
+    def _note_admissions(self, now_s: float) -> None:
+        for seq in [seq for seq in self._unadmitted if seq.slot is not None]:
+            self._unadmitted.pop(seq).admitted_s = now_s
+
+    def _deliver(self, gained: dict[Sequence, list[int]], elapsed_ms: float) -> None:
+        now_s = self.last_progress_s
         for seq, tokens in gained.items():
             stream = self._streams.get(seq)
             if stream is None:
                 continue
             try:
-                if stream.push(tokens):
+                is_timed = stream.timeline is not None
+                if stream.push_timed(tokens, now_s, elapsed_ms) if is_timed else stream.push(tokens):
                     self.scheduler.stop(seq)
                 if seq.error is not None:
                     stream.fail(seq.error)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from deployments.engine.timeline import Timeline
 from llama_core.errors import LlamaError, NotReady
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -130,6 +131,10 @@ class TokenStream(Protocol):
     def matched_stop(self) -> str | None:
         """The stop string that ended the text; None if none did."""
 
+    @property
+    def timeline(self) -> Timeline | None:
+        """When its stages began; None where nobody asks for it."""
+
     def listen(self, wake: Callable[[], None]) -> None:
         """Call `wake` when there is something to take: once until the next `take`, at once if there is already something."""
 
@@ -180,10 +185,11 @@ class Engine(Protocol):
         priority: int = 0,
         skip_special_tokens: bool = True,
         shown_tokens: frozenset[int] = frozenset(),
+        is_timed: bool = False,
     ) -> Sequence[TokenStream]:
         """Takes every choice of a request or none: prompts and how to continue them. Owners share the capacity; the lowest
         priority is served first. Without `skip_special_tokens` the text has the names of control tokens; those of
-        `shown_tokens` it has in any case.
+        `shown_tokens` it has in any case. is_timed: for a trace.
 
         Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """

@@ -4,10 +4,12 @@ Knows nothing of steps or of HTTP. A slow reader gets more tokens at a time.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
 
 from deployments.engine.interface import Delta
+from deployments.engine.timeline import Timeline
 from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason, Sequence, TokenLogprob
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
@@ -29,8 +31,11 @@ class SequenceStream:
         *,
         skip_special_tokens: bool = True,
         shown_tokens: frozenset[int] = frozenset(),
+        timeline: Timeline | None = None,
     ) -> None:
+        """timeline: the engine loop keeps the stages' times in it."""
         self.sequence = seq
+        self.timeline = timeline
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_tokens
         )
@@ -84,6 +89,16 @@ class SequenceStream:
                 self._text.append(self._stop.flush())
         self._tell(is_end=self.sequence.finish_reason is not None)
         return self._stopped
+
+    def push_timed(self, tokens: list[int], now_s: float, elapsed_ms: float) -> bool:
+        """`push`, and keep the times. A step of `elapsed_ms` has ended at `now_s`."""
+        assert self.timeline is not None
+        if tokens:
+            self.timeline.gained(now_s, elapsed_ms)
+        began_s = time.perf_counter()
+        is_stopped = self.push(tokens)
+        self.timeline.detokenize_s += time.perf_counter() - began_s
+        return is_stopped
 
     def fail(self, error: LlamaError) -> None:
         """Give the reader `error` after the tokens that it has not read."""

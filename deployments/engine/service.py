@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from cluster.driver.group_info import GroupInfo, RankReport
+from cluster.driver.stragglers import StepWindow
 from deployments.args import ServerArgs
 from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.interface import EngineState, RankState, Readiness, SamplingDefaults
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_stats import StepStats
-from deployments.engine.supervisor import GroupPool, Supervisor
+from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
 from llama_core.checkpoint.generation_config import read_recommended_sampling
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.registry import format_name, open_checkpoint
@@ -165,6 +166,16 @@ class LlamaService:
         return self._supervisor.info if self._supervisor is not None else None
 
     @property
+    def step_window(self) -> StepWindow:
+        """The ranks' own times in the latest steps that were measured."""
+        return self._supervisor.step_window if self._supervisor is not None else StepWindow()
+
+    @property
+    def replacements(self) -> Sequence[Replacement]:
+        """The latest recoveries, oldest first."""
+        return self._supervisor.replacements if self._supervisor is not None else ()
+
+    @property
     def num_ranks_now(self) -> int:
         """Fewer than `num_ranks` while there is no room for all."""
         return self._supervisor.num_ranks_now if self._supervisor is not None else self.num_ranks
@@ -213,9 +224,10 @@ class LlamaService:
         stop: Sequence[str] = (),
         owner: str = "",
         priority: int = 0,
+        is_timed: bool = False,
     ) -> SequenceStream:
         """`submit_all` of one choice."""
-        return self.submit_all([(prompt, params)], stop=stop, owner=owner, priority=priority)[0]
+        return self.submit_all([(prompt, params)], stop=stop, owner=owner, priority=priority, is_timed=is_timed)[0]
 
     def submit_all(
         self,
@@ -226,6 +238,7 @@ class LlamaService:
         priority: int = 0,
         skip_special_tokens: bool = True,
         shown_tokens: frozenset[int] = frozenset(),
+        is_timed: bool = False,
     ) -> Sequence[SequenceStream]:
         """Queue every choice or none. Raises NotReady, QueueFull, RankFailure, InvalidParameter or ContextLengthExceeded."""
         if self._failure is not None:
@@ -240,6 +253,7 @@ class LlamaService:
             cache_scope=cache_scope,
             skip_special_tokens=skip_special_tokens,
             shown_tokens=shown_tokens,
+            is_timed=is_timed,
         )
 
     def next_seed(self) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from cluster.driver.stragglers import StepTimes, StepWindow, StragglerDetector
@@ -17,8 +17,8 @@ class HasStatuses(Protocol):
     async def statuses(self) -> Sequence[RankStatus | None]: ...
 
 
-async def watch_stragglers(group: HasStatuses, on_compute_ms: Callable[[Mapping[int, float]], None]) -> None:
-    """Runs until cancelled. `on_compute_ms` gets, for each window, the milliseconds that each rank computed in a step."""
+async def watch_stragglers(group: HasStatuses, on_window: Callable[[StepWindow], None]) -> None:
+    """Runs until cancelled. `on_window` gets each window."""
     times, detector = StepTimes(), StragglerDetector()
     while True:
         try:
@@ -26,7 +26,7 @@ async def watch_stragglers(group: HasStatuses, on_compute_ms: Callable[[Mapping[
         except Exception as error:  # the metrics miss one reading; the group reports its own failures
             log.warning("the ranks' step times are unknown: %s", type(error).__name__)
             window = StepWindow()
-        on_compute_ms(window.compute_ms)
+        on_window(window)
         if (straggler := detector.update(window)) is not None:
             times_ms = ", ".join(f"rank {rank} {ms:.2f} ms" for rank, ms in sorted(window.compute_ms.items()))
             log.warning("rank %d is slow, and every step waits for it; compute time a step: %s", straggler, times_ms)

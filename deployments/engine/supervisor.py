@@ -8,12 +8,14 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NoReturn, Protocol
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 from cluster.driver.group_info import GroupInfo
 from cluster.driver.placement import FIRST_RANK_BUNDLE, rank_bundle_indices
+from cluster.driver.stragglers import StepWindow
 from cluster.wire.rank_status import RankStatus
 from deployments.args import ServerArgs
 from deployments.engine.engine_loop import EngineLoop, Runner
@@ -32,8 +34,18 @@ LONGEST_ROOM_CHECK_S: Final = 600.0
 # The limit of an attempt to start ranks: this many times the first start's time, and a minimum in seconds.
 TIMES_FIRST_START: Final = 5.0
 SHORTEST_ATTEMPT_S: Final = 60.0
+MAX_REPLACEMENTS: Final = 64  # remembered, for the traces of requests that lived through them
 # Another attempt would read the same files.
 _SAME_AGAIN: Final = (CheckpointError, CheckpointChanged, TokenizerError)
+
+
+class Replacement(NamedTuple):
+    """One recovery, by time.monotonic. rank: the one that failed, if one is known. epoch: of the new ranks."""
+
+    failed_s: float
+    resumed_s: float
+    rank: int | None
+    epoch: int
 
 
 class Group(Runner, Protocol):
@@ -86,6 +98,8 @@ class Supervisor:
         self.context_limit: str | None = None  # why the first ranks took a shorter context than the model's
         self.epoch = 0  # of the group that serves, or is being started
         self.recovering: str | None = None  # the reason
+        self.replacements: deque[Replacement] = deque(maxlen=MAX_REPLACEMENTS)
+        self.step_window = StepWindow()  # the latest with steps in it
         self.loading = "the ranks are being placed"  # the progress of new ranks, as a sentence
         self._args = args
         self.config = config
@@ -114,12 +128,17 @@ class Supervisor:
         """Replace failed ranks. Raises LlamaError when no ranks can be started."""
         while True:
             assert self._group is not None
-            watching = asyncio.create_task(watch_stragglers(self._group, self._on_compute_ms))
+            watching = asyncio.create_task(watch_stragglers(self._group, self._on_window))
             try:
                 failure = await _run_until_failure(loop, self._group, self._room_for_all())
             finally:
                 watching.cancel()
             await self._recover(loop, failure)
+
+    def _on_window(self, window: StepWindow) -> None:
+        self._on_compute_ms(window.compute_ms)
+        if window.num_steps:
+            self.step_window = window
 
     @property
     def is_reduced(self) -> bool:
@@ -163,6 +182,8 @@ class Supervisor:
         loop.resumed(info.num_blocks)
         self._resumed_s = time.monotonic()
         self.info, self.num_ranks_now, self.recovering = info, len(self._bundles), None
+        rank = None if failure is None else failure.rank
+        self.replacements.append(Replacement(plan.began, self._resumed_s, rank, self.epoch))
         self._pool.prepare_standby(info)
         log.warning("recovered after %.2f s, epoch %d", self._resumed_s - plan.began, self.epoch)
         self._set_room_check(plan)

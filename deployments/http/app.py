@@ -29,6 +29,7 @@ from deployments.http.request_log import RequestRecord
 from deployments.http.responses_api.routes import RESPONSES
 from deployments.http.routes import BODY_STATUSES, model_routes, operator_routes, page_routes, tokenizer_routes
 from deployments.http.routing import ApiRoute, ApiRouter, route_path
+from deployments.tracing.tracing import Tracing
 from llama_core.errors import LlamaError
 
 __all__ = ["HttpApp", "HttpLimits", "build_http_app"]
@@ -78,12 +79,13 @@ def build_http_app(
     allowed_hosts: Iterable[str] = (),
     cors_origins: Iterable[str] = (),
     sends_request_id: bool = True,
+    tracing: Tracing | None = None,
 ) -> HttpApp:
     """An ASGI application that serves `engine`. While the engine loads, requests are answered 503.
 
     allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none (`hosts.py`).
     cors_origins: origins of web pages that may call the server (`cors.py`); none by default.
-    sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself.
+    sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself. tracing: where traces are exported.
     """
     limits = limits or HttpLimits()
     if max_body_bytes is not None:
@@ -95,7 +97,7 @@ def build_http_app(
     generation = [
         ApiRoute(
             kind.path,
-            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder),
+            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, tracing),
             method="POST",
             tag="generation" if kind in (COMPLETIONS, CHAT) else "scoring",
             summary=kind.summary,

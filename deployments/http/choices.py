@@ -28,8 +28,8 @@ class Choices:
     reader has not taken stay in the engine, which joins them into larger ones.
     """
 
-    def __init__(self, engine: Engine, plan: Plan) -> None:
-        """Submits every choice, or none: raises what `Engine.submit_all` raises."""
+    def __init__(self, engine: Engine, plan: Plan, *, is_timed: bool = False) -> None:
+        """Submits every choice, or none: raises what `Engine.submit_all` raises. is_timed: for a trace."""
         self.streams: Sequence[TokenStream] = engine.submit_all(
             list(plan.choices()),
             stop=plan.stop,
@@ -37,6 +37,7 @@ class Choices:
             priority=plan.priority,
             skip_special_tokens=plan.skip_special_tokens,
             shown_tokens=frozenset() if plan.parsing is None else plan.parsing.shown_tokens,
+            is_timed=is_timed,
         )
         self.num_open = plan.num_choices
         self._loop = asyncio.get_running_loop()

@@ -35,6 +35,7 @@ from deployments.http.slices import run_in_slices
 from deployments.http.sse import EventStream
 from deployments.http.whole_answer import send_whole
 from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
+from deployments.tracing.tracing import Tracing
 from llama_core.errors import DeadlineExceeded, InvalidParameter, RequestCancelled
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -114,6 +115,7 @@ class GenerationEndpoint:
     limits: HttpLimits
     bodies: BodyReader
     encoder: PromptEncoder
+    tracing: Tracing | None = None
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         return _GenerationRequest(self, Request(scope, receive), send).run()
@@ -125,7 +127,10 @@ class _GenerationRequest:
         self._request, self._send = request, send
         state = request.scope["state"]
         self._owner: str = state.get("owner", "")
-        self._record = RequestRecord(endpoint.metrics, endpoint.kind.path, state["request_id"], owner=self._owner)
+        trace = None
+        if endpoint.tracing is not None:
+            trace = endpoint.tracing.begin_http(endpoint.kind.path, state["request_id"], request.headers)
+        self._record = RequestRecord(endpoint.metrics, endpoint.kind.path, state["request_id"], self._owner, trace)
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._body: Body | None = None
@@ -193,6 +198,7 @@ class _GenerationRequest:
         endpoint = self._endpoint
         async with endpoint.bodies.received(self._request) as raw:
             # After the body has arrived, or the connection could not be reused; before it is parsed.
+            self._record.received()
             endpoint.engine.check_capacity(self._owner)
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder)
@@ -200,7 +206,8 @@ class _GenerationRequest:
 
     def _submit(self, plan: Plan) -> WholeSerializer:
         engine = self._endpoint.engine
-        self._choices = Choices(engine, plan)
+        self._choices = Choices(engine, plan, is_timed=self._record.is_traced)
+        self._record.submitted(self._choices.streams)
         return self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
 
     async def _answer(self, plan: Plan, serializer: WholeSerializer) -> None:

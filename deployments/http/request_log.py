@@ -11,10 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from deployments.engine.interface import Delta
+from deployments.engine.interface import Delta, TokenStream
 from deployments.engine.metrics import Metrics
 from deployments.http.errors import status_of
 from deployments.http.plan import Plan
+from deployments.tracing.request_trace import RequestTrace, sampling_attributes
+from deployments.tracing.span import Value
 from llama_core.errors import InvalidDialog, LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason
 
@@ -62,7 +64,14 @@ class Batched(logging.Handler):
 class RequestRecord:
     """Follows one request from its arrival to its only outcome."""
 
-    def __init__(self, metrics: Metrics, path: str, request_id: str, owner: str = "") -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        path: str,
+        request_id: str,
+        owner: str = "",
+        trace: RequestTrace | None = None,
+    ) -> None:
         """owner: that of the request's key, where keys are configured; otherwise the plan's `user` is logged as a digest."""
         self._metrics = metrics
         self._path = path
@@ -74,11 +83,35 @@ class RequestRecord:
         self._num_tokens = 0
         self._finish_reasons: Counter[str] = Counter()
         self._ended = False
+        self._trace = trace
+
+    @property
+    def is_traced(self) -> bool:
+        return self._trace is not None
+
+    def received(self) -> None:
+        """The body has arrived."""
+        if self._trace is not None:
+            self._trace.received()
 
     def planned(self, plan: Plan) -> None:
         self._plan = plan
+        if self._trace is not None:
+            asked: dict[str, Value] = {"gen_ai.request.stream": plan.stream}
+            if plan.n > 1:
+                asked["gen_ai.request.choice.count"] = plan.n
+            self._trace.encoded(plan.prompts, sampling_attributes(plan.params[0]) | asked)
         if plan.owner and not self._owner:
             self._owner = hashlib.sha256(plan.owner.encode(errors="replace")).hexdigest()[:OWNER_DIGITS]
+
+    def submitted(self, streams: Sequence[TokenStream]) -> None:
+        if self._trace is not None:
+            self._trace.submitted(streams)
+
+    def streaming(self) -> None:
+        """The first bytes of a stream are sent."""
+        if self._trace is not None:
+            self._trace.streaming()
 
     def delta(self, delta: Delta) -> None:
         """Counts a delta of one choice. The first delta with a token sets the time to first token."""
@@ -112,6 +145,8 @@ class RequestRecord:
             return
         self._ended = True
         self._metrics.requests_total.add(path=self._path, outcome=outcome)
+        if self._trace is not None:
+            self._trace.end(outcome, self._num_tokens, self._finish_reasons, self._ttft_s)
         fields: dict[str, object] = {"request_id": self.request_id, "path": self._path, "outcome": outcome}
         if self._owner:
             fields["owner"] = self._owner

@@ -72,6 +72,7 @@ class EventStream:
         loop = asyncio.get_running_loop()
         body = self._take() if await self._choices.wait(self._ping_s) else self._serializer.ping
         self.has_started = True
+        self._record.streaming()
         self._watch = loop.call_later(self._send_timeout_s, self._check_sending, loop, scope)
         try:
             self._sending_since_s = loop.time()

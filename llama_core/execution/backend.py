@@ -52,7 +52,7 @@ class Backend(Protocol):
 
     name: the backend and its instructions, for logs. weight_bytes: of this rank in memory. working_bytes: memory of a step
     beside weights and cache. cache_block_bytes: keys and values of one block in all layers. seconds_waited: for the
-    other ranks, in all steps so far; None if unknown.
+    other ranks, in all steps so far; None if unknown. seconds_sampled: likewise, in sampling.
 
     Beside each class stands a function `step_bytes`, which states working_bytes before the backend is made (`StepBytes`).
     """
@@ -67,6 +67,8 @@ class Backend(Protocol):
     def cache_block_bytes(self) -> int: ...
     @property
     def seconds_waited(self) -> float | None: ...
+    @property
+    def seconds_sampled(self) -> float | None: ...
 
     def unallocated_bytes(self, max_seq_len: int) -> int:
         """Of the working memory, what is not allocated yet when the backend is made, with sequences up to `max_seq_len`."""

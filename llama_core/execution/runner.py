@@ -165,6 +165,10 @@ class ModelRunner:
         thread."""
         return self.backend.seconds_waited
 
+    def seconds_sampled(self) -> float | None:
+        """Seconds spent in sampling in all steps so far; None where the backend does not measure it. From any thread."""
+        return self.backend.seconds_sampled
+
     def max_num_blocks(self) -> int:
         """Cache blocks that this rank's memory allows, at most what a full batch of full-length sequences needs.
 

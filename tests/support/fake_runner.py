@@ -70,6 +70,9 @@ class FakeRunner:
     def seconds_waited(self) -> float | None:
         return 0.0
 
+    def seconds_sampled(self) -> float | None:
+        return 0.0
+
     def allocate_cache(self, num_blocks: int) -> None:
         smallest = 50 - (self._rendezvous.world_size - 1)
         assert num_blocks == (self._options.expect_num_blocks or smallest)

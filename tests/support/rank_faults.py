@@ -78,6 +78,7 @@ class FaultyRunner:
         self.report = runner.report
         self.max_num_blocks = runner.max_num_blocks
         self.seconds_waited = runner.seconds_waited
+        self.seconds_sampled = runner.seconds_sampled
         self.allocate_cache = runner.allocate_cache
 
     def warm_up(self) -> None:

@@ -18,6 +18,7 @@ import uvicorn
 
 from deployments.engine.interface import Delta, EngineState, Readiness, SamplingDefaults
 from deployments.engine.metrics import Metrics
+from deployments.engine.timeline import Timeline
 from deployments.http.app import HttpLimits, build_http_app
 from llama_core.errors import LlamaError, QueueFull, RequestCancelled
 from llama_core.scheduling.request import FinishReason, TokenLogprob, check_prompt
@@ -50,6 +51,7 @@ class FakeStream:
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()
     matched_stop: str | None = None
+    timeline: Timeline | None = None
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -201,6 +203,7 @@ class FakeEngine:
         priority: int = 0,
         skip_special_tokens: bool = True,
         shown_tokens: frozenset[int] = frozenset(),
+        is_timed: bool = False,
     ) -> list[FakeStream]:
         streams: list[FakeStream] = []
         try:

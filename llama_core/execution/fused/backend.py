@@ -142,6 +142,10 @@ class FusedBackend:
     def seconds_waited(self) -> None:
         return None
 
+    @property
+    def seconds_sampled(self) -> None:
+        return None
+
     def allocate_cache(self, num_blocks: int) -> None:
         # Padding tokens of a bucket write to one more block, which only the spare slot has.
         self._cache = KVCache(self._cache_shape, num_blocks + 1, self._device.torch_device)

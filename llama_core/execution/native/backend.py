@@ -204,6 +204,10 @@ class NativeBackend:
     def seconds_waited(self) -> float:
         return float(self._native.llama_waited(self._engine))
 
+    @property
+    def seconds_sampled(self) -> float:
+        return float(self._native.llama_seconds(self._engine)[OPS.index("sample")])
+
     def allocate_cache(self, num_blocks: int) -> None:
         if self._native.llama_make_cache(self._engine, num_blocks):
             raise MemoryError(f"a cache of {num_blocks * self.cache_block_bytes} bytes could not be allocated")

@@ -69,6 +69,10 @@ class TorchBackend:
     def seconds_waited(self) -> None:
         return None
 
+    @property
+    def seconds_sampled(self) -> None:
+        return None
+
     def allocate_cache(self, num_blocks: int) -> None:
         self._cache = KVCache(self._cache_shape, num_blocks, self._parallel.device)
 

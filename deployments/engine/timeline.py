@@ -1,0 +1,32 @@
+"""The times of one sequence's stages, for traces. Knows nothing of HTTP, Ray or OpenTelemetry."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When the stages of a sequence began, by time.monotonic; None for a stage that has not begun.
+
+    num_steps, forward_ms: the steps that gave the sequence tokens after its first ones, and their durations on rank 0.
+    detokenize_s: the time of turning tokens into text.
+    """
+
+    submitted_s: float
+    admitted_s: float | None = None  # to the batch, for the first time
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    ended_s: float | None = None
+    num_steps: int = 0
+    forward_ms: float = 0.0
+    prefill_ms: float = 0.0  # the step that gave the first token
+    detokenize_s: float = 0.0
+
+    def gained(self, now_s: float, elapsed_ms: float) -> None:
+        """A step of `elapsed_ms` has given the sequence tokens."""
+        if self.last_token_s is None:
+            self.first_token_s = now_s
+            self.prefill_ms = elapsed_ms
+        else:
+            self.num_steps += 1
+            self.forward_ms += elapsed_ms
+        self.last_token_s = now_s
