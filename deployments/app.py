@@ -2,6 +2,7 @@
 
 import glob
 import logging
+import os
 from typing import Any
 
 import ray
@@ -12,6 +13,7 @@ from cluster.driver.placement import REPLICA_BUNDLE, fair_cpus_per_rank, group_b
 from deployments.args import ServerArgs
 from deployments.ingress import LlamaIngress
 from deployments.local.serve_run import builds_before_ray_starts, replica_variables, set_cluster_variables
+from llama_core.log_lines import LOG_FORMAT_VARIABLE, LogFormat
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ def build_app(args: ServerArgs) -> Application:
         log.warning("one replica of %s %s: it waits until there is room", args.model_id, lacking)
     deployment = serve.deployment(
         name="LlamaIngress",
-        ray_actor_options={"num_cpus": bundles[REPLICA_BUNDLE]["CPU"], **_runtime_env()},
+        ray_actor_options={"num_cpus": bundles[REPLICA_BUNDLE]["CPU"], **_runtime_env(args.log_format)},
         placement_group_bundles=bundles,
         placement_group_strategy=strategy,
         max_ongoing_requests=args.max_batch_size + args.max_queue + SPARE_ONGOING_REQUESTS,
@@ -60,9 +62,11 @@ def build_app(args: ServerArgs) -> Application:
     return deployment.bind(args.model_copy(update={"device": device, "model_parallel_size": num_ranks}))
 
 
-def _runtime_env() -> dict[str, dict[str, dict[str, str]]]:
-    """The variables that a replica's process would not inherit, as an option of its actor."""
+def _runtime_env(log_format: LogFormat) -> dict[str, dict[str, dict[str, str]]]:
+    """The variables that a replica's process would not inherit, as an option of its actor. Its ranks inherit them."""
     variables = replica_variables()
+    if log_format != os.environ.get(LOG_FORMAT_VARIABLE, "text"):
+        variables[LOG_FORMAT_VARIABLE] = log_format
     return {"runtime_env": {"env_vars": variables}} if variables else {}
 
 

@@ -22,6 +22,7 @@ from llama_core.config import (
     PrefixCacheScope,
 )
 from llama_core.execution.weight_formats.registry import QUANTIZATIONS
+from llama_core.log_lines import LogFormat
 from llama_core.sizes import parse_size
 from llama_core.text.registry import CHAT_FORMAT_NAMES, DEFAULT_CHAT_FORMAT, find_tokenizer
 from llama_core.text.tools.registry import AUTO as TOOL_FORMAT_AUTO
@@ -164,6 +165,12 @@ class ServerArgs(BaseModel):
     cors_origins: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_names)] = Field(
         (),
         description="Origins of web pages that may call the server, such as https://chat.example.com; * for all.",
+    )
+    log_format: LogFormat = Field(
+        "text", description="json: each log line of the replica and of its ranks is a JSON object."
+    )
+    log_prompts: bool = Field(
+        False, description="Log the prompt of each request, which may be confidential. Never logged otherwise."
     )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(

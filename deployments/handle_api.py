@@ -7,20 +7,25 @@ import asyncio
 import json
 import logging
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ray.serve.context import _get_serve_request_context
+
 from deployments.engine.interface import SamplingDefaults
 from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
 from deployments.http.errors import status_of
+from deployments.http.request_log import MAX_LOGGED_CHARS
 from deployments.tracing.request_trace import RequestTrace
 from deployments.tracing.tracing import Tracing
 from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull
+from llama_core.log_lines import LogSubject, log_subject
 from llama_core.results import (
     ChatPrediction,
     CompletionPrediction,
@@ -41,18 +46,22 @@ Result = TypeVar("Result")
 class Call:
     """One call by handle: its metrics and its line in the request log."""
 
-    def __init__(self, metrics: Metrics, method: str, trace: RequestTrace | None = None) -> None:
+    def __init__(self, metrics: Metrics, method: str, request_id: str, trace: RequestTrace | None = None) -> None:
         self._metrics = metrics
         self._trace = trace
-        self._fields: dict[str, object] = {"path": "handle", "method": method}
+        self._request_id = request_id
+        self._fields: dict[str, object] = {"request_id": request_id, "path": "handle", "method": method}
         self._began = time.monotonic()
         self._ttft_s: float | None = None
         self.streams: list[SequenceStream] = []
+        self.decode: Callable[[Sequence[int]], str] | None = None  # where prompts are logged
 
     def asks(self, prompts: Sequence[Sequence[int]], max_gen_len: int, temperature: float, top_p: float) -> None:
         longest = max((len(prompt) for prompt in prompts), default=0)
         self._fields |= {"batch_size": len(prompts), "prompt_length": longest, "max_gen_len": max_gen_len}
         self._fields |= {"temperature": temperature, "top_p": top_p}
+        if self.decode is not None:
+            self._fields["prompts"] = [self.decode(list(prompt))[:MAX_LOGGED_CHARS] for prompt in prompts]
         if self._trace is not None:
             asked = {"max_tokens": max_gen_len, "temperature": temperature, "top_p": top_p}
             self._trace.encoded(prompts, {f"gen_ai.request.{name}": value for name, value in asked.items()})
@@ -70,7 +79,7 @@ class Call:
         self._metrics.requests_total.add(path="handle", outcome=outcome)
         fields = {"outcome": outcome} | self._fields
         if error is not None:
-            fields["message"] = error.message
+            fields["error"] = error.message
         num_tokens = sum(len(stream.sequence.output) for stream in self.streams)
         reasons = Counter(stream.finish_reason.value for stream in self.streams if stream.finish_reason is not None)
         if self.streams:
@@ -82,7 +91,11 @@ class Call:
         if self._ttft_s is not None:
             fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
         fields["total_ms"] = round(1000 * (time.monotonic() - self._began), 1)
-        log.log(level, "request %s", json.dumps(fields, default=repr), extra={"log_to_stderr": level > logging.INFO})
+        if self._trace is not None:
+            fields["trace_id"] = self._trace.trace_id
+        extra = {"log_to_stderr": level > logging.INFO, "event": "request", "fields": fields}
+        extra |= {"request_id": self._request_id, "skip_context_filter": True}
+        log.log(level, "request %s", json.dumps(fields, default=repr), extra=extra)
 
 
 class HandleApi:
@@ -243,8 +256,12 @@ class HandleApi:
     @contextmanager
     def _call(self, method: str, request_id: str = "") -> Iterator[Call]:
         """Count and log one call, whether it succeeds or fails."""
+        request_id = request_id or _get_serve_request_context().request_id or uuid.uuid4().hex
         trace = None if self.tracing is None else self.tracing.begin_call(method, request_id)
-        call = Call(self.metrics, method, trace)
+        log_subject.set(LogSubject(request_id, "" if trace is None else trace.trace_id))
+        call = Call(self.metrics, method, request_id, trace)
+        if self.service.args.log_prompts:
+            call.decode = self.service.tokenizer.decode
         try:
             yield call
         except LlamaError as error:

@@ -22,14 +22,13 @@ from deployments.api_keys import ApiKeys
 from deployments.args import ServerArgs, resolve
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
-from deployments.handle_api import WithoutLoggedErrors
 from deployments.http.app import build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.proxy_coalescing import ProxyCoalescing
-from deployments.http.request_log import Batched
 from deployments.local.banner import banner
 from deployments.local.loopback import keep_replica_on_loopback
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
+from deployments.replica_log import log_like_serve
 from deployments.tracing.tracing import open_tracing
 from deployments.typed_api import TypedHandleApi
 
@@ -43,7 +42,7 @@ class LlamaIngress(TypedHandleApi):
     async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it
         """Raises LlamaError if the files show that a start cannot succeed; Serve then reports the deployment as failed."""
         keep_replica_on_loopback()
-        _log_like_serve()
+        log_like_serve(args.log_format)
         self._keys = ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None)
         self.metrics = Metrics()
         self.service = LlamaService(
@@ -72,6 +71,7 @@ class LlamaIngress(TypedHandleApi):
                 cors_origins=args.cors_origins,
                 sends_request_id=False,
                 tracing=self.tracing,
+                log_prompts=args.log_prompts,
             )
             await asyncio.wait_for(asyncio.shield(self._starting), limit)
         except TimeoutError:
@@ -144,18 +144,6 @@ async def _another_replica_runs() -> bool:
         log.warning("the state of the other replicas is unknown: %s", type(error).__name__)
         return False
     return any(state == "RUNNING" and count > 0 for state, count in states.items())
-
-
-def _log_like_serve() -> None:
-    """Send our log lines, from INFO up, where Serve's own go: the replica's log file and its standard error."""
-    serve_log = logging.getLogger("ray.serve")
-    serve_log.addFilter(WithoutLoggedErrors())
-    for name in ("llama", "llama_core", "cluster", "deployments", "opentelemetry"):
-        ours = logging.getLogger(name)
-        ours.setLevel(logging.INFO)
-        ours.handlers = serve_log.handlers
-        ours.propagate = False
-    logging.getLogger("llama").handlers = [Batched(serve_log.handlers)]
 
 
 def _http_address() -> tuple[str, int]:

@@ -24,10 +24,11 @@ BASE = (
     "llama_core.model_config",
     "llama_core.checkpoint",
 )
+LOG_LINES = "llama_core.log_lines"
 FORMATS = "llama_core.execution.weight_formats.registry"  # names of weight formats, without tensors
 GRAMMARS = "llama_core.execution.grammar_masks"
 REPORT = "llama_core.execution.load_report"
-PURE = (*BASE, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling")
+PURE = (*BASE, LOG_LINES, FORMATS, REPORT, "llama_core.config", "llama_core.text", "llama_core.scheduling")
 MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")
 BACKENDS = ("llama_core.execution.reference", "llama_core.execution.fused", "llama_core.execution.native")
 CHOICE = "llama_core.execution.backend_choice"
@@ -47,13 +48,14 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.errors": (),
     "llama_core.host_memory": ("llama_core.errors",),
     "llama_core.sizes": (),
+    "llama_core.log_lines": (),
     "llama_core.model_config": ("llama_core.errors",),
     "llama_core.checkpoint": ("llama_core.errors", "llama_core.host_memory", "llama_core.model_config"),
     FORMATS: (),
     REPORT: ("llama_core.checkpoint",),
     "llama_core.config": (*BASE, FORMATS),
     "llama_core.text": BASE,
-    "llama_core.scheduling": (*BASE, "llama_core.config"),
+    "llama_core.scheduling": (*BASE, LOG_LINES, "llama_core.config"),
     # Loaded by ranks.
     "llama_core.checkpoint.loader": BASE,
     "llama_core.checkpoint.mapped": BASE,
@@ -120,12 +122,20 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "deployments.api_keys",
     ),
     "deployments.typed_api": (*REPLICA, "deployments.handle_api"),
+    "deployments.replica_log": (
+        *REPLICA,
+        "deployments.api_keys",
+        "deployments.handle_api",
+        "deployments.http",
+        "deployments.http.errors",
+    ),
     "deployments.ingress": (
         *REPLICA,
         "deployments.tracing",
         "deployments.api_keys",
         "deployments.handle_api",
         "deployments.typed_api",
+        "deployments.replica_log",
         "deployments.http",
         "deployments.http.errors",
         "deployments.local",

@@ -1,5 +1,6 @@
 """A progress bar for loading weights, in a form that Ray forwards from a rank's stderr to the driver."""
 
+import logging
 import sys
 from typing import Final, NoReturn, Protocol
 
@@ -14,10 +15,11 @@ class _Text(Protocol):
 
 
 class LoadProgressBar:
-    """Draws "rank N weights" on stderr; `update` takes bytes loaded and bytes in all."""
+    """Draws "rank N weights" on stderr, or on `stream`; `update` takes bytes loaded and bytes in all."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, stream: "_Text | None" = None) -> None:
         self._rank = rank
+        self._stream = stream
         self._bar: tqdm[NoReturn] | None = None
 
     def update(self, loaded: int, total: int) -> None:
@@ -32,13 +34,26 @@ class LoadProgressBar:
                 mininterval=_INTERVAL_S,
                 ncols=90,
                 ascii=" =",
-                file=_LinePerRefresh(sys.stderr),
+                file=_LinePerRefresh(self._stream or sys.stderr),
             )
         self._bar.update(loaded - self._bar.n)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+class InfoLines:
+    """Logs what is written, a line at a time."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+
+    def write(self, text: str, /) -> None:
+        self._log.info("%s", text.rstrip())
+
+    def flush(self) -> None:
+        pass
 
 
 class _LinePerRefresh:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 from cluster.rank import cpu_pinning
-from cluster.rank.load_progress import LoadProgressBar
+from cluster.rank.load_progress import InfoLines, LoadProgressBar
 from cluster.rank.network_interface import interface_of, is_loopback
 from cluster.rank.step_executor import StepExecutor
 from cluster.wire.messages import FrameSocket, WireError
@@ -28,6 +28,7 @@ from cluster.wire.rank_status import Phase, RankIdentity, RankLoad, RankStatus, 
 from cluster.wire.transport import Invitation, connect
 from llama_core.config import EngineConfig
 from llama_core.host_memory import available_host_bytes
+from llama_core.log_lines import LOG_FORMAT_VARIABLE, JsonFormatter
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class RankProcess:
         rendezvous = RendezvousSpec(
             self._rank, self._world_size, store_host, store_port, listen_fd, num_threads, timeout_s
         )
-        bar = LoadProgressBar(self._rank)
+        bar = LoadProgressBar(self._rank, InfoLines(logger) if _logs_json() else None)
 
         def on_progress(loaded: int, total: int) -> None:
             self._phase = Phase.LOADING
@@ -217,10 +218,15 @@ def _import_at_low_priority() -> None:
     importlib.import_module("llama_core.execution.runner")
 
 
+def _logs_json() -> bool:
+    return os.environ.get(LOG_FORMAT_VARIABLE) == "json"
+
+
 def log_with_rank(rank: int, epoch: int | str) -> None:
     """Send this project's log lines, with the rank in them, to stderr: Ray files it for each worker and shows the driver."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s rank={rank} epoch={epoch} %(name)s %(message)s"))
+    text = logging.Formatter(f"%(asctime)s %(levelname)s rank={rank} epoch={epoch} %(name)s %(message)s")
+    handler.setFormatter(JsonFormatter({"rank": rank, "epoch": epoch}) if _logs_json() else text)
     for name in ("cluster", "llama_core"):
         log = logging.getLogger(name)
         log.handlers = [handler]

@@ -20,6 +20,7 @@ from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
 from deployments.engine.step_stats import StepStats
 from deployments.engine.timeline import Timeline
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
+from llama_core.log_lines import log_subject, of_request, where
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason, Sequence, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -131,10 +132,20 @@ class EngineLoop:
         for params in {id(params): params for _, params in choices}.values():
             params.check_tokens(vocab_size)
         self.check_capacity(owner, [len(prompt) for prompt in prompts])
+        subject = log_subject.get()
+        request_id = "" if subject is None else subject.request_id
         streams = []
         for prompt, (_, params) in zip(prompts, choices, strict=True):
             max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
-            seq = Sequence(prompt, params, max_length, owner=owner, priority=priority, cache_scope=cache_scope)
+            seq = Sequence(
+                prompt,
+                params,
+                max_length,
+                owner=owner,
+                priority=priority,
+                cache_scope=cache_scope,
+                request_id=request_id,
+            )
             streams.append(self._add(seq, stop, skip_special_tokens, shown_tokens, is_timed))
         return streams
 
@@ -314,8 +325,9 @@ class EngineLoop:
                     self.scheduler.stop(seq)
                 if seq.error is not None:
                     stream.fail(seq.error)
-            except Exception:  # an error of one request must not fail the others
-                log.exception("a request failed while its tokens were decoded to text")
+            except Exception as error:  # an error of one request must not fail the others
+                text = "a request failed while its tokens were decoded to text\n%s"
+                log.error(text, where(error), extra=of_request(seq.request_id))
                 self.scheduler.finish(seq, FinishReason.ERROR)
                 stream.fail(EngineError("the tokens of this request could not be decoded to text"))
             if seq.finished:

@@ -80,12 +80,14 @@ def build_http_app(
     cors_origins: Iterable[str] = (),
     sends_request_id: bool = True,
     tracing: Tracing | None = None,
+    log_prompts: bool = False,
 ) -> HttpApp:
     """An ASGI application that serves `engine`. While the engine loads, requests are answered 503.
 
     allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none (`hosts.py`).
     cors_origins: origins of web pages that may call the server (`cors.py`); none by default.
     sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself. tracing: where traces are exported.
+    log_prompts: in the request log.
     """
     limits = limits or HttpLimits()
     if max_body_bytes is not None:
@@ -97,7 +99,7 @@ def build_http_app(
     generation = [
         ApiRoute(
             kind.path,
-            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, tracing),
+            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, tracing, log_prompts),
             method="POST",
             tag="generation" if kind in (COMPLETIONS, CHAT) else "scoring",
             summary=kind.summary,

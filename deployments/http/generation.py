@@ -37,6 +37,7 @@ from deployments.http.whole_answer import send_whole
 from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
 from deployments.tracing.tracing import Tracing
 from llama_core.errors import DeadlineExceeded, InvalidParameter, RequestCancelled
+from llama_core.log_lines import LogSubject, log_subject
 
 BodyT = TypeVar("BodyT", bound=Body)
 
@@ -116,6 +117,7 @@ class GenerationEndpoint:
     bodies: BodyReader
     encoder: PromptEncoder
     tracing: Tracing | None = None
+    log_prompts: bool = False
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         return _GenerationRequest(self, Request(scope, receive), send).run()
@@ -130,6 +132,8 @@ class _GenerationRequest:
         trace = None
         if endpoint.tracing is not None:
             trace = endpoint.tracing.begin_http(endpoint.kind.path, state["request_id"], request.headers)
+        if trace is not None:
+            log_subject.set(LogSubject(state["request_id"], trace.trace_id))
         self._record = RequestRecord(endpoint.metrics, endpoint.kind.path, state["request_id"], self._owner, trace)
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
@@ -192,6 +196,9 @@ class _GenerationRequest:
             except TimeoutError:
                 raise _late(limit_s) from None
         self._record.planned(plan)
+        if self._endpoint.log_prompts:
+            tokenizer = self._endpoint.engine.tokenizer
+            self._record.prompts_are([tokenizer.decode(prompt) for prompt in plan.prompts])
         return plan
 
     async def _plan(self) -> Plan:

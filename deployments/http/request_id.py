@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.http.errors import exception_response, is_anthropic
 from llama_core.errors import LlamaError
+from llama_core.log_lines import LogSubject, log_subject, where
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class RequestScope:
             return await self._app(scope, receive, send)
         request_id = clean_request_id(Headers(scope=scope).get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
+        log_subject.set(LogSubject(request_id))
         is_unread, started, lingers = _has_body(scope), False, False
         names_id = is_anthropic(scope)
 
@@ -80,7 +82,7 @@ class RequestScope:
             await self._app(scope, receive_body, send_with_id)
         except Exception as error:
             if not isinstance(error, LlamaError | HTTPException):
-                log.exception("unhandled exception, request %s", request_id)
+                log.error("unhandled exception, request %s\n%s", request_id, where(error))
             if not started:
                 await exception_response(error, scope)(scope, receive_body, send_with_id)
 

@@ -23,6 +23,7 @@ from llama_core.scheduling.request import FinishReason
 log = logging.getLogger("llama.requests")
 BATCH_S = 0.25
 OWNER_DIGITS = 12  # of a SHA-256: distinguishes users without naming them
+MAX_LOGGED_CHARS = 16_384  # of a prompt, where prompts are logged
 MOST_IN_A_BATCH = 32  # about a millisecond
 
 
@@ -84,10 +85,15 @@ class RequestRecord:
         self._finish_reasons: Counter[str] = Counter()
         self._ended = False
         self._trace = trace
+        self._prompts: list[str] | None = None
 
     @property
     def is_traced(self) -> bool:
         return self._trace is not None
+
+    def prompts_are(self, texts: Sequence[str]) -> None:
+        """To be logged, up to `MAX_LOGGED_CHARS` of each."""
+        self._prompts = [text[:MAX_LOGGED_CHARS] for text in texts]
 
     def received(self) -> None:
         """The body has arrived."""
@@ -162,6 +168,10 @@ class RequestRecord:
                 "generated": self._num_tokens,
                 "finish_reasons": dict(self._finish_reasons),
             }
+        if self._trace is not None:
+            fields["trace_id"] = self._trace.trace_id
+        if self._prompts is not None:
+            fields["prompts"] = self._prompts
         if self._ttft_s is not None:
             fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
         fields["total_ms"] = round(1000 * (time.monotonic() - self._started_s), 1)
@@ -169,5 +179,11 @@ class RequestRecord:
             fields["without_eos"] = num_at_limit
         # For Serve's log handlers: only warnings and errors go to standard error, which Ray shows on a terminal; and the
         # context of the request that runs when the batch is written is not this request's.
-        extra = {"log_to_stderr": level > logging.INFO, "skip_context_filter": True}
+        extra = {
+            "log_to_stderr": level > logging.INFO,
+            "skip_context_filter": True,
+            "event": "request",
+            "fields": fields,
+            "request_id": self.request_id,
+        }
         log.log(level, "request %s", json.dumps(fields), extra=extra)

@@ -17,6 +17,7 @@ from deployments.http.errors import as_llama_error
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.request_log import RequestRecord
 from llama_core.errors import LlamaError, RequestCancelled
+from llama_core.log_lines import where
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class EventStream:
             self._is_over = self._has_failed = True
             self._record.failed(error)
             if not isinstance(error, LlamaError):
-                log.exception("a stream failed, request %s", self._record.request_id)
+                log.error("a stream failed, request %s\n%s", self._record.request_id, where(error))
             chunks.append(self._serializer.failure(as_llama_error(error), self._record.request_id))
         return b"".join(chunks)
 

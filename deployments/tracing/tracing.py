@@ -96,9 +96,7 @@ class Tracing:
         # A daemon, because the SDK keeps trying a collector that does not answer for longer than it is told.
         closing = threading.Thread(target=self._sink.close, args=(CLOSE_TIMEOUT_S,), daemon=True)
         closing.start()
-        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
-        while closing.is_alive() and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(closing.join, CLOSE_TIMEOUT_S)
 
     def _current_facts(self) -> RankFacts:
         now_s = time.monotonic()

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
+from llama_core.log_lines import where
 from llama_core.scheduling.step import ForcedTokens, Row, SlotInit
 from llama_core.text.grammar import limits
 
@@ -130,8 +131,8 @@ class SlotGrammars:
             except _Refused as refused:
                 masks.bits[samples.start : samples.stop] = 0
                 masks.reasons |= dict.fromkeys(samples, str(refused))
-            except Exception:
-                log.exception("a grammar could not be followed")
+            except Exception as error:
+                log.error("a grammar could not be followed\n%s", where(error))
                 masks.bits[samples.start : samples.stop] = 0
                 masks.reasons |= dict.fromkeys(samples, "the grammar could not be followed")
             masks.is_ready[samples.start : samples.stop] = 1  # the bits were written before, in this thread

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from llama_core.errors import PoisonRequest, RankFailure
+from llama_core.log_lines import of_request
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 
@@ -108,6 +109,7 @@ class Quarantine:
             seq.length,
             record.num_failures,
             failure.message,
+            extra=of_request(seq.request_id),
         )
         seq.error = PoisonRequest(
             f"the model's processes failed {record.num_failures} times while they computed this request, which has ended"

@@ -84,6 +84,7 @@ class Sequence:
     owner: str = ""  # owners share the capacity fairly
     priority: int = 0  # the lowest number is served first
     cache_scope: str = ""  # cached blocks are shared within one scope
+    request_id: str = ""  # for log lines
     tokens: list[int] = field(init=False)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)  # of its positions in order, the released ones included

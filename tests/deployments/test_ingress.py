@@ -10,7 +10,8 @@ import pytest
 from deployments.args import ServerArgs
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
-from deployments.ingress import LlamaIngress, _log_like_serve
+from deployments.ingress import LlamaIngress
+from deployments.replica_log import log_like_serve
 from llama_core.errors import InvalidDialog, InvalidParameter, QueueFull
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
@@ -122,7 +123,7 @@ def replica_log() -> Iterator[list[logging.LogRecord]]:
     before = [(log.handlers, log.level, log.propagate, log.filters) for log in loggers]
     kept = Kept()
     loggers[0].handlers, loggers[0].filters = [kept], []
-    _log_like_serve()
+    log_like_serve()
     yield kept.records
     for logger, (handlers, level, propagate, filters) in zip(loggers, before, strict=True):
         logger.handlers, logger.level, logger.propagate, logger.filters = handlers, level, propagate, filters

@@ -27,6 +27,27 @@ CONTROLLER = "2026-01-31 12:00:07,123 controller 42 -- "
             f'ERROR {SERVE}request {{"outcome": "internal_error"}}',
             '  12:00:07 ERROR replica: request {"outcome": "internal_error"}',
         ),
+        (
+            "ServeReplica:llama:LlamaIngress",
+            f"WARNING {SERVE.removesuffix('-- ')}5f3c9a -- a client did not read its stream",
+            "  12:00:07 WARNING replica: a client did not read its stream",
+        ),
+        (
+            "ServeReplica:llama:LlamaIngress",
+            '{"time": "2026-01-31T12:00:07.123Z", "level": "WARNING", "message": "recovered after 0.33 s, epoch 1"}',
+            "  12:00:07 WARNING replica: recovered after 0.33 s, epoch 1",
+        ),
+        (
+            "RankWorker",
+            '{"time": "2026-01-31T12:00:07.123Z", "level": "ERROR", "message": "a step failed", "rank": 1}',
+            "  12:00:07 ERROR rank 1: a step failed",
+        ),
+        (
+            "ServeReplica:llama:LlamaIngress",
+            '{"time": "2026-01-31T12:00:07.123Z", "level": "WARNING", "message": "request", "outcome": "ok"}',
+            None,
+        ),
+        ("RankWorker", '{"level": "ERROR"}', None),
         ("ServeReplica:llama:LlamaIngress", f"WARNING {SERVE}Failed to bind. Retrying...", None),
         ("ServeReplica:llama:LlamaIngress", f"INFO {SERVE}ready after 2.3 s", None),
         ("ServeReplica:llama:LlamaIngress", "Traceback (most recent call last):", None),
