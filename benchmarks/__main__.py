@@ -27,6 +27,7 @@ QUESTIONS: Final = {
     "memory": "processes, threads and resident memory of a server",
     "fanout": "time of a step's round trip to the ranks",
     "streaming": "processor time of a streamed token and of a request outside the ranks",
+    "tracing": "processor time that traces cost",
     "scheduler": "what a scheduling decision costs",
 }
 TOOLS: Final = {

@@ -100,7 +100,8 @@ class Tracing:
 
     def _current_facts(self) -> RankFacts:
         now_s = time.monotonic()
-        if now_s - self._refreshed_s > REFRESH_S:
+        info = self._engine.info
+        if now_s - self._refreshed_s > REFRESH_S or (info is not None and info.epoch != self._epoch):
             self._refreshed_s = now_s
             self.ranks_started()
             window = self._engine.step_window

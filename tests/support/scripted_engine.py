@@ -275,11 +275,11 @@ class Served:
 
 
 @contextmanager
-def serve(engine: FakeEngine, limits: HttpLimits | None = None) -> Iterator[Served]:
+def serve(engine: FakeEngine, limits: HttpLimits | None = None, *, log_prompts: bool = False) -> Iterator[Served]:
     """The HTTP application under uvicorn, on a free port, in a thread with an event loop of its own."""
     metrics = Metrics(in_ray=False)
     metrics.watch(engine)
-    app = build_http_app(engine, metrics, limits)
+    app = build_http_app(engine, metrics, limits, log_prompts=log_prompts)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, daemon=True)

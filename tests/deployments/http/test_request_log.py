@@ -1,12 +1,16 @@
-"""The request log writes every line, in batches and in order."""
+"""The request log writes every line, in batches and in order; no line has a prompt unless that is asked for."""
 
 import asyncio
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 
 from deployments.http.request_log import MOST_IN_A_BATCH, Batched
+from llama_core.log_lines import JsonFormatter, SubjectFilter
+from tests.support.scripted_engine import FakeEngine, serve
 
 
 class Seen(logging.Handler):
@@ -61,3 +65,66 @@ async def test_a_batch_has_a_limit(log: logging.Logger, seen: Seen) -> None:
 def test_without_an_event_loop_each_line_is_written_at_once(log: logging.Logger, seen: Seen) -> None:
     log.info("one")
     assert seen.lines == ["one"]
+
+
+SECRET = "xylophone"
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """What the server's loggers have written so far, as text and as JSON, each line with the id of its request."""
+    seen = Written()
+    for name in ("llama", "deployments"):
+        logger = logging.getLogger(name)
+        monkeypatch.setattr(logger, "handlers", [seen])
+        monkeypatch.setattr(logger, "level", logging.INFO)
+        monkeypatch.setattr(logger, "propagate", False)
+        logger.manager._clear_cache()
+    return lambda: list(seen.lines)
+
+
+class Written(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.addFilter(SubjectFilter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines += [JsonFormatter().format(record), logging.Formatter().format(record)]
+
+
+def test_no_line_has_a_prompt_after_any_error(lines: Callable[[], list[str]]) -> None:
+    engine = FakeEngine()
+    with serve(engine) as served:
+        url = served.url + "/v1/completions"
+        for body in (
+            {"prompt": SECRET, "temperature": -1},
+            {"prompt": [SECRET]},
+            {SECRET: 1},
+            {"prompt": SECRET * 999},
+        ):
+            assert httpx.post(url, json=body).status_code in (200, 400)
+        assert httpx.post(url, content=SECRET.encode()).status_code == 415
+        head = {"content-type": "application/json"}
+        assert httpx.post(url, content=SECRET.encode(), headers=head).status_code == 400
+        engine.fail_at = (1, ValueError(f"the model cannot read {SECRET}"))
+        ids = {"x-request-id": "broken"}
+        assert httpx.post(url, json={"prompt": SECRET}, headers=ids).status_code == 500
+        ids = {"x-request-id": "broken-stream"}
+        assert "error" in httpx.post(url, json={"prompt": SECRET, "stream": True}, headers=ids).text
+    written = lines()
+    assert not any(SECRET in line for line in written)
+    parsed = [json.loads(line) for line in written[::2]]
+    for request_id in ("broken", "broken-stream"):
+        own = [line for line in parsed if line.get("request_id") == request_id]
+        assert {line["message"] == "request" for line in own} == {True, False}, "its outcome, and where it was raised"
+        assert any("ValueError" in line["message"] for line in own)
+    assert all("request_id" in line for line in parsed)
+
+
+def test_prompts_are_logged_only_where_that_is_asked_for(lines: Callable[[], list[str]]) -> None:
+    with serve(FakeEngine(), log_prompts=True) as served:
+        body = {"prompt": [SECRET, "second"], "max_tokens": 2}
+        assert httpx.post(served.url + "/v1/completions", json=body).status_code == 200
+    (line,) = (json.loads(line) for line in lines() if line.startswith("{"))
+    assert line["prompts"] == [SECRET, "second"]
