@@ -135,7 +135,7 @@ def sampling_attributes(params: SamplingParams) -> dict[str, Value]:
 
 
 def _choice_stages(times: Timeline, number: Attributes, sample_ms: float | None, ended_s: float) -> Iterator[Span]:
-    """The spans of one choice. sample_top_p and decode_decode are sums over its steps, drawn from the first token on."""
+    """The spans of one choice. sample_top_p and decode_decode are sums over its steps; both begin at the first token."""
     ended_s = times.ended_s or ended_s
     yield Span("queue", times.submitted_s, times.admitted_s or ended_s, number)
     if times.admitted_s is None:

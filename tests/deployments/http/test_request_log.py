@@ -71,16 +71,20 @@ SECRET = "xylophone"
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+def lines() -> Iterator[Callable[[], list[str]]]:
     """What the server's loggers have written so far, as text and as JSON, each line with the id of its request."""
     seen = Written()
-    for name in ("llama", "deployments"):
-        logger = logging.getLogger(name)
-        monkeypatch.setattr(logger, "handlers", [seen])
-        monkeypatch.setattr(logger, "level", logging.INFO)
-        monkeypatch.setattr(logger, "propagate", False)
-        logger.manager._clear_cache()
-    return lambda: list(seen.lines)
+    loggers = [logging.getLogger(name) for name in ("llama", "deployments")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(seen)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    yield lambda: list(seen.lines)
+    for logger, (level, propagate) in zip(loggers, before, strict=True):
+        logger.removeHandler(seen)
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 class Written(logging.Handler):
