@@ -114,7 +114,7 @@ async def messages(coalescing: ProxyCoalescing | None, choices: Any = None) -> l
             sent.append(message["body"])
 
     choices = choices or TimedChoices()
-    record: Any = SimpleNamespace(delta=lambda _: None, succeeded=lambda: None)
+    record: Any = SimpleNamespace(delta=lambda _: None, succeeded=lambda: None, streaming=lambda: None)
     stream = EventStream(
         cast(Any, choices),
         cast(Any, PlainSerializer()),
