@@ -121,10 +121,7 @@ class EngineLoop:
         is_timed: keep the times of their stages.
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure.
         """
-        if self._failure is not None:
-            raise self._failure
-        if self._draining:
-            raise NotReady("the server is shutting down and takes no new requests")
+        self._check_takes_requests()
         vocab_size, max_seq_len = self._tokenizer.n_words, self.max_seq_len
         given = {id(prompt): prompt for prompt, _ in choices}  # the choices of a prompt share one list
         checked = {key: check_prompt(prompt, vocab_size, max_seq_len) for key, prompt in given.items()}
@@ -167,10 +164,31 @@ class EngineLoop:
             shown_tokens=shown_tokens,
             timeline=timeline,
         )
+        self._enter(stream)
+        return stream
+
+    def readmit(self, streams: Seq[SequenceStream]) -> None:
+        """Queue again, all or none, the sequences that `SequenceStream.suspend` took out; they are computed again from their
+        tokens. Raises QueueFull, NotReady or RankFailure."""
+        self._check_takes_requests()
+        left = [stream for stream in streams if not stream.ended]
+        if left:
+            self.check_capacity(left[0].sequence.owner, [stream.sequence.prompt_len for stream in left])
+        for stream in left:
+            self._enter(stream)
+
+    def _check_takes_requests(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._draining:
+            raise NotReady("the server is shutting down and takes no new requests")
+
+    def _enter(self, stream: SequenceStream) -> None:
+        seq = stream.sequence
         self.scheduler.add(seq)
         if seq.finished:
             stream.push([])
-            return stream
+            return
         if not self._streams:
             self.last_progress_s = time.monotonic()  # the time without work is no stall
         if timeline is not None:
@@ -178,7 +196,6 @@ class EngineLoop:
         self._streams[seq] = stream
         self._idle.clear()
         self._wake.set()
-        return stream
 
     async def run(self, runner: Runner) -> None:
         """Run steps until cancelled or until the runner raises; the streams stay as they are.

@@ -144,6 +144,9 @@ class TokenStream(Protocol):
     def cancel(self) -> None:
         """Ends the sequence and frees its cache blocks; does nothing when it has ended already."""
 
+    def suspend(self) -> None:
+        """`cancel`, but its tokens are kept for `Engine.readmit`."""
+
     def end(self, error: LlamaError) -> None:
         """`cancel`, with an error that the reader gets after the remaining tokens."""
 
@@ -193,6 +196,10 @@ class Engine(Protocol):
 
         Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """
+
+    def readmit(self, streams: Sequence[TokenStream]) -> None:
+        """Takes up again, all or none, those of a request's suspended streams that have not ended: from their tokens, so they
+        go on as if they had not been suspended. Raises QueueFull or NotReady."""
 
     def next_seed(self) -> int:
         """An int64 for a request that names none; never the same twice in a row."""

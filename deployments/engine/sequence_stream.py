@@ -45,6 +45,7 @@ class SequenceStream:
         self._wake: Callable[[], None] | None = None
         self._has_news = False  # the reader has been woken and has not called `take` yet
         self._text: list[str] = []
+        self._num_cached: int | None = None  # of a sequence that was suspended, when it ran first
         self._num_taken = seq.prompt_len  # tokens of the sequence that the reader has, with its prompt
         self._stopped = False
         self._error: LlamaError | None = None
@@ -64,8 +65,8 @@ class SequenceStream:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the prefix cache."""
-        return self.sequence.num_cached or 0
+        """Tokens of the prompt that were found in the prefix cache, when the sequence ran first."""
+        return (self.sequence.num_cached if self._num_cached is None else self._num_cached) or 0
 
     @property
     def matched_stop(self) -> str | None:
@@ -121,6 +122,16 @@ class SequenceStream:
         """`cancel`, with another error for the reader."""
         self._on_cancel(self.sequence)
         self.fail(error)
+
+    def suspend(self) -> None:
+        """`cancel`, but tokens and text are kept: the engine may take the sequence up again (`Engine.readmit`)."""
+        self._on_cancel(self.sequence)
+        seq = self.sequence
+        if seq.finish_reason in (None, FinishReason.ABORT):
+            if self._num_cached is None:
+                self._num_cached = seq.num_cached
+            self.sequence = seq.continued(self._num_taken)
+            self._error = None
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Call `wake` when there is something to take: once until the next `take`, once more at the end, and at once if there

@@ -14,7 +14,7 @@ from cluster.driver.stragglers import StepWindow
 from deployments.args import ServerArgs
 from deployments.engine.context import context_reason
 from deployments.engine.engine_loop import EngineLoop
-from deployments.engine.interface import EngineState, RankState, Readiness, SamplingDefaults
+from deployments.engine.interface import EngineState, RankState, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_stats import StepStats
 from deployments.engine.supervisor import GroupPool, Replacement, Supervisor
@@ -255,6 +255,12 @@ class LlamaService:
             shown_tokens=shown_tokens,
             is_timed=is_timed,
         )
+
+    def readmit(self, streams: Sequence[TokenStream]) -> None:
+        """Queue suspended streams of one request again, all or none. Raises NotReady, QueueFull or RankFailure."""
+        ours = [stream for stream in streams if isinstance(stream, SequenceStream)]
+        assert len(ours) == len(streams), "the streams are this engine's"
+        self._taking_loop().readmit(ours)
 
     def next_seed(self) -> int:
         """A seed for a request without one, derived from the server's seed and the number of such requests."""

@@ -27,6 +27,7 @@ from deployments.http.request_body import BodyReader
 from deployments.http.request_id import RequestScope
 from deployments.http.request_log import RequestRecord
 from deployments.http.responses_api.routes import RESPONSES
+from deployments.http.resume.kept_streams import KeptStreams
 from deployments.http.routes import BODY_STATUSES, model_routes, operator_routes, page_routes, tokenizer_routes
 from deployments.http.routing import ApiRoute, ApiRouter, route_path
 from deployments.tracing.tracing import Tracing
@@ -94,12 +95,13 @@ def build_http_app(
         limits = replace(limits, body=replace(limits.body, max_bytes=max_body_bytes))
     if request_timeout_s is not None:
         limits = replace(limits, request_timeout_s=request_timeout_s)
+    streams = KeptStreams(limits.keep)
     bodies, encoder = BodyReader(limits.body), PromptEncoder(engine, limits.text)
     kinds: tuple[GenerationKind[Any], ...] = (COMPLETIONS, CHAT, MESSAGES, RESPONSES, SCORE, CLASSIFY)
     generation = [
         ApiRoute(
             kind.path,
-            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, tracing, log_prompts),
+            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, streams, tracing, log_prompts),
             method="POST",
             tag="generation" if kind in (COMPLETIONS, CHAT) else "scoring",
             summary=kind.summary,

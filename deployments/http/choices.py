@@ -6,6 +6,7 @@ A failure of one choice ends all of them, and `cancel` frees every choice's cach
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
 
 from deployments.engine.interface import Delta, Engine, TokenStream
@@ -30,7 +31,7 @@ class Choices:
 
     def __init__(self, engine: Engine, plan: Plan, *, is_timed: bool = False) -> None:
         """Submits every choice, or none: raises what `Engine.submit_all` raises. is_timed: for a trace."""
-        self.streams: Sequence[TokenStream] = engine.submit_all(
+        streams = engine.submit_all(
             list(plan.choices()),
             stop=plan.stop,
             owner=plan.owner,
@@ -39,16 +40,20 @@ class Choices:
             shown_tokens=frozenset() if plan.parsing is None else plan.parsing.shown_tokens,
             is_timed=is_timed,
         )
-        self.num_open = plan.num_choices
+        self._begin(streams, plan.num_choices, _followers(plan))
+
+    def _begin(self, streams: Sequence[TokenStream], num_open: int, followers: dict[int, range]) -> None:
+        self.streams = streams
+        self.num_open = num_open
         self._loop = asyncio.get_running_loop()
         self._ready: deque[int] = deque()
         self._waiter: asyncio.Future[bool] | None = None
         self._waiting_since_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._end_waiter: asyncio.Future[None] | None = None
-        self._followers = _followers(plan)
-        following = {index for indices in self._followers.values() for index in indices}
-        for index in range(plan.num_choices):
+        self._followers = followers
+        following = {index for indices in followers.values() for index in indices}
+        for index in range(len(streams)):
             if index not in following:
                 self._listen(index)
 
@@ -105,6 +110,17 @@ class Choices:
             self._alarm.cancel()
         for stream in self.streams:
             stream.cancel()
+
+    def suspend(self) -> "Choices":
+        """`cancel`, but the choices keep what they have. Returns the same choices for another reader, who calls
+        `Engine.readmit` with their streams; nothing that is done with this object has an effect on them."""
+        for stream in self.streams:
+            stream.suspend()
+        others = copy(self)
+        others._begin(self.streams, self.num_open, self._followers)
+        self.streams = ()
+        self.cancel()
+        return others
 
     def _listen(self, index: int) -> None:
         self.streams[index].listen(partial(self._on_ready, index))

@@ -68,6 +68,14 @@ class RouteNotFound(InvalidRequest):
     code = "not_found"
 
 
+class StreamNotFound(InvalidRequest):
+    code = "stream_not_found"
+
+
+class IdempotencyKeyReused(InvalidRequest):
+    code = "idempotency_key_reused"
+
+
 class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
@@ -83,6 +91,8 @@ STATUS: dict[type[LlamaError], int] = {
     HostNotAllowed: 403,
     ModelNotFound: 404,
     RouteNotFound: 404,
+    StreamNotFound: 404,
+    IdempotencyKeyReused: 422,
     MethodNotAllowed: 405,
     QueueFull: 429,
     NotReady: 503,

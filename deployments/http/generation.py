@@ -22,6 +22,8 @@ from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_log import RequestRecord
 from deployments.http.responses import CompletionSerializer
+from deployments.http.resume.kept_streams import KeptStreams
+from deployments.http.resume.resumption import Resumption, resumption
 from deployments.http.schemas import Body, ChatBody, CompletionBody
 from deployments.http.score import (
     ClassifyBody,
@@ -32,7 +34,7 @@ from deployments.http.score import (
     plan_score,
 )
 from deployments.http.slices import run_in_slices
-from deployments.http.sse import EventStream
+from deployments.http.sse import EVENT_STREAM_HEADERS, EventStream
 from deployments.http.whole_answer import send_whole
 from deployments.serve_headers import MOVED_TIMEOUT_HEADER, TIMEOUT_HEADER
 from deployments.tracing.tracing import Tracing
@@ -116,6 +118,7 @@ class GenerationEndpoint:
     limits: HttpLimits
     bodies: BodyReader
     encoder: PromptEncoder
+    streams: KeptStreams
     tracing: Tracing | None = None
     log_prompts: bool = False
 
@@ -140,19 +143,24 @@ class _GenerationRequest:
         self._body: Body | None = None
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
+        self._resumption: Resumption | None = None
+        self._error: BaseException | None = None
         self._sends_whole = False
         self._deadline: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         try:
+            endpoint = self._endpoint
+            self._resumption = resumption(self._request.headers, endpoint.streams, endpoint.kind.path, self._owner)
             limit_s = self._limit_s()
             end_s = None if limit_s is None else self._began_s + limit_s - self._head_start_s(limit_s)
             plan = await self._planned(limit_s, end_s)
             serializer = self._submit(plan)
-            if limit_s is not None and end_s is not None:
-                self._deadline = self._loop.call_at(end_s, self._submitted.end, _late(limit_s))
+            if limit_s is not None and end_s is not None and self._choices is not None:
+                self._deadline = self._loop.call_at(end_s, self._choices.end, _late(limit_s))
             await self._answer(plan, serializer)
         except BaseException as error:
+            self._error = error
             self._record.failed(error)
             has_answer = self._sends_whole or (self._stream is not None and self._stream.has_started)
             if not (has_answer and isinstance(error, RequestCancelled)):
@@ -207,26 +215,56 @@ class _GenerationRequest:
             # After the body has arrived, or the connection could not be reused; before it is parsed.
             self._record.received()
             endpoint.engine.check_capacity(self._owner)
+            if self._resumption is not None and (kept := self._resumption.find(raw)) is not None:
+                return kept.plan
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder)
         return replace(plan, owner=self._owner) if self._owner else plan
 
-    def _submit(self, plan: Plan) -> WholeSerializer:
+    def _submit(self, plan: Plan) -> WholeSerializer | None:
+        """What writes the answer; None where all of it is kept."""
         engine = self._endpoint.engine
+        wants = self._resumption if plan.stream else None
+        if wants is not None and wants.found() is not None:
+            return self._resume(wants)
         self._choices = Choices(engine, plan, is_timed=self._record.is_traced)
         self._record.submitted(self._choices.streams)
-        return self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
+        serializer = self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
+        # Plans of routes whose answers cannot be streamed never ask for it.
+        return serializer if wants is None else wants.keep(plan, self._choices, cast(AnswerSerializer, serializer))
 
-    async def _answer(self, plan: Plan, serializer: WholeSerializer) -> None:
+    def _resume(self, resumption: Resumption) -> AnswerSerializer | None:
+        if (continuation := resumption.take()) is None:
+            return None
+        self._choices = continuation.choices
+        self._record.submitted(self._choices.streams)
+        self._endpoint.engine.readmit(self._choices.streams)
+        return continuation.serializer
+
+    async def _answer(self, plan: Plan, serializer: WholeSerializer | None) -> None:
         async with DisconnectWatch(self._request.receive) as scope:
-            if plan.stream:
-                # Plans of routes whose answers cannot be streamed never say so.
+            if self._resumption is not None:
+                self._resumption.reader.runs_in(scope)
+            if serializer is None:
+                await self._send_rest()
+            elif plan.stream:
                 await self._event_stream(cast(AnswerSerializer, serializer)).run(self._send, scope)
                 return
-            body = await self._whole_answer(serializer)
-            self._sends_whole = True
-            await send_whole(body, self._send, self._endpoint.limits.send_timeout_s)
+            else:
+                await self._send_whole(serializer)
         self._record.succeeded()
+
+    async def _send_rest(self) -> None:
+        """The last events of a stream that is complete."""
+        assert self._resumption is not None, "the whole answer is kept"
+        events = b"".join(self._resumption.events() or ())
+        self._sends_whole = True
+        await send_whole(events, self._send, self._endpoint.limits.send_timeout_s, headers=EVENT_STREAM_HEADERS)
+
+    async def _send_whole(self, serializer: WholeSerializer) -> None:
+        body = await self._whole_answer(serializer)
+        self._sends_whole = True
+        await send_whole(body, self._send, self._endpoint.limits.send_timeout_s)
 
     def _event_stream(self, serializer: AnswerSerializer) -> EventStream:
         limits = self._endpoint.limits
@@ -237,6 +275,7 @@ class _GenerationRequest:
             ping_s=limits.ping_s,
             send_timeout_s=limits.send_timeout_s,
             coalescing=limits.coalescing,
+            events=None if self._resumption is None else self._resumption.events(),
         )
         return self._stream
 
@@ -253,9 +292,19 @@ class _GenerationRequest:
     def _close(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        if self._resumption is not None:
+            self._resumption.close(failed=self._has_failed)
         if self._choices is not None:
             self._choices.cancel()
         self._record.closed()
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the answer ended with an error, and not because nobody reads it."""
+        if self._stream is None:
+            return False
+        was_cut = isinstance(self._error, RequestCancelled) or not isinstance(self._error, Exception)
+        return self._stream.has_failed or not was_cut
 
 
 def _late(limit_s: float) -> DeadlineExceeded:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 SLICE_BYTES = 256 * 2**10  # of events in one slice: about 5 ms for those with log-probabilities
 
-HEADERS = (
+EVENT_STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -45,19 +45,20 @@ class EventStream:
         ping_s: float,
         send_timeout_s: float,
         coalescing: ProxyCoalescing | None = None,
+        events: Iterator[bytes] | None = None,
     ) -> None:
         """An idle stream sends a ping every `ping_s`; a client that reads nothing for `send_timeout_s` is disconnected.
 
-        coalescing: the interval between two messages; the first message never waits.
+        coalescing: the interval between two messages; the first message never waits. events: they are sent before those
+        of the choices.
         """
-        self.has_started = False
+        self.has_started = self.has_failed = False
         self._choices, self._serializer, self._record = choices, serializer, record
         self._ping_s, self._send_timeout_s = ping_s, send_timeout_s
         self._coalescing = coalescing
         self._is_over = False
         self._has_more = False  # the last slice was full: the next one is written without waiting
-        self._events: Iterator[bytes] | None = None  # the rest of a delta with log-probabilities
-        self._has_failed = False
+        self._events = events  # or the rest of a delta with log-probabilities
         self._sending_since_s: float | None = None
 
     def run(self, send: Send, scope: DisconnectScope) -> Awaitable[None]:
@@ -71,13 +72,14 @@ class EventStream:
 
     async def _run(self, send: Send, scope: DisconnectScope) -> None:
         loop = asyncio.get_running_loop()
-        body = self._take() if await self._choices.wait(self._ping_s) else self._serializer.ping
+        is_ready = self._events is not None or await self._choices.wait(self._ping_s)
+        body = self._take() if is_ready else self._serializer.ping
         self.has_started = True
         self._record.streaming()
         self._watch = loop.call_later(self._send_timeout_s, self._check_sending, loop, scope)
         try:
             self._sending_since_s = loop.time()
-            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM_HEADERS)})
             while not self._is_over:
                 if body:
                     self._sending_since_s = loop.time()
@@ -94,7 +96,7 @@ class EventStream:
             await send({"type": "http.response.body", "body": body, "more_body": False})
         finally:
             self._watch.cancel()
-        if not self._has_failed:
+        if not self.has_failed:
             self._record.succeeded()
 
     def _take(self) -> bytes:
@@ -108,7 +110,7 @@ class EventStream:
         except Exception as error:
             if not self.has_started:
                 raise
-            self._is_over = self._has_failed = True
+            self._is_over = self.has_failed = True
             self._record.failed(error)
             if not isinstance(error, LlamaError):
                 log.error("a stream failed, request %s\n%s", self._record.request_id, where(error))

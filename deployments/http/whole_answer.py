@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 from starlette.types import Send
@@ -13,13 +14,20 @@ log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 256 * 2**10  # that the server buffers for a client that does not read
 
 
-async def send_whole(body: bytes, send: Send, timeout_s: float) -> None:
-    """Send `body` as JSON, in pieces. Raises RequestCancelled when the client reads nothing for `timeout_s`."""
-    headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
+
+
+async def send_whole(
+    body: bytes, send: Send, timeout_s: float, *, headers: Iterable[tuple[bytes, bytes]] = JSON_HEADERS
+) -> None:
+    """Send `body`, JSON unless `headers` say otherwise, in pieces.
+
+    Raises RequestCancelled when the client reads nothing for `timeout_s`."""
+    head = [(b"content-length", b"%d" % len(body)), *headers]
     begin, end = 0, len(body)
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.start", "status": 200, "headers": head})
             while True:
                 piece, begin = body[begin : begin + PIECE_BYTES], begin + PIECE_BYTES
                 await send({"type": "http.response.body", "body": piece, "more_body": begin < end})

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from deployments.engine.interface import Delta, EngineState, Readiness, SamplingDefaults
+from deployments.engine.interface import Delta, EngineState, Readiness, SamplingDefaults, TokenStream
 from deployments.engine.metrics import Metrics
 from deployments.engine.timeline import Timeline
 from deployments.http.app import HttpLimits, build_http_app
@@ -61,6 +61,8 @@ class FakeStream:
         self._next: Delta | Exception | None = None
         self._taken = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
+        self._runs = asyncio.Event()
+        self._runs.set()
         self._producing = asyncio.ensure_future(self._produce())
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -79,6 +81,16 @@ class FakeStream:
         if not self.ended:
             self.cancelled = self.ended = True
             self._producing.cancel()
+
+    def suspend(self) -> None:
+        self._runs.clear()
+
+    def go_on(self) -> None:
+        self._runs.set()
+
+    @property
+    def is_suspended(self) -> bool:
+        return not self._runs.is_set()
 
     def end(self, error: LlamaError) -> None:
         if not self.ended:
@@ -114,6 +126,7 @@ class FakeStream:
         reason = FinishReason.LENGTH if len(answer) >= params.max_tokens else FinishReason.STOP
         answer = answer[: params.max_tokens]
         for i, token in enumerate(answer):
+            await self._runs.wait()
             await engine.delay(self, i)
             if self.cancelled:
                 raise RequestCancelled("cancelled")
@@ -217,9 +230,15 @@ class FakeEngine:
             raise
         return streams
 
+    def readmit(self, streams: Sequence[TokenStream]) -> None:
+        self.check_capacity()
+        for stream in streams:
+            assert isinstance(stream, FakeStream)
+            stream.go_on()
+
     @property
     def num_open(self) -> int:
-        return sum(not stream.ended for stream in self.streams)
+        return sum(not (stream.ended or stream.is_suspended) for stream in self.streams)
 
     def describe(self) -> EngineState:
         return EngineState(
