@@ -173,6 +173,11 @@ class ServerArgs(BaseModel):
         False, description="Log the prompt of each request, which may be confidential. Never logged otherwise."
     )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
+    resume_window_s: Annotated[float, Field(ge=0)] = Field(
+        120.0,
+        description="Streams with an Idempotency-Key are kept this long after the client has left; 0: they are not kept.",
+    )
+    resume_max_bytes: Count = Field(64 * 2**20, description="Memory of all kept streams of a replica.")
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
         60.0, description="A rank that takes longer for a step counts as hung."
     )

@@ -25,6 +25,7 @@ from deployments.engine.service import LlamaService
 from deployments.http.app import build_http_app
 from deployments.http.limits import HttpLimits
 from deployments.http.proxy_coalescing import ProxyCoalescing
+from deployments.http.resume.kept_streams import KeepLimits
 from deployments.local.banner import banner
 from deployments.local.loopback import keep_replica_on_loopback
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
@@ -63,7 +64,10 @@ class LlamaIngress(TypedHandleApi):
             self._http_app = build_http_app(
                 self.service,
                 self.metrics,
-                HttpLimits(coalescing=ProxyCoalescing() if is_behind_python_proxy() else None),
+                HttpLimits(
+                    coalescing=ProxyCoalescing() if is_behind_python_proxy() else None,
+                    keep=KeepLimits(args.resume_window_s, args.resume_max_bytes),
+                ),
                 max_body_bytes=args.max_body_bytes,
                 request_timeout_s=args.request_timeout_s,
                 keys=self._keys,

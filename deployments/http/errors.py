@@ -76,6 +76,12 @@ class IdempotencyKeyReused(InvalidRequest):
     code = "idempotency_key_reused"
 
 
+class StreamTakenOver(RequestCancelled):
+    """Of a connection, because another one with the same Idempotency-Key reads its stream now."""
+
+    code = "stream_taken_over"
+
+
 class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
@@ -93,6 +99,7 @@ STATUS: dict[type[LlamaError], int] = {
     RouteNotFound: 404,
     StreamNotFound: 404,
     IdempotencyKeyReused: 422,
+    StreamTakenOver: 409,
     MethodNotAllowed: 405,
     QueueFull: 429,
     NotReady: 503,
@@ -186,7 +193,7 @@ def error_response(error: LlamaError, scope: Scope, headers: dict[str, str] | No
     """The answer to a request that failed, in the shape of the API of its path."""
     retry = retry_after_s(error)
     extra = {} if retry is None else {"Retry-After": str(retry)}
-    if isinstance(error, PoisonRequest | DeadlineExceeded):
-        extra["x-should-retry"] = "false"  # OpenAI's clients retry a 5xx without this header
+    if isinstance(error, PoisonRequest | DeadlineExceeded | StreamTakenOver):
+        extra["x-should-retry"] = "false"  # OpenAI's clients retry a 5xx and a 409 without this header
     body = anthropic_error_object(error, scope["state"]["request_id"]) if is_anthropic(scope) else error_object(error)
     return json_response(body, status_of(error), {**(headers or {}), **extra})

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from deployments.http.answer import AnswerSerializer
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
+from deployments.http.errors import StreamTakenOver
 from deployments.http.plan import Plan
 from deployments.http.resume.journal import Journal
 from deployments.http.resume.numbered import NumberedSerializer
-from llama_core.errors import RequestCancelled
 
 BASE_BYTES = 16 * 2**10  # of a stream without its events: serializer, detokenizers, parsers
 TOKEN_BYTES = 40  # a token's integer, and its place in a list
@@ -49,7 +49,9 @@ class Reader:
 
     def end(self) -> None:
         if self._scope is not None:
-            self._scope.cancel(RequestCancelled("another connection has taken over this stream"))
+            self._scope.cancel(
+                StreamTakenOver("Another connection with the same Idempotency-Key reads this stream now.")
+            )
 
 
 class Continuation(NamedTuple):
@@ -84,12 +86,9 @@ class KeptStream:
         self.num_bytes += num_bytes + TOKEN_BYTES
         self._store.grow(self, num_bytes + TOKEN_BYTES)
 
-    def leave(self) -> None:
-        """End the reader, if there is one. Its cache blocks are free when this returns."""
-        reader, self.reader = self.reader, None
-        if reader is None:
-            return
-        reader.end()
+    def suspend(self) -> None:
+        """Nobody reads the stream: its cache blocks are free when this returns."""
+        self.reader = None
         if self.continuation is not None:
             choices, serializer = self.continuation
             others = choices.suspend()
@@ -119,7 +118,9 @@ class KeptStreams:
     def take(self, key: StreamKey, reader: Reader) -> KeptStream:
         """The stream of this key. `reader` becomes its only reader."""
         stream = self._streams[key]
-        stream.leave()
+        if stream.reader is not None:
+            stream.reader.end()
+            stream.suspend()
         stream.reader = reader
         if stream.expiry is not None:
             stream.expiry.cancel()
@@ -131,7 +132,7 @@ class KeptStreams:
         """The reader has left; does nothing if another one has taken the stream over."""
         if stream.reader is not reader:
             return
-        stream.leave()
+        stream.suspend()
         if self._streams.get(stream.key) is stream:
             self._streams.move_to_end(stream.key)
             stream.expiry = asyncio.get_running_loop().call_later(self.limits.window_s, self.drop, stream)

@@ -1,0 +1,299 @@
+"""A stream that is cut after any of its events goes on with exactly the events that follow."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from deployments.api_keys import ApiKeys, digests_of
+from deployments.engine.metrics import Metrics
+from deployments.http import logprobs
+from deployments.http.app import HttpApp, HttpLimits, build_http_app
+from deployments.http.resume.kept_streams import KeepLimits
+from tests.support.asgi_client import AsgiCall
+from tests.support.joined_events import id_of, joined, without_ids
+from tests.support.loop_engine import LoopEngine
+from tests.support.scripted_engine import FakeEngine
+from tests.support.tool_calls import TOOLS
+from tests.support.waiting import until
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BODY: dict[str, Any] = {"prompt": "Once upon a time", "stream": True, "max_tokens": 24, "ignore_eos": True, "seed": 7}
+USAGE = {"stream_options": {"include_usage": True}}
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
+CALL = 'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+def app_of(engine: FakeEngine, **keep: Any) -> HttpApp:
+    limits = HttpLimits(keep=KeepLimits(**keep)) if keep else None
+    return build_http_app(engine, Metrics(in_ray=False), limits)
+
+
+def call(
+    app: HttpApp, body: dict[str, Any], key: str = "a", last: str = "", path: str = COMPLETIONS, **more: str
+) -> AsgiCall:
+    headers = {"Idempotency-Key": key} if key else {}
+    headers |= {"Last-Event-ID": last} if last else {}
+    return AsgiCall(app, path, body, headers | more)
+
+
+async def cut(app: HttpApp, body: dict[str, Any], key: str, num_events: int, path: str = COMPLETIONS) -> list[bytes]:
+    """The first events of a stream whose client leaves when it has them."""
+    first = call(app, body, key, path=path)
+    events = (await first.arrived(num_events))[:num_events]
+    await first.leave()
+    return events
+
+
+async def equals_uncut_at_every_event(engine: FakeEngine, body: dict[str, Any], path: str = COMPLETIONS) -> int:
+    """Compare the stream, cut after each event and resumed, with the stream that is not cut; returns the number of events."""
+    app = app_of(engine)
+    uncut = await call(app, body, "", path=path).end()
+    assert not any(map(id_of, uncut)), "who does not ask for ids has none"
+    for num_events in range(len(uncut) + 1):
+        events = await cut(app, body, str(num_events), num_events, path)
+        last = id_of(events[-1]) if events else ""
+        rest = await call(app, body, str(num_events), last, path).end()
+        assert joined(events + rest) == joined(uncut)
+        ids = [id_of(event) for event in events + rest]
+        assert [int(of_one.rpartition("-")[2]) for of_one in ids] == list(range(1, len(ids) + 1))
+    return len(uncut)
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "usage": {**USAGE, "temperature": 1.0},
+    "continuous usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    "two choices": {"n": 2, "temperature": 1.0, **USAGE},
+    "logprobs": {"logprobs": 0, **USAGE},
+    "echo": {"logprobs": 0, "echo": True, "n": 2},
+    "two prompts": {"prompt": ["Once", "There was"], **USAGE},
+    "stop": {"stop": ["a", "zz"], "ignore_eos": False, **USAGE},
+    "ends itself": {"ignore_eos": False, "max_tokens": 200},
+    "stop token": {"stop_token_ids": [300, 301]},
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+async def test_a_stream_cut_after_any_event_equals_the_uncut_one(kind: str) -> None:
+    async with LoopEngine().running() as engine:
+        await equals_uncut_at_every_event(engine, BODY | REQUESTS[kind])
+        await until("no sequence runs", lambda: _idle(engine))
+
+
+async def _num_live(engine: LoopEngine, count: int) -> bool:
+    return engine.num_live == count
+
+
+async def _idle(engine: LoopEngine) -> bool:
+    return engine.num_live == 0 and engine.num_blocks_used == 0
+
+
+async def test_log_probabilities_in_several_events_of_one_delta_are_cut_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt's log-probabilities are written in slices; each slice is an event."""
+    async with LoopEngine().running() as engine:
+        body = BODY | {"prompt": list(range(3, 603)), "echo": True, "logprobs": 0, "max_tokens": 1}
+        monkeypatch.setattr(logprobs, "SLICE_ENTRIES", 100)
+        assert await equals_uncut_at_every_event(engine, body) > 6
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+async def test_tool_calls_of_every_api_are_cut_between_any_two_events(path: str) -> None:
+    engine = FakeEngine(CALL)
+    engine.max_seq_len, engine.tool_format = 4096, "hermes"
+    tool = TOOLS[0]
+    body: dict[str, Any] = HELLO | {"max_tokens": 200, "tools": [tool.described()]}
+    if path == "/v1/messages":
+        body["tools"] = [{"name": tool.name, "input_schema": {"type": "object"}}]
+    elif path == "/v1/responses":
+        body = {"input": "Hello", "stream": True, "tools": [{"type": "function", "name": tool.name, "parameters": {}}]}
+    assert await equals_uncut_at_every_event(engine, body, path) > 10
+
+
+async def test_a_stream_is_cut_again_and_again() -> None:
+    async with LoopEngine().running() as engine:
+        app, body = app_of(engine), BODY | {"n": 2, "temperature": 1.0} | USAGE
+        uncut = await call(app, body, "").end()
+        events: list[bytes] = []
+        for _ in itertools.count():
+            one = call(app, body, last=id_of(events[-1]) if events else "")
+            new = (await one.arrived(3))[:3]
+            await one.leave()
+            events += new
+            if not new:
+                break
+        assert joined(events) == joined(uncut)
+
+
+async def test_a_disconnect_frees_every_block_at_once_and_resuming_computes_the_tokens_again() -> None:
+    async with LoopEngine().running() as engine:
+        app = app_of(engine)
+        first = call(app, BODY | {"max_tokens": 500})
+        events = await first.arrived(5)
+        assert engine.num_blocks_used
+        await first.leave()
+        assert engine.num_live == 0 and engine.num_blocks_used == 0
+        num_steps = engine.ranks.num_steps
+        await asyncio.sleep(0.05)
+        assert engine.ranks.num_steps <= num_steps + 2, "nothing runs for a client that has left"
+        rest = await call(app, BODY | {"max_tokens": 500}, last=id_of(events[-1])).end()
+        assert joined(events + rest) == joined(await call(app, BODY | {"max_tokens": 500}, "").end())
+
+
+async def test_a_second_connection_takes_over_a_stream_that_still_runs() -> None:
+    """As when the first connection is half open: the server has not noticed that it broke."""
+    async with LoopEngine().running() as engine:
+        app, body = app_of(engine), BODY | {"max_tokens": 300}
+        first = call(app, body)
+        events = (await first.arrived(4))[:4]
+        second = call(app, body, last=id_of(events[-1]))
+        await second.arrived(1)
+        await first.end()
+        assert not first.complete, "the first connection has no end of the stream"
+        rest = await second.end()
+        assert joined(events + rest) == joined(await call(app, body, "").end())
+        assert engine.num_live == 0
+
+
+async def test_a_finished_stream_is_sent_again_from_any_event_without_computing() -> None:
+    async with LoopEngine().running() as engine:
+        app, body = app_of(engine), BODY | USAGE
+        whole = await call(app, body).end()
+        num_steps = engine.ranks.num_steps
+        for number, event in enumerate(whole, 1):
+            assert await call(app, body, last=id_of(event)).end() == whole[number:]
+        assert await call(app, body).end() == whole, "the same request again, without Last-Event-ID"
+        assert engine.ranks.num_steps == num_steps
+
+
+async def test_two_requests_of_one_key_at_a_time_are_one_stream() -> None:
+    async with LoopEngine().running() as engine:
+        app = app_of(engine)
+        body = BODY | {"max_tokens": 300}
+        both = [call(app, body), call(app, body)]
+        for one in both:
+            await one.end()
+        complete, other = sorted(both, key=lambda one: one.status)
+        assert other.status == 409 and other.error()["code"] == "stream_taken_over"
+        assert joined(complete.events) == joined(await call(app, body, "").end())
+
+
+async def test_another_body_with_the_same_key_is_refused() -> None:
+    async with LoopEngine().running() as engine:
+        app = app_of(engine)
+        events = await cut(app, BODY, "a", 2)
+        for last in ("", id_of(events[-1])):
+            other = call(app, BODY | {"seed": 8}, last=last)
+            await other.end()
+            assert other.status == 422 and other.error()["code"] == "idempotency_key_reused"
+
+
+@pytest.mark.parametrize("last", ["17", "x" * 300, "0123456789abcdef-1"])
+async def test_an_event_that_is_not_kept_is_a_404_that_says_so(last: str) -> None:
+    async with LoopEngine().running() as engine:
+        app = app_of(engine)
+        answer = call(app, BODY, last=last)
+        await answer.end()
+        error = answer.error()
+        assert answer.status == 404 and error["code"] == "stream_not_found" and error["param"] == "Last-Event-ID"
+        assert "replica" in error["message"] and last not in error["message"]
+        events = await cut(app, BODY, "a", 2)
+        answer = call(app, BODY, last=id_of(events[0]).rpartition("-")[0] + "-999")
+        await answer.end()
+        assert answer.status == 404, "an event that has not been written"
+
+
+async def test_last_event_id_needs_a_key_and_a_key_has_bounds() -> None:
+    app = app_of(FakeEngine())
+    answer = call(app, BODY, "", last="0123456789abcdef-1")
+    await answer.end()
+    assert answer.status == 400 and answer.error()["param"] == "Last-Event-ID"
+    for key in ("x" * 256, "a\tb"):
+        answer = call(app, BODY, key)
+        await answer.end()
+        assert answer.status == 400 and answer.error()["param"] == "Idempotency-Key"
+
+
+async def test_one_api_key_reads_no_stream_of_another() -> None:
+    async with LoopEngine().running() as engine:
+        app = build_http_app(engine, Metrics(in_ray=False), keys=ApiKeys(digests_of("one,two")))
+        first = call(app, BODY, authorization="Bearer one")
+        events = await first.arrived(3)
+        await first.leave()
+        stranger = call(app, BODY, last=id_of(events[2]), authorization="Bearer two")
+        await stranger.end()
+        assert stranger.status == 404
+        fresh = call(app, BODY, authorization="Bearer two")
+        assert id_of((await fresh.end())[0]).partition("-")[0] != id_of(events[0]).partition("-")[0]
+        rest = call(app, BODY, last=id_of(events[2]), authorization="Bearer one")
+        assert joined(events[:3] + await rest.end()) == joined(await fresh.end())
+
+
+async def test_a_stream_expires_after_its_last_reader_left() -> None:
+    async with LoopEngine().running() as engine:
+        app = app_of(engine, window_s=0.3)
+        events = await cut(app, BODY, "a", 3)
+        await asyncio.sleep(0.15)
+        again = call(app, BODY, last=id_of(events[-1]))
+        await again.arrived(2)
+        await again.leave()
+        await asyncio.sleep(0.2)  # later than the first end of the window
+        assert (await call(app, BODY, last=id_of(events[-1])).end())[0]
+        await asyncio.sleep(0.5)
+        late = call(app, BODY, last=id_of(events[-1]))
+        await late.end()
+        assert late.status == 404
+
+
+async def test_a_server_that_keeps_nothing_ignores_the_key() -> None:
+    async with LoopEngine().running() as engine:
+        app = app_of(engine, window_s=0)
+        events = await call(app, BODY).end()
+        assert not any(map(id_of, events))
+        answer = call(app, BODY, last="0123456789abcdef-1")
+        await answer.end()
+        assert answer.status == 404
+
+
+async def test_a_full_server_keeps_the_stream_for_the_next_attempt() -> None:
+    async with LoopEngine(slots=1, max_waiting=1).running() as engine:
+        app = app_of(engine)
+        events = await cut(app, BODY, "a", 3)
+        blocking = [call(app, BODY | {"max_tokens": 900}, key) for key in "bc"]
+        await until("one runs and one waits", lambda: _num_live(engine, 2))
+        refused = call(app, BODY, last=id_of(events[-1]))
+        await refused.end()
+        assert refused.status == 429
+        for one in blocking:
+            await one.leave()
+        rest = await call(app, BODY, last=id_of(events[-1])).end()
+        assert joined(events + rest) == joined(await call(app, BODY, "").end())
+
+
+async def test_a_stream_that_failed_is_not_kept() -> None:
+    engine = FakeEngine()
+    engine.fail_at = (3, ValueError("a bug"))
+    app = app_of(engine)
+    events = await call(app, BODY).end()
+    assert b'"error"' in events[-1] and not id_of(events[-1]) and id_of(events[0])
+    answer = call(app, BODY, last=id_of(events[0]))
+    await answer.end()
+    assert answer.status == 404
+
+
+async def test_an_answer_that_is_not_streamed_ignores_the_key() -> None:
+    async with LoopEngine().running() as engine:
+        answer = call(app_of(engine), BODY | {"stream": False})
+        await answer.end()
+        assert answer.status == 200 and answer.body.startswith(b'{"id"')
+
+
+async def test_events_with_ids_are_the_same_events() -> None:
+    async with LoopEngine().running() as engine:
+        app = app_of(engine)
+        plain, numbered = await call(app, BODY, "").end(), await call(app, BODY).end()
+        assert len(plain) == len(numbered)
+        assert joined(map(without_ids, numbered)) == joined(plain)

@@ -1,0 +1,81 @@
+"""FakeEngine with the real engine loop and scheduler behind it, over FakeRanks: streams are suspended and admitted again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+from deployments.engine.engine_loop import EngineLoop
+from deployments.engine.interface import TokenStream
+from deployments.engine.sequence_stream import SequenceStream
+from llama_core.scheduling.block_pool import BlockPool
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.scheduler_config import SchedulerConfig
+from llama_core.scheduling.step import StepInput, StepOutput
+from tests.support.fake_ranks import EOS, FakeRanks
+from tests.support.scripted_engine import FakeEngine
+
+BLOCK_SIZE = 16
+
+
+class LoopEngine(FakeEngine):
+    """`running` runs its loop. A token depends on the seed and on every token before it."""
+
+    def __init__(self, *, slots: int = 8, max_waiting: int = 64, num_blocks: int = 512) -> None:
+        super().__init__()
+        self.max_seq_len = 1024
+        config = SchedulerConfig(slots, 256, frozenset({EOS}), max_waiting=max_waiting)
+        self.loop = EngineLoop(
+            Scheduler(config, BlockPool(num_blocks, BLOCK_SIZE)), self.tokenizer, max_seq_len=self.max_seq_len
+        )
+        self.ranks = FakeRanks(BLOCK_SIZE)
+        self.epoch = 0
+
+    @property
+    def num_live(self) -> int:
+        return self.loop.num_live
+
+    @property
+    def num_blocks_used(self) -> int:
+        return self.loop.scheduler.pool.num_used
+
+    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:  # type: ignore[override]  # as the loop's runner
+        answer: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
+        output = self.ranks.step(batch)
+        asyncio.get_running_loop().call_soon(lambda: answer.done() or answer.set_result(output))
+        return answer
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["LoopEngine"]:
+        task = asyncio.create_task(self.loop.run(self))
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def check_capacity(self, owner: str = "") -> None:
+        self.loop.check_capacity(owner)
+
+    def submit_all(  # type: ignore[override]  # streams of another class
+        self,
+        choices: Sequence[tuple[list[int], SamplingParams]],
+        *,
+        stop: Sequence[str] = (),
+        owner: str = "",
+        priority: int = 0,
+        skip_special_tokens: bool = True,
+        shown_tokens: frozenset[int] = frozenset(),
+    ) -> Sequence[TokenStream]:
+        return self.loop.submit_all(
+            choices,
+            stop=stop,
+            owner=owner,
+            priority=priority,
+            skip_special_tokens=skip_special_tokens,
+            shown_tokens=shown_tokens,
+        )
+
+    def readmit(self, streams: Sequence[TokenStream]) -> None:
+        self.loop.readmit(cast(Sequence[SequenceStream], streams))
