@@ -19,7 +19,8 @@ from deployments.http.resume.journal import Journal
 from deployments.http.resume.numbered import NumberedSerializer
 
 BASE_BYTES = 16 * 2**10  # of a stream without its events: serializer, detokenizers, parsers
-TOKEN_BYTES = 40  # a token's integer, and its place in a list
+PLACE_BYTES = 8  # of a token in a list
+TOKEN_BYTES = 32 + PLACE_BYTES  # a token's integer, and its place in a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +62,30 @@ class Continuation(NamedTuple):
     serializer: NumberedSerializer
 
 
+class Asked(NamedTuple):
+    """The body that asked for a stream: its SHA-256 and its size."""
+
+    digest: bytes
+    num_bytes: int
+
+
 class KeptStream:
-    """One stream: its events so far, and what continues it. digest: of the body that asked for it."""
+    """One stream: its events so far, and what continues it."""
 
     def __init__(
         self,
         key: StreamKey,
-        digest: bytes,
+        asked: Asked,
         plan: Plan,
         choices: Choices,
         serializer: AnswerSerializer,
         store: "KeptStreams",
     ) -> None:
-        self.key, self.digest, self.plan = key, digest, plan
-        self.num_bytes = BASE_BYTES + 2 * TOKEN_BYTES * sum(len(prompt) for prompt in plan.prompts) * plan.n
+        self.key, self.asked, self.plan = key, asked, plan
+        num_prompt_tokens = sum(len(prompt) for prompt in plan.prompts)
+        # A plan and its serializer hold parts of the body, such as schemas.
+        self.num_bytes = BASE_BYTES + asked.num_bytes
+        self.num_bytes += num_prompt_tokens * (TOKEN_BYTES + PLACE_BYTES * (plan.n + 1))
         self.journal = Journal(self._grow)
         # None once all events have been written and the stream has been put back.
         self.continuation: Continuation | None = Continuation(choices, NumberedSerializer(serializer, self.journal))
@@ -109,10 +120,10 @@ class KeptStreams:
     def find(self, key: StreamKey) -> KeptStream | None:
         return self._streams.get(key)
 
-    def keep(self, key: StreamKey, digest: bytes, plan: Plan, choices: Choices, serializer: AnswerSerializer) -> None:
+    def keep(self, key: StreamKey, asked: Asked, plan: Plan, choices: Choices, serializer: AnswerSerializer) -> None:
         """Keep a new stream; there is none of this key."""
         assert key not in self._streams
-        stream = self._streams[key] = KeptStream(key, digest, plan, choices, serializer, self)
+        stream = self._streams[key] = KeptStream(key, asked, plan, choices, serializer, self)
         self.num_bytes += stream.num_bytes
 
     def take(self, key: StreamKey, reader: Reader) -> KeptStream:

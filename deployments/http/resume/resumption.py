@@ -12,7 +12,7 @@ from deployments.http.choices import Choices
 from deployments.http.errors import IdempotencyKeyReused, StreamNotFound
 from deployments.http.plan import Plan
 from deployments.http.resume.journal import parsed_id
-from deployments.http.resume.kept_streams import Continuation, KeptStream, KeptStreams, Reader, StreamKey
+from deployments.http.resume.kept_streams import Asked, Continuation, KeptStream, KeptStreams, Reader, StreamKey
 from deployments.http.resume.numbered import NumberedSerializer
 from llama_core.errors import InvalidParameter
 
@@ -32,7 +32,7 @@ class Resumption:
         self.reader = Reader()
         self._stream: KeptStream | None = None
         self._streams, self._key, self._last_event = streams, key, last_event
-        self._digest = b""
+        self._asked = Asked(b"", 0)
         self._is_new = False
 
     def find(self, body: bytes) -> KeptStream | None:
@@ -41,13 +41,13 @@ class Resumption:
         Raises StreamNotFound where the client has an event of a stream that is not kept here, and IdempotencyKeyReused where
         the earlier request had another body.
         """
-        self._digest = hashlib.sha256(body).digest()
+        self._asked = Asked(hashlib.sha256(body).digest(), len(body))
         return self.found()
 
     def found(self) -> KeptStream | None:
         """`find` with the same body again: another connection may have begun the stream meanwhile."""
         stream = self._streams.find(self._key)
-        if stream is not None and stream.digest != self._digest:
+        if stream is not None and stream.asked != self._asked:
             raise IdempotencyKeyReused(
                 f"{KEY_HEADER}: an earlier request with this key had another body; send the same bytes, or another key",
                 param=KEY_HEADER,
@@ -69,7 +69,7 @@ class Resumption:
     def keep(self, plan: Plan, choices: Choices, serializer: AnswerSerializer) -> NumberedSerializer:
         """Keep a new stream, which this request reads. Returns what writes its events."""
         self._is_new = True
-        self._streams.keep(self._key, self._digest, plan, choices, serializer)
+        self._streams.keep(self._key, self._asked, plan, choices, serializer)
         continuation = self.take()
         assert continuation is not None, "a new stream is not complete"
         return continuation.serializer

@@ -11,7 +11,15 @@ from deployments.http.answer import AnswerSerializer
 from deployments.http.choices import Choices
 from deployments.http.plan import Plan
 from deployments.http.resume.journal import Journal, parsed_id
-from deployments.http.resume.kept_streams import BASE_BYTES, KeepLimits, KeptStream, KeptStreams, Reader, StreamKey
+from deployments.http.resume.kept_streams import (
+    BASE_BYTES,
+    Asked,
+    KeepLimits,
+    KeptStream,
+    KeptStreams,
+    Reader,
+    StreamKey,
+)
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.deployments.http.resume.test_resumed_streams import BODY, app_of, call, cut
 from tests.support.joined_events import id_of
@@ -38,7 +46,7 @@ def kept(store: KeptStreams, name: str) -> tuple[KeptStream, Reader]:
     """A new stream that is being read."""
     key, reader = StreamKey("", "/v1/completions", name), Reader()
     plan = Plan([[1]], [SamplingParams(max_tokens=4)])
-    store.keep(key, b"", plan, cast(Choices, FakeChoices()), cast(AnswerSerializer, FakeSerializer()))
+    store.keep(key, Asked(b"", 0), plan, cast(Choices, FakeChoices()), cast(AnswerSerializer, FakeSerializer()))
     return store.take(key, reader), reader
 
 
@@ -98,7 +106,7 @@ async def test_events_after_each_number_are_those_that_were_added() -> None:
     assert sum(sizes) >= len(added)
 
 
-@pytest.mark.parametrize("more", [{}, {"logprobs": 0}, {"n": 4}, {"prompt": list(range(3, 800))}])
+@pytest.mark.parametrize("more", [{}, {"logprobs": 0}, {"n": 4}, {"prompt": list(range(3, 600))}])
 async def test_kept_streams_take_about_the_memory_that_is_counted(more: dict[str, Any]) -> None:
     """Within a factor of two, so that the bound is one of memory."""
     async with LoopEngine().running() as engine:
