@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+import uuid
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 
 TALE = "once upon a time there was a little red dog who liked to sing and play with a big blue ball in the garden"
-KINDS = ("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat", "schema", "penalties")
+KINDS = ("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat", "schema", "penalties", "cut")
 # An answer that no limit of tokens in these tests completes: it must be followed for as long as the stream lives.
 LONG_LIST = {
     "type": "array",
@@ -60,13 +61,13 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0) -> list[Ask]:
         body: dict[str, Any] = {"model": model, "max_tokens": draw.randint(max_tokens // 2, max_tokens), "stream": True}
         body |= {"temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
         path = "/v1/completions"
-        if kind in ("seeded", "two choices"):
+        if kind in ("seeded", "two choices", "cut"):
             body |= {"temperature": 0.9, "top_p": 0.95, "seed": draw.randrange(2**31)}
         if kind == "logprobs":
             body |= {"logprobs": 2}
         if kind == "stop":
             body |= {"stop": [" and ", "dog"]}
-        if kind == "two choices":
+        if kind in ("two choices", "cut"):
             body |= {"n": 2}
         if kind == "schema":
             del body["ignore_eos"]  # an answer with a grammar ends where the grammar does
@@ -98,24 +99,62 @@ async def hear(client: httpx.AsyncClient, ask: Ask, heard: Heard | None = None) 
             else:
                 heard.error = f"{response.status_code} {response.text[:200]}"
             return heard
-        async with client.stream("POST", ask.path, json=ask.body) as response:
-            if response.status_code != 200:
-                heard.error = f"{response.status_code} {(await response.aread())[:200]!r}"
-                return heard
-            async for line in response.aiter_lines():
-                if not line.startswith("data: "):
-                    continue
-                if line == "data: [DONE]":
-                    heard.done = True
-                    continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    heard.error = event["error"]["message"]
-                    continue
-                _take(heard, event)
+        cuts = Cuts() if ask.kind == "cut" else None
+        while not await _hear_stream(client, ask, heard, cuts):
+            pass
     except (httpx.HTTPError, ValueError) as error:
         heard.error = f"{type(error).__name__}: {error}"
     return heard
+
+
+class Cuts:
+    """A client that breaks its connection after a few events, and asks for the rest by the last one's id."""
+
+    def __init__(self) -> None:
+        self._draw = random.Random()
+        self._key, self._last = uuid.uuid4().hex, ""
+        self._num_left = 0
+
+    def begin(self) -> dict[str, str]:
+        """The headers of the next connection."""
+        self._num_left = self._draw.randint(0, 60)
+        return {"Idempotency-Key": self._key} | ({"Last-Event-ID": self._last} if self._last else {})
+
+    def breaks_before(self) -> bool:
+        """Whether the connection breaks before the next event."""
+        self._num_left -= 1
+        return self._num_left < 0
+
+    def received(self, event_id: str) -> None:
+        self._last = event_id
+
+
+async def _hear_stream(client: httpx.AsyncClient, ask: Ask, heard: Heard, cuts: Cuts | None) -> bool:
+    """Read the events of one connection. Returns False if it was cut."""
+    headers = {} if cuts is None else cuts.begin()
+    async with client.stream("POST", ask.path, json=ask.body, headers=headers) as response:
+        if response.status_code != 200:
+            heard.error = f"{response.status_code} {(await response.aread())[:200]!r}"
+            return True
+        event_id = ""
+        async for line in response.aiter_lines():
+            if line.startswith("id: "):
+                event_id = line[4:]
+            if not line.startswith("data: "):
+                continue
+            if cuts is not None:
+                if cuts.breaks_before():
+                    return False
+                cuts.received(event_id)
+            if line == "data: [DONE]":
+                heard.done = True
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                heard.error = event["error"]["message"]
+                continue
+            _take(heard, event)
+    return True
 
 
 def _take(heard: Heard, event: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ class AsgiCall:
         self.status = 0
         self.body = b""
         self.complete = False
-        self._task = asyncio.ensure_future(app(self._scope, self._receive, self._send))  # type: ignore[arg-type]
+        self._task = asyncio.ensure_future(app(self._scope, self._receive, self._send))
 
     async def _receive(self) -> Message:
         if self._unread:

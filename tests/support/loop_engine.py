@@ -43,7 +43,12 @@ class LoopEngine(FakeEngine):
     def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]:  # type: ignore[override]  # as the loop's runner
         answer: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         output = self.ranks.step(batch)
-        asyncio.get_running_loop().call_soon(lambda: answer.done() or answer.set_result(output))
+
+        def complete() -> None:
+            if not answer.done():
+                answer.set_result(output)
+
+        asyncio.get_running_loop().call_soon(complete)
         return answer
 
     @asynccontextmanager

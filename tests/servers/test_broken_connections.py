@@ -1,0 +1,153 @@
+"""Connections to real servers break: each stream goes on where it was cut, also when a rank dies meanwhile."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.api_keys import digests_of
+from tests.support.joined_events import id_of, joined
+from tests.support.raw_http import CHAT, COMPLETIONS
+from tests.support.server import Server, is_idle, served
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
+WINDOW_S = 5.0
+TOKENS = 48
+HELLO = {"messages": [{"role": "user", "content": "Tell me a story about a dog."}]}
+SEEDED = {"temperature": 0.9, "seed": 11, "max_tokens": TOKENS, "stream_options": {"include_usage": True}}
+TALE = {"prompt": "once upon a time", **SEEDED}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
+    "required": ["name", "n"],
+}
+TOOL = {"type": "function", "function": {"name": "go", "parameters": PERSON}}  # a long one would not fit the context
+VARYING = ("message_start.message.usage.output_tokens",)
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": (COMPLETIONS, TALE | {"temperature": 0.0, "ignore_eos": True}),
+    "two choices": (COMPLETIONS, TALE | {"n": 2, "ignore_eos": True}),
+    "logprobs": (COMPLETIONS, TALE | {"logprobs": 3, "echo": True}),
+    "penalties": (COMPLETIONS, TALE | {"frequency_penalty": 1.5, "repetition_penalty": 1.3, "min_tokens": 8}),
+    "chat": (CHAT, HELLO | SEEDED | {"logprobs": True, "top_logprobs": 2, "n": 2}),
+    "stop": (CHAT, HELLO | SEEDED | {"max_tokens": 60, "stop": [" a ", "the"]}),
+    "schema": (CHAT, HELLO | SEEDED | {"max_tokens": 40, "structured_outputs": {"json": PERSON}}),
+    "tools": (CHAT, HELLO | SEEDED | {"max_tokens": 40, "tools": [TOOL], "tool_choice": "required"}),
+    "messages": ("/v1/messages", HELLO | {"max_tokens": TOKENS, "temperature": 0}),
+    "responses": ("/v1/responses", {"input": "Hello", "max_output_tokens": TOKENS, "temperature": 0}),
+}
+
+
+class Client:
+    """Streams of one server."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def events(
+        self, path: str, body: dict[str, Any], key: str = "", last: str = "", most: int | None = None
+    ) -> list[bytes]:
+        """The first events of a stream, `most` at most; the connection is broken behind them."""
+        headers = {name: value for name, value in (("Idempotency-Key", key), ("Last-Event-ID", last)) if value}
+        received = b""
+        async with self._http.stream("POST", path, json=body | {"stream": True}, headers=headers) as answer:
+            if answer.status_code != 200:
+                raise AssertionError(f"{answer.status_code} {(await answer.aread()).decode()}")
+            if most != 0:
+                async for piece in answer.aiter_raw():
+                    received += piece
+                    if most is not None and len(_events(received)) >= most:
+                        break
+        return _events(received)[:most]
+
+    async def status(self, path: str, body: dict[str, Any], key: str, last: str, **headers: str) -> tuple[int, str]:
+        headers |= {"Idempotency-Key": key, "Last-Event-ID": last}
+        answer = await self._http.post(path, json=body | {"stream": True}, headers=headers)
+        return answer.status_code, answer.json()["error"]["code"] if answer.status_code >= 400 else ""
+
+
+def _events(received: bytes) -> list[bytes]:
+    return [event for event in received.split(b"\n\n")[:-1] if not event.startswith(b":")]
+
+
+@asynccontextmanager
+async def client_of(server: Server, **headers: str) -> AsyncIterator[Client]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False, headers=headers) as http:
+        yield Client(http)
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+async def test_a_stream_cut_at_any_event_equals_the_uncut_one(server: Server, kind: str) -> None:
+    path, body = REQUESTS[kind]
+    async with client_of(server) as client:
+        uncut = await client.events(path, body)
+        expected = joined(uncut)
+
+        async def resumed(num_events: int) -> list[bytes]:
+            key = f"{kind} {num_events} {server.port}"
+            first = await client.events(path, body, key, most=num_events)
+            return first + await client.events(path, body, key, id_of(first[-1]) if first else "")
+
+        numbers = range(len(uncut) + 1)
+        for begin in range(0, len(numbers), 8):
+            for events in await asyncio.gather(*map(resumed, numbers[begin : begin + 8])):
+                found = joined(events)
+                assert _comparable(found) == _comparable(expected)
+    wait_until("no block is in use", lambda: is_idle(server))
+
+
+def _comparable(found: list[Any]) -> list[Any]:
+    """Without the number of cached tokens, which depends on earlier requests, and that of the first event, which has as many
+    as there were."""
+    return [(place, value) for place, value in found if "cache" not in place and place not in VARYING]
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Server]:
+    """A server with two API keys, for the tests that kill its ranks."""
+    args = {"api_key_digests": list(digests_of("one,two")), "resume_window_s": WINDOW_S, "spare_ranks": False}
+    with served(args=args) as running:
+        running.wait_ready()
+        yield running
+
+
+LONG = TALE | {"max_tokens": 300, "ignore_eos": True, "n": 2, "logprobs": 0}
+
+
+async def test_one_api_key_reads_no_stream_of_another_and_a_stream_expires(guarded: Server) -> None:
+    async with client_of(guarded, authorization="Bearer one") as client:
+        events = await client.events(COMPLETIONS, LONG, "mine", most=5)
+        last = id_of(events[-1])
+        assert await client.status(COMPLETIONS, LONG, "mine", last, authorization="Bearer two") == (
+            404,
+            "stream_not_found",
+        )
+        assert await client.status(COMPLETIONS, TALE, "mine", last) == (422, "idempotency_key_reused")
+        rest = await client.events(COMPLETIONS, LONG, "mine", last)
+        assert joined(events + rest) == joined(await client.events(COMPLETIONS, LONG))
+        await asyncio.sleep(WINDOW_S + 1)
+        assert await client.status(COMPLETIONS, LONG, "mine", last) == (404, "stream_not_found")
+
+
+async def test_a_stream_is_cut_and_resumed_while_a_rank_is_killed(guarded: Server) -> None:
+    """Once before the ranks fail, and once while they are replaced; another connection takes over a stream that still runs."""
+    async with client_of(guarded, authorization="Bearer one") as client:
+        uncut = await client.events(COMPLETIONS, LONG)
+        first = await client.events(COMPLETIONS, LONG, "killed", most=20)
+        half_open = asyncio.create_task(client.events(COMPLETIONS, LONG, "killed", id_of(first[-1])))
+        await asyncio.sleep(0.05)
+        ranks = await asyncio.to_thread(lambda: guarded.get("/props"))
+        assert ranks[0] == 401, "the routes are guarded"
+        pids = [pid for pid, command in guarded.processes().items() if command.startswith("ray::RankWorker")]
+        os.kill(pids[0], signal.SIGKILL)
+        second = await client.events(COMPLETIONS, LONG, "killed", id_of(first[-1]), most=30)
+        third = await client.events(COMPLETIONS, LONG, "killed", id_of(second[-1]))
+        assert joined(first + second + third) == joined(uncut)
+        await asyncio.gather(half_open, return_exceptions=True)
+    assert "recovered after" in guarded.output()
