@@ -23,6 +23,7 @@ from deployments.args import ServerArgs, resolve
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
 from deployments.http.app import build_http_app
+from deployments.http.capture.folder import CaptureFolder
 from deployments.http.limits import HttpLimits
 from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.resume.kept_streams import KeepLimits
@@ -73,6 +74,7 @@ class LlamaIngress(TypedHandleApi):
                 keys=self._keys,
                 allowed_hosts=[*args.allowed_hosts, _http_address()[0]],
                 cors_origins=args.cors_origins,
+                captures=CaptureFolder(resolve(args.capture_dir), args.capture_max_bytes) if args.capture_dir else None,
                 sends_request_id=False,
                 tracing=self.tracing,
                 log_prompts=args.log_prompts,

@@ -74,6 +74,7 @@ class EngineState:
     max_queue: int
     max_queue_tokens: int
     block_size: int
+    checkpoint_digest: str = ""  # SHA-256 of all files; "" until ranks have loaded them
     checkpoint_format: str = "meta"  # as in `checkpoint.registry.FORMATS`
     stop_tokens: tuple[str, ...] = ()  # texts of the ids that end a generation
     chat_format: str = "llama2"

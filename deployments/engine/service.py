@@ -283,6 +283,7 @@ class LlamaService:
             max_queue=self.args.max_queue,
             max_queue_tokens=self.args.max_queue_tokens,
             block_size=self.config.block_size,
+            checkpoint_digest=_digest(reports),
             checkpoint_format=self._checkpoint_format,
             stop_tokens=tuple(sorted(map(self._token_name, self._stop_ids))),
             chat_format=self.chat_format.name,
@@ -335,6 +336,11 @@ def _sampling_defaults(args: ServerArgs) -> SamplingDefaults:
         return SamplingDefaults()
     own = read_recommended_sampling(args.checkpoint)._asdict()
     return SamplingDefaults(**{field: value for field, value in own.items() if value is not None})
+
+
+def _digest(reports: Sequence[RankReport]) -> str:
+    """The digest of the checkpoint, which is the same on every rank."""
+    return next((report.load.digest.value for report in reports if report.load.digest is not None), "")
 
 
 def _rank_state(report: RankReport, model: ModelConfig, world_size: int) -> RankState:

@@ -82,6 +82,7 @@ TOKENIZER: Final = _object(
 HEALTH: Final = _object(status=_STRING)
 READINESS: Final = _object(ready={"type": "boolean"}, phase=_STRING, detail=_STRING)
 PROPERTIES: Final = _object(model=_STRING, phase=_STRING, max_seq_len=_COUNT)
+CAPTURE: Final = _object(request_id=_STRING, route=_STRING, outcome=_STRING)
 METRICS: Final = _STRING
 EVENTS: Final = _STRING  # server-sent events
 ERROR: Final = _object(error=_object(message=_STRING, type=_STRING, param=_TEXT_OR_NULL, code=_STRING))

@@ -15,6 +15,8 @@ from deployments.api_keys import ApiKeys
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
 from deployments.http.auth import AccessGuard
+from deployments.http.capture.folder import CaptureFolder
+from deployments.http.capture.routes import capture_route
 from deployments.http.cors import Cors
 from deployments.http.errors import json_response
 from deployments.http.generation import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationEndpoint, GenerationKind
@@ -79,6 +81,7 @@ def build_http_app(
     keys: ApiKeys | None = None,
     allowed_hosts: Iterable[str] = (),
     cors_origins: Iterable[str] = (),
+    captures: CaptureFolder | None = None,
     sends_request_id: bool = True,
     tracing: Tracing | None = None,
     log_prompts: bool = False,
@@ -87,6 +90,7 @@ def build_http_app(
 
     allowed_hosts: names that a Host header may have, beside addresses and localhost, where `keys` has none (`hosts.py`).
     cors_origins: origins of web pages that may call the server (`cors.py`); none by default.
+    captures: where requests with X-Capture are stored; they are refused without it.
     sends_request_id: False in Ray Serve, which adds the X-Request-ID header itself. tracing: where traces are exported.
     log_prompts: in the request log.
     """
@@ -101,7 +105,7 @@ def build_http_app(
     generation = [
         ApiRoute(
             kind.path,
-            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, streams, tracing, log_prompts),
+            GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, streams, captures, tracing, log_prompts),
             method="POST",
             tag="generation" if kind in (COMPLETIONS, CHAT) else "scoring",
             summary=kind.summary,
@@ -118,6 +122,7 @@ def build_http_app(
         count_tokens_route(engine, bodies, encoder),
         *tokenizer_routes(engine, bodies, encoder),
         *operator_routes(engine, metrics),
+        *([] if captures is None else [capture_route(captures)]),
         *page_routes(),
     ]
     paths = frozenset(route.path for route in routes)

@@ -13,6 +13,9 @@ from deployments.engine.interface import Engine, TokenStream
 from deployments.engine.metrics import Metrics
 from deployments.http import answer_schemas
 from deployments.http.answer import AnswerSerializer, CollectedChoice, WholeSerializer
+from deployments.http.capture.folder import CaptureFolder
+from deployments.http.capture.record import HEADER as CAPTURE_HEADER
+from deployments.http.capture.record import Capture, CapturedChoices, asks_for_capture, begin_capture
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectWatch
 from deployments.http.limits import HttpLimits
@@ -23,7 +26,7 @@ from deployments.http.request_body import BodyReader
 from deployments.http.request_log import RequestRecord
 from deployments.http.responses import CompletionSerializer
 from deployments.http.resume.kept_streams import KeptStreams
-from deployments.http.resume.resumption import Resumption, resumption
+from deployments.http.resume.resumption import KEY_HEADER, Resumption, resumption
 from deployments.http.schemas import Body, ChatBody, CompletionBody
 from deployments.http.score import (
     ClassifyBody,
@@ -60,6 +63,7 @@ class GenerationKind(Generic[BodyT]):
     plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
     serializer: Callable[[Engine, Plan, Sequence[TokenStream], BodyT], WholeSerializer]
     answer: answer_schemas.Schema
+    can_be_captured: bool = True
 
 
 def _without_body(
@@ -96,6 +100,7 @@ SCORE = GenerationKind(
     plan_score,
     _without_body(ScoreSerializer),
     answer_schemas.SCORES,
+    can_be_captured=False,
 )
 CLASSIFY = GenerationKind(
     "/v1/classify",
@@ -105,6 +110,7 @@ CLASSIFY = GenerationKind(
     plan_classify,
     _without_body(ClassifySerializer),
     answer_schemas.CLASSES,
+    can_be_captured=False,
 )
 
 
@@ -119,6 +125,7 @@ class GenerationEndpoint:
     bodies: BodyReader
     encoder: PromptEncoder
     streams: KeptStreams
+    captures: CaptureFolder | None
     tracing: Tracing | None = None
     log_prompts: bool = False
 
@@ -144,6 +151,7 @@ class _GenerationRequest:
         self._choices: Choices | None = None
         self._stream: EventStream | None = None
         self._resumption: Resumption | None = None
+        self._capture: Capture | None = None
         self._error: BaseException | None = None
         self._sends_whole = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -217,9 +225,18 @@ class _GenerationRequest:
             endpoint.engine.check_capacity(self._owner)
             if self._resumption is not None and (kept := self._resumption.find(raw)) is not None:
                 return kept.plan
+            if asks_for_capture(self._request):
+                self._capture = await self._begin_capture(raw)
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder)
         return replace(plan, owner=self._owner) if self._owner else plan
+
+    async def _begin_capture(self, raw: bytes) -> Capture:
+        kind = self._endpoint.kind
+        if not kind.can_be_captured or self._resumption is not None:
+            other = KEY_HEADER if kind.can_be_captured else "a route that generates nothing"
+            raise InvalidParameter(f"{CAPTURE_HEADER}: cannot be combined with {other}", param=CAPTURE_HEADER)
+        return await begin_capture(self._endpoint.captures, kind.path, raw, self._request)
 
     def _submit(self, plan: Plan) -> WholeSerializer | None:
         """What writes the answer; None where all of it is kept."""
@@ -227,7 +244,11 @@ class _GenerationRequest:
         wants = self._resumption if plan.stream else None
         if wants is not None and wants.found() is not None:
             return self._resume(wants)
-        self._choices = Choices(engine, plan, is_timed=self._record.is_traced)
+        is_timed = self._record.is_traced
+        if self._capture is None:
+            self._choices = Choices(engine, plan, is_timed=is_timed)
+        else:
+            self._choices = CapturedChoices(engine, plan, self._capture, is_timed=is_timed)
         self._record.submitted(self._choices.streams)
         serializer = self._endpoint.kind.serializer(engine, plan, self._choices.streams, self._body)
         # Plans of routes whose answers cannot be streamed never ask for it.
@@ -296,6 +317,8 @@ class _GenerationRequest:
             self._resumption.close(failed=self._has_failed)
         if self._choices is not None:
             self._choices.cancel()
+        if self._capture is not None:
+            self._capture.close(self._error)
         self._record.closed()
 
     @property
