@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from cli.capture_commands import capture, replay
 from cli.client_commands import bench, chat
 from cli.options import size_option
 
@@ -274,6 +275,8 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
 
 app.command()(chat)
 app.command()(bench)
+app.command()(capture)
+app.command()(replay)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -71,7 +72,7 @@ class OpenAIHttp:
 
     def first_model(self) -> str:
         """The name of the first model that the server lists. Raises ApiError."""
-        connection, response = self._send("GET", "/models", None)
+        connection, response = self._send("GET", "/v1/models", None)
         with closing(connection):
             models = _json(response.read()).get("data") or []
             if not models or not models[0].get("id"):
@@ -81,7 +82,7 @@ class OpenAIHttp:
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The chunks of a streamed answer until `[DONE]`. Raises ApiError, also if the stream breaks off. Closing the iterator
         cancels the request."""
-        connection, response = self._send("POST", path, {**body, "stream": True})
+        connection, response = self._send("POST", "/v1" + path, {**body, "stream": True})
         with closing(connection):
             while True:
                 try:
@@ -96,8 +97,21 @@ class OpenAIHttp:
                 if chunk is not None:
                     yield chunk
 
+    def whole(self, path: str, body: Mapping[str, Any] | None = None, **headers: str) -> bytes:
+        """The whole answer, of a stream too. path: from the server's root; without a body it is a GET. Raises ApiError."""
+        connection, response = self._send("GET" if body is None else "POST", path, body, headers)
+        with closing(connection):
+            try:
+                return response.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise ApiError(f"the connection broke: {error or type(error).__name__}") from None
+
+    def json(self, path: str) -> dict[str, Any]:
+        """The object at a path from the server's root. Raises ApiError."""
+        return _json(self.whole(path))
+
     def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] = MappingProxyType({})
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         parts = urlsplit(self.base)
         assert parts.hostname is not None
@@ -111,7 +125,7 @@ class OpenAIHttp:
             connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=CONNECT_TIMEOUT_S)
         try:
             data = None if body is None else json.dumps(body).encode()
-            connection.request(method, parts.path + path, data, self._headers)
+            connection.request(method, parts.path.removesuffix("/v1") + path, data, {**self._headers, **headers})
             response = connection.getresponse()
             if response.status != 200:
                 raise ApiError(error_text(response.status, response.read()))

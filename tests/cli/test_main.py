@@ -60,7 +60,9 @@ def test_make_serve_takes_the_model_from_its_own_command_line_only() -> None:
     assert "fetch_model 'a b; c'" in shown("MODEL=a b; c")
 
 
-@pytest.mark.parametrize("command", ["up", "convert", "estimate", "doctor", "env", "chat", "bench", ""])
+@pytest.mark.parametrize(
+    "command", ["up", "convert", "estimate", "doctor", "env", "chat", "bench", "capture", "replay", ""]
+)
 def test_help_imports_neither_ray_nor_torch(command: str) -> None:
     program = (
         f"import sys\nfrom cli.main import main\nsys.argv = ['llama-ray', *{command.split()}, '--help']\n"

@@ -30,7 +30,7 @@ class CaptureFolder:
         except OSError as error:
             raise ConfigError(f"capture_dir: the folder cannot be made: {error.strerror}") from None
 
-    async def check_room(self) -> None:
+    async def check_space(self) -> None:
         """Raises CaptureNotAllowed where the files have reached their limit."""
         if await asyncio.to_thread(self._num_bytes) >= self._max_bytes:
             raise CaptureNotAllowed(

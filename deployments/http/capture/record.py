@@ -91,8 +91,8 @@ class Capture:
 class CapturedChoices(Choices):
     """Choices whose deltas a capture takes too."""
 
-    def __init__(self, engine: Engine, plan: Plan, capture: Capture) -> None:
-        super().__init__(engine, plan)
+    def __init__(self, engine: Engine, plan: Plan, capture: Capture, *, is_timed: bool = False) -> None:
+        super().__init__(engine, plan, is_timed=is_timed)
         self._capture = capture
         capture.submitted(engine, plan)
 
@@ -118,6 +118,6 @@ async def begin_capture(folder: CaptureFolder | None, route: str, body: bytes, r
             f"{HEADER}: this server stores no requests; its operator can allow it with the argument capture_dir",
             param=HEADER,
         )
-    await folder.check_room()
+    await folder.check_space()
     state = request.scope["state"]
     return Capture(folder, route, body, state["request_id"], state.get("owner", ""))
