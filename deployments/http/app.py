@@ -112,7 +112,7 @@ def build_http_app(
             description=kind.description,
             body=kind.body,
             answer=kind.answer,
-            statuses=(*BODY_STATUSES, 409, 422, 500, 504),
+            statuses=(*BODY_STATUSES, *((409, 422) if kind.generates else ()), 500, 504),
         )
         for kind in kinds
     ]

@@ -63,7 +63,7 @@ class GenerationKind(Generic[BodyT]):
     plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
     serializer: Callable[[Engine, Plan, Sequence[TokenStream], BodyT], WholeSerializer]
     answer: answer_schemas.Schema
-    can_be_captured: bool = True
+    generates: bool = True
 
 
 def _without_body(
@@ -100,7 +100,7 @@ SCORE = GenerationKind(
     plan_score,
     _without_body(ScoreSerializer),
     answer_schemas.SCORES,
-    can_be_captured=False,
+    generates=False,
 )
 CLASSIFY = GenerationKind(
     "/v1/classify",
@@ -110,7 +110,7 @@ CLASSIFY = GenerationKind(
     plan_classify,
     _without_body(ClassifySerializer),
     answer_schemas.CLASSES,
-    can_be_captured=False,
+    generates=False,
 )
 
 
@@ -233,8 +233,8 @@ class _GenerationRequest:
 
     async def _begin_capture(self, raw: bytes) -> Capture:
         kind = self._endpoint.kind
-        if not kind.can_be_captured or self._resumption is not None:
-            other = KEY_HEADER if kind.can_be_captured else "a route that generates nothing"
+        if not kind.generates or self._resumption is not None:
+            other = KEY_HEADER if kind.generates else "a route that generates nothing"
             raise InvalidParameter(f"{CAPTURE_HEADER}: cannot be combined with {other}", param=CAPTURE_HEADER)
         return await begin_capture(self._endpoint.captures, kind.path, raw, self._request)
 

@@ -139,11 +139,13 @@ class KeptStreams:
         self._make_room()
         return stream
 
-    def put_back(self, stream: KeptStream, reader: Reader) -> None:
-        """The reader has left; does nothing if another one has taken the stream over."""
+    def put_back(self, stream: KeptStream, reader: Reader, *, keeps: bool = True) -> None:
+        """The reader has left; does nothing if another one has taken the stream over. Without `keeps`, forget the stream."""
         if stream.reader is not reader:
             return
         stream.suspend()
+        if not keeps:
+            self.drop(stream)
         if self._streams.get(stream.key) is stream:
             self._streams.move_to_end(stream.key)
             stream.expiry = asyncio.get_running_loop().call_later(self.limits.window_s, self.drop, stream)

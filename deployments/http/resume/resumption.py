@@ -93,11 +93,8 @@ class Resumption:
 
     def close(self, *, failed: bool) -> None:
         """The request has ended. failed: with an error that the client has been told, or would get again."""
-        if self._stream is None:
-            return
-        if failed:
-            self._streams.drop(self._stream)
-        self._streams.put_back(self._stream, self.reader)
+        if self._stream is not None:
+            self._streams.put_back(self._stream, self.reader, keeps=not failed)
 
 
 def resumption(headers: Headers, streams: KeptStreams, path: str, owner: str) -> Resumption | None:
