@@ -8,7 +8,7 @@ import pytest
 
 from deployments.api_keys import ApiKeys, digests_of
 from deployments.engine.metrics import Metrics
-from deployments.http import logprobs
+from deployments.http import logprobs, sse
 from deployments.http.app import HttpApp, HttpLimits, build_http_app
 from deployments.http.resume.kept_streams import KeepLimits
 from tests.support.asgi_client import AsgiCall
@@ -97,6 +97,7 @@ async def test_log_probabilities_in_several_events_of_one_delta_are_cut_between_
     async with LoopEngine().running() as engine:
         body = BODY | {"prompt": list(range(3, 603)), "echo": True, "logprobs": 0, "max_tokens": 1}
         monkeypatch.setattr(logprobs, "SLICE_ENTRIES", 100)
+        monkeypatch.setattr(sse, "SLICE_BYTES", 1000)  # of a message: the client leaves between two events of one delta
         assert await equals_uncut_at_every_event(engine, body) > 6
 
 
