@@ -1,6 +1,5 @@
 """Suspended streams hold no slot and no block, and go on from their tokens when they are admitted again."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +8,7 @@ from deployments.engine.sequence_stream import SequenceStream
 from llama_core.errors import DeadlineExceeded, NotReady
 from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams
+from tests.support.fake_rank_group import until
 from tests.support.fake_ranks import continuation
 from tests.support.loop_engine import LoopEngine
 
@@ -39,8 +39,7 @@ def submitted(engine: LoopEngine, max_tokens: int = 60) -> SequenceStream:
 async def test_tokens_that_nobody_had_read_come_first(engine: LoopEngine) -> None:
     stream = submitted(engine)
     tokens = await some(stream, 5)
-    while len(stream.sequence.tokens) < len(PROMPT) + 20:
-        await asyncio.sleep(0)
+    await until(lambda: len(stream.sequence.tokens) >= len(PROMPT) + 20)
     stream.suspend()
     assert engine.num_live == 0 and engine.num_blocks_used == 0
     engine.readmit([stream])
@@ -59,8 +58,7 @@ async def test_a_stream_that_was_ended_with_an_error_goes_on_without_it(engine: 
 
 async def test_a_stream_that_has_ended_is_not_admitted_again(engine: LoopEngine) -> None:
     stream = submitted(engine, max_tokens=4)
-    while not stream.ended:
-        await asyncio.sleep(0)
+    await until(lambda: stream.ended)
     stream.suspend()
     num_steps = engine.ranks.num_steps
     engine.readmit([stream])
