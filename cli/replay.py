@@ -97,4 +97,5 @@ def _shown(text: str, other: str) -> str:
 
 def _same(new: Capture) -> str:
     num_tokens = sum(len(choice["tokens"]) for choice in new["choices"])
-    return f"the same {num_tokens} tokens in {len(new['choices'])} choices"
+    num_choices = len(new["choices"])
+    return f"the same {num_tokens} tokens" + (f" in {num_choices} choices" if num_choices > 1 else "")

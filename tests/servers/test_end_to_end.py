@@ -427,7 +427,7 @@ def test_the_programs_in_the_documents_run(demo: Server) -> None:
     assert json.loads(answer)["choices"][0]["message"]["content"].strip()
 
 
-@pytest.mark.parametrize("example", ["chat_openai.py", "completions_curl.sh"])
+@pytest.mark.parametrize("example", ["chat_openai.py", "completions_curl.sh", "resume_stream.py"])
 def test_the_examples_run(demo: Server, example: str) -> None:
     path = REPOSITORY / "examples" / example
     command = [sys.executable, str(path)] if example.endswith(".py") else ["bash", str(path)]
