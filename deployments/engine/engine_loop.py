@@ -191,8 +191,8 @@ class EngineLoop:
             return
         if not self._streams:
             self.last_progress_s = time.monotonic()  # the time without work is no stall
-        if timeline is not None:
-            self._unadmitted[seq] = timeline
+        if stream.timeline is not None:
+            self._unadmitted[seq] = stream.timeline
         self._streams[seq] = stream
         self._idle.clear()
         self._wake.set()

@@ -72,6 +72,7 @@ class LoopEngine(FakeEngine):
         priority: int = 0,
         skip_special_tokens: bool = True,
         shown_tokens: frozenset[int] = frozenset(),
+        is_timed: bool = False,
     ) -> Sequence[TokenStream]:
         return self.loop.submit_all(
             choices,
@@ -80,6 +81,7 @@ class LoopEngine(FakeEngine):
             priority=priority,
             skip_special_tokens=skip_special_tokens,
             shown_tokens=shown_tokens,
+            is_timed=is_timed,
         )
 
     def readmit(self, streams: Sequence[TokenStream]) -> None:
