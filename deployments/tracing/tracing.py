@@ -4,7 +4,6 @@ Knows OpenTelemetry only as a `SpanSink`.
 """
 
 import asyncio
-import importlib.util
 import logging
 import os
 import threading
@@ -118,13 +117,11 @@ def open_tracing(engine: TracedEngine, model: str, replica: str) -> Tracing | No
     if protocol != "http/protobuf":
         log.warning("no traces: OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf")
         return None
-    if importlib.util.find_spec("opentelemetry.exporter") is None:
-        log.warning(
-            "no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but opentelemetry is not installed: pip install .[otlp]"
-        )
+    try:
+        from deployments.tracing.otlp import OtlpSink
+    except ImportError as error:
+        log.warning("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but %s is missing: pip install .[otlp]", error.name)
         return None
-    from deployments.tracing.otlp import OtlpSink
-
     return Tracing(OtlpSink({"service.instance.id": replica}), engine, model)
 
 

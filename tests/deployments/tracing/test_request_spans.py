@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -237,6 +238,16 @@ async def test_traces_are_off_where_a_variable_says_so(
     async with running() as server:
         assert server.tracing is None
         assert await server.post("/v1/completions", "off", prompt="once", max_tokens=2) == 200
+
+
+async def test_without_the_exporters_package_there_are_no_traces_and_a_warning(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delitem(sys.modules, "deployments.tracing.otlp", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    async with running() as server:
+        assert server.tracing is None
+    assert "pip install .[otlp]" in caplog.text
 
 
 async def test_without_an_endpoint_no_request_is_timed() -> None:
