@@ -18,16 +18,17 @@ from deployments.http.capture.record import HEADER as CAPTURE_HEADER
 from deployments.http.capture.record import Capture, CapturedChoices, asks_for_capture, begin_capture
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectWatch
+from deployments.http.field_types import Body
 from deployments.http.limits import HttpLimits
+from deployments.http.openai_answers import CompletionSerializer
 from deployments.http.parsed_chat import chat_serializer
 from deployments.http.plan import Plan, plan_chat, plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_log import RequestRecord
-from deployments.http.responses import CompletionSerializer
 from deployments.http.resume.kept_streams import KeptStreams
 from deployments.http.resume.resumption import KEY_HEADER, Resumption, resumption
-from deployments.http.schemas import Body, ChatBody, CompletionBody
+from deployments.http.schemas import ChatBody, CompletionBody
 from deployments.http.score import (
     ClassifyBody,
     ClassifySerializer,

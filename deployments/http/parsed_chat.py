@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from deployments.engine.interface import Delta, Engine, TokenStream
 from deployments.http.logprobs import Json
+from deployments.http.openai_answers import ChatSerializer
 from deployments.http.plan import AnswerParsing, Plan
-from deployments.http.responses import ChatSerializer, Part, ResponseSerializer, encode
+from deployments.http.responses import Part, ResponseSerializer, encode
 from llama_core.scheduling.request import FinishReason
 from llama_core.text.reasoning import ReasoningCounter
 from llama_core.text.tokenizer import Tokenizer

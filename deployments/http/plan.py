@@ -8,18 +8,11 @@ from dataclasses import asdict, dataclass, replace
 
 from deployments.engine.interface import Engine
 from deployments.http.errors import ModelNotFound
+from deployments.http.field_types import NO_LIMIT
 from deployments.http.prompt_encoder import PromptEncoder
-from deployments.http.schemas import (
-    CHAT_NEUTRAL,
-    COMPLETION_NEUTRAL,
-    MESSAGE_NEUTRAL,
-    NO_LIMIT,
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    refuse_unsupported,
-)
+from deployments.http.schemas import ChatBody, CompletionBody, GenerationBody
 from deployments.http.structured_outputs import grammar_of
+from deployments.http.unsupported import CHAT_NEUTRAL, COMPLETION_NEUTRAL, MESSAGE_NEUTRAL, refuse_unsupported
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, mix_seed

@@ -11,9 +11,9 @@ from functools import partial
 from typing import TypeVar, cast
 
 from deployments.engine.interface import Engine
+from deployments.http.dialog_fields import ChatMessage
 from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.merged_roles import encode_merging
-from deployments.http.schemas import ChatMessage
 from deployments.http.structured_outputs import checked
 from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.request import check_length

@@ -9,7 +9,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -17,12 +17,12 @@ import msgspec
 from deployments.engine.interface import Delta, Engine, TokenStream
 from deployments.http.answer import PING, CollectedChoice, drops_space
 from deployments.http.errors import error_object
-from deployments.http.logprobs import ChatLogprobs, CompletionLogprobs, Fragments, Json, LogprobsWriter
+from deployments.http.logprobs import Fragments, Json, LogprobsWriter
 from deployments.http.plan import Plan
+from deployments.http.prompt_share import PromptShare
 from deployments.http.slices import Sliced
 from llama_core.errors import LlamaError
-from llama_core.scheduling.request import FinishReason, TokenLogprob
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.scheduling.request import FinishReason
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
@@ -36,46 +36,6 @@ class Part(NamedTuple):
     logprobs: bytes | None
     finish_reason: FinishReason | None
     is_first: bool
-
-
-class PromptShare:
-    """Shared by the choices of one prompt: the echoed text, and the log-probabilities' writer in its state after the prompt."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, tokens: Sequence[int], writer: LogprobsWriter | None, skip_special_tokens: bool
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._tokens = tokens
-        self._writer = writer
-        self._skip_special_tokens = skip_special_tokens
-        self._echoed: list[Fragments] = []
-        self._is_echoed = False
-
-    @cached_property
-    def text(self) -> str:
-        return self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip_special_tokens)
-
-    def echo_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Iterator[Fragments]:
-        """The prompt's own log-probabilities, one slice at a time; they are written for the first choice that asks."""
-        if not self._is_echoed:
-            assert self._writer is not None, "the request asks for log-probabilities"
-            self._echoed.clear()
-            for tokens, entries in self._writer.slices(self._tokens, [None, *logprobs]):
-                self._echoed.append(self._writer.take(tokens, entries))
-                yield self._echoed[-1]
-            self._is_echoed = True
-        else:
-            yield from self._echoed
-
-    def writer(self) -> LogprobsWriter:
-        """A writer for the tokens that one choice adds."""
-        assert self._writer is not None, "the request asks for log-probabilities"
-        return self._writer.copy()
-
-    def logprobs_object(self, fragments: Sequence[Fragments]) -> bytes:
-        """The JSON object of consecutive fragments of one choice, joined."""
-        assert self._writer is not None, "the request asks for log-probabilities"
-        return self._writer.written(fragments)
 
 
 @lru_cache(maxsize=1)
@@ -291,43 +251,3 @@ class ResponseSerializer(ABC):
     def _chunk_fields(self, part: Part) -> bytes: ...
     @abstractmethod
     def _choice_fields(self, index: int, part: Part) -> bytes: ...
-
-
-class ChatSerializer(ResponseSerializer):
-    id_prefix, object_name, chunk_name = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-
-    @property
-    def _continues_prompt(self) -> bool:
-        return self._plan.continues_message
-
-    def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
-        num_top = self._plan.params[0].logprobs
-        return None if num_top is None else ChatLogprobs(self._tokenizer, num_top)
-
-    def _chunk_fields(self, part: Part) -> bytes:
-        """The role is sent with the first token, because benchmarks count a chunk with the role alone as the first token."""
-        if part.is_first:
-            return b'"delta":{"role":"assistant","content":' + encode(part.text) + b"}"
-        return b'"delta":{"content":' + encode(part.text) + b"}" if part.text else b'"delta":{}'
-
-    def _choice_fields(self, index: int, part: Part) -> bytes:
-        return b'"message":' + encode({"role": "assistant", "content": part.text, "refusal": None})
-
-
-class CompletionSerializer(ResponseSerializer):
-    id_prefix, object_name, chunk_name = "cmpl-", "text_completion", "text_completion"
-
-    @property
-    def _continues_prompt(self) -> bool:
-        return True
-
-    def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
-        num_top = self._plan.params[0].logprobs
-        before = [] if self._plan.echo else prompt
-        return None if num_top is None else CompletionLogprobs(self._tokenizer, num_top, before)
-
-    def _chunk_fields(self, part: Part) -> bytes:
-        return b'"text":' + encode(part.text)
-
-    def _choice_fields(self, index: int, part: Part) -> bytes:
-        return b'"text":' + encode(part.text)

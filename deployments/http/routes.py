@@ -15,7 +15,7 @@ from deployments.http.plan import check_model
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.routing import ApiRoute
-from deployments.http.schemas import DetokenizeBody, TokenizeBody
+from deployments.http.tokenizer_schemas import DetokenizeBody, TokenizeBody
 from llama_core.errors import EngineError
 
 BODY_STATUSES = (400, 404, 408, 413, 415, 429, 503)  # of the errors of a route that reads a body

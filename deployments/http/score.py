@@ -16,10 +16,11 @@ from pydantic import Field
 
 from deployments.engine.interface import Engine, TokenStream
 from deployments.http.answer import CollectedChoice
+from deployments.http.dialog_fields import DialogOptions, Messages
+from deployments.http.field_types import MAX_CHOICES, MAX_PRIORITY, Body, Flag, Prompt
 from deployments.http.plan import MAX_OWNER_CHARS, MAX_PROMPT_LOGPROBS, Plan, check_model
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.responses import usage_of
-from deployments.http.schemas import MAX_CHOICES, MAX_PRIORITY, Body, DialogOptions, Flag, Messages, Prompt
 from deployments.http.slices import Sliced
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import SamplingParams

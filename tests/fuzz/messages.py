@@ -9,7 +9,9 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from deployments.http.schemas import CHAT_NEUTRAL, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from deployments.http.schemas import ChatBody, CompletionBody
+from deployments.http.tokenizer_schemas import DetokenizeBody, TokenizeBody
+from deployments.http.unsupported import CHAT_NEUTRAL
 
 MARK = "ECHO-OF-THE-INPUT"  # in generated texts; no error may repeat it
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

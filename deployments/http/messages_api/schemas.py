@@ -4,6 +4,7 @@ from typing import Any, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from deployments.http.field_types import MAX_TOKENS, Body, Flag, Stop
 from deployments.http.messages_api.content import (
     InputMessages,
     InputTools,
@@ -14,7 +15,6 @@ from deployments.http.messages_api.content import (
     ToolChoice,
 )
 from deployments.http.messages_api.to_chat import NAMES, chat_messages, ending_fields, output_fields, tool_fields
-from deployments.http.schemas import MAX_TOKENS, Body, Flag, Stop
 from deployments.http.translation import TranslatedChat, translated
 from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN
 

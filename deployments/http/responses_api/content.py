@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from deployments.http.errors import Unsupported
+from deployments.http.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag
 from deployments.http.request_body import KIND_MARK
-from deployments.http.schemas import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, Flag
 from deployments.http.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS
 from deployments.http.translation import kind_of
 from llama_core.errors import InvalidParameter

@@ -5,9 +5,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from deployments.http.errors import Unsupported
+from deployments.http.field_types import MAX_TOKENS, Body, Flag
 from deployments.http.responses_api.content import Items, Reasoning, TextConfig, Tools
 from deployments.http.responses_api.to_chat import NAMES, chat_messages, chat_tool_choice, chat_tools, response_format
-from deployments.http.schemas import MAX_TOKENS, Body, Flag
 from deployments.http.translation import TranslatedChat, translated
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN

@@ -8,7 +8,8 @@ import pytest
 
 from deployments.http.errors import InvalidJson, Unsupported
 from deployments.http.request_body import parse_json, validate
-from deployments.http.schemas import CHAT_NEUTRAL, NEUTRAL, ChatBody, CompletionBody, refuse_unsupported
+from deployments.http.schemas import ChatBody, CompletionBody
+from deployments.http.unsupported import CHAT_NEUTRAL, NEUTRAL, refuse_unsupported
 from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest
 
 USER = {"role": "user", "content": "hi"}

@@ -1,0 +1,79 @@
+"""The messages of a chat, and how they become a prompt: fields that chats and the routes of the tokenizer share."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import FailFast, Field, model_validator
+
+from deployments.http.field_types import (
+    MAX_MESSAGES,
+    MAX_NAME_CHARS,
+    Body,
+    BodyWithUnknownFields,
+    Content,
+    Flag,
+    TemplateVariables,
+)
+from deployments.http.tool_fields import MAX_ID_CHARS, ToolCalls
+from llama_core.errors import InvalidParameter
+from llama_core.text.chat_format import ChatOptions
+
+LEGACY_CALL_ID = "function_call"  # of calls in the older form, which have no ids
+
+
+class ChatMessage(BodyWithUnknownFields):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content = Field(description="May be null beside tool_calls.")
+    name: str | None = Field(None, max_length=MAX_NAME_CHARS, description="For chat templates that write it.")
+    tool_calls: ToolCalls = Field(default_factory=list, description="The calls of an earlier answer.")
+    tool_call_id: str | None = Field(
+        None, max_length=MAX_ID_CHARS, description="The call that a tool's message answers."
+    )
+    reasoning_content: str | None = Field(
+        None, description="The reasoning of an earlier answer, for templates that read it."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_calls(cls, given: Any) -> Any:
+        """A message of calls may have no content; the older `function_call` becomes a call."""
+        if not isinstance(given, dict) or given.get("role") != "assistant":
+            return given
+        if isinstance(function := given.get("function_call"), dict) and not given.get("tool_calls"):
+            call = {"id": LEGACY_CALL_ID, "type": "function", "function": function}
+            given = {**given, "tool_calls": [call], "function_call": None}
+        has_parts = given.get("tool_calls") or given.get("reasoning_content")
+        return {**given, "content": ""} if has_parts and given.get("content") is None else given
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidParameter("tool_calls: only a message of the assistant has calls")
+        if self.role == "tool" and not self.tool_call_id:
+            raise InvalidParameter("tool_call_id: a message of a tool names the call that it answers")
+        return self
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+
+
+class DialogOptions(Body):
+    """How a dialog becomes a prompt."""
+
+    add_generation_prompt: Flag = Field(None, description="Default true: the prompt begins the assistant's message.")
+    continue_final_message: Flag = Field(None, description="true: the answer goes on with the last message.")
+    chat_template_kwargs: TemplateVariables = Field(
+        default_factory=dict, description="Variables of the model's chat template, such as enable_thinking."
+    )
+
+    @property
+    def chat_options(self) -> ChatOptions:
+        continues = bool(self.continue_final_message)
+        begins = not continues and self.add_generation_prompt is not False
+        return ChatOptions(begins, continues, self.chat_template_kwargs)
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message: the prompt ends in the last message or behind it: leave one field out"
+            raise InvalidParameter(message, param="continue_final_message")
+        return self

@@ -1,0 +1,46 @@
+"""The answers of chats and of completions: what each has in place of the other's `message` or `text`."""
+
+from collections.abc import Sequence
+
+from deployments.http.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
+from deployments.http.responses import Part, ResponseSerializer, encode
+
+
+class ChatSerializer(ResponseSerializer):
+    id_prefix, object_name, chunk_name = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    @property
+    def _continues_prompt(self) -> bool:
+        return self._plan.continues_message
+
+    def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
+        num_top = self._plan.params[0].logprobs
+        return None if num_top is None else ChatLogprobs(self._tokenizer, num_top)
+
+    def _chunk_fields(self, part: Part) -> bytes:
+        """The role is sent with the first token, because benchmarks count a chunk with the role alone as the first token."""
+        if part.is_first:
+            return b'"delta":{"role":"assistant","content":' + encode(part.text) + b"}"
+        return b'"delta":{"content":' + encode(part.text) + b"}" if part.text else b'"delta":{}'
+
+    def _choice_fields(self, index: int, part: Part) -> bytes:
+        return b'"message":' + encode({"role": "assistant", "content": part.text, "refusal": None})
+
+
+class CompletionSerializer(ResponseSerializer):
+    id_prefix, object_name, chunk_name = "cmpl-", "text_completion", "text_completion"
+
+    @property
+    def _continues_prompt(self) -> bool:
+        return True
+
+    def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
+        num_top = self._plan.params[0].logprobs
+        before = [] if self._plan.echo else prompt
+        return None if num_top is None else CompletionLogprobs(self._tokenizer, num_top, before)
+
+    def _chunk_fields(self, part: Part) -> bytes:
+        return b'"text":' + encode(part.text)
+
+    def _choice_fields(self, index: int, part: Part) -> bytes:
+        return b'"text":' + encode(part.text)
