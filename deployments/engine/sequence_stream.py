@@ -39,7 +39,7 @@ class SequenceStream:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_tokens
         )
-        self._stop = StopChecker(stop)
+        self._stop = StopChecker(stop, includes_stop=seq.params.include_stop_str_in_output)
         self._has_stops = bool(stop)
         self._on_cancel = on_cancel
         self._wake: Callable[[], None] | None = None

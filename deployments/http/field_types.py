@@ -13,7 +13,7 @@ from llama_core.scheduling.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIASE
 
 MAX_PRIORITY = 100
 MAX_CHOICES = 128  # prompts * n of one request
-MAX_STOPS = 4
+MAX_STOPS = 16  # each costs a comparison for every character of the answer
 MAX_STOP_CHARS = 256
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024

@@ -239,6 +239,7 @@ def _plan(
         prompt_logprobs=echo and logprobs is not None,
         ignore_eos=bool(body.ignore_eos),
         stop_token_ids=tuple(body.stop_token_ids),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
         logit_bias=tuple(body.logit_bias.items()),
         bad_words=spellings(body.bad_words, engine.tokenizer) if body.bad_words else (),
         allowed_token_ids=tuple(body.allowed_token_ids),

@@ -53,7 +53,9 @@ class GenerationBody(BodyWithUnknownFields):
     top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="0 or -1: no limit.")
     seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX, description="The same seed gives the same text.")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"prompts * n is at most {MAX_CHOICES}.")
-    stop: Stop = Field(default_factory=list, description=f"Up to {MAX_STOPS} strings; never part of the answer.")
+    stop: Stop = Field(
+        default_factory=list, description=f"Up to {MAX_STOPS} strings that end the answer, which leaves them out."
+    )
     stream: Flag = None
     stream_options: StreamOptions | None = None
     ignore_eos: Flag = Field(None, description="Generate up to max_tokens.")
@@ -79,6 +81,7 @@ class GenerationBody(BodyWithUnknownFields):
     stop_token_ids: Ids = Field(
         default_factory=list, max_length=MAX_STOP_TOKENS, description="Further ids that end the answer."
     )
+    include_stop_str_in_output: Flag = Field(None, description="true: the answer has the stop string that ended it.")
     allowed_token_ids: Ids = Field(
         default_factory=list,
         max_length=MAX_ALLOWED_TOKENS,

@@ -19,7 +19,7 @@ NEUTRAL: dict[str, Callable[[object], bool]] = {
     "modalities": _is(["text"]), "audio": _none_at_all, "prediction": _none_at_all,
     "verbosity": _is("medium"), "web_search_options": _none_at_all,
     "prompt_embeds": _none_at_all, "prompt_logprobs": _none_at_all, "truncate_prompt_tokens": _none_at_all,
-    "logits_processors": _empty, "include_stop_str_in_output": _is(False), "chat_template": _none_at_all,
+    "logits_processors": _empty, "chat_template": _none_at_all,
     "documents": _empty, "mirostat": _is(0), "dry_multiplier": _is(0), "xtc_probability": _is(0),
 }  # fmt: skip
 REASONS = {

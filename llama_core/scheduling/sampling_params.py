@@ -49,10 +49,11 @@ class SamplingParams:
     min_p: no token less likely than this part of the most likely one's probability, after the temperature. presence_penalty,
     frequency_penalty: OpenAI's, of generated tokens. repetition_penalty: transformers', of the prompt's and generated tokens.
     min_tokens: end-of-sequence and stop_token_ids are not sampled before so many tokens. stop_token_ids: end the generation
-    as end-of-sequence does. logit_bias: (token, bias) pairs. bad_words: token sequences that are not generated.
-    allowed_token_ids: nothing else is sampled, except to end; () for all tokens. grammar: what the text must follow, in a form
-    that `llguidance.LLMatcher` reads; "" for none. Logits change in vLLM's order: allowed tokens and the grammar, bad_words,
-    min_tokens, logit_bias, repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
+    as end-of-sequence does. include_stop_str_in_output: the output has the stop string, or the token, that ended it.
+    logit_bias: (token, bias) pairs. bad_words: token sequences that are not generated. allowed_token_ids: nothing else is
+    sampled, except to end; () for all tokens. grammar: what the text must follow, in a form that `llguidance.LLMatcher`
+    reads; "" for none. Logits change in vLLM's order: allowed tokens and the grammar, bad_words, min_tokens, logit_bias,
+    repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
     """
 
     temperature: Annotated[float, PerSlot("float32")] = 0.6
@@ -69,6 +70,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()

@@ -284,10 +284,13 @@ class Scheduler:
                 break
             if (token in self.config.stop_ids and not seq.params.ignore_eos) or token in seq.params.stop_token_ids:
                 reason = FinishReason.STOP
-                break
+                if not seq.params.include_stop_str_in_output:
+                    break
             appended.append(token)
             if output.logprobs and (logprob := output.logprobs[i]) is not None:
                 seq.logprobs.append(logprob)
+            if reason is not None:
+                break
         seq.tokens += appended
         self._waiting.count_served(seq, OUTPUT_COST * len(appended))
         if appended and not seq.is_trusted:

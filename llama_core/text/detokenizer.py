@@ -97,23 +97,24 @@ class IncrementalDetokenizer:
 
 
 class StopCheck(NamedTuple):
-    """`emit`: text for the reader. `stopped`: a stop string followed it, and no more text will."""
+    """`emit`: text for the reader. `stopped`: a stop string followed or ended it, and no more text will."""
 
     emit: str
     stopped: bool
 
 
 class StopChecker:
-    """Passes text through up to the first stop string, and removes that string.
+    """Passes text through up to the first stop string, and removes that string unless the text is to include it.
 
     Holds back the end of the text while it may be a prefix of a stop string. The stop string that is complete first
     wins; of several that end together, the longest. So the result does not depend on how the text is divided into pushes.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, includes_stop: bool = False) -> None:
         """Raises InvalidParameter for an empty stop string, or one that is not a string."""
         if isinstance(stops, str) or not all(isinstance(stop, str) and stop for stop in stops):
             raise InvalidParameter("stop must be a list of strings of at least 1 character", param="stop")
+        self._includes_stop = includes_stop
         self.matched: str | None = None  # the stop string that ended the text
         self._patterns = [_Pattern(stop) for stop in sorted(set(stops), key=len, reverse=True)]
         self._held = ""  # always a prefix of a stop string
@@ -129,7 +130,7 @@ class StopChecker:
             for pattern in self._patterns:  # longest first
                 if pattern.advance(char):
                     self.matched, self._held = pattern.stop, ""
-                    return StopCheck(seen[: end - len(pattern.stop)], True)
+                    return StopCheck(seen[: end if self._includes_stop else end - len(pattern.stop)], True)
         num_held = max(pattern.num_matched for pattern in self._patterns)
         certain = len(seen) - num_held
         self._held = seen[certain:]

@@ -28,7 +28,7 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
     ("min_p", 2, "invalid_parameter"), ("presence_penalty", 3, "invalid_parameter"), ("max_tokens", 0, "invalid_parameter"),
     ("max_tokens", True, "invalid_parameter"), ("max_tokens", "5", "invalid_parameter"), ("n", 10**9, "invalid_parameter"),
     ("max_tokens", 10**30, "invalid_parameter"), ("seed", 2**63, "invalid_parameter"), ("logprobs", 1000, "invalid_parameter"),
-    ("stop", "", "invalid_parameter"), ("stop", ["a"] * 5, "invalid_parameter"), ("stop", "x" * 2**20, "invalid_parameter"),
+    ("stop", "", "invalid_parameter"), ("stop", ["a"] * 17, "invalid_parameter"), ("stop", "x" * 2**20, "invalid_parameter"),
     ("logit_bias", {"-1": 1}, "invalid_parameter"), ("logit_bias", {str(2**31): 1}, "invalid_parameter"),
     ("logit_bias", {"1000000": 1}, "invalid_parameter"), ("tools", [{"type": "function"}], "unsupported"),
     ("response_format", {"type": "xml"}, "invalid_parameter"), ("min_tokens", 2**31, "invalid_parameter"),

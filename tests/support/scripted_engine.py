@@ -118,7 +118,7 @@ class FakeStream:
         detokenizer = IncrementalDetokenizer(
             engine.tokenizer, skip_special_tokens=self.skip_special_tokens, shown=self.shown_tokens
         )
-        stops = StopChecker(self.stop)
+        stops = StopChecker(self.stop, includes_stop=params.include_stop_str_in_output)
         if params.prompt_logprobs:
             self.prompt_logprobs = [engine.logprob(token, params) for token in self.prompt[1:]]
         answer = self.answer

@@ -48,6 +48,7 @@ slot_inits = st.builds(
         max_tokens=st.integers(0, INT64_MAX),
         logprobs=st.none() | st.integers(0, 20),
         prompt_logprobs=st.booleans(),
+        include_stop_str_in_output=st.booleans(),
         min_p=st.floats(0, 1),
         stop_token_ids=st.lists(ids, max_size=3).map(tuple),
         logit_bias=st.lists(st.tuples(ids, st.floats(-100, 100)), max_size=3).map(tuple),
@@ -180,7 +181,7 @@ def test_the_largest_step_is_within_its_bound_and_the_bound_is_close() -> None:
         min_p=0.11, presence_penalty=0.13, frequency_penalty=0.17, repetition_penalty=1.13, min_tokens=2**63 - 1,
         stop_token_ids=(big,) * MAX_STOP_TOKENS, logit_bias=((big, 0.1),) * MAX_LOGIT_BIASES,
         bad_words=((big,) * MAX_BAD_WORD_TOKENS,) * MAX_BAD_WORDS, allowed_token_ids=(big,) * MAX_ALLOWED_TOKENS,
-        grammar="g" * MAX_GRAMMAR_BYTES,
+        include_stop_str_in_output=True, grammar="g" * MAX_GRAMMAR_BYTES,
     )  # fmt: skip
     delayed = (big,) * (MAX_STOP_TOKENS + 64)
     admit = [SlotInit(big, [big] * 4096, [big] * 256, params, True, big, delayed) for _ in range(32)]

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -215,6 +216,25 @@ async def test_tokens_of_one_step_behind_a_stop_string_are_removed(max_drafts: i
         assert [logprob.logprob for logprob in logprobs] == list(range(2, 2 + len(tokens)))
         assert loop.scheduler.pool.num_used == 0
         assert (loop.scheduler.num_drafts_accepted > 0) == (max_drafts > 0)
+
+
+@pytest.mark.parametrize("max_drafts", [0, MAX_DRAFTS])
+async def test_an_included_stop_token_has_its_text_and_logprob(max_drafts: int) -> None:
+    words = TOKENIZER.encode("one two three four" * 5, bos=False, eos=False)
+    group = FakeGroup(token=lambda tokens: [*words, 3, EOS][min(len(tokens) - 2, len(words) + 1)])
+    for included in (False, True):
+        async with running(group, max_drafts=max_drafts) as loop:
+            params = greedy(90, logprobs=0, stop_token_ids=(3,), include_stop_str_in_output=included)
+            stream = loop.submit([1, 3], params)
+            deltas = [delta async for delta in stream]
+            tokens = [token for delta in deltas for token in delta.tokens]
+            assert tokens == words + [3] * included
+            assert "".join(delta.text for delta in deltas) == TOKENIZER.decode(tokens)
+            assert len([logprob for delta in deltas for logprob in delta.logprobs]) == len(tokens)
+            assert deltas[-1].finish_reason is FinishReason.STOP
+            stopped = loop.submit([1, 3], replace(params, stop_token_ids=()), stop=["o thr"])
+            assert (await read(stopped))[0] == ("one two thr" if included else "one tw")
+            assert loop.scheduler.pool.num_used == 0
 
 
 async def test_a_stop_string_wins_over_an_end_or_an_error_behind_it_in_the_same_step() -> None:

@@ -80,7 +80,7 @@ def test_a_float_that_is_not_finite_is_400(
         ("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0), ("max_tokens", 0),
         ("max_tokens", -2), ("max_tokens", True), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", 10**30),
         ("n", 0), ("n", 10**9), ("seed", 2**63), ("seed", -(2**63) - 1), ("logprobs", -1), ("logprobs", 1000),
-        ("stop", ""), ("stop", ["a"] * 5), ("stop", "x" * 2**20), ("stop", 3), ("stop", [None]), ("top_k", -2),
+        ("stop", ""), ("stop", ["a"] * 17), ("stop", "x" * 2**20), ("stop", 3), ("stop", [None]), ("top_k", -2),
         ("stream_options", {"include_usage": True}), ("min_tokens", -1), ("logit_bias", {"-1": 1}),
         ("logit_bias", {"640": 1}), ("logit_bias", {str(2**31): 1}), ("logit_bias", {"x": 1}), ("bad_words", [""]),
         ("bad_words", "x"), ("bad_words", ["x"] * 99), ("stop_token_ids", [640]),

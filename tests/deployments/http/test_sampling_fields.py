@@ -29,6 +29,7 @@ async def params(**fields: Any) -> SamplingParams:
         ("min_tokens", 4, 4),
         ("logit_bias", {"5": 2, "9": -100}, ((5, 2.0), (9, -100.0))),
         ("stop_token_ids", [3, 4], (3, 4)),
+        ("include_stop_str_in_output", True, True),
         ("allowed_token_ids", [7], (7,)),
     ],
 )

@@ -74,6 +74,18 @@ def test_a_stop_string_never_shows_streamed_or_not(served: Served, stop: str | l
     assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("stop", [" two", ["nothing", "e t", "three."]])
+def test_an_included_stop_string_ends_the_answer_streamed_or_not(served: Served, stop: str | list[str]) -> None:
+    options = {"stop": stop, "max_tokens": 100, "include_stop_str_in_output": True, "logprobs": 0}
+    whole = completion(served, stream=False, **options).json()["choices"][0]
+    chunks = sse(completion(served, **options).text)
+    streamed = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    matched = stop if isinstance(stop, str) else "three."
+    assert whole["text"] == streamed == " One 🙂 two, three.".partition(matched)[0] + matched
+    assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert "".join(whole["logprobs"]["tokens"]).endswith(matched), "the tokens have the whole stop string"
+
+
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}, {"logprobs": 1}])
 def test_chunks_differ_only_in_their_text_and_the_last_ones_finish_reason(
     served: Served, options: dict[str, Any]

@@ -156,6 +156,16 @@ def test_stopping_does_not_depend_on_the_division_into_pushes(text: str, stops: 
     assert stopped == (checker.matched is not None)
 
 
+@given(small_text, small_stops, st.lists(st.integers(0, 99), max_size=8))
+def test_an_included_stop_string_ends_the_text(text: str, stops: list[str], cuts: list[int]) -> None:
+    checker, emitted = StopChecker(stops, includes_stop=True), ""
+    for part in cut(list(map(ord, text)), cuts):
+        emitted += checker.push("".join(map(chr, part))).emit
+    emitted += checker.flush()
+    before, matched = first_stop(text, stops)
+    assert (emitted, checker.matched) == (before + (matched or ""), matched)
+
+
 @given(small_text, small_stops)
 def test_only_a_prefix_of_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     checker, emitted = StopChecker(stops), ""
