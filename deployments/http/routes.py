@@ -77,7 +77,7 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             body = await bodies.parse(raw, TokenizeBody)
         check_model(body.model, engine)
         if body.prompt is None:
-            tokens = await encoder.dialog(body.messages, body.chat_options)
+            tokens = await encoder.dialog(body.messages, replace(body.chat_options, tools=body.tools))
         else:
             tokens = await encoder.text(
                 body.prompt, bos=body.add_special_tokens is not False, parse_special=body.parse_special
@@ -101,7 +101,7 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             "eos_token": tokenizer.token_name(tokenizer.eos_id),
         }
         size = {"vocab_size": tokenizer.n_words, "max_model_len": engine.max_seq_len}
-        return json_response({**names, "chat_template": engine.chat_format.template, **size})
+        return json_response({**names, "chat_template": engine.chat_format.client_template, **size})
 
     return [
         ApiRoute(
@@ -132,7 +132,7 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             tokenizer_info,
             tag="tokenizer",
             summary="Tokenizer",
-            description="Names of the control tokens, and the model's chat template; null for a built-in chat format.",
+            description="Names of the control tokens, and the chat template; null for a model without one.",
             answer=answer_schemas.TOKENIZER,
             statuses=(503,),
         ),

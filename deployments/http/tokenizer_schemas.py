@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from deployments.http.dialog_fields import DialogOptions, Messages
 from deployments.http.field_types import MAX_TEXT_BYTES, Body, Flag, Ids
+from deployments.http.tool_fields import Tools
 from llama_core.errors import InvalidParameter
 
 
@@ -15,6 +16,7 @@ class TokenizeBody(DialogOptions):
     model: str | None = None
     prompt: str | None = Field(None, max_length=MAX_TEXT_BYTES)
     messages: Messages = Field(default_factory=list)
+    tools: Tools = Field((), description="Functions that the prompt offers beside the messages.")
     add_special_tokens: Flag = Field(None, description="Default true: BOS first.")
     parse_special: Flag = Field(None, description="true: names of control tokens in the prompt become those tokens.")
 
@@ -22,6 +24,8 @@ class TokenizeBody(DialogOptions):
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (not self.messages):
             raise InvalidParameter("prompt: send either prompt or messages", param="prompt")
+        if self.tools and not self.messages:
+            raise InvalidParameter("tools: needs messages, beside which the prompt offers them", param="tools")
         if self.prompt is not None and len(self.prompt.encode()) > MAX_TEXT_BYTES:
             raise InvalidParameter(f"prompt: must have at most {MAX_TEXT_BYTES} bytes of UTF-8", param="prompt")
         return self

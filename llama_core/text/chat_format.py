@@ -56,6 +56,11 @@ class ChatFormat(Protocol):
     result_role: Role = "user"  # of a message with a tool's result, where the format does not write tools itself
 
     @property
+    def client_template(self) -> str | None:
+        """Jinja2's source of the prompt for clients that render chats themselves; None if there is none."""
+        return self.template
+
+    @property
     def writes_tools(self) -> bool:
         """Whether the format writes tools, calls and results. Otherwise `tools.plain_dialog` puts them in plain messages."""
         return False

@@ -17,6 +17,7 @@ from llama_core.text.chat_format import (
     invalid_message,
     refuse_options,
 )
+from llama_core.text.client_templates import LLAMA2_TEMPLATE
 from llama_core.text.tokenizer import Tokenizer, is_encodable
 
 B_INST: Final = "[INST]"
@@ -46,6 +47,10 @@ class Llama2ChatFormat(ChatFormat):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+
+    @property
+    def client_template(self) -> str:
+        return LLAMA2_TEMPLATE
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from llama_core.errors import ConfigError, InvalidDialog, InvalidParameter
 from llama_core.text.chat_format import NO_OPTIONS, Admit, ChatFormat, ChatOptions, Dialog, invalid_message
+from llama_core.text.client_templates import LLAMA3_TEMPLATE
 from llama_core.text.tokenizer import Tokenizer, is_encodable
 
 BEGIN: Final = "<|begin_of_text|>"
@@ -43,6 +44,10 @@ class Llama3ChatFormat(ChatFormat):
             for role in (*_ROLES, _RESULT_ROLE)
         }
         self._stop_ids = frozenset(ids[text] for text in _STOPS if text in ids)
+
+    @property
+    def client_template(self) -> str:
+        return LLAMA3_TEMPLATE
 
     @property
     def stop_ids(self) -> frozenset[int]:

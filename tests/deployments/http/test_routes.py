@@ -305,14 +305,21 @@ def test_text_survives_tokenize_and_detokenize(served: Served) -> None:
     chat = post("/tokenize", {"messages": [USER]})
     httpx.post(served.url + "/v1/chat/completions", json={"messages": [USER]})
     assert chat["tokens"] == served.engine.streams[-1].prompt
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+    served.engine.max_seq_len = 4096
+    offered = post("/tokenize", {"messages": [USER], "tools": tools})
+    httpx.post(served.url + "/v1/chat/completions", json={"messages": [USER], "tools": tools})
+    assert offered["tokens"] == served.engine.streams[-1].prompt != chat["tokens"]
     info = httpx.get(served.url + "/tokenizer_info").json()
+    assert info["chat_template"] == served.engine.chat_format.client_template is not None
     assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
 
 
 def test_bad_ids_and_ambiguous_bodies_of_the_tokenizer_routes_are_400(served: Served) -> None:
     for tokens in ([-1], [10**6], [2**70], ["1"], [True], None):
         assert_error(httpx.post(served.url + "/detokenize", json={"tokens": tokens}), 400, "invalid_parameter")
-    for body in ({}, {"prompt": "x", "messages": [USER]}, {"prompt": 3}):
+    tool = {"type": "function", "function": {"name": "f"}}
+    for body in ({}, {"prompt": "x", "messages": [USER]}, {"prompt": 3}, {"prompt": "x", "tools": [tool]}):
         assert_error(httpx.post(served.url + "/tokenize", json=body), 400, "invalid_parameter")
 
 
