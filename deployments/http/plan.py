@@ -149,9 +149,8 @@ async def _chat_grammar(body: ChatBody, encoder: PromptEncoder, parsing: AnswerP
     if parsing.use is None:
         checked = await encoder.grammar(grammar, param)
         return parsing.answer_format.after_reasoning(checked, begun=parsing.begun) if checked else ""
-    if grammar:
-        raise InvalidParameter(f"{param}: cannot be combined with tools, unless tool_choice is none", param=param)
-    return await encoder.tool_grammar(parsing.use, begun=parsing.begun)
+    answer = await encoder.checked_grammar(grammar, param)
+    return await encoder.tool_grammar(parsing.use, answer, param, begun=parsing.begun)
 
 
 def check_model(model: str | None, engine: Engine) -> None:

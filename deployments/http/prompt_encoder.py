@@ -105,15 +105,23 @@ class PromptEncoder:
 
     async def grammar(self, grammar: str, param: str) -> str:
         """The grammar as the engine takes it, checked. Raises InvalidParameter that names `param`."""
-        if not grammar:
-            return ""
-        return for_answer(
-            await self._run(len(grammar), partial(checked, grammar, param), in_thread=True), self._engine.tokenizer
-        )
+        answer = await self.checked_grammar(grammar, param)
+        return for_answer(answer, self._engine.tokenizer) if answer else ""
 
-    async def tool_grammar(self, use: ToolUse, *, begun: bool) -> str:
-        """The grammar of an answer that may call tools, made in a thread. begun: it begins within the reasoning."""
-        make = partial(self._engine.answer_format.grammar, use, begun=begun)
+    async def checked_grammar(self, grammar: str, param: str) -> str:
+        """The grammar, if it compiles, which a thread finds out. Raises InvalidParameter that names `param`."""
+        return await self._run(len(grammar), partial(checked, grammar, param), in_thread=True) if grammar else ""
+
+    async def tool_grammar(self, use: ToolUse, answer: str, param: str, *, begun: bool) -> str:
+        """The grammar of an answer that may call tools, made in a thread. begun: it begins within the reasoning.
+
+        answer: a checked grammar of the field `param`, which an answer that calls no tool follows; "" for any text.
+        """
+        answer_format = self._engine.answer_format
+        if answer and use.mode == "auto":
+            make = partial(answer_format.grammar_or, use, answer, param, begun=begun)
+        else:
+            make = partial(answer_format.grammar, use, begun=begun)
         return await self._run(sum(len(tool.schema) for tool in use.tools), make, in_thread=True)
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:

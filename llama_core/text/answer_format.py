@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Final
 
@@ -19,6 +20,7 @@ from llama_core.text.tools.lark import MarkIds, ThoughtRules, answer_grammar, re
 from llama_core.text.tools.parser import AnswerParser
 from llama_core.text.tools.pieces import Content, Piece, Reasoning
 from llama_core.text.tools.registry import open_tool_format
+from llama_core.text.tools.schema_answer import check_beside_calls
 from llama_core.text.tools.tool import ToolUse
 from llama_core.text.tools.tool_format import ToolFormat
 
@@ -61,6 +63,14 @@ class AnswerFormat:
         """
         return self._grammar(use, begun)
 
+    def grammar_or(self, use: ToolUse, answer: str, param: str, *, begun: bool) -> str:
+        """`grammar` of an answer that is either calls, or what the checked grammar `answer` describes.
+
+        Raises InvalidParameter that names `param`, the field of `answer`, where the two cannot be told apart.
+        """
+        check_beside_calls(answer, self.tool_format, param)
+        return self._grammar(replace(use, mode="required"), begun, answer)
+
     def after_reasoning(self, grammar: str, *, begun: bool) -> str:
         """`grammar` for the answer proper, behind the reasoning."""
         assert self.reasoning is not None
@@ -69,15 +79,23 @@ class AnswerFormat:
         start = {"lark_grammar": reasoned_grammar("@proper", thought, self._marks, spaced=self._is_spaced)}
         return json.dumps({"grammars": [start, first | {"name": "proper"}, *others]})
 
-    def _made_grammar(self, use: ToolUse, begun: bool) -> str:
+    def _made_grammar(self, use: ToolUse, begun: bool, answer: str = "") -> str:
         from llama_core.text.grammar import lark_grammar  # loads llguidance
 
         marks = self.reasoning
         thought = None if marks is None else ThoughtRules(marks.opening, marks.closing, begun)
         source = answer_grammar(
-            self.tool_format.rules(use, self._marks), use, self._marks, thought, spaced=self._is_spaced
+            self.tool_format.rules(use, self._marks),
+            use,
+            self._marks,
+            thought,
+            spaced=self._is_spaced,
+            otherwise="@proper" if answer else "",
         )
         grammar = lark_grammar(source)
+        if answer:
+            first, *others = json.loads(answer)["grammars"]
+            grammar = json.dumps({"grammars": [*json.loads(grammar)["grammars"], first | {"name": "proper"}, *others]})
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise InvalidParameter(
                 f"tools: their schemas together make a grammar of more than {MAX_GRAMMAR_BYTES} bytes: send fewer tools, or "

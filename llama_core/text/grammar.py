@@ -36,6 +36,8 @@ def limits() -> LLParserLimits:
 
 def json_schema_grammar(schema: Mapping[str, Any] | bool) -> str:
     """JSON that the schema describes. `check_grammar` finds out whether every keyword of the schema is known."""
+    if isinstance(schema, bool):  # llguidance's options need an object
+        schema = {} if schema else {"not": {}}
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
 
 

@@ -64,13 +64,23 @@ def pattern(text: str) -> str:
 
 
 def answer_grammar(
-    rules: CallRules, use: ToolUse, marks: MarkIds, thought: ThoughtRules | None = None, *, spaced: bool = False
+    rules: CallRules,
+    use: ToolUse,
+    marks: MarkIds,
+    thought: ThoughtRules | None = None,
+    *,
+    spaced: bool = False,
+    otherwise: str = "",
 ) -> str:
-    """The source of the grammar. spaced: a space may come first, which the tokenizer drops from the text."""
+    """The source of the grammar. spaced: a space may come first, which the tokenizer drops from the text.
+
+    otherwise: a rule's item that the answer may be instead of calls and nothing else, where `use` requires calls.
+    """
     more = f" following{{0,{use.max_calls - 1}}}" if use.max_calls > 1 else ""
     lines: list[str] = []
     if use.mode == "required":
-        lines.append(f"answer: required{more} {rules.end}".rstrip())
+        calls = f"required{more} {rules.end}".rstrip()
+        lines.append(f"answer: {calls} | {otherwise}" if otherwise else f"answer: {calls}")
         lines.append(f"required: {rules.first}")
     else:
         lines.append(f"answer: | TEXT | triggered{more} {rules.end}".rstrip())
@@ -106,15 +116,21 @@ def tool_bodies(use: ToolUse, key: str, *, opened: bool = False) -> tuple[str, l
 
     opened: behind `"name":`, for a grammar that has the other rules too.
     """
-    prefix, begin = ("opened", " ") if opened else ("tool", '{"name": ')
+    prefix = "opened" if opened else "tool"
     names, lines = [], []
     for index, tool in enumerate(use.tools):
-        head = quoted(f'{begin}"{tool.name}", "{key}": ')
+        head = quoted(f' "{tool.name}", "{key}": ') if opened else _head(tool.name, key)
         lines.append(f'{prefix}_{index}: {head} arguments_{index} "}}"')
         if not opened:
             lines.append(f"arguments_{index}: {schema_body(use, index)}")
         names.append(f"{prefix}_{index}")
     return " | ".join(names), lines
+
+
+def _head(name: str, key: str) -> str:
+    """{"name": ..., KEY: in the words of JSON, as a schema's rules divide it too: both may be alternatives."""
+    words = ("{", '"name"', ":", f'"{name}"', ",", f'"{key}"', ":")
+    return " ".join(quoted(word) + (' " "?' if word in ":," else "") for word in words)
 
 
 def schema_body(use: ToolUse, index: int) -> str:

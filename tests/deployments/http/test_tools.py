@@ -180,7 +180,9 @@ ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
         ({"tools": OFFERED, "tool_choice": "any"}, "tool_choice"),
         ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": OFFERED, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": OFFERED, "guided_regex": "a+"}, "guided_regex"),
+        ({"tools": OFFERED, "response_format": {"type": "json_schema", "json_schema": {"schema": True}}}, "response_format"),
+        ({"tools": OFFERED, "tool_choice": "required", "guided_regex": "("}, "guided_regex"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "messages[1]"),
         ({"messages": [*HELLO, {"role": "assistant", "content": None}]}, "messages[1].content"),
@@ -237,3 +239,27 @@ async def test_a_real_model_writes_calls_whose_arguments_follow_their_schemas(
         assert call["function"]["name"] == "report" and whole["message"]["content"] is None
         jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
         assert (await streamed(model, **body, max_tokens=200))["message"] == whole["message"]
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+async def test_beside_tools_a_real_model_answers_by_the_schema_or_calls(tool_format: str, model: ModelEngine) -> None:
+    model.tool_format = tool_format
+    properties = {"flag": {"type": "boolean"}, "kind": {"enum": ["a", "b"]}}
+    schema = {"type": "object", "properties": properties, "required": ["flag", "kind"], "additionalProperties": False}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    offered = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    fields = {
+        "tools": offered,
+        "response_format": wanted,
+        "temperature": 1,
+        "max_tokens": 300,
+        "parallel_tool_calls": False,
+    }
+    for seed in range(6):
+        found = await choice(model, **fields, seed=seed)
+        assert (await streamed(model, **fields, seed=seed))["message"].get("content") == found["message"]["content"]
+        calls = found["message"].get("tool_calls") or []
+        for text in [call["function"]["arguments"] for call in calls] or [found["message"]["content"]]:
+            jsonschema.validate(json.loads(text), schema)
+    called = await choice(model, **fields, tool_choice="required")
+    assert called["message"]["tool_calls"] and called["finish_reason"] == "tool_calls"

@@ -9,7 +9,14 @@ from llguidance import LLMatcher, LLTokenizer
 
 from llama_core.errors import InvalidParameter
 from llama_core.text.answer_format import AnswerFormat
-from llama_core.text.grammar import check_grammar, lark_grammar, limits
+from llama_core.text.grammar import (
+    check_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    lark_grammar,
+    limits,
+    regex_grammar,
+)
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from llama_core.text.reasoning import ReasoningMarks
 from llama_core.text.registry import load_tokenizer
@@ -131,3 +138,50 @@ def test_a_grammar_for_the_answer_begins_behind_the_reasoning() -> None:
         check_grammar(grammar, "response_format")
         assert follows(grammar, ids(before + "</think>\n\nyes"))
         assert not follows(grammar, ids(before + "</think>\n\nno"))
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("reasons", [False, True])
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_an_answer_beside_tools_is_a_call_or_follows_its_schema(tool_format: str, reasons: bool) -> None:
+    rng = random.Random(tool_format)
+    form = find_tool_format(tool_format)
+    answers = AnswerFormat(tokenizer(), form, ReasoningMarks() if reasons else None)
+    before = "Hm, {\n</think>\n\n" if reasons else ""
+    proper = json_schema_grammar(ANSWER)
+    either = answers.grammar_or(ToolUse(TOOLS), proper, "response_format", begun=reasons)
+    check_grammar(either, "response_format")
+    for num_calls in (1, 2) * 10:
+        calls = form.written_calls(random_calls(rng, num_calls))
+        assert follows(either, ids(before + calls)), calls
+    for name in ("Ann", "get_weather", "get-time"):
+        for indent in (None, 2):
+            written = json.dumps({"name": name, "age": 31}, indent=indent)
+            assert follows(either, ids(before + written)), written
+    bad_call = form.written_calls([Call("get_weather", '{"city": 3}')])
+    for text in (bad_call, "Hello", '{"name": "Ann"}', '{"name": "Ann", "age": "x"}', ""):
+        assert not follows(either, ids(before + text)), text
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_an_answer_that_cannot_be_told_from_a_call_is_refused(tool_format: str) -> None:
+    answers = AnswerFormat(tokenizer(), find_tool_format(tool_format), None)
+    use = ToolUse(TOOLS)
+    for proper in (regex_grammar("a+"), json_schema_grammar({"type": "array"}), json_schema_grammar(True)):
+        with pytest.raises(InvalidParameter, match="a JSON schema of type object"):
+            answers.grammar_or(use, proper, "response_format", begun=False)
+    if tool_format == "llama3_json":
+        names = {"name": {"type": "string"}, "parameters": {"type": "object"}}
+        for schema in ({"type": "object"}, {"type": "object", "properties": names, "additionalProperties": False}):
+            with pytest.raises(InvalidParameter, match="additionalProperties false"):
+                answers.grammar_or(use, json_schema_grammar(schema), "response_format", begun=False)
+    else:
+        either = answers.grammar_or(use, json_object_grammar(), "response_format", begun=False)
+        assert follows(either, ids('{"any": ["thing"]}')) and not follows(either, ids("thing"))

@@ -1,0 +1,35 @@
+"""Decides which structured answers may stand beside tool calls in one grammar.
+
+The matcher divides text into the longest words that any alternative allows, so calls and the answer must differ in their first
+words: the answer is a JSON object, and if calls are objects too, its keys are known.
+"""
+
+import json
+from typing import Any
+
+from llama_core.errors import InvalidParameter
+from llama_core.text.tools.tool import Call
+from llama_core.text.tools.tool_format import ToolFormat
+
+
+def check_beside_calls(grammar: str, tool_format: ToolFormat, param: str) -> None:
+    """Raises InvalidParameter that names `param` unless an answer of `grammar` can be told from a call of the format."""
+    schema = json.loads(grammar)["grammars"][0].get("json_schema")
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        raise InvalidParameter(
+            f"{param}: beside tools that the model may call, it must be a JSON schema of type object; with tool_choice none "
+            "or required it may be any",
+            param=param,
+        )
+    if tool_format.written_calls([Call("f", "{}")]).startswith("{") and not _has_known_keys(schema):
+        raise InvalidParameter(
+            f"{param}: this model writes calls as JSON objects, so beside tools the schema must have additionalProperties "
+            "false, no patternProperties, and not the properties name and parameters together",
+            param=param,
+        )
+
+
+def _has_known_keys(schema: dict[str, Any]) -> bool:
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    composed = any(name in schema for name in ("allOf", "anyOf", "oneOf", "$ref"))
+    return is_closed and not composed and not {"name", "parameters"} <= set(schema.get("properties", {}))
