@@ -10,6 +10,7 @@ from copy import copy
 from functools import partial
 
 from deployments.engine.interface import Delta, Engine, TokenStream
+from deployments.http.answer_ending import AnswerEnding
 from deployments.http.plan import Plan
 from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.scheduling.request import FinishReason
@@ -40,11 +41,19 @@ class Choices:
             shown_tokens=frozenset() if plan.parsing is None else plan.parsing.shown_tokens,
             is_timed=is_timed,
         )
-        self._begin(streams, plan.num_choices, _followers(plan))
+        endings = [AnswerEnding(plan.answer_ending) for _ in streams] if plan.answer_ending else []
+        self._begin(streams, plan.num_choices, _followers(plan), endings)
 
-    def _begin(self, streams: Sequence[TokenStream], num_open: int, followers: dict[int, range]) -> None:
+    def _begin(
+        self,
+        streams: Sequence[TokenStream],
+        num_open: int,
+        followers: dict[int, range],
+        endings: Sequence[AnswerEnding],
+    ) -> None:
         self.streams = streams
         self.num_open = num_open
+        self._endings = endings
         self._loop = asyncio.get_running_loop()
         self._ready: deque[int] = deque()
         self._waiter: asyncio.Future[bool] | None = None
@@ -70,6 +79,8 @@ class Choices:
                 if delta.finish_reason is FinishReason.ABORT:
                     raise RequestCancelled("the server stopped this request")
                 self.num_open -= 1
+            if self._endings:
+                delta = self._endings[index].without(delta, self.streams[index])
             return index, delta
         return None
 
@@ -117,7 +128,7 @@ class Choices:
         for stream in self.streams:
             stream.suspend()
         others = copy(self)
-        others._begin(self.streams, self.num_open, self._followers)
+        others._begin(self.streams, self.num_open, self._followers, self._endings)
         self.streams = ()
         self.cancel()
         return others

@@ -61,6 +61,7 @@ class Plan:
     skip_special_tokens: bool = True
     names_service_tier: bool = False  # the answer has service_tier, as OpenAI's has where the request has it
     only_prompt: bool = False  # the answer is the echoed prompt alone
+    answer_ending: str = ""  # which the chat format writes behind each answer, and the answer leaves out
     continues_message: bool = False  # the answer goes on with the last message of a chat
     scored_from: tuple[int, ...] = ()  # by prompt: where the continuation begins whose likelihood is asked for
     labels: tuple[str, ...] = ()  # by prompt, where they are to be classified
@@ -124,7 +125,12 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     parsing = _parsing(body, engine, use, prompt)
     grammar = await _chat_grammar(body, encoder, parsing)
     plan = _plan(body, [prompt], limits, engine, logprobs=logprobs, grammar=grammar)
-    return replace(plan, continues_message=body.chat_options.continue_final_message, parsing=parsing)
+    return replace(
+        plan,
+        answer_ending=engine.chat_format.answer_ending,
+        continues_message=body.chat_options.continue_final_message,
+        parsing=parsing,
+    )
 
 
 async def encode_chat(body: ChatBody, encoder: PromptEncoder) -> list[int]:

@@ -53,6 +53,9 @@ class ChatFormat(Protocol):
     name: str  # as the argument `chat_format` has it, or "none"
     is_quick: bool  # whether `encode` takes time in proportion to the contents, so that short dialogs need no thread
     template: str | None  # Jinja2's source, if the format has one
+    answer_ending: str = (
+        ""  # text that the format writes behind each answer before end-of-sequence, and so the model too
+    )
     result_role: Role = "user"  # of a message with a tool's result, where the format does not write tools itself
 
     @property
@@ -93,12 +96,9 @@ def invalid_message(index: int, problem: str) -> InvalidDialog:
     return InvalidDialog(f"messages[{index}]: {problem}", index=index, param=f"messages[{index}]")
 
 
-def refuse_options(options: ChatOptions, chat_format: str) -> None:
-    """Raises InvalidParameter for every option but the usual ones: a built-in format has no others."""
-    for name, is_usual in (
-        ("chat_template_kwargs", not options.template_variables),
-        ("continue_final_message", not options.continue_final_message),
-        ("add_generation_prompt", options.add_generation_prompt),
-    ):
-        if not is_usual:
-            raise InvalidParameter(f"{name}: the chat format {chat_format} has only its usual value", param=name)
+def refuse_variables(options: ChatOptions, chat_format: str) -> None:
+    """Raises InvalidParameter for variables: a built-in format has no template to read them."""
+    if options.template_variables:
+        raise InvalidParameter(
+            f"chat_template_kwargs: the chat format {chat_format} reads no variables", param="chat_template_kwargs"
+        )

@@ -15,7 +15,7 @@ from llama_core.text.chat_format import (
     ChatOptions,
     Dialog,
     invalid_message,
-    refuse_options,
+    refuse_variables,
 )
 from llama_core.text.client_templates import LLAMA2_TEMPLATE
 from llama_core.text.tokenizer import Tokenizer, is_encodable
@@ -35,7 +35,7 @@ class _Round(NamedTuple):
     last_index: int  # of its last message in the dialog
     text: str
     has_system: bool
-    is_open: bool  # it has no answer yet
+    is_open: bool  # its answer is still to be written, or to be continued
 
 
 class Llama2ChatFormat(ChatFormat):
@@ -44,6 +44,7 @@ class Llama2ChatFormat(ChatFormat):
     name = "llama2"
     is_quick = True
     template = None
+    answer_ending = " "
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -62,13 +63,16 @@ class Llama2ChatFormat(ChatFormat):
 
         Raises InvalidDialog that names the index of the first message at fault.
         """
+        self._check(dialog, NO_OPTIONS)
+
+    def _check(self, dialog: Dialog, options: ChatOptions) -> None:
         if isinstance(dialog, str | Mapping) or not isinstance(dialog, Sequence):
             raise InvalidDialog("messages must be a list of messages")
         if not dialog:
             raise InvalidDialog("messages must have at least 1 message")
         for index, message in enumerate(dialog):
             _check_message(index, message)
-        _check_roles(dialog)
+        _check_roles(dialog, options)
 
     def check_special_tags(self, dialog: Dialog) -> None:
         """Raises SpecialTags that names the first message whose content contains a tag. Takes a dialog that `check` accepts.
@@ -83,8 +87,8 @@ class Llama2ChatFormat(ChatFormat):
                 raise _special_tags(index)
 
     def check_options(self, options: ChatOptions) -> None:
-        """Accepts the usual options only."""
-        refuse_options(options, self.name)
+        """Refuses variables: there is no template to read them."""
+        refuse_variables(options, self.name)
 
     def min_tokens(self, dialog: Dialog) -> int:
         """The fewest tokens that the prompt can take. The format strips white space around contents and drops nothing else."""
@@ -93,13 +97,15 @@ class Llama2ChatFormat(ChatFormat):
     def encode(self, dialog: Dialog, options: ChatOptions = NO_OPTIONS, admit: Admit | None = None) -> list[int]:
         """Prompt ids: BOS, round, EOS for each finished round, then BOS and the open round.
 
-        Raises InvalidDialog or SpecialTags, with the message's index. Encodes every text about twice.
+        Nothing begins the assistant's message, so without add_generation_prompt the dialog may only be complete as well. A
+        final message that the answer continues leaves its round open. Raises InvalidDialog or SpecialTags, with the message's
+        index. Encodes every text about twice.
         """
         self.check_options(options)
-        self.check(dialog)
+        self._check(dialog, options)
         self.check_special_tags(dialog)
         ids: list[int] = []
-        for each in _rounds(dialog):
+        for each in _rounds(dialog, continues=options.continue_final_message):
             round_ids = self._tokenizer.encode(each.text, bos=True, eos=not each.is_open)
             read = self._tokenizer.decode(round_ids)
             # A message and the adjacent text of the format could form a tag together.
@@ -118,7 +124,7 @@ class Llama2ChatFormat(ChatFormat):
         return self._tokenizer.decode(self._tokenizer.encode(text, bos=False, eos=False))
 
 
-def _rounds(dialog: Dialog) -> Iterator[_Round]:
+def _rounds(dialog: Dialog, *, continues: bool) -> Iterator[_Round]:
     system = dialog[0]["content"] if dialog[0]["role"] == "system" else None
     first = 0 if system is None else 1
     for index in range(first, len(dialog), 2):
@@ -129,6 +135,8 @@ def _rounds(dialog: Dialog) -> Iterator[_Round]:
         text = f"{B_INST} {user.strip()} {E_INST}"
         if index + 1 == len(dialog):
             yield _Round(index, text, has_system, is_open=True)
+        elif continues and index + 2 == len(dialog):
+            yield _Round(index + 1, f"{text} {dialog[index + 1]['content'].strip()}", has_system, is_open=True)
         else:
             answered = f"{text} {dialog[index + 1]['content'].strip()} "
             yield _Round(index + 1, answered, has_system, is_open=False)
@@ -146,7 +154,7 @@ def _check_message(index: int, message: object) -> None:
         raise invalid_message(index, "content contains a lone surrogate, which is not a character")
 
 
-def _check_roles(dialog: Dialog) -> None:
+def _check_roles(dialog: Dialog, options: ChatOptions) -> None:
     has_system = dialog[0]["role"] == "system"
     for index, message in enumerate(dialog):
         if index == 0 and has_system:
@@ -155,7 +163,10 @@ def _check_roles(dialog: Dialog) -> None:
         if message["role"] != expected:
             order = "an optional system message, then user and assistant in turn"
             raise invalid_message(index, f"role must be '{expected}', not '{message['role']}': {order}")
-    if dialog[-1]["role"] != "user":
+    last = dialog[-1]["role"]
+    if options.continue_final_message and last != "assistant":
+        raise invalid_message(len(dialog) - 1, "role must be 'assistant': the answer continues the last message")
+    if options.add_generation_prompt and last != "user":
         raise invalid_message(len(dialog) - 1, "role must be 'user': the last message asks for the answer")
 
 

@@ -6,8 +6,16 @@ Each piece is encoded on its own and control tokens are put between them as ids,
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from llama_core.errors import ConfigError, InvalidDialog, InvalidParameter
-from llama_core.text.chat_format import NO_OPTIONS, Admit, ChatFormat, ChatOptions, Dialog, invalid_message
+from llama_core.errors import ConfigError, InvalidDialog
+from llama_core.text.chat_format import (
+    NO_OPTIONS,
+    Admit,
+    ChatFormat,
+    ChatOptions,
+    Dialog,
+    invalid_message,
+    refuse_variables,
+)
 from llama_core.text.client_templates import LLAMA3_TEMPLATE
 from llama_core.text.tokenizer import Tokenizer, is_encodable
 
@@ -72,10 +80,7 @@ class Llama3ChatFormat(ChatFormat):
 
     def check_options(self, options: ChatOptions) -> None:
         """Refuses variables: there is no template to read them."""
-        if options.template_variables:
-            raise InvalidParameter(
-                "chat_template_kwargs: the chat format llama3 reads no variables", param="chat_template_kwargs"
-            )
+        refuse_variables(options, self.name)
 
     def min_tokens(self, dialog: Dialog) -> int:
         """The fewest tokens that the prompt can take. The format strips white space around contents."""

@@ -16,7 +16,7 @@ from llama_core.text.no_chat_format import NoChatFormat
 from llama_core.text.registry import load_tokenizer, open_chat_format
 from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.support.chat_templates import make_chat_model
-from tests.support.scripted_engine import FakeEngine
+from tests.support.scripted_engine import FakeEngine, sse
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
@@ -92,8 +92,9 @@ async def test_options_that_cannot_work_are_refused(engine: FakeEngine) -> None:
         {"add_generation_prompt": False},
         {"chat_template_kwargs": {"a": 1}},
     ]
+    assert "chat_template_kwargs" in error(await post(llama2, messages=HELLO, **options[-1]), "invalid_parameter")
+    assert "continues the last message" in error(await post(llama2, messages=HELLO, **options[0]), "invalid_dialog")
     for option in options:
-        assert next(iter(option)) in error(await post(llama2, messages=HELLO, **option), "invalid_parameter")
         error(await post(llama2, "/v1/completions", prompt="x", **option), "unsupported")
 
 
@@ -169,3 +170,51 @@ async def test_an_answer_that_goes_on_with_a_message_keeps_its_leading_space(tmp
     whole = await post(engine, messages=dialog, continue_final_message=True)
     assert whole.json()["choices"][0]["message"]["content"] == " " + engine.answer
     assert (await post(engine, messages=HELLO)).json()["choices"][0]["message"]["content"] == engine.answer
+
+
+async def test_llama2_continues_a_final_message_and_writes_complete_dialogs() -> None:
+    engine = FakeEngine("is Bob.")
+    dialog = [*HELLO, {"role": "assistant", "content": "My name "}]
+    answer = await post(engine, messages=dialog, continue_final_message=True)
+    assert answer.json()["choices"][0]["message"]["content"] == " is Bob."
+    assert engine.tokenizer.decode(engine.streams[-1].prompt) == f"[INST] {HELLO[0]['content']} [/INST] My name"
+    assert engine.tokenizer.eos_id not in engine.streams[-1].prompt
+    whole = (await post(engine, "/tokenize", messages=dialog, add_generation_prompt=False)).json()["tokens"]
+    assert (
+        whole == engine.chat_format.encode([*dialog, HELLO[0]])[: len(whole)] and whole[-1] == engine.tokenizer.eos_id
+    )
+    body = {"messages": dialog, "max_tokens": 9}
+    continued = await post(engine, "/v1/messages", **body)
+    assert continued.json()["content"] == [{"type": "text", "text": " is Bob."}], "an assistant's prefill"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "fields", "expected"),
+    [
+        ("One  two. ", {}, "One  two."),
+        ("One two.  ", {}, "One two. "),
+        ("One two", {}, "One two"),
+        (" ", {}, ""),
+        ("One two three", {"stop": "two"}, "One "),
+        ("One two. ", {"n": 2, "logprobs": True}, "One two."),
+    ],
+)
+async def test_answers_of_llama2_do_not_end_in_the_templates_space(
+    answer: str, fields: dict[str, Any], expected: str, stream: bool
+) -> None:
+    engine = FakeEngine(answer)
+    got = await post(engine, messages=HELLO, stream=stream, **fields)
+    texts = [""] * fields.get("n", 1)
+    for part in sse(got.text) if stream else [got.json()]:
+        for choice in part["choices"]:
+            texts[choice["index"]] += (choice["delta"] if stream else choice["message"]).get("content") or ""
+    assert texts == [expected] * len(texts)
+
+
+async def test_a_space_at_the_token_limit_is_kept() -> None:
+    engine = FakeEngine("One two. and more")
+    num_tokens = len(engine.tokenizer.encode("One two. ", bos=False, eos=False))
+    got = (await post(engine, messages=HELLO, max_tokens=num_tokens)).json()["choices"][0]
+    read = engine.tokenizer.decode(engine.streams[-1].answer[:num_tokens])
+    assert got["finish_reason"] == "length" and got["message"]["content"] == read

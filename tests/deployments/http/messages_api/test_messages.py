@@ -177,7 +177,6 @@ async def test_a_conversation_with_tools_has_the_prompt_of_the_same_chat() -> No
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema: "),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice: name: "),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences: "),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages (the last one is the assistant's"),
     ],
 )  # fmt: skip
 async def test_a_bad_request_names_the_field_that_the_client_sent(body: dict[str, Any], begins: str) -> None:
