@@ -60,7 +60,7 @@ def test_an_emoji_split_over_tokens_is_never_half_a_character(served: Served) ->
     chunks = sse(chat(served).text)
     texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
     assert "".join(texts) == "One 🙂 two, three."
-    assert "🙂" in texts
+    assert any(text.endswith("🙂") for text in texts)
     assert not any("\ufffd" in text for text in texts)
 
 

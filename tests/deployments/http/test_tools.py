@@ -74,7 +74,7 @@ async def test_forty_conversations_have_the_same_calls_streamed_and_not(tool_for
     rng = random.Random(tool_format)
     for _ in range(40):
         text, content, calls = random_answer(rng, tool_format)
-        engine = engine_with(text, tool_format)
+        engine = engine_with(text + " ", tool_format)  # the template's ending
         whole = await choice(engine, tools=OFFERED)
         parts = await streamed(engine, tools=OFFERED)
         assert parts["message"] == whole["message"] and parts["finish_reason"] == whole["finish_reason"]
