@@ -76,11 +76,12 @@ class Call:
             self._metrics.first_token(self._ttft_s)
 
     def ended(self, outcome: str, level: int, error: LlamaError | None = None) -> None:
-        self._metrics.requests_total.add(path="handle", outcome=outcome)
+        total_s = time.monotonic() - self._began
+        num_tokens = sum(len(stream.sequence.output) for stream in self.streams)
+        self._metrics.request_ended("handle", outcome, total_s, self._ttft_s, num_tokens, error)
         fields = {"outcome": outcome} | self._fields
         if error is not None:
             fields["error"] = error.message
-        num_tokens = sum(len(stream.sequence.output) for stream in self.streams)
         reasons = Counter(stream.finish_reason.value for stream in self.streams if stream.finish_reason is not None)
         if self.streams:
             fields["generated"] = num_tokens
@@ -90,7 +91,7 @@ class Call:
             self._trace.end(outcome, num_tokens, reasons, self._ttft_s)
         if self._ttft_s is not None:
             fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
-        fields["total_ms"] = round(1000 * (time.monotonic() - self._began), 1)
+        fields["total_ms"] = round(1000 * total_s, 1)
         if self._trace is not None:
             fields["trace_id"] = self._trace.trace_id
         extra = {"log_to_stderr": level > logging.INFO, "event": "request", "fields": fields}

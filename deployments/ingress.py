@@ -31,6 +31,7 @@ from deployments.local.banner import banner
 from deployments.local.loopback import keep_replica_on_loopback
 from deployments.local.serve_run import SLOWER, is_behind_python_proxy
 from deployments.replica_log import log_like_serve
+from deployments.tracing.otlp_metrics import open_metrics
 from deployments.tracing.tracing import open_tracing
 from deployments.typed_api import TypedHandleApi
 
@@ -46,16 +47,19 @@ class LlamaIngress(TypedHandleApi):
         keep_replica_on_loopback()
         log_like_serve(args.log_format)
         self._keys = ApiKeys(args.api_key_digests, resolve(args.api_key_file) if args.api_key_file else None)
-        self.metrics = Metrics()
+        self.metrics = Metrics(model_name=args.model_id)
         self.service = LlamaService(
             args,
             _pool_for(args),
             on_step=self.metrics.on_step,
             on_failure=self.metrics.on_failure,
             on_compute_ms=self.metrics.on_compute_ms,
+            on_end=self.metrics.on_end,
         )
         self.metrics.watch(self.service)
-        self.tracing = open_tracing(self.service, args.model_id, serve.get_replica_context().replica_id.unique_id)
+        replica = serve.get_replica_context().replica_id.unique_id
+        self.metrics.observer = open_metrics(args.model_id, replica)
+        self.tracing = open_tracing(self.service, args.model_id, replica)
         self._starting = asyncio.create_task(self.service.start())
         self._starting.add_done_callback(self._started)
         try:
@@ -117,6 +121,8 @@ class LlamaIngress(TypedHandleApi):
             await service.stop()
             if self.tracing is not None:
                 await self.tracing.close()
+            if self.metrics.observer is not None:
+                await asyncio.to_thread(self.metrics.observer.close)
             for handler in logging.getLogger("llama").handlers:
                 handler.flush()
 

@@ -17,8 +17,7 @@ from typing import Protocol
 from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
-from deployments.engine.step_stats import StepStats
-from deployments.engine.timeline import Timeline
+from deployments.engine.step_stats import Intervals, StepStats
 from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import log_subject, of_request, where
 from llama_core.scheduling.block_pool import BlockPool
@@ -52,7 +51,9 @@ class EngineLoop:
         max_seq_len: int,
         pipeline_depth: int = 2,
         on_step: Callable[[StepStats], None] = lambda stats: None,
+        on_end: Callable[[SequenceStream], None] = lambda stream: None,
     ) -> None:
+        """on_step, on_end: for metrics, of completed steps and of ended sequences."""
         self.scheduler = scheduler
         self.max_seq_len = max_seq_len
         self.last_progress_s = time.monotonic()
@@ -60,6 +61,7 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._depth = pipeline_depth
         self._on_step = on_step
+        self._on_end = on_end
         self._streams: dict[Sequence, SequenceStream] = {}
         self._retry = RetryEstimate()
         self._wake = asyncio.Event()
@@ -67,7 +69,7 @@ class EngineLoop:
         self._idle.set()
         self._failure: EngineError | None = None
         self._draining = False
-        self._unadmitted: dict[Sequence, Timeline] = {}  # of timed sequences that have not run yet
+        self._num_prompt_tokens = self._num_prompt_hits = 0  # of sequences admitted since the last report
         self._counts = (0, 0, 0)  # the scheduler's totals at the last report
         self._pacing = StepPacing(scheduler)
 
@@ -118,7 +120,7 @@ class EngineLoop:
     ) -> list[SequenceStream]:
         """Queue every choice of a request, or none; owners that wait take turns (`fair_queue.py`). Never waits.
 
-        is_timed: keep the times of their stages.
+        is_timed: measure the time of their texts too.
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady or RankFailure.
         """
         self._check_takes_requests()
@@ -154,7 +156,6 @@ class EngineLoop:
         shown_tokens: frozenset[int],
         is_timed: bool,
     ) -> SequenceStream:
-        timeline = Timeline(time.monotonic()) if is_timed else None
         stream = SequenceStream(
             seq,
             self._tokenizer,
@@ -162,7 +163,7 @@ class EngineLoop:
             self._cancel,
             skip_special_tokens=skip_special_tokens,
             shown_tokens=shown_tokens,
-            timeline=timeline,
+            is_timed=is_timed,
         )
         self._enter(stream)
         return stream
@@ -188,11 +189,10 @@ class EngineLoop:
         self.scheduler.add(seq)
         if seq.finished:
             stream.push([])
+            self._end(stream)
             return
         if not self._streams:
             self.last_progress_s = time.monotonic()  # the time without work is no stall
-        if stream.timeline is not None:
-            self._unadmitted[seq] = stream.timeline
         self._streams[seq] = stream
         self._idle.clear()
         self._wake.set()
@@ -235,8 +235,8 @@ class EngineLoop:
                 try:
                     self._send(runner, in_flight)
                 finally:
-                    self._deliver(gained, output.elapsed_ms)
-                self._report(answered, output, gained)
+                    intervals = self._deliver(gained, output.elapsed_ms)
+                self._report(answered, output, gained, intervals)
         finally:
             for step in in_flight:
                 step.output.cancel()
@@ -276,8 +276,7 @@ class EngineLoop:
         for seq, stream in list(self._streams.items()):
             self.scheduler.finish(seq, FinishReason.ERROR)
             stream.fail(error)
-        self._streams.clear()
-        self._unadmitted.clear()
+            self._drop(seq)
         self._idle.set()
 
     async def drain(self, timeout_s: float) -> bool:
@@ -302,8 +301,8 @@ class EngineLoop:
             if (batch := self.scheduler.schedule()) is None:
                 return None
             held, sent_s = False, time.monotonic()
-            if self._unadmitted and batch.admit:
-                self._note_admissions(sent_s)
+            if batch.admit:
+                self._note_admissions(len(batch.admit), sent_s)
             try:
                 output = runner.submit(batch)
             except RankFailure:
@@ -315,30 +314,44 @@ class EngineLoop:
     def _drop(self, seq: Sequence) -> SequenceStream | None:
         """Forget the stream of a sequence that has ended."""
         stream = self._streams.pop(seq, None)
-        if stream is not None and stream.timeline is not None:
-            stream.timeline.ended_s = time.monotonic()
-            self._unadmitted.pop(seq, None)
+        if stream is not None:
+            self._end(stream)
         if not self._streams:
             self._idle.set()
         return stream
 
     def _cancel(self, seq: Sequence) -> None:
-        if self._drop(seq) is not None:
+        if seq in self._streams:
             self.scheduler.finish(seq, FinishReason.ABORT)
+            self._drop(seq)
 
-    def _note_admissions(self, now_s: float) -> None:
-        for seq in [seq for seq in self._unadmitted if seq.slot is not None]:
-            self._unadmitted.pop(seq).admitted_s = now_s
+    def _end(self, stream: SequenceStream) -> None:
+        stream.timeline.ended_s = time.monotonic()
+        self._on_end(stream)
 
-    def _deliver(self, gained: dict[Sequence, list[int]], elapsed_ms: float) -> None:
+    def _note_admissions(self, count: int, now_s: float) -> None:
+        """The step that was just made admits `count` sequences, some of them again."""
+        for seq in self.scheduler.newest(count):
+            stream = self._streams.get(seq)
+            if stream is not None and stream.timeline.admitted_s is None:
+                stream.timeline.admitted_s = now_s
+                self._num_prompt_tokens += seq.prompt_len
+                self._num_prompt_hits += seq.num_cached or 0
+
+    def _deliver(self, gained: dict[Sequence, list[int]], elapsed_ms: float) -> Intervals:
+        """Give readers their tokens. Returns the times since the same sequences' last ones, with numbers of tokens."""
         now_s = self.last_progress_s
+        intervals: dict[float, int] = {}
         for seq, tokens in gained.items():
             stream = self._streams.get(seq)
             if stream is None:
                 continue
+            if tokens and (seconds := stream.timeline.gained(now_s, elapsed_ms)) is not None:
+                # Most sequences of a step have had the one before it too.
+                seconds /= len(tokens)
+                intervals[seconds] = intervals.get(seconds, 0) + len(tokens)
             try:
-                is_timed = stream.timeline is not None
-                if stream.push_timed(tokens, now_s, elapsed_ms) if is_timed else stream.push(tokens):
+                if stream.push_timed(tokens) if stream.is_timed else stream.push(tokens):
                     self.scheduler.stop(seq)
                 if seq.error is not None:
                     stream.fail(seq.error)
@@ -350,8 +363,11 @@ class EngineLoop:
             if seq.finished:
                 self._retry.request_ended(self.last_progress_s)
                 self._drop(seq)
+        return tuple(intervals.items())
 
-    def _report(self, step: SentStep, output: StepOutput, gained: dict[Sequence, list[int]]) -> None:
+    def _report(
+        self, step: SentStep, output: StepOutput, gained: dict[Sequence, list[int]], intervals: Intervals
+    ) -> None:
         scheduler, batch = self.scheduler, step.batch
         canary = scheduler.quarantine.canary
         counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
@@ -370,5 +386,9 @@ class EngineLoop:
                 num_prefix_hits=prefix_hits,
                 num_drafts=drafts,
                 num_drafts_accepted=accepted,
+                num_prompt_tokens=self._num_prompt_tokens,
+                num_prompt_hits=self._num_prompt_hits,
+                token_intervals=intervals,
             )
         )
+        self._num_prompt_tokens = self._num_prompt_hits = 0

@@ -133,8 +133,8 @@ class TokenStream(Protocol):
         """The stop string that ended the text; None if none did."""
 
     @property
-    def timeline(self) -> Timeline | None:
-        """When its stages began; None where nobody asks for it."""
+    def timeline(self) -> Timeline:
+        """When its stages began."""
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Call `wake` when there is something to take: once until the next `take`, at once if there is already something."""

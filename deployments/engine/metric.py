@@ -102,6 +102,11 @@ class Count(Gauge):
         key = tuple(labels.items())
         self._values[key] = self._values.get(key, 0.0) + value
 
+    def rise_to(self, value: float, **labels: str) -> None:
+        """Take a total that is counted elsewhere."""
+        assert value >= self._values.get(tuple(labels.items()), 0.0), "a count only grows"
+        self.set(value, **labels)
+
 
 class RenamedCount(Count):
     """A count without labels that is also recorded under another name: that of the last release, or of Meta's reference."""

@@ -1,8 +1,8 @@
 """The operators' metrics of one replica, each defined once and recorded for GET /metrics and in Ray's metrics (`metric.py`).
 
 Six names are kept for operators of Meta's reference: tokens_generated_per_second, prefill_time_ms,
-time_per_decoding_step_ms, gpu_memory_used_bytes, cuda_oom_errors_count, invalid_dialog_assertions_count. Other names end as
-Ray's dashboards for LLMs expect; counts end in "_total", also the reference's two, whose own names are aliases.
+time_per_decoding_step_ms, gpu_memory_used_bytes, cuda_oom_errors_count, invalid_dialog_assertions_count. Counts end in
+"_total", also the reference's two, whose own names are aliases. vLLM's names are in `model_metrics.py`.
 """
 
 import asyncio
@@ -10,14 +10,17 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import prometheus_client
 import ray
 
 from deployments.engine.interface import Engine
-from deployments.engine.metric import Count, Gauge, Histogram, RenamedCount
+from deployments.engine.metric_set import MetricSet
+from deployments.engine.model_metrics import ModelMetrics
+from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_stats import StepStats
-from llama_core.errors import LlamaError, RankFailure
+from llama_core.errors import EngineError, LlamaError, NotReady, RankFailure
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 RATE_WINDOW_S = 10.0
@@ -29,80 +32,108 @@ PREFILL_MS = tuple(1000 * s for s in TTFT_S)
 STEP_MS = (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 100.0, 200.0, 400.0, 1000.0, 5000.0)
 
 
+class RequestObserver(Protocol):
+    """Takes the times of each request that ends. Implemented by `deployments.tracing.otlp_metrics.GenAiMetrics`."""
+
+    def ended(self, path: str, outcome: str, total_s: float, ttft_s: float | None, num_tokens: int) -> None: ...
+    def close(self) -> None: ...
+
+
 class Metrics:
     """Every metric of one replica. Each instance has a registry of its own, so that tests and replicas share none."""
 
-    def __init__(self, *, in_ray: bool | None = None) -> None:
+    def __init__(self, *, model_name: str = "llama", in_ray: bool | None = None) -> None:
         """in_ray: record in Ray's metrics too; if None, when this process is connected to a Ray that collects metrics."""
-        self.registry = prometheus_client.CollectorRegistry()
-        self._in_ray = _is_collected_by_ray() if in_ray is None else in_ray
-        self._metrics: list[Gauge | Histogram] = []
+        metrics = MetricSet(in_ray=_is_collected_by_ray() if in_ray is None else in_ray)
+        self._metrics = metrics
         self._recent: deque[tuple[float, int]] = deque()  # (when, tokens) within the rate's window
         self._recent_tokens = 0
         self._timed_ranks: set[int] = set()  # ranks with a value of rank_step_ms
         self._engine: Engine | None = None
+        self.observer: RequestObserver | None = None
         self._refreshing: asyncio.Task[None] | None = None
 
-        self.tokens_generated_per_second = self._gauge(
+        self.tokens_generated_per_second = metrics.gauge(
             "tokens_generated_per_second", f"New tokens a second over the last {RATE_WINDOW_S:g} s"
         )
-        self.prefill_time_ms = self._histogram("prefill_time_ms", "From a request to its first token", PREFILL_MS)
-        self.time_to_first_token_seconds = self._histogram(
+        self.prefill_time_ms = metrics.histogram("prefill_time_ms", "From a request to its first token", PREFILL_MS)
+        self.time_to_first_token_seconds = metrics.histogram(
             "time_to_first_token_seconds", "The same as prefill_time_ms, in seconds", TTFT_S
         )
-        self.time_per_decoding_step_ms = self._histogram(
+        self.time_per_decoding_step_ms = metrics.histogram(
             "time_per_decoding_step_ms", "A step in which every sequence gains one token", STEP_MS
         )
-        self.gpu_memory_used_bytes = self._gauge("gpu_memory_used_bytes", "Device memory in use, by rank", ("rank",))
-        self.num_requests_running = self._gauge("num_requests_running", "Sequences in the batch")
-        self.num_requests_waiting = self._gauge("num_requests_waiting", "Sequences that wait for a slot")
-        self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Cache blocks in use, 0 to 1")
-        self.cuda_oom_errors_total = self._renamed(
+        self.gpu_memory_used_bytes = metrics.gauge("gpu_memory_used_bytes", "Device memory in use, by rank", ("rank",))
+        self.num_requests_running = metrics.gauge("num_requests_running", "Sequences in the batch")
+        self.num_requests_waiting = metrics.gauge("num_requests_waiting", "Sequences that wait for a slot")
+        self.kv_cache_usage_perc = metrics.gauge("kv_cache_usage_perc", "Cache blocks in use, 0 to 1")
+        self.cuda_oom_errors_total = metrics.renamed(
             "cuda_oom_errors_total", "Times a rank ran out of device memory", "cuda_oom_errors_count"
         )
-        self.invalid_dialog_assertions_total = self._renamed(
+        self.invalid_dialog_assertions_total = metrics.renamed(
             "invalid_dialog_assertions_total",
             "Refused dialogs: roles out of order, or the template's tags in a message",
             "invalid_dialog_assertions_count",
         )
-        self.non_finite_logits_total = self._renamed(
+        self.non_finite_logits_total = metrics.renamed(
             "non_finite_logits_total",
             "Requests for which the model computed NaN or infinity",
             "non_finite_logits_count",
         )
-        self.rank_failures_total = self._renamed(
+        self.rank_failures_total = metrics.renamed(
             "rank_failures_total", "Times the rank group failed", "rank_failures_count"
         )
-        self.num_ranks = self._gauge(
+        self.num_ranks = metrics.gauge(
             "num_ranks", "Ranks that serve; fewer than configured while there is no room for all"
         )
-        self.rank_step_ms = self._gauge(
+        self.rank_step_ms = metrics.gauge(
             "rank_step_ms", "A rank's own compute time in a step, without waiting for other ranks", ("rank",)
         )
-        self.generated_tokens_total = self._renamed(
+        self.generated_tokens_total = metrics.renamed(
             "generated_tokens_total", "New tokens since the start", "generated_tokens_count"
         )
-        self.prefix_cache_hit_tokens_total = self._renamed(
+        self.prefix_cache_hit_tokens_total = metrics.renamed(
             "prefix_cache_hit_tokens_total",
             "Prompt tokens found in the prefix cache instead of computed",
             "prefix_cache_hit_tokens_count",
         )
-        self.draft_tokens_total = self._renamed(
+        self.draft_tokens_total = metrics.renamed(
             "draft_tokens_total", "Draft tokens that were proposed and verified", "draft_tokens_count"
         )
-        self.draft_tokens_accepted_total = self._renamed(
+        self.draft_tokens_accepted_total = metrics.renamed(
             "draft_tokens_accepted_total", "Draft tokens that were accepted", "draft_tokens_accepted_count"
         )
-        self.requests_total = self._count(
+        codes = sorted(set(_codes(LlamaError)))
+        self.requests_total = metrics.count(
             "requests_total",
             "Finished requests, by route and outcome (ok, cancelled or an error's code)",
-            {"path": PATHS, "outcome": ("ok", "cancelled", *sorted(set(_codes(LlamaError))))},
+            {"path": PATHS, "outcome": ("ok", "cancelled", *codes)},
         )
+        self.model = ModelMetrics(metrics, model_name, codes)
+
+    def request_ended(
+        self,
+        path: str,
+        outcome: str,
+        total_s: float,
+        ttft_s: float | None,
+        num_tokens: int,
+        error: LlamaError | None = None,
+    ) -> None:
+        """A request has ended with `outcome`: "ok", "cancelled" or the code of `error`."""
+        self.requests_total.add(path=path, outcome=outcome)
+        if outcome == "ok":
+            self.model.e2e_request_latency.observe(total_s)
+        elif error is not None and ttft_s is None and is_refusal(error):
+            self.model.reject(error.code)
+        if self.observer is not None:
+            self.observer.ended(path, outcome, total_s, ttft_s, num_tokens)
 
     def first_token(self, seconds: float) -> None:
         """A request's first token came `seconds` after the request."""
         self.prefill_time_ms.observe(1000 * seconds)
         self.time_to_first_token_seconds.observe(seconds)
+        self.model.time_to_first_token.observe(seconds)
 
     def count_invalid_dialog(self) -> None:
         self.invalid_dialog_assertions_total.add()
@@ -122,6 +153,7 @@ class Metrics:
 
     def on_step(self, stats: StepStats) -> None:
         """One step of the engine has completed."""
+        self.model.on_step(stats)
         self.tokens_generated(stats.num_sampled)
         if stats.decode_only:
             self.time_per_decoding_step_ms.observe(stats.elapsed_ms)
@@ -133,6 +165,12 @@ class Metrics:
         if stats.device_memory_bytes:
             self.gpu_memory_used_bytes.set(stats.device_memory_bytes, rank="0")  # rank 0 sends the step's output
 
+    def on_end(self, stream: SequenceStream) -> None:
+        """A sequence has ended, for whatever reason."""
+        seq = stream.sequence
+        assert seq.finish_reason is not None
+        self.model.on_end(seq.finish_reason, stream.timeline, seq.prompt_len, seq.length - seq.prompt_len)
+
     def on_compute_ms(self, compute_ms: Mapping[int, float]) -> None:
         """The milliseconds of a step that each rank computed without waiting, by rank."""
         for rank in self._timed_ranks - compute_ms.keys():  # the rank is gone, or had no step to compute
@@ -140,6 +178,7 @@ class Metrics:
         for rank, milliseconds in compute_ms.items():
             self.rank_step_ms.set(milliseconds, rank=str(rank))
         self._timed_ranks |= compute_ms.keys()
+        self.model.on_compute_ms(compute_ms)
 
     def watch(self, engine: Engine) -> None:
         """Read queue lengths and cache use from `engine` before every rendering and, where a loop runs, every second."""
@@ -157,7 +196,7 @@ class Metrics:
             again = time.monotonic() - recorded_s >= RECORD_AGAIN_S
             if again:
                 recorded_s = time.monotonic()
-            for metric in self._metrics:
+            for metric in self._metrics.all:
                 while not metric.publish(again=again):  # noqa: ASYNC110 (nothing is waited for)
                     await asyncio.sleep(0)  # streams continue between two batches
                 await asyncio.sleep(0)
@@ -174,34 +213,17 @@ class Metrics:
             self.num_requests_waiting.set(state.requests_waiting)
             self.kv_cache_usage_perc.set(state.blocks_used / state.blocks_total if state.blocks_total else 0.0)
             self.num_ranks.set(state.world_size)
+            self.model.refresh(state)
 
     def render(self) -> bytes:
         """Prometheus text."""
         self.refresh()
-        for metric in self._metrics:
-            while not metric.publish():
-                pass
-        return prometheus_client.generate_latest(self.registry)
+        return self._metrics.render()
 
-    def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Gauge:
-        gauge = Gauge(self.registry, name, help_text, labels, in_ray=self._in_ray)
-        self._metrics.append(gauge)
-        return gauge
 
-    def _count(self, name: str, help_text: str, known: Mapping[str, tuple[str, ...]] | None = None) -> Count:
-        count = Count(self.registry, name, help_text, known, in_ray=self._in_ray)
-        self._metrics.append(count)
-        return count
-
-    def _renamed(self, name: str, help_text: str, old_name: str) -> Count:
-        count = RenamedCount(self.registry, name, help_text, old_name, in_ray=self._in_ray)
-        self._metrics.append(count)
-        return count
-
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(self.registry, name, help_text, buckets, in_ray=self._in_ray)
-        self._metrics.append(histogram)
-        return histogram
+def is_refusal(error: LlamaError) -> bool:
+    """Whether the server did not take the request, for a reason in the request or because it takes none now."""
+    return isinstance(error, NotReady) or not isinstance(error, EngineError)
 
 
 def _is_collected_by_ray() -> bool:

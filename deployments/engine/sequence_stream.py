@@ -31,11 +31,12 @@ class SequenceStream:
         *,
         skip_special_tokens: bool = True,
         shown_tokens: frozenset[int] = frozenset(),
-        timeline: Timeline | None = None,
+        is_timed: bool = False,
     ) -> None:
-        """timeline: the engine loop keeps the stages' times in it."""
+        """is_timed: measure the time of turning tokens into text too."""
         self.sequence = seq
-        self.timeline = timeline
+        self.timeline = Timeline(time.monotonic())
+        self.is_timed = is_timed
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens, shown=shown_tokens
         )
@@ -91,11 +92,8 @@ class SequenceStream:
         self._tell(is_end=self.sequence.finish_reason is not None)
         return self._stopped
 
-    def push_timed(self, tokens: list[int], now_s: float, elapsed_ms: float) -> bool:
-        """`push`, and keep the times. A step of `elapsed_ms` has ended at `now_s`."""
-        assert self.timeline is not None
-        if tokens:
-            self.timeline.gained(now_s, elapsed_ms)
+    def push_timed(self, tokens: list[int]) -> bool:
+        """`push`, and measure it."""
         began_s = time.perf_counter()
         is_stopped = self.push(tokens)
         self.timeline.detokenize_s += time.perf_counter() - began_s

@@ -44,8 +44,9 @@ class LlamaService:
         on_step: Callable[[StepStats], None] = lambda stats: None,
         on_failure: Callable[[LlamaError], None] = lambda error: None,
         on_compute_ms: Callable[[Mapping[int, float]], None] = lambda compute_ms: None,
+        on_end: Callable[[SequenceStream], None] = lambda stream: None,
     ) -> None:
-        """on_step, on_failure, on_compute_ms: for metrics. Raises TokenizerError, ConfigError or CheckpointError."""
+        """on_step, on_failure, on_compute_ms, on_end: for metrics. Raises TokenizerError, ConfigError or CheckpointError."""
         self.args = args
         source = open_checkpoint(args.checkpoint)
         if (manifest := args.manifest()) is not None:
@@ -72,6 +73,7 @@ class LlamaService:
         self._on_step = on_step
         self._on_failure = on_failure
         self._on_compute_ms = on_compute_ms
+        self._on_end = on_end
         self._supervisor: Supervisor | None = None
         self._loop: EngineLoop | None = None
         self._failure: LlamaError | None = None
@@ -108,7 +110,13 @@ class LlamaService:
             ),
             BlockPool(info.num_blocks, self.config.block_size),
         )
-        self._loop = EngineLoop(scheduler, self.tokenizer, max_seq_len=self.config.max_seq_len, on_step=self._on_step)
+        self._loop = EngineLoop(
+            scheduler,
+            self.tokenizer,
+            max_seq_len=self.config.max_seq_len,
+            on_step=self._on_step,
+            on_end=self._on_end,
+        )
         self._serving = asyncio.create_task(self._serve(self._loop, supervisor))
         log.info(
             "ready after %.1f s: world size %d, max_seq_len %d (%s), max_batch_size %d, vocabulary %d, %d cache blocks of %d",

@@ -1,13 +1,18 @@
 """The report of a completed step for metrics."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+Intervals = Sequence[tuple[float, int]]
 
 
 class StepStats(NamedTuple):
     """One completed step, for metrics. Times are in milliseconds; `round_trip_ms` runs from sending the step to its output.
 
     num_sampled: tokens that the step gave to requests. num_prefix_hits: prompt tokens found in the prefix cache.
-    num_drafts, num_drafts_accepted: draft tokens verified and accepted. All since the last step's report.
+    num_drafts, num_drafts_accepted: draft tokens verified and accepted. num_prompt_tokens, num_prompt_hits: prompt tokens of
+    newly admitted sequences, and those of them found in the prefix cache. All since the last step's report. token_intervals:
+    pairs of seconds since a sequence's last token, for each of its new ones, and a number of tokens.
     """
 
     num_rows: int
@@ -21,3 +26,6 @@ class StepStats(NamedTuple):
     num_prefix_hits: int = 0
     num_drafts: int = 0
     num_drafts_accepted: int = 0
+    num_prompt_tokens: int = 0
+    num_prompt_hits: int = 0
+    token_intervals: Intervals = ()

@@ -1,4 +1,4 @@
-"""The times of one sequence's stages, for traces. Knows nothing of HTTP, Ray or OpenTelemetry."""
+"""The times of one sequence's stages, for metrics and traces. Knows nothing of HTTP, Ray or OpenTelemetry."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class Timeline:
     """When the stages of a sequence began, by time.monotonic; None for a stage that has not begun.
 
     num_steps, forward_ms: the steps that gave the sequence tokens after its first ones, and their durations on rank 0.
-    detokenize_s: the time of turning tokens into text.
+    detokenize_s: the time of turning tokens into text; 0 where nobody measures it.
     """
 
     submitted_s: float
@@ -21,12 +21,30 @@ class Timeline:
     prefill_ms: float = 0.0  # the step that gave the first token
     detokenize_s: float = 0.0
 
-    def gained(self, now_s: float, elapsed_ms: float) -> None:
-        """A step of `elapsed_ms` has given the sequence tokens."""
-        if self.last_token_s is None:
+    def gained(self, now_s: float, elapsed_ms: float) -> float | None:
+        """A step of `elapsed_ms` has given the sequence tokens. Returns the seconds since its last ones; None for the first."""
+        last_s, self.last_token_s = self.last_token_s, now_s
+        if last_s is None:
             self.first_token_s = now_s
             self.prefill_ms = elapsed_ms
-        else:
-            self.num_steps += 1
-            self.forward_ms += elapsed_ms
-        self.last_token_s = now_s
+            return None
+        self.num_steps += 1
+        self.forward_ms += elapsed_ms
+        return now_s - last_s
+
+    @property
+    def queue_s(self) -> float | None:
+        """From submission to admission."""
+        return None if self.admitted_s is None else self.admitted_s - self.submitted_s
+
+    @property
+    def prefill_s(self) -> float | None:
+        """From admission to the first token."""
+        return None if self.first_token_s is None or self.admitted_s is None else self.first_token_s - self.admitted_s
+
+    @property
+    def decode_s(self) -> float | None:
+        """From the first token to the last."""
+        return (
+            None if self.first_token_s is None or self.last_token_s is None else self.last_token_s - self.first_token_s
+        )

@@ -138,7 +138,7 @@ class RequestRecord:
         if isinstance(error, RequestCancelled) or not isinstance(error, Exception):
             self._end("cancelled", logging.INFO)
         elif isinstance(error, LlamaError):
-            self._end(error.code, logging.INFO if status_of(error) < 500 else logging.ERROR)
+            self._end(error.code, logging.INFO if status_of(error) < 500 else logging.ERROR, error)
         else:
             self._end(LlamaError.code, logging.ERROR)
 
@@ -146,11 +146,12 @@ class RequestRecord:
         """End the request. Without another outcome, its client has disconnected."""
         self._end("cancelled", logging.INFO)
 
-    def _end(self, outcome: str, level: int) -> None:
+    def _end(self, outcome: str, level: int, error: LlamaError | None = None) -> None:
         if self._ended:
             return
         self._ended = True
-        self._metrics.requests_total.add(path=self._path, outcome=outcome)
+        total_s = time.monotonic() - self._started_s
+        self._metrics.request_ended(self._path, outcome, total_s, self._ttft_s, self._num_tokens, error)
         if self._trace is not None:
             self._trace.end(outcome, self._num_tokens, self._finish_reasons, self._ttft_s)
         fields: dict[str, object] = {"request_id": self.request_id, "path": self._path, "outcome": outcome}
@@ -174,7 +175,7 @@ class RequestRecord:
             fields["prompts"] = self._prompts
         if self._ttft_s is not None:
             fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
-        fields["total_ms"] = round(1000 * (time.monotonic() - self._started_s), 1)
+        fields["total_ms"] = round(1000 * total_s, 1)
         if num_at_limit := self._finish_reasons[FinishReason.LENGTH]:
             fields["without_eos"] = num_at_limit
         # For Serve's log handlers: only warnings and errors go to standard error, which Ray shows on a terminal; and the

@@ -20,7 +20,7 @@ CANCELLED: Final = "cancelled"  # the outcome of a request whose client left; no
 
 class TracedStream(Protocol):
     @property
-    def timeline(self) -> Timeline | None: ...
+    def timeline(self) -> Timeline: ...
     @property
     def num_cached_tokens(self) -> int: ...
 
@@ -114,9 +114,8 @@ class RequestTrace:
             failed = error if self._encoded_s is None else None
             yield Span("tokenize_encode", self._received_s, self._encoded_s or ended_s, error=failed)
         for choice, stream in enumerate(self._streams[:MAX_TRACED_CHOICES]):
-            if stream.timeline is not None:
-                number = {"llama.choice": choice} if len(self._streams) > 1 else {}
-                yield from _choice_stages(stream.timeline, number, facts.sample_ms, ended_s)
+            number = {"llama.choice": choice} if len(self._streams) > 1 else {}
+            yield from _choice_stages(stream.timeline, number, facts.sample_ms, ended_s)
         if self._streaming_s is not None:
             yield Span("stream", self._streaming_s, ended_s, error=error)
 

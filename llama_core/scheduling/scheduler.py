@@ -203,6 +203,10 @@ class Scheduler:
         """Weigh drafts by what these measurements say that they cost."""
         self.speculation.costs = costs
 
+    def newest(self, count: int) -> list[Sequence]:
+        """The running sequences that were admitted last; right after `schedule`, those that its step admits."""
+        return self._running[-count:]
+
     @property
     def admits_newcomers(self) -> bool:
         """Whether a request that came now could be admitted to the next step: none waits before it, and a slot is free."""

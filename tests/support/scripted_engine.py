@@ -6,6 +6,7 @@ It has the engine's whole interface to the HTTP layer. Tests can count submitted
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ class FakeStream:
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()
     matched_stop: str | None = None
-    timeline: Timeline | None = None
+    timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic()))
 
     @property
     def prompt_tokens(self) -> list[int]:
