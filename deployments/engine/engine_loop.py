@@ -168,14 +168,17 @@ class EngineLoop:
         self._enter(stream)
         return stream
 
-    def readmit(self, streams: Seq[SequenceStream]) -> None:
+    def readmit(self, streams: Seq[SequenceStream], *, is_timed: bool = False) -> None:
         """Queue again, all or none, the sequences that `SequenceStream.suspend` took out; they are computed again from their
-        tokens. Raises QueueFull, NotReady or RankFailure."""
+        tokens, for the request that calls this. Raises QueueFull, NotReady or RankFailure."""
         self._check_takes_requests()
         left = [stream for stream in streams if not stream.ended]
         if left:
             self.check_capacity(left[0].sequence.owner, [stream.sequence.prompt_len for stream in left])
+        subject = log_subject.get()
         for stream in left:
+            stream.sequence.request_id = "" if subject is None else subject.request_id
+            stream.begin_again(is_timed=is_timed)
             self._enter(stream)
 
     def _check_takes_requests(self) -> None:

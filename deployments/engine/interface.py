@@ -198,7 +198,7 @@ class Engine(Protocol):
         Raises QueueFull, NotReady, ContextLengthExceeded, or InvalidParameter if no idle server could take so many.
         """
 
-    def readmit(self, streams: Sequence[TokenStream]) -> None:
+    def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         """Takes up again, all or none, those of a request's suspended streams that have not ended: from their tokens, so they
         go on as if they had not been suspended. Raises QueueFull or NotReady."""
 

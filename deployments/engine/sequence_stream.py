@@ -92,6 +92,11 @@ class SequenceStream:
         self._tell(is_end=self.sequence.finish_reason is not None)
         return self._stopped
 
+    def begin_again(self, *, is_timed: bool) -> None:
+        """The sequence is submitted once more, by a request that has stages of its own."""
+        self.timeline = Timeline(time.monotonic())
+        self.is_timed = is_timed
+
     def push_timed(self, tokens: list[int]) -> bool:
         """`push`, and measure it."""
         began_s = time.perf_counter()

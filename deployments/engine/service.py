@@ -264,11 +264,11 @@ class LlamaService:
             is_timed=is_timed,
         )
 
-    def readmit(self, streams: Sequence[TokenStream]) -> None:
+    def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         """Queue suspended streams of one request again, all or none. Raises NotReady, QueueFull or RankFailure."""
         ours = [stream for stream in streams if isinstance(stream, SequenceStream)]
         assert len(ours) == len(streams), "the streams are this engine's"
-        self._taking_loop().readmit(ours)
+        self._taking_loop().readmit(ours, is_timed=is_timed)
 
     def next_seed(self) -> int:
         """A seed for a request without one, derived from the server's seed and the number of such requests."""

@@ -19,7 +19,8 @@ from deployments.http.capture.folder import CaptureFolder
 from deployments.http.capture.routes import capture_route
 from deployments.http.cors import Cors
 from deployments.http.errors import json_response
-from deployments.http.generation import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationEndpoint, GenerationKind
+from deployments.http.generation import GenerationEndpoint
+from deployments.http.generation_kinds import CHAT, CLASSIFY, COMPLETIONS, SCORE, GenerationKind
 from deployments.http.hosts import AllowedHosts
 from deployments.http.limits import HttpLimits
 from deployments.http.messages_api.routes import MESSAGES, count_tokens_route

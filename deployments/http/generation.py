@@ -1,17 +1,16 @@
-"""The generating and scoring routes, and the states of one request: received, planned, submitted, answered, closed."""
+"""The endpoint of the generating and scoring routes; a request is received, planned, submitted, answered, closed."""
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from deployments.engine.interface import Engine, TokenStream
+from deployments.engine.interface import Engine
 from deployments.engine.metrics import Metrics
-from deployments.http import answer_schemas
 from deployments.http.answer import AnswerSerializer, CollectedChoice, WholeSerializer
 from deployments.http.capture.folder import CaptureFolder
 from deployments.http.capture.record import HEADER as CAPTURE_HEADER
@@ -19,24 +18,14 @@ from deployments.http.capture.record import Capture, CapturedChoices, asks_for_c
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectWatch
 from deployments.http.field_types import Body
+from deployments.http.generation_kinds import GenerationKind
 from deployments.http.limits import HttpLimits
-from deployments.http.openai_answers import CompletionSerializer
-from deployments.http.parsed_chat import chat_serializer
-from deployments.http.plan import Plan, plan_chat, plan_completion
+from deployments.http.plan import Plan
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
 from deployments.http.request_log import RequestRecord
 from deployments.http.resume.kept_streams import KeptStreams
 from deployments.http.resume.resumption import KEY_HEADER, Resumption, resumption
-from deployments.http.schemas import ChatBody, CompletionBody
-from deployments.http.score import (
-    ClassifyBody,
-    ClassifySerializer,
-    ScoreBody,
-    ScoreSerializer,
-    plan_classify,
-    plan_score,
-)
 from deployments.http.slices import run_in_slices
 from deployments.http.sse import EVENT_STREAM_HEADERS, EventStream
 from deployments.http.whole_answer import send_whole
@@ -45,74 +34,10 @@ from deployments.tracing.tracing import Tracing
 from llama_core.errors import DeadlineExceeded, InvalidParameter, RequestCancelled
 from llama_core.log_lines import LogSubject, log_subject
 
-BodyT = TypeVar("BodyT", bound=Body)
-
 # Where Serve sees `x-request-timeout-seconds` too (`serve_headers.py` hides it), Serve would end the request with its own
 # text, and cut a stream off. This server's deadline is then earlier by a quarter of the limit, or by this time if that is less:
 # Serve's timer begins in its proxy, to which the messages of a stream take some tenths of a second on a busy machine.
 HEAD_START_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationKind(Generic[BodyT]):
-    """The differences between the generation routes: body, planning, answer."""
-
-    path: str
-    summary: str
-    description: str
-    body: type[BodyT]
-    plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
-    serializer: Callable[[Engine, Plan, Sequence[TokenStream], BodyT], WholeSerializer]
-    answer: answer_schemas.Schema
-    generates: bool = True
-
-
-def _without_body(
-    serializer: Callable[[Engine, Plan, Sequence[TokenStream]], WholeSerializer],
-) -> Callable[[Engine, Plan, Sequence[TokenStream], Body], WholeSerializer]:
-    """For an answer whose form depends on the plan alone."""
-    return lambda engine, plan, streams, _: serializer(engine, plan, streams)
-
-
-COMPLETIONS = GenerationKind(
-    "/v1/completions",
-    "Completions",
-    "Continue each prompt. `max_tokens` is 16 unless given.",
-    CompletionBody,
-    plan_completion,
-    _without_body(CompletionSerializer),
-    answer_schemas.COMPLETION,
-)
-CHAT = GenerationKind(
-    "/v1/chat/completions",
-    "Chat Completions",
-    "Answer a dialog: optional system message, then user and assistant in turn. May fill the context unless limited.",
-    ChatBody,
-    plan_chat,
-    _without_body(chat_serializer),
-    answer_schemas.CHAT_COMPLETION,
-)
-
-SCORE = GenerationKind(
-    "/v1/score",
-    "Score",
-    "The log-likelihood of each continuation after the prompt, by token and in sum. Nothing is generated.",
-    ScoreBody,
-    plan_score,
-    _without_body(ScoreSerializer),
-    answer_schemas.SCORES,
-    generates=False,
-)
-CLASSIFY = GenerationKind(
-    "/v1/classify",
-    "Classify",
-    "The likeliest of the labels as the continuation of a prompt or the answer to a chat.",
-    ClassifyBody,
-    plan_classify,
-    _without_body(ClassifySerializer),
-    answer_schemas.CLASSES,
-    generates=False,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +184,8 @@ class _GenerationRequest:
         if (continuation := resumption.take()) is None:
             return None
         self._choices = continuation.choices
+        self._endpoint.engine.readmit(self._choices.streams, is_timed=self._record.is_traced)
         self._record.submitted(self._choices.streams)
-        self._endpoint.engine.readmit(self._choices.streams)
         return continuation.serializer
 
     async def _answer(self, plan: Plan, serializer: WholeSerializer | None) -> None:

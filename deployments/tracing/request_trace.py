@@ -52,6 +52,7 @@ class RequestTrace:
         self._encoded_s: float | None = None
         self._streaming_s: float | None = None
         self._streams: Sequence[TracedStream] = ()
+        self._timelines: list[Timeline] = []
 
     def received(self) -> None:
         """The body has arrived; it is parsed and tokenized next."""
@@ -65,6 +66,7 @@ class RequestTrace:
 
     def submitted(self, streams: Sequence[TracedStream]) -> None:
         self._streams = streams
+        self._timelines = [stream.timeline for stream in streams]  # a request that resumes them has others
 
     def streaming(self) -> None:
         """The first bytes of the stream are sent."""
@@ -113,9 +115,9 @@ class RequestTrace:
         if self._received_s is not None:
             failed = error if self._encoded_s is None else None
             yield Span("tokenize_encode", self._received_s, self._encoded_s or ended_s, error=failed)
-        for choice, stream in enumerate(self._streams[:MAX_TRACED_CHOICES]):
+        for choice, timeline in enumerate(self._timelines[:MAX_TRACED_CHOICES]):
             number = {"llama.choice": choice} if len(self._streams) > 1 else {}
-            yield from _choice_stages(stream.timeline, number, facts.sample_ms, ended_s)
+            yield from _choice_stages(timeline, number, facts.sample_ms, ended_s)
         if self._streaming_s is not None:
             yield Span("stream", self._streaming_s, ended_s, error=error)
 

@@ -84,5 +84,5 @@ class LoopEngine(FakeEngine):
             is_timed=is_timed,
         )
 
-    def readmit(self, streams: Sequence[TokenStream]) -> None:
-        self.loop.readmit(cast(Sequence[SequenceStream], streams))
+    def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
+        self.loop.readmit(cast(Sequence[SequenceStream], streams), is_timed=is_timed)

@@ -232,7 +232,7 @@ class FakeEngine:
             raise
         return streams
 
-    def readmit(self, streams: Sequence[TokenStream]) -> None:
+    def readmit(self, streams: Sequence[TokenStream], *, is_timed: bool = False) -> None:
         self.check_capacity()
         for stream in streams:
             assert isinstance(stream, FakeStream)

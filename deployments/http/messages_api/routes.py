@@ -6,7 +6,7 @@ from starlette.responses import Response
 from deployments.engine.interface import Engine
 from deployments.http import answer_schemas
 from deployments.http.errors import json_response
-from deployments.http.generation import GenerationKind
+from deployments.http.generation_kinds import GenerationKind
 from deployments.http.messages_api.answer import MessagesSerializer, plan_messages
 from deployments.http.messages_api.schemas import CountTokensBody, MessagesBody
 from deployments.http.plan import check_model, encode_chat

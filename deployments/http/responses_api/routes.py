@@ -1,7 +1,7 @@
 """The route of OpenAI's responses."""
 
 from deployments.http import answer_schemas
-from deployments.http.generation import GenerationKind
+from deployments.http.generation_kinds import GenerationKind
 from deployments.http.responses_api.answer import ResponsesSerializer, plan_response
 from deployments.http.responses_api.schemas import ResponsesBody
 

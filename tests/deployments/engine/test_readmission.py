@@ -92,3 +92,20 @@ async def test_a_server_that_shuts_down_admits_nothing_again(engine: LoopEngine)
     await engine.loop.drain(0.1)
     with pytest.raises(NotReady):
         engine.readmit([stream])
+
+
+async def test_the_request_that_resumes_has_times_of_its_own(engine: LoopEngine) -> None:
+    stream = submitted(engine)
+    await some(stream, 3)
+    assert stream.timeline is None
+    stream.suspend()
+    engine.readmit([stream], is_timed=True)
+    await some(stream, 2)
+    stream.suspend()
+    first = stream.timeline
+    assert first is not None and first.admitted_s is not None and first.first_token_s is not None
+    assert first.ended_s is not None
+    engine.readmit([stream], is_timed=True)
+    assert stream.timeline is not first
+    engine.readmit([])
+    await rest(stream)

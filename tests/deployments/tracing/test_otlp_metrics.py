@@ -26,7 +26,7 @@ def test_requests_are_recorded_by_operation_and_outcome() -> None:
         (name, point.attributes["gen_ai.operation.name"], point.attributes.get("error.type")): (point.count, point.sum)
         for name, metric in found.items()
         for point in metric.data.data_points
-        if isinstance(point, HistogramDataPoint)
+        if isinstance(point, HistogramDataPoint) and point.attributes is not None
     }
     assert points == {
         ("gen_ai.server.request.duration", "chat", None): (1, 2.0),

@@ -1,0 +1,87 @@
+"""The differences between the generating and scoring routes: body, planning and answer."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from deployments.engine.interface import Engine, TokenStream
+from deployments.http import answer_schemas
+from deployments.http.answer import WholeSerializer
+from deployments.http.field_types import Body
+from deployments.http.openai_answers import CompletionSerializer
+from deployments.http.parsed_chat import chat_serializer
+from deployments.http.plan import Plan, plan_chat, plan_completion
+from deployments.http.prompt_encoder import PromptEncoder
+from deployments.http.schemas import ChatBody, CompletionBody
+from deployments.http.score import (
+    ClassifyBody,
+    ClassifySerializer,
+    ScoreBody,
+    ScoreSerializer,
+    plan_classify,
+    plan_score,
+)
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationKind(Generic[BodyT]):
+    """The differences between the generation routes: body, planning, answer."""
+
+    path: str
+    summary: str
+    description: str
+    body: type[BodyT]
+    plan: Callable[[BodyT, Engine, PromptEncoder], Awaitable[Plan]]
+    serializer: Callable[[Engine, Plan, Sequence[TokenStream], BodyT], WholeSerializer]
+    answer: answer_schemas.Schema
+    generates: bool = True
+
+
+def _without_body(
+    serializer: Callable[[Engine, Plan, Sequence[TokenStream]], WholeSerializer],
+) -> Callable[[Engine, Plan, Sequence[TokenStream], Body], WholeSerializer]:
+    """For an answer whose form depends on the plan alone."""
+    return lambda engine, plan, streams, _: serializer(engine, plan, streams)
+
+
+COMPLETIONS = GenerationKind(
+    "/v1/completions",
+    "Completions",
+    "Continue each prompt. `max_tokens` is 16 unless given.",
+    CompletionBody,
+    plan_completion,
+    _without_body(CompletionSerializer),
+    answer_schemas.COMPLETION,
+)
+CHAT = GenerationKind(
+    "/v1/chat/completions",
+    "Chat Completions",
+    "Answer a dialog: optional system message, then user and assistant in turn. May fill the context unless limited.",
+    ChatBody,
+    plan_chat,
+    _without_body(chat_serializer),
+    answer_schemas.CHAT_COMPLETION,
+)
+
+SCORE = GenerationKind(
+    "/v1/score",
+    "Score",
+    "The log-likelihood of each continuation after the prompt, by token and in sum. Nothing is generated.",
+    ScoreBody,
+    plan_score,
+    _without_body(ScoreSerializer),
+    answer_schemas.SCORES,
+    generates=False,
+)
+CLASSIFY = GenerationKind(
+    "/v1/classify",
+    "Classify",
+    "The likeliest of the labels as the continuation of a prompt or the answer to a chat.",
+    ClassifyBody,
+    plan_classify,
+    _without_body(ClassifySerializer),
+    answer_schemas.CLASSES,
+    generates=False,
+)
