@@ -102,25 +102,27 @@ def build_http_app(
         limits = replace(limits, request_timeout_s=request_timeout_s)
     streams = KeptStreams(limits.keep)
     bodies, encoder = BodyReader(limits.body), PromptEncoder(engine, limits.text)
-    kinds: tuple[GenerationKind[Any], ...] = (COMPLETIONS, CHAT, MESSAGES, RESPONSES, SCORE, CLASSIFY)
-    generation = [
-        ApiRoute(
+
+    def endpoint(kind: GenerationKind[Any]) -> ApiRoute:
+        return ApiRoute(
             kind.path,
             GenerationEndpoint(kind, engine, metrics, limits, bodies, encoder, streams, captures, tracing, log_prompts),
             method="POST",
-            tag="generation" if kind in (COMPLETIONS, CHAT) else "scoring",
+            tag="generation" if kind.generates else "scoring",
             summary=kind.summary,
             description=kind.description,
             body=kind.body,
             answer=kind.answer,
             statuses=(*BODY_STATUSES, *((409, 422) if kind.generates else ()), 500, 504),
         )
-        for kind in kinds
-    ]
+
+    generating: tuple[GenerationKind[Any], ...] = (COMPLETIONS, CHAT, MESSAGES, RESPONSES)
+    scoring: tuple[GenerationKind[Any], ...] = (SCORE, CLASSIFY)
     routes = [
-        *generation,
-        *model_routes(engine),
+        *map(endpoint, generating),
         count_tokens_route(engine, bodies, encoder),
+        *map(endpoint, scoring),
+        *model_routes(engine),
         *tokenizer_routes(engine, bodies, encoder),
         *operator_routes(engine, metrics),
         *([] if captures is None else [capture_route(captures)]),
