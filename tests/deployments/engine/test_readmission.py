@@ -97,13 +97,15 @@ async def test_a_server_that_shuts_down_admits_nothing_again(engine: LoopEngine)
 async def test_the_request_that_resumes_has_times_of_its_own(engine: LoopEngine) -> None:
     stream = submitted(engine)
     await some(stream, 3)
-    assert stream.timeline is None
+    submitted_first = stream.timeline
+    assert not stream.is_timed
     stream.suspend()
     engine.readmit([stream], is_timed=True)
+    assert stream.is_timed and stream.timeline is not submitted_first
     await some(stream, 2)
     stream.suspend()
     first = stream.timeline
-    assert first is not None and first.admitted_s is not None and first.first_token_s is not None
+    assert first.admitted_s is not None and first.first_token_s is not None
     assert first.ended_s is not None
     engine.readmit([stream], is_timed=True)
     assert stream.timeline is not first
