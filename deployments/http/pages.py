@@ -1,7 +1,7 @@
 """Serves the two HTML pages: the chat page and the API reference.
 
-Each page is one file of this package. Its Content-Security-Policy admits the page's own script and style sheet by their
-hashes, and requests to this server only.
+Each page is sent as one document. Its Content-Security-Policy admits the page's own script and style sheet by their hashes, and
+requests to this server only.
 """
 
 import base64
@@ -12,7 +12,9 @@ from pathlib import Path
 
 from starlette.responses import Response
 
-PLAYGROUND = Path(__file__).with_name("playground.html")
+CHAT = Path(__file__).parent / "chat_page" / "index.html"
+# Beside CHAT, in the order in which they are needed.
+SCRIPTS = ("dom.js", "store.js", "markdown.js", "tokens.js", "status.js", "chat.js", "main.js")
 API_REFERENCE = Path(__file__).with_name("docs.html")
 
 
@@ -31,6 +33,11 @@ def page_response(path: Path) -> Response:
 def _page(path: Path) -> tuple[bytes, str]:
     """The page and its Content-Security-Policy."""
     html = path.read_text(encoding="utf-8")
+    if path == CHAT:
+        script = "".join((path.parent / name).read_text(encoding="utf-8") for name in SCRIPTS)
+        style = (path.parent / "style.css").read_text(encoding="utf-8")
+        html = html.replace("<style></style>", f"<style>{style}</style>")
+        html = html.replace("<script></script>", f"<script>{script}</script>")
     policy = [
         "default-src 'none'",
         f"script-src {_hashes(html, 'script')}",

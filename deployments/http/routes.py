@@ -10,7 +10,7 @@ from deployments.engine.interface import Engine
 from deployments.engine.metrics import CONTENT_TYPE, Metrics
 from deployments.http import answer_schemas
 from deployments.http.errors import error_object, json_response, retry_after_s
-from deployments.http.pages import API_REFERENCE, PLAYGROUND, page_response
+from deployments.http.pages import API_REFERENCE, CHAT, page_response
 from deployments.http.plan import check_model
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
@@ -206,7 +206,7 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
 
 def page_routes() -> list[ApiRoute]:
     async def playground(_: Request) -> Response:
-        return page_response(PLAYGROUND)
+        return page_response(CHAT)
 
     async def api_reference(_: Request) -> Response:
         return page_response(API_REFERENCE)
