@@ -339,7 +339,7 @@ def test_no_module_of_the_room_loads_these_libraries(rule: str) -> None:
 
 
 def test_the_wheel_has_every_file_of_the_packages(tmp_path: Path) -> None:
-    """A plain `pip install .` ships the playground's page, the C++ sources and the deployment files, not only Python."""
+    """A plain `pip install .` ships the chat page, the C++ sources and the deployment files, not only Python."""
     tree, out = tmp_path / "tree", tmp_path / "wheel"
     expected = set()
     for package in PRODUCT:

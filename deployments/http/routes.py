@@ -205,10 +205,10 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
 
 
 def page_routes() -> list[ApiRoute]:
-    async def playground(_: Request) -> Response:
+    async def chat(_: Request) -> Response:
         return page_response(CHAT)
 
     async def api_reference(_: Request) -> Response:
         return page_response(API_REFERENCE)
 
-    return [ApiRoute("/", playground), ApiRoute("/docs", api_reference)]
+    return [ApiRoute("/", chat), ApiRoute("/docs", api_reference)]
