@@ -11,6 +11,8 @@ from llama_core.execution.fused.ops import HeadNorms
 from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.model_config import FULL_ATTENTION
 
+_HEADS_A_PROGRAM = 8  # that one program rotates: 8 values of 16 bits for each of its threads, with heads of 128
+
 
 @triton.jit
 def _plus_bias(x, bias, inside):
@@ -67,41 +69,40 @@ def _rotate_and_store(
     has_bias: tl.constexpr,
     has_norms: tl.constexpr,
     head_dim: tl.constexpr,
-    half_block: tl.constexpr,
+    dim_block: tl.constexpr,
+    heads: tl.constexpr,
 ):
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    pair = tl.arange(0, half_block)
-    inside = pair < head_dim // 2
-    source = qkv + (token * (n_heads + 2 * n_kv_heads) + head) * head_dim + 2 * pair
-    even = tl.load(source, mask=inside, other=0.0)
-    odd = tl.load(source + 1, mask=inside, other=0.0)
+    """Of one token, `heads` heads: a whole head is read and written at once, and split into its pairs in registers."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * heads + tl.arange(0, heads)
+    dim = tl.arange(0, dim_block)
+    total = n_heads + 2 * n_kv_heads
+    inside = (head < total)[:, None] & (dim < head_dim)[None, :]
+    at = head[:, None] * head_dim + dim[None, :]
+    source = qkv + token * total * head_dim + at
+    x = tl.load(source, mask=inside, other=0.0)
     if has_bias:
-        even = _plus_bias(even, bias + head * head_dim + 2 * pair, inside)
-        odd = _plus_bias(odd, bias + head * head_dim + 2 * pair + 1, inside)
-    place = tl.load(slot_mapping + token) * n_kv_heads * head_dim + 2 * pair
-    if head < n_heads + n_kv_heads:
-        if has_norms:
-            factor = (q_norm if head < n_heads else k_norm) + 2 * pair
-            wide_even, wide_odd = even.to(tl.float32), odd.to(tl.float32)
-            squares = tl.sum(wide_even * wide_even, axis=0) + tl.sum(wide_odd * wide_odd, axis=0)
-            scale = tl.rsqrt(squares / head_dim + eps)
-            even = _times((wide_even * scale).to(even.dtype), factor, inside)
-            odd = _times((wide_odd * scale).to(odd.dtype), factor + 1, inside)
-        angle = table + tl.load(positions + token) * head_dim + 2 * pair
-        cos = tl.load(angle, mask=inside, other=0.0)
-        sin = tl.load(angle + 1, mask=inside, other=0.0)
-        wide_even, wide_odd = even.to(tl.float32), odd.to(tl.float32)
-        turned_even = (wide_even * cos - wide_odd * sin).to(even.dtype)
-        turned_odd = (wide_even * sin + wide_odd * cos).to(even.dtype)
-        target = source
-        if head >= n_heads:
-            target = keys + place + (head - n_heads) * head_dim
-        tl.store(target, turned_even, mask=inside)
-        tl.store(target + 1, turned_odd, mask=inside)
-    else:
-        target = values + place + (head - n_heads - n_kv_heads) * head_dim
-        tl.store(target, even, mask=inside)
-        tl.store(target + 1, odd, mask=inside)
+        x = _plus_bias(x, bias + at, inside)
+    is_query, is_value = head < n_heads, head >= n_heads + n_kv_heads
+    turned = x
+    if has_norms:
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / head_dim + eps)
+        in_dim = dim < head_dim
+        q_factor = tl.load(q_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
+        k_factor = tl.load(k_norm + dim, mask=in_dim, other=0.0).to(tl.float32)
+        factor = tl.where(is_query[:, None], q_factor[None, :], k_factor[None, :])
+        turned = ((wide * scale[:, None]).to(x.dtype).to(tl.float32) * factor).to(x.dtype)
+    even, odd = tl.split(tl.reshape(turned.to(tl.float32), (heads, dim_block // 2, 2)))
+    angle = tl.load(table + tl.load(positions + token) * head_dim + dim, mask=dim < head_dim, other=0.0)
+    cos, sin = tl.split(tl.reshape(angle, (dim_block // 2, 2)))
+    pairs = tl.join(even * cos[None, :] - odd * sin[None, :], even * sin[None, :] + odd * cos[None, :])
+    turned = tl.reshape(pairs, (heads, dim_block)).to(x.dtype)
+    place = tl.load(slot_mapping + token) * n_kv_heads * head_dim + at
+    tl.store(source, turned, mask=inside & is_query[:, None])
+    is_key = (head >= n_heads) & (head < n_heads + n_kv_heads)
+    tl.store(keys + place - n_heads * head_dim, turned, mask=inside & is_key[:, None])
+    tl.store(values + place - (n_heads + n_kv_heads) * head_dim, x, mask=inside & is_value[:, None])
 
 
 @triton.jit
@@ -164,7 +165,8 @@ class TritonOps:
         n_kv_heads = keys.shape[2]
         n_heads = total_heads - 2 * n_kv_heads
         q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
-        _rotate_and_store[(count, total_heads)](
+        heads = min(_HEADS_A_PROGRAM, triton.next_power_of_2(total_heads))
+        _rotate_and_store[(count, triton.cdiv(total_heads, heads))](
             qkv,
             table,
             positions,
@@ -180,8 +182,8 @@ class TritonOps:
             has_bias=bias is not None,
             has_norms=norms is not None,
             head_dim=head_dim,
-            half_block=triton.next_power_of_2(head_dim // 2),
-            num_warps=1,
+            dim_block=triton.next_power_of_2(head_dim),
+            heads=heads,
         )
         return qkv[:, :n_heads]
 
