@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.source import GROUP, WeightReader
+from llama_core.checkpoint.uploads import Uploads
 from llama_core.checkpoint.weights import Box, num_values, weight_specs
 from llama_core.errors import CheckpointError
 from llama_core.model_config import ModelConfig
@@ -60,6 +62,7 @@ def planned_weights(
     """
     total = num_values(config, share) * dtype.itemsize
     done = 0
+    uploads = Uploads(device)
     for name, spec in weight_specs(config).items():
         box = spec.part(share)
         if keeps_groups(name):
@@ -69,16 +72,23 @@ def planned_weights(
             continue
         held = torch.float32 if quantizes(name) else dtype
         weight = torch.empty(box.shape, dtype=held, device=device)
+        files: list[Path] = []
+        extremes: list[torch.Tensor] = []
         for file, values, start in reader.slices(name, box):
             region = tuple(slice(begin, begin + size) for begin, size in zip(start, values.shape, strict=True))
             target = weight[region]
-            target.copy_(values)
-            # Checks the copy, because a finite value of the file may overflow float16. The least and the greatest value are
-            # NaN if any value is; computing them, unlike a sum, needs no memory.
-            if not torch.stack(torch.aminmax(target)).isfinite().all():
-                raise CheckpointError(f"{file}: {name} holds a value that is not finite as {held} (NaN or infinity)")
+            uploads.copy(target, values)
+            # Of the copy, because a finite value of the file may overflow float16. The least and the greatest value are NaN if
+            # any value is; computing them, unlike a sum, needs no memory.
+            files.append(file)
+            extremes.append(torch.stack(torch.aminmax(target)))
             done += target.numel() * dtype.itemsize
             on_progress(done, total)
+        # Once for a weight, because a GPU is waited for.
+        is_finite = torch.stack(extremes).isfinite().all(1).tolist() if extremes else []
+        if not all(is_finite):
+            file = files[is_finite.index(False)]
+            raise CheckpointError(f"{file}: {name} holds a value that is not finite as {held} (NaN or infinity)")
         yield name, weight
 
 

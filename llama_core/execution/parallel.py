@@ -78,7 +78,7 @@ def join(rank: int, world_size: int, device: Device, store: Store, timeout_s: fl
     """
     resolved = resolve_device(device)
     if resolved.type == "cuda":
-        torch.cuda.set_device(resolved)
+        _prepare_nccl(resolved)
     dist.init_process_group(
         _library(resolved),
         store=store,
@@ -101,7 +101,7 @@ def from_torchrun(device: Device) -> Parallel:
     resolved = resolve_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         if resolved.type == "cuda":
-            torch.cuda.set_device(resolved)
+            _prepare_nccl(resolved)
         dist.init_process_group(_library(resolved))
         # A group that still exists when the interpreter ends sometimes aborts the process; torchrun then reports a failure.
         atexit.register(leave)
@@ -167,6 +167,12 @@ def device_name(device: torch.device) -> str:
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()
     return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
+
+
+def _prepare_nccl(device: torch.device) -> None:
+    torch.cuda.set_device(device)
+    # Registration of graphs' buffers is a collective of its own: where one rank fails to capture, the others would wait for it.
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
 
 
 def _library(device: torch.device) -> str:
