@@ -1,4 +1,7 @@
-"""The dashboard, the alerts and the metrics beside real Prometheus tools and a real server."""
+"""The dashboard, the alerts and the metrics beside real Prometheus tools and a real server.
+
+Runs before `test_end_to_end.py`, which ends the server.
+"""
 
 import shutil
 import subprocess
