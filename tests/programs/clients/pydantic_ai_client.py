@@ -1,0 +1,103 @@
+"""pydantic-ai: system_prompt beside instructions, streams, tools, three forms of output, errors; by chat and by responses."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_ai import Agent, ModelHTTPError, NativeOutput, Tool, ToolOutput
+from pydantic_ai.exceptions import ModelContextWindowExceededError
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from tests.programs.clients.checks import BASE_URL, MODEL, QUESTION, check, raised, run_checks
+
+provider = OpenAIProvider(base_url=BASE_URL, api_key="none")
+chat = OpenAIChatModel(MODEL, provider=provider)
+responses = OpenAIResponsesModel(MODEL, provider=provider)
+Digit = Annotated[int, Field(ge=0, le=9)]
+SETTINGS: Any = {"temperature": 0, "max_tokens": 300}
+SHORT: Any = SETTINGS | {"max_tokens": 40}
+
+
+class Person(BaseModel):
+    """A person."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(max_length=20)
+    age: int = Field(ge=0, le=150)
+
+
+def agent(model: Any, **options: Any) -> Any:
+    return Agent(model, model_settings=SETTINGS, retries=0, **options)
+
+
+@check
+def a_system_prompt_beside_instructions_is_answered() -> None:
+    for model in (chat, responses):
+        asked = agent(model, system_prompt="You are brief.", instructions="Answer in one sentence.")
+        result = asked.run_sync(QUESTION, model_settings=SHORT)
+        assert result.output and result.usage.output_tokens > 0, model
+        again = asked.run_sync("And 2 + 3?", message_history=result.all_messages(), model_settings=SHORT)
+        assert again.output, model
+
+
+@check
+async def streamed_pieces_joined_equal_the_whole() -> None:
+    for model in (chat, responses):
+        whole = await agent(model).run(QUESTION, model_settings=SHORT)
+        async with agent(model).run_stream(QUESTION, model_settings=SHORT) as stream:
+            pieces = [piece async for piece in stream.stream_text(delta=True, debounce_by=None)]
+        assert len(pieces) > 1 and "".join(pieces) == whole.output, model
+
+
+@check
+def a_tool_output_is_a_model() -> None:
+    for model in (chat, responses):
+        assert isinstance(agent(model, output_type=ToolOutput(Person)).run_sync(QUESTION).output, Person), model
+
+
+@check
+def a_native_output_is_a_model() -> None:
+    for model in (chat, responses):
+        assert isinstance(agent(model, output_type=NativeOutput(Person)).run_sync(QUESTION).output, Person), model
+
+
+@check
+def one_of_several_output_types_is_chosen() -> None:
+    result = agent(chat, output_type=[ToolOutput(Person, name="person"), ToolOutput(Digit, name="number")]).run_sync(QUESTION)
+    assert isinstance(result.output, Person | int)
+
+
+@check
+def a_tool_is_called_and_its_result_is_answered() -> None:
+    seen: list[int] = []
+
+    def multiply(a: Digit, b: Digit) -> int:
+        """The product of two numbers."""
+        seen.append(a * b)
+        return a * b
+
+    for model in (chat, responses):
+        seen.clear()
+        # `required` for the first step only; the second one answers.
+        steps = iter(["required", "none", "none"])
+        settings: Any = lambda _: SETTINGS | {"tool_choice": next(steps)}  # noqa: E731
+        asked = Agent(model, tools=[Tool(multiply)], model_settings=settings, retries=0)
+        result = asked.run_sync(QUESTION)
+        assert seen and result.output, model
+        kinds = [part.part_kind for message in result.all_messages() for part in message.parts]
+        assert "tool-call" in kinds and "tool-return" in kinds, kinds
+
+
+@check
+def errors_have_their_status() -> None:
+    long = "word " * 5000
+    raised(ModelContextWindowExceededError, lambda: agent(chat).run_sync(long))
+    wrong = {"temperature": 9}
+    assert raised(ModelHTTPError, lambda: agent(chat).run_sync(QUESTION, model_settings=wrong)).status_code == 400
+    missing = OpenAIChatModel("none", provider=provider)
+    assert raised(ModelHTTPError, lambda: agent(missing).run_sync(QUESTION)).status_code == 404
+
+
+if __name__ == "__main__":
+    run_checks()
