@@ -72,7 +72,7 @@ def structured_output_is_parsed_by_each_method() -> None:
 
 @check
 def a_tool_call_goes_round_trip() -> None:
-    bound = model.bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False)
+    bound = model.bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False, strict=True)
     answer = bound.invoke(QUESTION)
     (call,) = answer.tool_calls
     assert_weather(call["args"])
@@ -87,7 +87,7 @@ def a_tool_call_goes_round_trip() -> None:
 
 @check
 def an_agent_calls_a_tool_and_answers() -> None:
-    forced = model.bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False)
+    forced = model.bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False, strict=True)
     asked = itertools.count()
     steps = RunnableLambda(lambda messages: (model if next(asked) else forced).invoke(messages))
 
