@@ -1,0 +1,56 @@
+"""`vllm bench serve` over completions, chat and responses, with prompts of a file and no tokenizer."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.programs.clients.checks import MODEL, QUESTION, URL, check, run_checks
+
+NUM_PROMPTS, NUM_TOKENS = 12, 16
+COMMAND = Path(sys.executable).with_name("vllm")
+
+
+def bench(backend: str, endpoint: str, *options: str) -> dict[str, Any]:
+    """The result that the command saves."""
+    with tempfile.TemporaryDirectory() as directory:
+        prompts = Path(directory) / "prompts.jsonl"
+        prompts.write_text("".join(json.dumps({"prompt": f"{i}. {QUESTION}"}) + "\n" for i in range(NUM_PROMPTS)))
+        command = [
+            *(str(COMMAND), "bench", "serve", "--backend", backend, "--base-url", URL, "--endpoint", endpoint),
+            *("--dataset-name", "custom", "--dataset-path", str(prompts), "--custom-output-len", str(NUM_TOKENS)),
+            *("--num-prompts", str(NUM_PROMPTS), "--skip-tokenizer-init", "--ignore-eos", "--disable-tqdm"),
+            *("--save-result", "--save-detailed", "--result-dir", directory, "--result-filename", "result.json", *options),
+        ]
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False, cwd=directory)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        result: dict[str, Any] = json.loads((Path(directory) / "result.json").read_text())
+    return result
+
+
+def complete(result: dict[str, Any]) -> None:
+    assert (result["completed"], result["failed"]) == (NUM_PROMPTS, 0), result["errors"]
+    assert result["output_lens"] == [NUM_TOKENS] * NUM_PROMPTS, result["output_lens"]
+    assert result["total_output_tokens"] == NUM_PROMPTS * NUM_TOKENS
+    assert all(time > 0 for time in result["ttfts"]), result["ttfts"]
+    assert 0 < result["mean_ttft_ms"] and 0 < result["mean_tpot_ms"]
+
+
+@check
+def completions_without_a_models_name_have_every_token() -> None:
+    result = bench("openai", "/v1/completions")
+    assert result["model_id"] == MODEL
+    complete(result)
+
+
+@check
+def chats_have_every_token() -> None:
+    complete(bench("openai-chat", "/v1/chat/completions", "--model", MODEL, "--max-concurrency", "4"))
+
+
+if __name__ == "__main__":
+    run_checks()
