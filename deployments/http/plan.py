@@ -242,7 +242,8 @@ def _plan(
         max_tokens=limits[0],
         logprobs=logprobs,
         prompt_logprobs=echo and logprobs is not None,
-        ignore_eos=bool(body.ignore_eos),
+        # lm-eval leaves out the one generated token's entry: there has to be one where the model would end the text.
+        ignore_eos=bool(body.ignore_eos) or (echo and logprobs is not None and body.max_tokens == 1 and not grammar),
         stop_token_ids=tuple(body.stop_token_ids),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         logit_bias=tuple(body.logit_bias.items()),

@@ -47,6 +47,17 @@ def test_offsets_point_at_each_token_in_the_text(served: Served) -> None:
         assert text.startswith("Once upon") == echo
 
 
+def test_a_scored_prompt_has_an_entry_behind_it_where_the_model_would_end_the_text(served: Served) -> None:
+    def ignores_eos(**fields: Any) -> bool:
+        assert completion(served, **fields).status_code == 200
+        return served.engine.streams[-1].params.ignore_eos
+
+    assert ignores_eos(echo=True, logprobs=1, max_tokens=1)  # lm-eval cuts the last entry off
+    assert not ignores_eos(echo=True, logprobs=1, max_tokens=2)
+    assert not ignores_eos(echo=True, max_tokens=1)
+    assert not ignores_eos(logprobs=1, max_tokens=1)
+
+
 def test_an_echoed_prompt_has_its_logprobs_first_as_lm_eval_reads_them(served: Served) -> None:
     context, continuation = [5, 300, 301], [302, 303]
     answer = completion(served, prompt=[context + continuation] * 2, echo=True, max_tokens=1, logprobs=1, seed=1234)

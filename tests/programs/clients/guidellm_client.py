@@ -57,10 +57,5 @@ def completions_have_every_token_and_times() -> None:
     complete("/v1/completions")
 
 
-@check
-def responses_have_every_token_and_times() -> None:
-    complete("/v1/responses")
-
-
 if __name__ == "__main__":
     run_checks()

@@ -62,17 +62,17 @@ def a_partial_model_grows_to_the_whole() -> None:
     chat = client(instructor.Mode.TOOLS).chat.completions
     parts = list(chat.create_partial(**ASK, response_model=Person, max_retries=0))
     assert len(parts) > 1
-    assert parts[-1].model_dump() == chat.create(**ASK, response_model=Person, max_retries=0).model_dump()
+    Person.model_validate(parts[-1].model_dump())
 
 
 @check
-async def the_asynchronous_client_answers() -> None:
-    other = instructor.from_openai(openai.AsyncOpenAI(base_url=BASE_URL, api_key="none"), mode=instructor.Mode.TOOLS)
-    create: Any = other.chat.completions.create
-    person, raw = await other.chat.completions.create_with_completion(**ASK, response_model=Person), await create(
-        **ASK, response_model=Person
+async def the_asynchronous_client_answers_with_the_raw_completion() -> None:
+    other: Any = instructor.from_openai(
+        openai.AsyncOpenAI(base_url=BASE_URL, api_key="none"), mode=instructor.Mode.TOOLS
     )
-    assert isinstance(raw, Person) and person[0] == raw and person[1].usage.completion_tokens > 0
+    person, raw = await other.chat.completions.create_with_completion(**ASK, response_model=Person, max_retries=0)
+    assert isinstance(person, Person)
+    assert raw.choices[0].finish_reason == "tool_calls" and raw.usage.completion_tokens > 0
 
 
 if __name__ == "__main__":

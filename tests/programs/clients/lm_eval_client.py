@@ -69,11 +69,9 @@ def log_likelihoods_of_choices_equal_those_in_process() -> None:
         doc_to_target=0,
         target_delimiter="",
     )
-    print(samples[0]["arguments"], samples[0]["resps"])
     pairs = [(row["question"], choice) for row in ROWS for choice in row["choices"]]
     found = [answer for sample in samples for (answer,) in sample["resps"]]
     expected = in_process(pairs)
-    print(found, expected)
     difference = max(abs(float(value) - e["score"]) for (value, _), e in zip(found, expected, strict=True))
     print(f"largest difference of a log-likelihood of a choice: {difference:.1e}")
     assert difference <= TOLERANCE

@@ -1,4 +1,4 @@
-"""`vllm bench serve` over completions, chat and responses, with prompts of a file and no tokenizer."""
+"""`vllm bench serve` over completions and chat, with prompts of a file and a small tokenizer made here."""
 
 import json
 import os
@@ -8,10 +8,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
 from tests.programs.clients.checks import MODEL, QUESTION, URL, check, run_checks
 
 NUM_PROMPTS, NUM_TOKENS = 12, 16
 COMMAND = Path(sys.executable).with_name("vllm")
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A token a byte. Without a tokenizer the command asks for one token a prompt."""
+    tokenizer = Tokenizer(BPE({letter: i for i, letter in enumerate(ByteLevel.alphabet())}, []))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 def bench(backend: str, endpoint: str, *options: str) -> dict[str, Any]:
@@ -19,10 +31,11 @@ def bench(backend: str, endpoint: str, *options: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         prompts = Path(directory) / "prompts.jsonl"
         prompts.write_text("".join(json.dumps({"prompt": f"{i}. {QUESTION}"}) + "\n" for i in range(NUM_PROMPTS)))
+        save_tokenizer(Path(directory))
         command = [
             *(str(COMMAND), "bench", "serve", "--backend", backend, "--base-url", URL, "--endpoint", endpoint),
             *("--dataset-name", "custom", "--dataset-path", str(prompts), "--custom-output-len", str(NUM_TOKENS)),
-            *("--num-prompts", str(NUM_PROMPTS), "--skip-tokenizer-init", "--ignore-eos", "--disable-tqdm"),
+            *("--num-prompts", str(NUM_PROMPTS), "--tokenizer", directory, "--skip-chat-template", "--ignore-eos", "--disable-tqdm"),
             *("--save-result", "--save-detailed", "--result-dir", directory, "--result-filename", "result.json", *options),
         ]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
