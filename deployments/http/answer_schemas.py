@@ -84,7 +84,8 @@ READINESS: Final = _object(ready={"type": "boolean"}, phase=_STRING, detail=_STR
 PROPERTIES: Final = _object(model=_STRING, phase=_STRING, max_seq_len=_COUNT)
 CAPTURE: Final = _object(request_id=_STRING, route=_STRING, outcome=_STRING)
 METRICS: Final = _STRING
-EVENTS: Final = _STRING  # server-sent events
+# No type: some programs compare the text of all events with it, some each event as an object.
+EVENTS: Final[Schema] = {"description": "server-sent events"}
 ERROR: Final = _object(error=_object(message=_STRING, type=_STRING, param=_TEXT_OR_NULL, code=_STRING))
 _INPUT_AND_OUTPUT = _object(input_tokens=_COUNT, output_tokens=_COUNT)
 ANTHROPIC_MESSAGE: Final = _object(

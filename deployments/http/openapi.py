@@ -43,6 +43,8 @@ def openapi_document(routes: Iterable[ApiRoute]) -> dict[str, Any]:
     shown = [route for route in routes if route.include_in_schema]
     bodies = [route.body for route in shown if route.body is not None]
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
+    for schema in schemas["$defs"].values():
+        _allow_null(schema)
     paths: dict[str, dict[str, Any]] = {}
     for route in shown:
         paths.setdefault(route.path_format, {})[route.method] = _operation(route)
@@ -53,6 +55,15 @@ def openapi_document(routes: Iterable[ApiRoute]) -> dict[str, Any]:
         "components": {"schemas": {**schemas["$defs"], **_ERROR_SCHEMAS}, "securitySchemes": _SECURITY},
         "security": _ANY_KEY,
     }
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    """Add null to every property of a body that may be left out: it means the same."""
+    for name, property_ in schema.get("properties", {}).items():
+        nullable = {"type": "null"} in property_.get("anyOf", ())
+        if name not in schema.get("required", ()) and not nullable:
+            kept = {key: property_.pop(key) for key in ("title", "description", "default") if key in property_}
+            schema["properties"][name] = {"anyOf": [property_, {"type": "null"}], **kept}
 
 
 def _operation(route: ApiRoute) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from llama_core.errors import InvalidParameter
 MAX_USER_CHARS = 256
 
 
-def _blocks(*kinds: str) -> BeforeValidator:
-    """A text as one block; refuses blocks of other types than `kinds`."""
+def _blocks(block: Any, *kinds: str) -> BeforeValidator:
+    """A text as one block; refuses blocks of other types than `kinds`, which are those of the class or union `block`."""
 
     def check(value: object) -> object:
         if isinstance(value, str):
@@ -35,7 +35,7 @@ def _blocks(*kinds: str) -> BeforeValidator:
                 raise Unsupported(f"[{index}].type: {what}the types supported here are {', '.join(kinds)}")
         return value
 
-    return BeforeValidator(check)
+    return BeforeValidator(check, json_schema_input_type=str | list[block])
 
 
 class TextBlock(Body):
@@ -53,7 +53,7 @@ class ToolUseBlock(Body):
 class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
-    content: Annotated[list[TextBlock], FailFast(), _blocks("text")] = Field(default_factory=list)
+    content: Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text")] = Field(default_factory=list)
     is_error: Flag = None
 
 
@@ -81,7 +81,7 @@ Block = Annotated[
 
 class InputMessage(Body):
     role: Literal["user", "assistant"]
-    content: Annotated[list[Block], FailFast(), _blocks(*_KINDS)] = Field(description="A string, or content blocks.")
+    content: Annotated[list[Block], FailFast(), _blocks(Block, *_KINDS)] = Field(description="A string, or content blocks.")
 
 
 class InputTool(Body):
@@ -135,5 +135,5 @@ class OutputConfig(Body):
 
 
 InputMessages = Annotated[list[InputMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
-System = Annotated[list[TextBlock], FailFast(), _blocks("text")]
+System = Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text")]
 InputTools = Annotated[list[InputTool], FailFast(), Field(max_length=MAX_TOOLS)]

@@ -57,7 +57,7 @@ def _items(value: object) -> object:
     return items
 
 
-Text = Annotated[str, BeforeValidator(_text)]
+Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]
 
 
 class MessageItem(Body):
@@ -93,7 +93,7 @@ _Item = Annotated[
     | Annotated[ReasoningItem, Tag(KIND_MARK + "reasoning")],
     Discriminator(kind_of),
 ]
-Items = Annotated[list[_Item], FailFast(), BeforeValidator(_items)]
+Items = Annotated[list[_Item], FailFast(), BeforeValidator(_items, json_schema_input_type=str | list[_Item])]
 
 
 class FunctionTool(Body):

@@ -79,3 +79,21 @@ def test_every_operation_has_an_id_of_its_own_and_a_way_to_send_the_key() -> Non
     assert {name for need in document["security"] for name in need} == set(schemes)
     assert document["paths"]["/health"]["get"]["security"] == []
     assert list(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
+
+
+def test_optional_fields_may_be_null_and_content_may_be_a_text() -> None:
+    schemas = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()["components"]["schemas"]
+
+    def is_valid(body: str, **fields: Any) -> bool:
+        schema = {**schemas[body], "components": {"schemas": schemas}}
+        return bool(Draft202012Validator(schema).is_valid(fields))
+
+    assert is_valid("CompletionBody", prompt="x", stop=None, bad_words=None)
+    assert not is_valid("CompletionBody", prompt=None)
+    assert not is_valid("CompletionBody", prompt="x", bad_words=5)
+    texts = [{"role": "user", "content": "x"}]
+    assert is_valid("MessagesBody", max_tokens=1, messages=texts, system="x", tools=None)
+    assert is_valid("MessagesBody", max_tokens=1, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+    assert is_valid("ResponsesBody", input="x", tools=None)
+    assert is_valid("ResponsesBody", input=[{"type": "message", "role": "user", "content": "x"}])
+    assert not is_valid("ResponsesBody", input=5)
