@@ -81,7 +81,9 @@ Block = Annotated[
 
 class InputMessage(Body):
     role: Literal["user", "assistant"]
-    content: Annotated[list[Block], FailFast(), _blocks(Block, *_KINDS)] = Field(description="A string, or content blocks.")
+    content: Annotated[list[Block], FailFast(), _blocks(Block, *_KINDS)] = Field(
+        description="A string, or content blocks."
+    )
 
 
 class InputTool(Body):

@@ -93,7 +93,9 @@ def test_optional_fields_may_be_null_and_content_may_be_a_text() -> None:
     assert not is_valid("CompletionBody", prompt="x", bad_words=5)
     texts = [{"role": "user", "content": "x"}]
     assert is_valid("MessagesBody", max_tokens=1, messages=texts, system="x", tools=None)
-    assert is_valid("MessagesBody", max_tokens=1, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+    assert is_valid(
+        "MessagesBody", max_tokens=1, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+    )
     assert is_valid("ResponsesBody", input="x", tools=None)
     assert is_valid("ResponsesBody", input=[{"type": "message", "role": "user", "content": "x"}])
     assert not is_valid("ResponsesBody", input=5)

@@ -1,7 +1,7 @@
 """Runs real clients against a server with the demo model, each in an environment of its own.
 
-Every client is a program of this folder that prints a line a check. Constrained decoding makes the demo model follow schemas and
-call tools. Environments are made by pip and npm on first use and kept. The exit status is 1 if a check failed.
+Every client is a program of this folder that prints a line a check. Constrained decoding makes the demo model follow schemas
+and call tools. Environments are made by pip and npm on first use and kept. The exit status is 1 if a check failed.
 
     python -m tests.programs.clients                     # all, one after another
     python -m tests.programs.clients openai-3 anthropic  # these
@@ -69,7 +69,17 @@ def command_of(client: Client, environment: Path) -> list[str]:
 
 def environment_variables(url: str) -> Mapping[str, str]:
     """Without the keys and addresses that clients read by themselves."""
-    private = ("OPENAI_", "ANTHROPIC_", "RAY_", "LLAMA_", "LANGCHAIN_", "LANGSMITH_", "HF_", "VIRTUAL_ENV", "PYTHONPATH")
+    private = (
+        "OPENAI_",
+        "ANTHROPIC_",
+        "RAY_",
+        "LLAMA_",
+        "LANGCHAIN_",
+        "LANGSMITH_",
+        "HF_",
+        "VIRTUAL_ENV",
+        "PYTHONPATH",
+    )
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(private)}
     return inherited | {
         "CLIENT_SERVER_URL": url,
@@ -136,16 +146,22 @@ def table(results: list[Result]) -> str:
     rows = [("client", "version", "outcome", "checks", "seconds")]
     for result in results:
         total = result.passed + len(result.failures)
-        rows.append((result.client, result.version, result.outcome, f"{result.passed}/{total}", f"{result.seconds:.0f}"))
+        rows.append(
+            (result.client, result.version, result.outcome, f"{result.passed}/{total}", f"{result.seconds:.0f}")
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="clients; all without a name")
     parser.add_argument("--list", action="store_true", help="print the clients and what they install")
-    parser.add_argument("--keep", type=Path, default=default_folder(), metavar="DIR", help="where environments are kept")
+    parser.add_argument(
+        "--keep", type=Path, default=default_folder(), metavar="DIR", help="where environments are kept"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     options = parser.parse_args()
     if options.list:

@@ -20,7 +20,11 @@ client = anthropic.Anthropic(base_url=URL, api_key="none")
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 ASK: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 40, "extra_body": {"temperature": 0}}
 TOOLS: Any = [{"name": "get_weather", "description": "The weather.", "input_schema": WEATHER}]
-FORCED: Any = ASK | {"max_tokens": 100, "tools": TOOLS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+FORCED: Any = ASK | {
+    "max_tokens": 100,
+    "tools": TOOLS,
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+}
 
 
 @check

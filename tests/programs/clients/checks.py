@@ -22,7 +22,10 @@ QUESTION: Final = "What is 7 + 5?"
 LONG: Final[dict[str, Any]] = {"max_tokens": 1500, "extra_body": {"ignore_eos": True}, "temperature": 1.5}
 WEATHER: Final[dict[str, Any]] = {
     "type": "object",
-    "properties": {"city": {"type": "string", "pattern": "^[A-Z][a-z]{1,9}$"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "properties": {
+        "city": {"type": "string", "pattern": "^[A-Z][a-z]{1,9}$"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
 }

@@ -20,7 +20,7 @@ def default_folder() -> Path:
 
 
 def prepared(client: Client, folder: Path) -> Path:
-    """The folder of the client's environment, which is made if it is not there. CalledProcessError has pip's or npm's output."""
+    """The folder of the client's environment, made if it is not there. CalledProcessError has the output of pip or npm."""
     key = [client.kind, *client.requirements, *client.without_dependencies]
     if client.kind == "python":
         key.append(platform.python_version())
@@ -50,5 +50,11 @@ def _install_python(client: Client, environment: Path) -> None:
 
 def _run(*command: str, folder: Path) -> None:
     subprocess.run(
-        command, cwd=folder, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=INSTALL_LIMIT_S
+        command,
+        cwd=folder,
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=INSTALL_LIMIT_S,
     )

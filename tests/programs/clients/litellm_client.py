@@ -5,9 +5,9 @@ from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # before the import: no download
 
-import litellm  # noqa: E402
+import litellm
 
-from tests.programs.clients.checks import (  # noqa: E402
+from tests.programs.clients.checks import (
     BASE_URL,
     LONG,
     MODEL,
@@ -65,7 +65,11 @@ def a_tool_call_goes_round_trip() -> None:
     assert built.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
     turn = [*MESSAGES, answer.choices[0].message, result]
-    assert litellm.completion(**CHAT | {"messages": turn, "tools": [TOOL], "tool_choice": "none"}).choices[0].message.content
+    assert (
+        litellm.completion(**CHAT | {"messages": turn, "tools": [TOOL], "tool_choice": "none"})
+        .choices[0]
+        .message.content
+    )
 
 
 @check

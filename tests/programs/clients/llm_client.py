@@ -29,7 +29,13 @@ def llm(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     env |= {"LLM_USER_PATH": HOME.name, "OPENAI_API_KEY": "none"}
     done = subprocess.run(
-        [str(COMMAND), *arguments], env=env, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL
+        [str(COMMAND), *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done

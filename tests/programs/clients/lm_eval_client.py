@@ -16,7 +16,7 @@ from tests.programs.clients.checks import BASE_URL, MODEL, check, run_checks
 
 TOLERANCE: Final = 1e-4
 DIRECTORY = tempfile.TemporaryDirectory()
-ROWS: Final = [
+ROWS: Final[list[dict[str, Any]]] = [
     {
         "question": f"Question: What is {a} + {b}?\nAnswer:",
         "choices": [f" {a} + {b} = {a + b}", f" {a} + {b} = {a + b + 1}", " I do not know"],

@@ -52,7 +52,13 @@ check("a runner calls the function", async () => {
   const seen = [];
   const get_weather = { name: "get_weather", parameters, parse: JSON.parse, function: (given) => seen.push(given) && "sunny" };
   const runner = client.chat.completions.runTools(
-    { ...chat, max_tokens: 100, tools: [{ type: "function", function: get_weather }], tool_choice: "required" },
+    {
+      ...chat,
+      max_tokens: 200,
+      tools: [{ type: "function", function: get_weather }],
+      tool_choice: "required",
+      parallel_tool_calls: false,
+    },
     { maxChatCompletions: 1 },
   );
   await runner.done();

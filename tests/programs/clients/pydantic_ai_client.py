@@ -1,5 +1,6 @@
 """pydantic-ai: system_prompt beside instructions, streams, tools, three forms of output, errors; by chat and by responses."""
 
+import itertools
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -64,8 +65,16 @@ def a_native_output_is_a_model() -> None:
 
 @check
 def one_of_several_output_types_is_chosen() -> None:
-    result = agent(chat, output_type=[ToolOutput(Person, name="person"), ToolOutput(Digit, name="number")]).run_sync(QUESTION)
+    result = agent(chat, output_type=[ToolOutput(Person, name="person"), ToolOutput(Digit, name="number")]).run_sync(
+        QUESTION
+    )
     assert isinstance(result.output, Person | int)
+
+
+def required_once() -> Any:
+    """Settings of a run whose first step calls a tool, and whose further steps answer."""
+    choices = itertools.chain(["required"], itertools.repeat("none"))
+    return lambda _: SETTINGS | {"tool_choice": next(choices)}
 
 
 @check
@@ -79,10 +88,7 @@ def a_tool_is_called_and_its_result_is_answered() -> None:
 
     for model in (chat, responses):
         seen.clear()
-        # `required` for the first step only; the second one answers.
-        steps = iter(["required", "none", "none"])
-        settings: Any = lambda _: SETTINGS | {"tool_choice": next(steps)}  # noqa: E731
-        asked = Agent(model, tools=[Tool(multiply)], model_settings=settings, retries=0)
+        asked = Agent(model, tools=[Tool(multiply)], model_settings=required_once(), retries=0)
         result = asked.run_sync(QUESTION)
         assert seen and result.output, model
         kinds = [part.part_kind for message in result.all_messages() for part in message.parts]

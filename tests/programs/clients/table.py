@@ -75,7 +75,9 @@ CLIENTS: Final[dict[str, Client]] = {
     "llm": Client("llm_client", ("llm==0.36",)),
     "lm-eval": Client("lm_eval_client", ("lm-eval[api]==0.4.13",), limit_s=900),
     "guidellm": Client("guidellm_client", ("guidellm==0.8.1", TORCH), limit_s=600),
-    "vllm-bench": Client("vllm_bench", ("vllm==0.33.0", *VLLM_BENCH), without_dependencies=("vllm==0.33.0",), limit_s=600),
+    "vllm-bench": Client(
+        "vllm_bench", ("vllm==0.33.0", *VLLM_BENCH), without_dependencies=("vllm==0.33.0",), limit_s=600
+    ),
     "schemathesis": Client("schemathesis_run", ("schemathesis==4.32.5",), limit_s=900),
     "promtool": Client("promtool_check", (), "command", needs="promtool"),
 }

@@ -35,8 +35,24 @@ def bench(backend: str, endpoint: str, *options: str) -> dict[str, Any]:
         command = [
             *(str(COMMAND), "bench", "serve", "--backend", backend, "--base-url", URL, "--endpoint", endpoint),
             *("--dataset-name", "custom", "--dataset-path", str(prompts), "--custom-output-len", str(NUM_TOKENS)),
-            *("--num-prompts", str(NUM_PROMPTS), "--tokenizer", directory, "--skip-chat-template", "--ignore-eos", "--disable-tqdm"),
-            *("--save-result", "--save-detailed", "--result-dir", directory, "--result-filename", "result.json", *options),
+            *(
+                "--num-prompts",
+                str(NUM_PROMPTS),
+                "--tokenizer",
+                directory,
+                "--skip-chat-template",
+                "--ignore-eos",
+                "--disable-tqdm",
+            ),
+            *(
+                "--save-result",
+                "--save-detailed",
+                "--result-dir",
+                directory,
+                "--result-filename",
+                "result.json",
+                *options,
+            ),
         ]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False, cwd=directory)
@@ -50,7 +66,7 @@ def complete(result: dict[str, Any]) -> None:
     assert result["output_lens"] == [NUM_TOKENS] * NUM_PROMPTS, result["output_lens"]
     assert result["total_output_tokens"] == NUM_PROMPTS * NUM_TOKENS
     assert all(time > 0 for time in result["ttfts"]), result["ttfts"]
-    assert 0 < result["mean_ttft_ms"] and 0 < result["mean_tpot_ms"]
+    assert result["mean_ttft_ms"] > 0 and result["mean_tpot_ms"] > 0
 
 
 @check
