@@ -52,12 +52,12 @@ def requests_of(seed: int, count: int = 10) -> Requests:
     return requests
 
 
-def simulated_runner(parallel: Parallel, ckpt_dir: str, device: SimulatedDevice) -> ModelRunner:
+def simulated_runner(parallel: Parallel, ckpt_dir: str, device: SimulatedDevice, **overrides: Any) -> ModelRunner:
     with (
         patch(f"{_RUNNER}.ops_for", lambda torch_device: CapturableOps()),
         patch(f"{_RUNNER}.fused_device", lambda torch_device: device),
     ):
-        return on_ranks.new_runner(parallel, ckpt_dir, backend="fused")
+        return on_ranks.new_runner(parallel, ckpt_dir, backend="fused", **overrides)
 
 
 def simulated(parallel: Parallel, ckpt_dir: str, requests: Requests, seed: int, eagerness: float) -> SimulatedRun:

@@ -104,10 +104,9 @@ class FusedBackend:
         # Room for the changes of slots that most steps bring, such as a long prompt's tokens and their places.
         max_size = self._largest.size + 4 * config.max_seq_len
         self._buffers = StepBuffers(max_samples, max_size, self._spare_slot, _TURNS, device)
-        # Graphs write to this tensor, so it stays in place.
-        self._hidden_states = torch.zeros(
-            (config.max_step_tokens, model.config.dim), dtype=model.dtype, device=device.torch_device
-        )
+        # Graphs write to this tensor, so it stays in place. The largest bucket of decodes may be larger than any step.
+        max_tokens = max(config.max_step_tokens, max_samples)
+        self._hidden_states = torch.zeros((max_tokens, model.config.dim), dtype=model.dtype, device=device.torch_device)
         self._head = SamplingHead(config, model, parallel, slots, device, self._buffers, self._hidden_states)
         self._turn = 0
         self._answers = device.page_locked(_TURNS, max_samples)

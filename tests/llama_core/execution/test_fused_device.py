@@ -74,6 +74,16 @@ def test_all_ranks_join_the_same_collectives_in_the_same_order(ranks: Any, world
     assert len(runs[0].collectives) > 100
 
 
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 9), (1, 1), (40, 600)], ids=str)
+def test_graphs_are_captured_for_any_sizes_of_batch_and_step(sizes: tuple[int, int]) -> None:
+    """Buckets of decodes count drafts, and so may have more tokens than a step."""
+    max_batch_size, max_step_tokens = sizes
+    device = SimulatedDevice()
+    fields = {"max_batch_size": max_batch_size, "max_step_tokens": max_step_tokens}
+    runner = simulated_runner(alone("cpu"), MP1, device, **fields)
+    assert "graphs" in runner.backend.name
+
+
 def test_preemptions_are_part_of_the_workload() -> None:
     runs = [simulated(alone("cpu"), MP1, requests_of(seed), seed, 0.5) for seed in (10, 12)]
     assert sum(run.preemptions for run in runs) > 0
