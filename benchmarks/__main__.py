@@ -20,6 +20,7 @@ QUESTIONS: Final = {
     "growth": "how a decode step grows with rows and context",
     "prefix": "what prefix caching saves",
     "speculation": "what prompt lookup gains and costs",
+    "grammars": "what structured output costs its own rows and those beside them",
     "quality": "what quantized weights cost in perplexity",
     "agreement": "whether a GGUF model answers as transformers does, on 1, 2 and 3 ranks",
     "gpu": "decode and a large batch on a CUDA device",

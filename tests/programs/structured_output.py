@@ -113,19 +113,22 @@ def body_of(seed: int, **fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def with_schema(seed: int, schema: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+def with_schema(seed: int, schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The request's prompt has the schema, as clients' prompts do: a model that does not know it has no reason to end."""
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-    return body_of(seed, response_format=form, stream=seed % 2 == 0, max_tokens=max_tokens)
+    body = body_of(seed, response_format=form, stream=seed % 2 == 0, **fields)
+    body["messages"].insert(0, {"role": "system", "content": f"Answer with JSON of this schema: {json.dumps(schema)}"})
+    return body
 
 
-async def check(url: str, num_schemas: int, concurrency: int) -> dict[str, Any]:
+async def check(url: str, num_schemas: int, concurrency: int, frequency_penalty: float) -> dict[str, Any]:
     """Counts by kind of schema and outcome, and the faults that were found."""
     limit = asyncio.Semaphore(concurrency)
     counts: Counter[str] = Counter()
     faults: list[str] = []
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         context = (await client.get("/v1/models")).json()["data"][0]["max_model_len"]
-        max_tokens = min(MAX_TOKENS, context - 64)
+        fields = {"max_tokens": min(MAX_TOKENS, context - 256), "frequency_penalty": frequency_penalty}
 
         async def one(seed: int) -> None:
             draw = random.Random(seed)
@@ -133,7 +136,7 @@ async def check(url: str, num_schemas: int, concurrency: int) -> dict[str, Any]:
             schema = bounded(draw) if is_bounded else unbounded(draw)
             kind = "bounded" if is_bounded else "unbounded"
             async with limit:
-                text, reason = await answer(client, with_schema(seed, schema, max_tokens))
+                text, reason = await answer(client, with_schema(seed, schema, **fields))
             counts[f"{kind}: {reason}"] += 1
             if reason == "stop":
                 try:
@@ -170,9 +173,9 @@ async def running(url: str | None) -> AsyncIterator[str]:
         yield server.url
 
 
-async def run(url: str | None, num_schemas: int, concurrency: int) -> dict[str, Any]:
+async def run(url: str | None, num_schemas: int, concurrency: int, frequency_penalty: float) -> dict[str, Any]:
     async with running(url) as base:
-        return await check(base, num_schemas, concurrency)
+        return await check(base, num_schemas, concurrency, frequency_penalty)
 
 
 def main() -> None:
@@ -180,8 +183,9 @@ def main() -> None:
     parser.add_argument("--url")
     parser.add_argument("--schemas", type=int, default=500)
     parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--frequency-penalty", type=float, default=0.0, help="of the answers with a schema")
     options = parser.parse_args()
-    found = asyncio.run(run(options.url, options.schemas, options.concurrency))
+    found = asyncio.run(run(options.url, options.schemas, options.concurrency, options.frequency_penalty))
     print(json.dumps(found, indent=1))
     raise SystemExit(bool(found["faults"]))
 

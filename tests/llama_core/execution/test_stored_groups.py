@@ -63,7 +63,8 @@ def test_weights_as_stored_have_the_bits_of_weights_that_are_packed_from_their_v
     expanded, description = last_logits(alone("cpu"), stored, dtype, quantization="none")
     assert FORMATS[encoding] not in description
     spread = (expanded.max() - expanded.min()).item()
-    assert (kept - expanded).abs().max().item() < (1e-4 if dtype == "float32" else 0.06) * spread
+    error = (kept - expanded).square().mean().sqrt().item()
+    assert error < (3e-5 if dtype == "float32" else 0.06) * spread  # 0.025 in the mean of 12 random models
 
 
 def test_each_matrix_keeps_its_own_encoding(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""What structured output costs: the mask of a row, and the steps of rows that have no grammar.
+
+    python -m benchmarks grammars --ckpt models/SmolLM2-135M-Instruct.Q4_1.gguf --tokenizer models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+Pairs of runs alternate: all rows without a grammar, and half of them with one. Both kinds of rows are in the same steps, so the
+ratio of the steps is what rows without a grammar lose. "mask" is all that a row's matcher does for a step: it consumes the latest
+token, computes the mask and looks for forced tokens.
+"""
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.harness.common import Spread, emit, percentile, print_table
+from benchmarks.harness.in_process import built_llama, case_name, vocabulary, watched
+from benchmarks.harness.options import add_model_options, model_name, question_parser
+from benchmarks.harness.workload import random_prompt
+from llama_core import Llama
+from llama_core.execution.grammar_masks import SlotGrammars
+from llama_core.scheduling.request import Sequence as LlamaSequence
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.grammar import for_answer, json_schema_grammar
+from llama_core.text.grammar_vocabulary import grammar_vocabulary
+
+# No text of these ends within the outputs, so that all runs have as many rows in all steps.
+SCHEMAS: Sequence[dict[str, Any]] = (
+    {"type": "array", "minItems": 5000, "items": {"type": "object", "required": ["name", "age"], "additionalProperties": False,
+     "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120}}}},
+    {"type": "array", "minItems": 5000, "items": {"enum": ["red", "green", "blue"]}},
+    {"type": "array", "minItems": 5000, "items": {"type": "string", "format": "date"}},
+    {"type": "array", "minItems": 5000, "items": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 3}},
+)  # fmt: skip
+
+
+@contextmanager
+def timed_masks(llama: Llama) -> Iterator[list[float]]:
+    """Seconds of each row's mask inside the context."""
+    grammars: Any = llama.runner._grammars
+    assert isinstance(grammars, SlotGrammars)
+    seconds: list[float] = []
+    fill: Any = grammars._fill_row
+
+    def timed(job: Any, masks: Any) -> None:
+        begin = time.perf_counter()
+        fill(job, masks)
+        seconds.append(time.perf_counter() - begin)
+
+    grammars._fill_row = timed  # type: ignore[method-assign]
+    try:
+        yield seconds
+    finally:
+        del grammars._fill_row
+
+
+def step_ms(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], num_with: int) -> float:
+    """The median decode step of `rows` rows, of which `num_with` have a grammar."""
+    sequences = []
+    for i in range(options.rows):
+        prompt = random_prompt(options.prompt, vocabulary(llama), seed=i)
+        grammar = grammars[i % len(grammars)] if i < num_with else ""
+        params = SamplingParams(
+            temperature=1.0, seed=i, max_tokens=options.output, grammar=grammar, ignore_eos=not grammar
+        )
+        sequences.append(LlamaSequence(prompt, params, options.prompt + options.output))
+    with watched(llama.runner) as steps:
+        llama._run(sequences)
+    for seq in sequences:
+        if seq.error is not None:
+            raise seq.error
+    return statistics.median(step.ms for step in steps if step.is_decode and step.num_rows == options.rows)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = question_parser("grammars", __doc__)
+    add_model_options(parser)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens")
+    parser.add_argument("--output", type=int, default=128, help="tokens")
+    parser.add_argument("--pairs", type=int, default=20)
+    options = parser.parse_args(argv)
+    with built_llama(
+        options, dtype=options.dtype, max_seq_len=options.prompt + options.output, max_batch_size=options.rows
+    ) as llama:
+        tokenizer = llama.tokenizer
+        llama.runner._grammars = SlotGrammars(lambda: grammar_vocabulary(tokenizer, tokenizer.stop_ids), vocabulary(llama), options.rows)
+        grammars = [for_answer(json_schema_grammar(schema), tokenizer) for schema in SCHEMAS]
+        step_ms(llama, options, grammars, options.rows)  # compiles grammars, builds kernels, touches pages
+        pairs: list[tuple[float, float]] = []
+        with timed_masks(llama) as masks:
+            for i in range(options.pairs):
+                order = (0, options.rows // 2) if i % 2 == 0 else (options.rows // 2, 0)
+                found = {num: step_ms(llama, options, grammars, num) for num in order}
+                pairs.append((found[0], found[options.rows // 2]))
+        weights = case_name(llama, options)
+    ratios = [with_some / without for without, with_some in pairs]
+    center, margin = statistics.mean(ratios), 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    microseconds = sorted(second * 1e6 for second in masks)
+    figures = {
+        "step_ms_without": Spread.of(without for without, _ in pairs),
+        "step_ms_with_half": Spread.of(with_some for _, with_some in pairs),
+        "ratio": {"mean": center, "low": center - margin, "high": center + margin, "pairs": len(ratios)},
+        "mask_us": {"median": percentile(microseconds, 50), "p90": percentile(microseconds, 90),
+                    "p99": percentile(microseconds, 99), "count": len(microseconds)},
+    }  # fmt: skip
+    print_table(
+        f"Grammars, {model_name(options)} {weights}, {options.rows} rows",
+        ["figure", "value"],
+        [
+            ("decode step without grammars, ms", figures["step_ms_without"]),
+            ("decode step with grammars in half of the rows, ms", figures["step_ms_with_half"]),
+            ("ratio, mean", center),
+            ("ratio, 95 %", f"{center - margin:.4f} to {center + margin:.4f}"),
+            ("a row's mask, us: median", percentile(microseconds, 50)),
+            ("a row's mask, us: p90", percentile(microseconds, 90)),
+            ("a row's mask, us: p99", percentile(microseconds, 99)),
+        ],
+    )
+    emit("grammars", {"model": model_name(options), "weights": weights, "rows": options.rows, **figures}, options)
