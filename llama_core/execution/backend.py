@@ -6,6 +6,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.step import Pending, Row
 
 NOT_FINITE: Final = -1
@@ -29,11 +30,13 @@ class StepMasks(Protocol):
 
 class Sampled(NamedTuple):
     """The tokens that a step's rows sampled, in order, and the indices whose tokens are placeholders: their logits were not
-    finite, or no token was allowed."""
+    finite, or no token was allowed. logprobs: of each token, with the MAX_TOP_LOGPROBS most likely; None where the step was
+    started without `keep_logits`, or where the backend leaves them to `logits_of_samples`."""
 
     tokens: list[int]
     non_finite: list[int]
     refused: list[int]
+    logprobs: list[TokenLogprob] | None = None
 
     @classmethod
     def of(cls, tokens: list[int]) -> "Sampled":
@@ -76,8 +79,9 @@ class Backend(Protocol):
     def allocate_cache(self, num_blocks: int) -> None: ...
 
     def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
-        """Compute the rows, sample, and store the sampled tokens as input. The same on every rank. `keep_logits`: a call of
-        `logits_of_samples` may follow. `masks`: on rank 0, which samples for all; None where no row has a grammar.
+        """Compute the rows, sample, and store the sampled tokens as input. The same on every rank. `keep_logits`: the result
+        has logprobs, or a call of `logits_of_samples` may follow. `masks`: on rank 0, which samples for all; None where no row
+        has a grammar.
 
         The next step may start before this one's result is read, unless its logits are asked for.
         """

@@ -29,35 +29,42 @@ class LogitRulesStruct(ctypes.Structure):
 
 
 class LogitRules:
-    """The rules of one slot, from its `SlotInit`. Ids beyond the vocabulary are left out: they have no logit."""
+    """The rules of one slot, from its `SlotInit`. Ids beyond the vocabulary are left out: they have no logit.
+
+    first_end: no token of `delayed` is sampled before this position. biases: of tokens, added up where the request names one
+    twice. allowed: `token_bits` of the only tokens that are sampled; None for all.
+    """
 
     def __init__(self, init: SlotInit, vocab_size: int) -> None:
         params = init.params
         self._params = params
-        self._prompt_length = len(init.tokens) if init.prompt_length is None else init.prompt_length
-        self._first_end = self._prompt_length + params.min_tokens
-        biases = [(token, bias) for token, bias in params.logit_bias if 0 <= token < vocab_size]
-        self._bias_tokens = np.array([token for token, _ in biases], dtype=np.int32)
-        self._biases = np.array([bias for _, bias in biases], dtype=np.float32)
-        delayed = init.delayed if params.min_tokens else ()
-        self._delayed = np.array([token for token in delayed if 0 <= token < vocab_size], dtype=np.int32)
-        words = [word for word in params.bad_words if all(0 <= token < vocab_size for token in word)]
-        self._bad_words = np.array([n for word in words for n in (len(word), *word)], dtype=np.int32)
-        self._words = words
+        self.prompt_length = len(init.tokens) if init.prompt_length is None else init.prompt_length
+        self.first_end = self.prompt_length + params.min_tokens
+        self.biases: dict[int, float] = {}
+        for token, bias in params.logit_bias:
+            if 0 <= token < vocab_size:
+                self.biases[token] = self.biases.get(token, 0.0) + bias
+        self.delayed = [token for token in init.delayed if 0 <= token < vocab_size] if params.min_tokens else []
+        self.bad_words = [word for word in params.bad_words if all(0 <= token < vocab_size for token in word)]
         allowed = [*params.allowed_token_ids, *init.delayed] if params.allowed_token_ids else []
-        self._allowed = token_bits([token for token in allowed if 0 <= token < vocab_size], vocab_size)
-        self._has_allowed = bool(params.allowed_token_ids)
+        bits = token_bits([token for token in allowed if 0 <= token < vocab_size], vocab_size)
+        self.allowed = bits if params.allowed_token_ids else None
+        # What the C struct points to.
+        self._bias_tokens = np.array(list(self.biases), dtype=np.int32)
+        self._biases = np.array(list(self.biases.values()), dtype=np.float32)
+        self._delayed = np.array(self.delayed, dtype=np.int32)
+        self._bad_words = np.array([n for word in self.bad_words for n in (len(word), *word)], dtype=np.int32)
         self.struct = LogitRulesStruct(
-            self._prompt_length,
-            self._first_end,
-            len(biases),
-            len(self._delayed),
-            len(words),
+            self.prompt_length,
+            self.first_end,
+            len(self.biases),
+            len(self.delayed),
+            len(self.bad_words),
             self._bias_tokens.ctypes.data,
             self._biases.ctypes.data,
             self._delayed.ctypes.data,
             self._bad_words.ctypes.data,
-            self._allowed.ctypes.data if self._has_allowed else None,
+            None if self.allowed is None else self.allowed.ctypes.data,
         )
 
     @property
@@ -67,15 +74,15 @@ class LogitRules:
 
     def apply(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
         """Change `logits`, float32 [vocab], for the position behind `tokens`, int64 [position]."""
-        position, generated = len(tokens), tokens[self._prompt_length :]
-        if self._has_allowed:
-            logits.masked_fill_(~unpack_bits(self._allowed, len(logits)).to(logits.device), -math.inf)
-        if self._words:
-            latest = generated[-max(map(len, self._words)) :].tolist()
-            for word in self._words:
+        position, generated = len(tokens), tokens[self.prompt_length :]
+        if self.allowed is not None:
+            logits.masked_fill_(~unpack_bits(self.allowed, len(logits)).to(logits.device), -math.inf)
+        if self.bad_words:
+            latest = generated[-max(map(len, self.bad_words)) :].tolist()
+            for word in self.bad_words:
                 if ends_with(latest, word[:-1]):
                     logits[word[-1]] = -math.inf
-        if position < self._first_end:
+        if position < self.first_end:
             logits[_index(self._delayed, logits)] = -math.inf
         if len(self._biases):
             biases = torch.from_numpy(self._biases).to(logits.device)

@@ -14,7 +14,7 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.checkpoint.source import CheckpointSource
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, NonFiniteLogits
-from llama_core.execution.backend import Backend
+from llama_core.execution.backend import Backend, Sampled
 from llama_core.execution.backend_choice import choose, holds, matrix_types, plan_stored, step_bytes_of
 from llama_core.execution.dtypes import dtype_text
 from llama_core.execution.fused.backend import FusedBackend, ops_for
@@ -255,24 +255,26 @@ class ModelRunner:
             slots.propose(draft)
         rows = batch.rows
         wanted = any(row.samples and slots.top_logprobs[row.slot] >= 0 for row in rows)
+        # The next step may give slots to other sequences before this step's result is read.
+        num_top = self._num_top(rows) if wanted else []
         wanted_of_prompts = any(slots.prompt_logprobs[row.slot] for row in rows)
         masks = self._begin_masks(rows)
         pending = self.backend.start(rows, keep_logits=wanted, masks=masks)
 
         @torch.inference_mode()
         def result() -> StepOutput:
-            tokens, non_finite, refused = pending.result()
+            sampled = pending.result()
             if masks is not None:
                 masks.wait()
             reasons = masks.reasons if masks is not None else {}
             output = StepOutput(
                 epoch=batch.epoch,
                 step=batch.step,
-                tokens=tokens,
-                logprobs=self._logprobs(rows, tokens) if wanted else [],
+                tokens=sampled.tokens,
+                logprobs=self._logprobs(sampled, num_top) if wanted else [],
                 prompt_logprobs=self._prompt_logprobs(rows) if wanted_of_prompts else [],
-                non_finite=non_finite,
-                refused=[(i, reasons.get(i, CONTRADICTION)) for i in refused],
+                non_finite=sampled.non_finite,
+                refused=[(i, reasons.get(i, CONTRADICTION)) for i in sampled.refused],
                 forced=masks.forced if masks is not None else [],
                 # The previous step may have ended after this step was started.
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
@@ -281,8 +283,8 @@ class ModelRunner:
             self._ended = time.perf_counter()
             return output
 
-        # The backend keeps the logits of the latest step only, and the next step may give slots to other sequences.
-        if pending.is_done or wanted or wanted_of_prompts:
+        # The backend keeps the hidden states of the latest step only.
+        if pending.is_done or wanted_of_prompts:
             return Pending.done(result())
         return Pending(result, pending.is_ready)
 
@@ -299,12 +301,20 @@ class ModelRunner:
         self._slots.flush()
         return self._grammars.begin(rows, self._slots.tokens)
 
-    def _logprobs(self, rows: list[Row], tokens: list[int]) -> list[TokenLogprob | None]:
-        """One entry for each sample, None where its slot did not ask."""
-        num_top = [self._slots.top_logprobs[row.slot] for row in rows if row.samples for _ in range(1 + row.num_drafts)]
+    def _num_top(self, rows: list[Row]) -> list[int]:
+        """Of each sample: how many of the most likely tokens its slot asks for, -1 where it asks for no logprobs."""
+        asked = self._slots.top_logprobs
+        return [asked[row.slot] for row in rows if row.samples for _ in range(1 + row.num_drafts)]
+
+    def _logprobs(self, sampled: Sampled, num_top: list[int]) -> list[TokenLogprob | None]:
+        """One entry for each sample, None where its slot did not ask. num_top: `_num_top`."""
         wanted = [i for i, top in enumerate(num_top) if top >= 0]
-        logits = self.backend.logits_of_samples(wanted)
-        values = token_logprobs(logits, [tokens[i] for i in wanted], [num_top[i] for i in wanted])
+        if sampled.logprobs is not None:
+            found = [(sampled.logprobs[i], num_top[i]) for i in wanted]
+            values = [TokenLogprob(each.logprob, each.top[:count]) for each, count in found]
+        else:
+            logits = self.backend.logits_of_samples(wanted)
+            values = token_logprobs(logits, [sampled.tokens[i] for i in wanted], [num_top[i] for i in wanted])
         result: list[TokenLogprob | None] = [None] * len(num_top)
         for i, value in zip(wanted, values, strict=True):
             result[i] = value

@@ -27,6 +27,7 @@ DTYPES: Final = ("bfloat16", "float16", "float32")
 RANKS: Final = (1, 2, 4, 8)
 BLOCK_SIZES: Final = (16, 32)
 MAX_SEQ_LENS: Final = (4096, 131_072)
+VOCABULARIES: Final = (32_000, 49_152, 128_256, 131_072, 151_936)
 
 
 class Shape(NamedTuple):
@@ -111,11 +112,38 @@ def launch_products(dtype: torch.dtype) -> None:
         multiply(x, packed, scales, scales, is_packed=True)
 
 
+def launch_sampling(vocab: int) -> None:
+    """Every kernel of a head behind the logits, with and without rules and masks."""
+    from typing import get_args
+
+    from llama_core.execution.fused import rule_table
+    from llama_core.execution.fused.sampler import Mode, SamplingState
+    from llama_core.execution.fused.step_plan import SampleTensors
+    from llama_core.execution.fused.triton_sampler import TritonSampler
+    from llama_core.execution.sampling_tensors import SlotSamplingArray
+
+    rows, slots = 2, 3
+    index, cpu = torch.zeros(rows, dtype=torch.int64), torch.device("cpu")
+    state = SamplingState(
+        torch.zeros((slots, 4096), dtype=torch.int64),
+        SlotSamplingArray(slots, cpu),
+        torch.zeros((slots, rule_table.table_words(vocab)), dtype=torch.int64),
+        index,
+        torch.zeros((rows, rule_table.bit_words(vocab)), dtype=torch.int64),
+    )
+    sampler, logits = TritonSampler(state, rows, vocab), torch.zeros((rows, vocab))
+    for mode in get_args(Mode):
+        sampler.sample(logits, SampleTensors(index, index, index), mode)
+    sampler.logprobs(logits, index)
+
+
 def compile_for(sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int]) -> list[Variant]:
     """In a process of its own, because Triton has one driver."""
     with tempfile.TemporaryDirectory() as cache:
         environ["TRITON_CACHE_DIR"] = cache
         with compiling_for(sm) as variants:
+            for vocab in VOCABULARIES:
+                launch_sampling(vocab)
             for dtype in (getattr(torch, name) for name in dtypes):
                 launch_products(dtype)
                 # Equal shapes are launched once more, and compiled once.

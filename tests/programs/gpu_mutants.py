@@ -37,13 +37,15 @@ MUTANTS = (
     # Races between the host and the device.
     Mutant("two buffers in turn, with four steps in flight", "backend", "_TURNS = 4", "_TURNS = 2", DEVICE),
     Mutant("inputs of all steps in one buffer", "step_buffers", "self._sent[turn]", "self._sent[0]", DEVICE),
-    Mutant("results of all steps in one buffer", "backend", "self._answers[self._turn,", "self._answers[0,", DEVICE),
+    Mutant("results of all steps in one buffer", "backend", "self._answers[turn,", "self._answers[0,", DEVICE),
     Mutant("a result that is read without a wait", "backend", "copied.wait()", "pass", DEVICE),
     Mutant(
         "an event before the copy that it stands for",
         "backend",
-        "        if len(tokens):\n            self._device.copy(answer, tokens)\n        copied = self._device.record()\n",
-        "        copied = self._device.record()\n        if len(tokens):\n            self._device.copy(answer, tokens)\n",
+        "        if len(tokens):\n            self._device.copy(answer, tokens)\n        if logprobs is None:\n"
+        "            copied = self._device.record()\n",
+        "        copied = self._device.record()\n        if len(tokens):\n            self._device.copy(answer, tokens)\n"
+        "        if logprobs is None:\n",
         DEVICE,
     ),
     # Graphs.
@@ -57,8 +59,8 @@ MUTANTS = (
     Mutant(
         "samples in a graph's own memory",
         "sampling_head",
-        "self._sampled[:bucket] = torch.where(finite, tokens, NOT_FINITE)",
-        "self._sampled = torch.where(finite, tokens, NOT_FINITE)",
+        "self._sampled[:bucket] = tokens",
+        "self._sampled = tokens",
         DEVICE,
     ),
     Mutant(
@@ -71,8 +73,8 @@ MUTANTS = (
     Mutant(
         "a wait for the host in a captured step",
         "sampling_head",
-        'if mode == "greedy":\n            tokens',
-        'if bool(finite.all()) and mode == "greedy":\n            tokens',
+        "self._sampler.sample(logits, samples, mode)\n",
+        "self._sampler.sample(logits, samples, mode)\n        assert bool((tokens < 10**9).all())\n",
         DEVICE,
     ),
     # Stale tables.

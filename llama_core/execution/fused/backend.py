@@ -13,11 +13,12 @@ from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.backend import Sampled, StepMasks
-from llama_core.execution.fused.device import FusedDevice, Graph
+from llama_core.execution.fused.device import Event, FusedDevice, Graph
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import Ops, TorchOps
-from llama_core.execution.fused.sampling_head import SamplingHead, bucket_sizes, sampling_bytes
+from llama_core.execution.fused.sampler import unpacked
+from llama_core.execution.fused.sampling_head import Samples, SamplingHead, bucket_sizes, sampling_bytes
 from llama_core.execution.fused.step_buffers import StepBuffers
 from llama_core.execution.fused.step_plan import StepShape, plan_of, split_size
 from llama_core.execution.kv_cache import CacheShape, KVCache
@@ -107,9 +108,12 @@ class FusedBackend:
         # Graphs write to this tensor, so it stays in place. The largest bucket of decodes may be larger than any step.
         max_tokens = max(config.max_step_tokens, max_samples)
         self._hidden_states = torch.zeros((max_tokens, model.config.dim), dtype=model.dtype, device=device.torch_device)
-        self._head = SamplingHead(config, model, parallel, slots, device, self._buffers, self._hidden_states)
+        self._head = SamplingHead(
+            config, model, parallel, slots, device, self._buffers, self._hidden_states, ops, _TURNS
+        )
         self._turn = 0
         self._answers = device.page_locked(_TURNS, max_samples)
+        self._logprobs = device.page_locked(_TURNS, max_samples, self._head.num_logprobs)
 
     @property
     def name(self) -> str:
@@ -130,7 +134,7 @@ class FusedBackend:
 
     @property
     def _allocated_bytes(self) -> int:
-        return self._head.logits.nbytes + self._hidden_states.nbytes
+        return self._head.nbytes + self._hidden_states.nbytes
 
     def unallocated_bytes(self, max_seq_len: int) -> int:
         config = replace(self._config, max_seq_len=max_seq_len)
@@ -169,7 +173,7 @@ class FusedBackend:
             self._device.queue(partial(self._compute, shape))
         else:
             body.replay()
-        return self._read_later(self._head.start(plan, masks))
+        return self._read_later(self._head.start(self._turn, plan, masks, wants_logprobs=keep_logits))
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         self._device.synchronize()
@@ -205,19 +209,20 @@ class FusedBackend:
             tokens, step.positions, slot_mapping, cache, attend
         )
 
-    def _read_later(self, tokens: torch.Tensor) -> Pending[Sampled]:
+    def _read_later(self, samples: Samples) -> Pending[Sampled]:
         """Copy samples to the host behind the step. They stay there for `_TURNS` steps."""
-        answer = self._answers[self._turn, : len(tokens)]
-        self._turn = (self._turn + 1) % _TURNS
+        tokens, logprobs = samples
+        turn, self._turn = self._turn, (self._turn + 1) % _TURNS
+        answer = self._answers[turn, : len(tokens)]
         if len(tokens):
             self._device.copy(answer, tokens)
+        if logprobs is None:
+            copied = self._device.record()
+            return Pending(lambda: _read(copied, answer), copied.is_reached)
+        reported = self._logprobs[turn, : len(tokens)]
+        self._device.copy(reported, logprobs)
         copied = self._device.record()
-
-        def read() -> Sampled:
-            copied.wait()
-            return Sampled.of(answer.tolist())
-
-        return Pending(read, copied.is_reached)
+        return Pending(lambda: _read(copied, answer)._replace(logprobs=unpacked(reported)), copied.is_reached)
 
     def _capture(self) -> None:
         """A graph for each bucket; largest first, so that the others fit into its memory.
@@ -244,6 +249,11 @@ class FusedBackend:
         self._device.synchronize()
         self._bodies.clear()
         self._head.release_graphs()
+
+
+def _read(copied: Event, answer: torch.Tensor) -> Sampled:
+    copied.wait()
+    return Sampled.of(answer.tolist())
 
 
 _have_graphs: weakref.WeakSet[FusedBackend] = weakref.WeakSet()

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from llama_core.config import EngineConfig
+from llama_core.execution.fused import rule_table
 from llama_core.execution.fused.step_plan import Ints
 from llama_core.execution.sampling_tensors import words_of
 from llama_core.execution.slots import SlotTable
@@ -16,6 +17,7 @@ from llama_core.scheduling.step import Draft, Grow, SlotInit
 _TOKENS: Final = 0
 _BLOCKS: Final = 1
 _SAMPLING: Final = 2
+_RULES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,16 @@ class Change:
 
 
 class DeviceSlots(SlotTable):
-    """A backend sends what `take_changes` returns with its step, and calls `apply` before any kernel reads the table."""
+    """A backend sends what `take_changes` returns with its step, and calls `apply` before any kernel reads the table.
+
+    rule_words: int64 [slots, `rule_table.table_words`], of the slots whose `rules` are not None; else without rules.
+    """
 
     def __init__(self, config: EngineConfig, device: torch.device, spare: int) -> None:
         super().__init__(config, device, spare)
-        tables = (self.tokens, self.block_tables, self.sampling.words)
+        words = rule_table.table_words(config.vocab_size)
+        self.rule_words = torch.zeros((len(self.rules), words), dtype=torch.int64, device=device)
+        tables = (self.tokens, self.block_tables, self.sampling.words, self.rule_words)
         self._targets = [table.view(-1) for table in tables]
         self._strides = [table.shape[1] for table in tables]
         self._writes: list[list[tuple[int, Seq[int] | Ints]]] = [[] for _ in tables]
@@ -41,7 +48,14 @@ class DeviceSlots(SlotTable):
         self._write(_TOKENS, init.slot, 0, init.tokens)
         self._write(_BLOCKS, init.slot, 0, init.blocks)
         self._write(_SAMPLING, init.slot, 0, words_of(init.params))
+        had_rules = self.rules[init.slot] is not None
         self._note(init)
+        rules = self.rules[init.slot]
+        if rules is not None:
+            for first, values in rule_table.parts_of(rules):
+                self._write(_RULES, init.slot, first, values)
+        elif had_rules:
+            self._write(_RULES, init.slot, 0, rule_table.NO_RULES)
 
     def grow(self, grow: Grow) -> None:
         slot, block = grow

@@ -8,7 +8,9 @@ import triton.language as tl
 
 from llama_core.execution.fused.attention_kernels import attend, tile_sizes
 from llama_core.execution.fused.ops import HeadNorms
+from llama_core.execution.fused.sampler import Sampler, SamplingState
 from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
+from llama_core.execution.fused.triton_sampler import TritonSampler
 from llama_core.model_config import FULL_ATTENTION
 
 _HEADS_A_PROGRAM = 8  # that one program rotates: 8 values of 16 bits for each of its threads, with heads of 128
@@ -212,3 +214,6 @@ class TritonOps:
             gate_up, bias if has_bias else gate_up, out, hidden, has_bias=has_bias, block=block
         )
         return out
+
+    def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
+        return TritonSampler(state, max_samples, vocab)

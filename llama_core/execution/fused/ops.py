@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from llama_core.execution.attention import attend_decodes, attend_prefill
+from llama_core.execution.fused.sampler import Sampler, SamplingState, TorchSampler
 from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.execution.rotary import rotate
 from llama_core.model_config import FULL_ATTENTION
@@ -76,6 +77,9 @@ class Ops(Protocol):
 
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """silu(gate) * up for gate_up [T, 2 * hidden] + bias [2 * hidden], gate first: [T, hidden]."""
+
+    def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
+        """Of at most `max_samples` rows of `vocab` logits."""
 
 
 class TorchOps:
@@ -149,6 +153,9 @@ class TorchOps:
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
+        return TorchSampler(state)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -1,28 +1,30 @@
 """The end of a step on a GPU: logits, and sampled tokens, which become the next step's inputs on the device."""
 
-import math
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import torch
 
 from llama_core.config import EngineConfig
-from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED, StepMasks
+from llama_core.execution.backend import StepMasks
 from llama_core.execution.fused.device import FusedDevice, Graph, Work
 from llama_core.execution.fused.device_slots import DeviceSlots
+from llama_core.execution.fused.mask_buffers import MaskBuffers, mask_bytes
 from llama_core.execution.fused.model import FusedTransformer
+from llama_core.execution.fused.ops import Ops
+from llama_core.execution.fused.sampler import Mode, SamplingState
+from llama_core.execution.fused.sampling_sizes import sampler_bytes
 from llama_core.execution.fused.step_buffers import StepBuffers
 from llama_core.execution.fused.step_plan import StepPlan
-from llama_core.execution.logit_rules import edit_logits
 from llama_core.execution.parallel import Parallel
-from llama_core.execution.sampling import sample_sorted
+from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
-# What a head ends with: the most likely tokens, sampled tokens, or logits, which rules or grammars change afterwards.
-Mode = Literal["greedy", "sampled", "logits"]
-# Temporary memory for each logit: softmax, sort (values, int64 ids, scratch) and two cumulative sums (one double).
-_BYTES_PER_LOGIT = 56
+# What is captured for each number of samples.
+Part = Mode | Literal["logprobs"]
+# Memory for each logit while a product ends: of the product, of all ranks', and in float32.
+_BYTES_PER_LOGIT: Final = 12
 
 
 def bucket_sizes(largest: int) -> list[int]:
@@ -32,8 +34,17 @@ def bucket_sizes(largest: int) -> list[int]:
 
 
 def sampling_bytes(config: EngineConfig) -> int:
-    """Of sampling, in the memory of the graphs and outside of it, and of the logits of the latest step."""
-    return config.max_step_samples * config.vocab_size * (2 * _BYTES_PER_LOGIT + 4)
+    """Of logits and sampling, in the memory of the graphs and outside of it."""
+    rows, vocab = config.max_step_samples, config.vocab_size
+    return rows * vocab * (2 * _BYTES_PER_LOGIT + 4) + sampler_bytes(rows, vocab) + mask_bytes(rows, vocab)
+
+
+class Samples(NamedTuple):
+    """Of a step, on the device until the next one's. tokens: int64 [S], NOT_FINITE or NOTHING_ALLOWED where there is none.
+    logprobs: int64 [S, 1 + n] (`sampler.Sampler.logprobs`); None where no row asks for them."""
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor | None
 
 
 class SamplingHead:
@@ -51,28 +62,41 @@ class SamplingHead:
         device: FusedDevice,
         buffers: StepBuffers,
         hidden_states: torch.Tensor,
+        ops: Ops,
+        turns: int,
     ) -> None:
+        """turns: of steps whose results may not be read yet."""
         self._model = model
         self._parallel = parallel
         self._slots = slots
         self._device = device
         self._buffers = buffers
         self._hidden_states = hidden_states
-        self._buckets = bucket_sizes(config.max_step_samples)
-        self._graphs: dict[tuple[int, Mode], Graph] = {}
+        rows, vocab = config.max_step_samples, config.vocab_size
+        self._buckets = bucket_sizes(rows)
+        self._graphs: dict[tuple[int, Part], Graph] = {}
+        self._masks = MaskBuffers(rows, vocab, turns, device)
+        state = SamplingState(slots.tokens, slots.sampling, slots.rule_words, self._masks.indices, self._masks.masks)
+        self._sampler = ops.sampler(state, rows, vocab)
         # Graphs write to these tensors, so they stay in place.
-        shape = (config.max_step_samples, config.vocab_size)
-        self.logits = torch.zeros(shape, dtype=torch.float32, device=device.torch_device)
-        self._sampled = torch.zeros(config.max_step_samples, dtype=torch.int64, device=device.torch_device)
+        torch_device = device.torch_device
+        self.logits = torch.zeros((rows, vocab), dtype=torch.float32, device=torch_device)
+        self._sampled = torch.zeros(rows, dtype=torch.int64, device=torch_device)
+        self.num_logprobs = 1 + min(MAX_TOP_LOGPROBS, vocab)
+        self._logprobs = torch.zeros((rows, self.num_logprobs), dtype=torch.int64, device=torch_device)
 
     @property
     def num_graphs(self) -> int:
         return len(self._graphs)
 
     @property
+    def nbytes(self) -> int:
+        return self.logits.nbytes + self._sampler.nbytes + self._masks.nbytes
+
+    @property
     def works(self) -> list[Work]:
         """What is captured."""
-        return [partial(self._sample, bucket, mode) for bucket, mode in self._variants]
+        return [self._work(bucket, part) for bucket, part in self._variants]
 
     def capture(self) -> None:
         """Raises RuntimeError where a head cannot be captured."""
@@ -82,34 +106,44 @@ class SamplingHead:
     def release_graphs(self) -> None:
         self._graphs.clear()
 
-    def start(self, plan: StepPlan, masks: StepMasks | None) -> torch.Tensor:
-        """Queue the samples of the step whose inputs were sent, int64 [S]: NOT_FINITE or NOTHING_ALLOWED where there is none.
-        They stay until the next step's."""
+    def start(self, turn: int, plan: StepPlan, masks: StepMasks | None, *, wants_logprobs: bool) -> Samples:
+        """Queue the samples of the step whose inputs were sent. The host waits for the thread that computes `masks`."""
         slots = plan.sampled_slots
         count = len(slots)
         if not count:
-            return self._sampled[:0]
+            return Samples(self._sampled[:0], None)
+        if masks is not None:
+            self._masks.send(turn, masks)
         bucket = self._buckets[bisect_left(self._buckets, count)]
-        mode = self._mode(slots, masks)
-        graph = self._graphs.get((bucket, mode))
-        if graph is None:
-            self._device.queue(partial(self._sample, bucket, mode))
-        else:
-            graph.replay()
-        if mode == "logits":
-            samples = list(zip(slots, plan.sampled_positions, strict=True))
-            self._device.queue(partial(self._sample_edited, samples, masks))
-        return self._sampled[:count]
+        self._queue(bucket, self._mode(slots, masks))
+        if not wants_logprobs:
+            return Samples(self._sampled[:count], None)
+        self._queue(bucket, "logprobs")
+        return Samples(self._sampled[:count], self._logprobs[:count])
 
     @property
-    def _variants(self) -> list[tuple[int, Mode]]:
+    def _variants(self) -> list[tuple[int, Part]]:
         """Largest first, so that the others fit into its memory."""
-        return [(bucket, mode) for bucket in reversed(self._buckets) for mode in get_args(Mode)]
+        parts: tuple[Part, ...] = (*get_args(Mode), "logprobs")
+        return [(bucket, part) for bucket in reversed(self._buckets) for part in parts]
+
+    def _work(self, bucket: int, part: Part) -> Work:
+        return partial(self._report, bucket) if part == "logprobs" else partial(self._sample, bucket, part)
+
+    def _queue(self, bucket: int, part: Part) -> None:
+        graph = self._graphs.get((bucket, part))
+        if graph is None:
+            self._device.queue(self._work(bucket, part))
+        else:
+            graph.replay()
 
     def _mode(self, slots: Seq[int], masks: StepMasks | None) -> Mode:
+        """Ranks other than 0 know no masks. Each mode has the same collectives."""
+        if masks is not None:
+            return "masked"
         rules, is_greedy = self._slots.rules, self._slots.is_greedy
-        if masks is not None or any(map(rules.__getitem__, slots)):
-            return "logits"
+        if any(map(rules.__getitem__, slots)):
+            return "ruled"
         return "greedy" if all(map(is_greedy.__getitem__, slots)) else "sampled"
 
     def _sample(self, bucket: int, mode: Mode) -> None:
@@ -117,32 +151,11 @@ class SamplingHead:
         samples = self._buffers.samples(bucket)
         logits = self.logits[:bucket]
         logits.copy_(self._model.logits(self._hidden_states[samples.tokens]))
-        if mode == "logits":
-            return
-        finite = logits.sum(-1).isfinite()
-        usable = torch.where(finite[:, None], logits, 0.0)
-        if mode == "greedy":
-            tokens = usable.argmax(-1)
-        else:
-            tokens = sample_sorted(usable, self._slots.sampling.at(samples.slots), samples.positions)
+        tokens = self._sampler.sample(logits, samples, mode)
         # Ranks may differ in the last bit of a logit: rank 0 samples for all.
         self._parallel.broadcast(tokens)
-        self._slots.tokens[samples.slots, samples.positions] = tokens
-        self._sampled[:bucket] = torch.where(finite, tokens, NOT_FINITE)
+        self._slots.tokens[samples.slots, samples.positions] = tokens.clamp(min=0)
+        self._sampled[:bucket] = tokens
 
-    def _sample_edited(self, places: Seq[tuple[int, int]], masks: StepMasks | None) -> None:
-        """Samples for these slots and positions, after the rules and grammars of their slots have changed the logits.
-
-        The host waits for `masks`, and the device for the host.
-        """
-        slots, samples = self._slots, self._buffers.samples(len(places))
-        logits = self.logits[: len(places)]
-        finite = logits.sum(-1).isfinite()
-        edited = edit_logits(torch.where(finite[:, None], logits, 0.0), places, slots.rules, slots.tokens, masks)
-        allowed = edited.amax(-1) > -math.inf
-        usable = torch.where(allowed[:, None], edited, 0.0)
-        tokens = sample_sorted(usable, slots.sampling.at(samples.slots), samples.positions)
-        tokens = torch.where(allowed, tokens, NOTHING_ALLOWED).where(finite, NOT_FINITE)
-        self._parallel.broadcast(tokens)
-        slots.tokens[samples.slots, samples.positions] = tokens.clamp(min=0)
-        self._sampled[: len(places)] = tokens
+    def _report(self, bucket: int) -> None:
+        self._logprobs[:bucket] = self._sampler.logprobs(self.logits[:bucket], self._sampled[:bucket])

@@ -104,12 +104,21 @@ def test_a_slot_given_to_another_sequence_before_its_step_was_read_changes_no_ou
     assert len(following.result().prompt_logprobs[0].values) == 36
 
 
-def test_logprobs_are_computed_before_the_next_step_starts() -> None:
-    runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
+def test_logprobs_are_those_of_their_step_after_the_next_one_was_started_in_the_same_slot() -> None:
     admit = [SlotInit(0, [1, 9, 30], [0], SamplingParams(0.0, logprobs=2))]
-    step = runner.start(StepInput(0, 0, [Row(0, 0, 3, True)], admit=admit))
-    assert step.is_done
-    assert len(step.result().logprobs) == 1
+    first = StepInput(0, 0, [Row(0, 0, 3, True)], admit=admit)
+    reference = on_ranks.build(alone("cpu"), MP1, backend="torch").runner.step(first)
+    runner = on_ranks.build(alone("cpu"), MP1, backend="fused").runner
+    step = runner.start(first)
+    heir = SlotInit(0, [1, 77], [1], SamplingParams(0.0))
+    following = runner.start(StepInput(0, 1, [Row(0, 0, 2, True)], admit=[heir]))
+    output = step.result()
+    assert output.tokens == reference.tokens and following.result().logprobs == []
+    [mine], [theirs] = output.logprobs, reference.logprobs
+    assert mine is not None and theirs is not None
+    assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+    assert [token for token, _ in mine.top] == [token for token, _ in theirs.top] and len(mine.top) == 2
+    assert mine.top[0] == (output.tokens[0], mine.logprob)
 
 
 KERNELS = """

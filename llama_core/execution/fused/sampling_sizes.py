@@ -1,0 +1,24 @@
+"""Sizes of what the sampling kernels leave for each other, which the memory plan needs where Triton is absent."""
+
+from typing import Final
+
+CHUNK: Final = 4096  # logits that one program reads
+BINS: Final = 2048  # of a row's probabilities, 32 for each power of two, down to 2^-43
+MAX_REPLICAS: Final = 4  # of a row's bins, so that equal logits are not all added to the same one
+TOP_BLOCK: Final = 32  # a power of two, at least MAX_TOP_LOGPROBS
+
+
+def num_chunks(vocab: int) -> int:
+    return -(-vocab // CHUNK)
+
+
+def num_replicas(vocab: int) -> int:
+    return min(MAX_REPLICAS, num_chunks(vocab))
+
+
+def sampler_bytes(rows: int, vocab: int) -> int:
+    """Of `sampling_kernels.DrawBuffers` and `logprob_kernels.LogprobBuffers`."""
+    chunks = num_chunks(vocab)
+    draws = 8 * (vocab + chunks + num_replicas(vocab) * BINS)
+    logprobs = chunks * (4 + 8 * TOP_BLOCK)
+    return rows * (draws + logprobs)
