@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,15 @@ from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support import on_ranks
 from tests.support.simulated_device import SimulatedDevice
-from tests.support.simulated_steps import SimulatedRun, requests_of, simulated, simulated_runner
+from tests.support.simulated_steps import (
+    LateMasks,
+    SimulatedRun,
+    expected_masks,
+    requests_of,
+    simulated,
+    simulated_masks,
+    simulated_runner,
+)
 
 MP1 = str(GOLDEN / "mp1")
 
@@ -62,6 +71,35 @@ def test_a_step_is_one_copy_in_and_one_out_and_waits_for_nothing() -> None:
         )
         assert not pending.is_done
         pending.result()
+        assert len(device.host_accesses) == before[3]
+
+
+@pytest.mark.parametrize("eagerness", [0.0, 0.6])
+def test_masks_change_the_tokens_of_their_step_however_late_the_device_computes(eagerness: float) -> None:
+    tokens, _ = simulated_masks(alone("cpu"), MP1, 5, eagerness)
+    assert tokens == expected_masks(MP1)
+
+
+def test_masks_are_known_to_rank_0_alone_and_all_ranks_join_its_collectives(ranks: Any) -> None:
+    runs = ranks(2).call(simulated_masks, MP1, 6, 0.4)
+    assert runs[0][0] == runs[1][0] == expected_masks(MP1)
+    assert runs[0][1] == runs[1][1]
+
+
+def test_rules_masks_and_logprobs_take_one_copy_more_each_and_no_wait_for_the_device() -> None:
+    device = SimulatedDevice()
+    runner = simulated_runner(alone("cpu"), MP1, device)
+    params = SamplingParams(0.8, repetition_penalty=1.3, logit_bias=((7, 2.0),), logprobs=3, min_tokens=2)
+    runner.step(StepInput(0, 0, [Row(0, 0, 3, True)], admit=[SlotInit(0, [1, 5, 9], [0], params, delayed=(2,))]))
+    masks = LateMasks(np.random.default_rng(1), 1, runner.config.vocab_size)
+    rows = [Row(0, 3, 1, True)]
+    for keep_logits, given, copies, replays in ((False, None, 2, 2), (True, None, 3, 3), (True, masks, 4, 3)):
+        before = device.num_copies, device.num_replays, device.num_waits, len(device.host_accesses)
+        with torch.inference_mode():
+            pending = runner.backend.start(rows, keep_logits=keep_logits, masks=given)
+        assert device.num_copies == before[0] + copies and device.num_replays == before[1] + replays
+        assert (device.num_waits, len(device.host_accesses)) == before[2:]
+        assert (pending.result().logprobs is not None) == keep_logits
         assert len(device.host_accesses) == before[3]
 
 

@@ -1,0 +1,249 @@
+"""Sampling on GPUs over random rows, beside float64 and the other samplers: in torch, and in Triton's interpreter."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED
+from llama_core.execution.fused import rule_table
+from llama_core.execution.fused.ops import Ops, TorchOps
+from llama_core.execution.fused.sampler import unpacked
+from llama_core.execution.logit_rules import LogitRules
+from llama_core.execution.sampling import sample
+from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from llama_core.scheduling.step import SlotInit
+from tests.support.sampling_cases import Case, acceptable, cases
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+CPU = torch.device("cpu")
+
+
+def many(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same examples in each run."""
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+    return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=checks)
+
+
+def tokens_of(ops: Ops, case: Case, mode: str, device: torch.device) -> list[int]:
+    sampler = ops.sampler(case.state(device), *case.logits.shape)
+    return sampler.sample(case.logits.to(device), case.samples(device), mode).tolist()  # type: ignore[arg-type]
+
+
+def check_draws(ops: Ops, device: torch.device, examples: int) -> None:
+    """Tokens are those of float64, and those of the reference where rounding cannot matter; the same in any batch."""
+    sharp = total = 0
+
+    @many(examples)
+    @given(cases())
+    def check(case: Case) -> None:
+        nonlocal sharp, total
+        got = tokens_of(ops, case, "sampled", device)
+        assert tokens_of(ops, case.reversed(), "sampled", device) == got[::-1]
+        reference = sample(
+            case.logits, case.state(CPU).sampling.at(case.samples(CPU).slots), case.samples(CPU).positions
+        )
+        for row, params, position, token, expected in zip(
+            case.logits, case.params, case.positions, got, reference.tolist(), strict=True
+        ):
+            possible = acceptable(row, params, position)
+            assert token in possible, (token, possible, params, position)
+            if len(possible) == 1 and row.abs().max() < 1e30:
+                assert token == expected, (token, expected, params)
+                sharp += 1
+            total += 1
+        assert tokens_of(ops, case, "greedy", device) == case.logits.argmax(-1).tolist()
+
+    check()
+    assert sharp > total * 0.6
+
+
+def check_rules(ops: Ops, device: torch.device, examples: int) -> None:
+    """Rules and masks as the reference applies them; rows without any beside them."""
+
+    @many(examples)
+    @given(cases(has_rules=True, vocabularies=(33, 300, 4097)))
+    def check(case: Case) -> None:
+        mode = "masked" if any(mask is not None for mask in case.masks) else "ruled"
+        got, edited = tokens_of(ops, case, mode, device), case.edited()
+        for row, params, position, token in zip(edited, case.params, case.positions, got, strict=True):
+            if row.max() == -math.inf:
+                assert token == NOTHING_ALLOWED
+            else:
+                assert token in acceptable(row, params, position), (token, params)
+                assert row[token] > -math.inf
+
+    check()
+
+
+def check_edits(device: torch.device, examples: int) -> None:
+    """Logits under rules have the reference's bits."""
+    from llama_core.execution.fused import logit_kernels
+    from llama_core.execution.fused.sampling_kernels import DrawBuffers
+
+    @many(examples)
+    @given(cases(has_rules=True, vocabularies=(33, 300, 4097)))
+    def check(case: Case) -> None:
+        state, samples, buffers = case.state(device), case.samples(device), DrawBuffers(*case.logits.shape, device)
+        buffers.probs.fill_(math.nan)
+        buffers.listed.fill_(7)
+        logits = case.logits.to(device)
+        places = samples.slots, samples.positions, state.tokens, state.rules
+        logit_kernels.edit(logits, state.sampling, *places, state.mask_indices, state.masks, buffers)
+        assert torch.equal(buffers.probs.cpu(), case.edited())
+
+    check()
+
+
+def check_logprobs(ops: Ops, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(3)
+    for vocab in (5, 300, 9000):
+        logits = torch.randn((3, vocab), generator=generator) * 4
+        logits[1] = logits[1].bfloat16()
+        tokens = torch.tensor([vocab - 1, 0, vocab // 2])
+        sampler = ops.sampler(plain_case(logits).state(device), 3, vocab)
+        found = unpacked(sampler.logprobs(logits.to(device), tokens.to(device)).cpu())
+        expected = logits.double().log_softmax(-1)
+        for i, row in enumerate(found):
+            count = min(MAX_TOP_LOGPROBS, vocab)
+            order = np.lexsort((np.arange(vocab), -logits[i].numpy()))[:count].tolist()
+            if isinstance(ops, TorchOps):  # which gives equal ones in any order
+                assert sorted(row.top, key=lambda each: -each[1]) == list(row.top) and len(row.top) == count
+            else:
+                assert [token for token, _ in row.top] == order
+            for token, value in ((int(tokens[i]), row.logprob), *row.top):
+                assert value == pytest.approx(expected[i, token].item(), abs=4e-6)
+            assert all(value == row.logprob for token, value in row.top if token == tokens[i])
+        alone = ops.sampler(plain_case(logits[2:]).state(device), 1, vocab)
+        assert unpacked(alone.logprobs(logits[2:].to(device), tokens[2:].to(device)).cpu()) == found[2:]
+
+
+def plain_case(logits: torch.Tensor, **fields: float) -> Case:
+    params = [SamplingParams(**({"seed": 9 + i} | fields)) for i in range(len(logits))]  # type: ignore[arg-type]
+    inits = [SlotInit(i, [1, 2], [], each) for i, each in enumerate(params)]
+    return Case(logits, params, inits, [None] * len(params))
+
+
+def check_odd_rows(ops: Ops, device: torch.device) -> None:
+    """Logits that are not finite refuse their own row, and nothing else."""
+    logits = torch.randn((5, 5000), generator=torch.Generator().manual_seed(1))
+    usual = tokens_of(ops, plain_case(logits), "sampled", device)
+    broken = logits.clone()
+    broken[1, 4999], broken[2, 0], broken[3, 4500] = math.nan, math.inf, -math.inf
+    for mode, expected in (
+        ("sampled", usual),
+        ("ruled", usual),
+        ("greedy", logits.argmax(-1).tolist()),
+    ):
+        found = tokens_of(ops, plain_case(broken), mode, device)
+        assert found == [expected[0], NOT_FINITE, NOT_FINITE, NOT_FINITE, expected[4]], mode
+
+
+def check_contradictions(ops: Ops, device: torch.device) -> None:
+    """A row without an allowed token has none; its neighbours have theirs."""
+    logits = torch.randn((3, 5000), generator=torch.Generator().manual_seed(1))
+    case, usual = plain_case(logits), tokens_of(ops, plain_case(logits), "sampled", device)
+    case.inits[1] = replace(case.inits[1], params=SamplingParams(allowed_token_ids=(4999,), bad_words=((4999,),)))
+    assert tokens_of(ops, case, "ruled", device) == [usual[0], NOTHING_ALLOWED, usual[2]]
+    case = plain_case(logits)
+    case.masks[2] = np.zeros(-(-5000 // 32), dtype=np.uint32)
+    assert tokens_of(ops, case, "masked", device) == [*usual[:2], NOTHING_ALLOWED]
+
+
+def check_large(ops: Ops, device: torch.device) -> None:
+    """The vocabularies of Llama 3 and Qwen, with a nucleus of thousands of tokens, and with equal logits."""
+    for vocab, fields in ((128_256, {"top_p": 1.0}), (151_936, {"top_p": 0.9, "top_k": 100_000})):
+        logits = torch.randn((1, vocab), generator=torch.Generator().manual_seed(vocab))
+        for row in (logits, torch.zeros(1, vocab)):
+            case = plain_case(row, temperature=1.0, **fields)
+            if "top_k" in fields and not row.any():
+                continue  # too long in the interpreter
+            [token] = tokens_of(ops, case, "sampled", device)
+            assert token in acceptable(row[0], case.params[0], 2)
+
+
+@pytest.mark.parametrize("check", [check_draws, check_rules])
+def test_torch_samples_what_float64_does_and_what_the_reference_does(
+    check: Callable[[Ops, torch.device, int], None],
+) -> None:
+    check(TorchOps(), CPU, 150)
+
+
+@pytest.mark.parametrize("check", [check_logprobs, check_odd_rows, check_contradictions])
+def test_torch_gives_logprobs_and_refuses_rows(check: Callable[[Ops, torch.device], None]) -> None:
+    check(TorchOps(), CPU)
+
+
+INTERPRETED = """
+import sys, torch
+from llama_core.execution.fused.kernels import TritonOps
+from tests.llama_core.execution import test_fused_sampling as checks
+ops, cpu = TritonOps(), torch.device("cpu")
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "checks.check_draws(ops, cpu, 20)",
+        "checks.check_rules(ops, cpu, 25)",
+        "checks.check_edits(cpu, 40)",
+        "checks.check_logprobs(ops, cpu)",
+        "checks.check_odd_rows(ops, cpu); checks.check_contradictions(ops, cpu)",
+        "checks.check_large(ops, cpu)",
+    ],
+)
+def test_the_kernels_sample_what_float64_does_in_tritons_interpreter(check: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED.format(check)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_the_kernels_sample_what_float64_does_on_a_gpu() -> None:
+    from llama_core.execution.fused.kernels import TritonOps
+
+    ops, device = TritonOps(), torch.device("cuda")
+    check_draws(ops, device, 300)
+    check_rules(ops, device, 300)
+    check_edits(device, 300)
+    check_logprobs(ops, device)
+    check_odd_rows(ops, device)
+    check_contradictions(ops, device)
+    check_large(ops, device)
+
+
+def test_a_table_of_rules_has_room_for_all_that_a_request_may_name() -> None:
+    vocab = 5000
+    params = SamplingParams(
+        logit_bias=tuple((i, 1.0) for i in range(1024)),
+        bad_words=(*((2000 + i,) for i in range(48)), *(tuple(range(32)) for _ in range(48))),
+        allowed_token_ids=tuple(range(4096)),
+        min_tokens=3,
+    )
+    rules = LogitRules(SlotInit(0, [1], [], params, delayed=tuple(range(3000, 3256))), vocab)
+    ends = [first + len(words) for first, words in rule_table.parts_of(rules)]
+    begins = [first for first, _ in rule_table.parts_of(rules)]
+    assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False))
+    assert ends[-1] == rule_table.table_words(vocab)
+
+
+def test_a_token_that_is_biased_twice_has_the_sum_of_its_biases() -> None:
+    rules = LogitRules(SlotInit(0, [1], [], SamplingParams(logit_bias=((3, 1.5), (4, 2.0), (3, -0.5)))), 10)
+    logits = torch.zeros(10)
+    rules.apply(logits, torch.tensor([1]))
+    assert logits[3:5].tolist() == [1.0, 2.0]

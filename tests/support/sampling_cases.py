@@ -1,0 +1,182 @@
+"""Random rows of logits with the sampling parameters of their slots, and what may be sampled from them by float64."""
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from llama_core.execution.fused import rule_table
+from llama_core.execution.fused.sampler import SamplingState
+from llama_core.execution.fused.step_plan import SampleTensors
+from llama_core.execution.logit_rules import LogitRules, edit_logits
+from llama_core.execution.sampling import GREEDY_BELOW, uniform
+from llama_core.execution.sampling_tensors import SlotSamplingArray
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import SlotInit
+
+VOCABULARIES = (1, 2, 33, 300, 4096, 4097, 9000)
+MAX_SEQ_LEN = 80
+TOLERANCE = 2e-6  # of sums in float32
+KINDS = ("normal", "bfloat16", "few values", "flat", "steep", "small", "large")
+
+
+def random_logits(generator: np.random.Generator, kind: str, vocab: int) -> torch.Tensor:
+    row = torch.from_numpy(generator.standard_normal(vocab)).float() * 3
+    return {
+        "normal": row,
+        "bfloat16": row.bfloat16().float(),
+        "few values": (row / 2).round() * 2,
+        "flat": torch.full((vocab,), float(row[0])),
+        "steep": row * 40,
+        "small": row * 1e-3,
+        "large": row * 1e36,
+    }[kind]
+
+
+@st.composite
+def plain_params(draw: Any, vocab: int) -> dict[str, Any]:
+    return {
+        "temperature": draw(st.sampled_from((0.0, 1e-6, 0.05, 0.3, 0.7, 1.0, 2.0, 1e4))),
+        "top_p": draw(st.sampled_from((1.0, 1.0, 0.999, 0.9, 0.5, 0.1, 1e-6))),
+        "top_k": draw(st.sampled_from((0, 0, 1, 2, 7, 40, vocab - 1, vocab, vocab + 5))) if vocab > 1 else 0,
+        "min_p": draw(st.sampled_from((0.0, 0.0, 1e-4, 0.1, 0.5, 1.0))),
+        "seed": draw(st.integers(-(2**63), 2**63 - 1)),
+    }
+
+
+@st.composite
+def ruled_params(draw: Any, vocab: int) -> dict[str, Any]:
+    token = st.integers(0, min(vocab, 40) - 1)
+    return draw(plain_params(vocab)) | {
+        "max_tokens": 60,
+        "presence_penalty": draw(st.sampled_from((0.0, 0.0, 1.1, -2.0))),
+        "frequency_penalty": draw(st.sampled_from((0.0, 0.0, 0.7, -0.3))),
+        "repetition_penalty": draw(st.sampled_from((1.0, 1.0, 1.4, 0.7))),
+        "logit_bias": tuple(draw(st.lists(st.tuples(token, st.floats(-9, 9, width=32)), max_size=6))),
+        "bad_words": tuple(draw(st.lists(st.lists(token, min_size=1, max_size=4).map(tuple), max_size=5))),
+        "allowed_token_ids": tuple(draw(st.one_of(st.just([]), st.lists(token, min_size=1, max_size=30)))),
+        "min_tokens": draw(st.sampled_from((0, 0, 5, 30))),
+    }
+
+
+@dataclass
+class Case:
+    """Rows of logits [B, vocab]; slot 2 i + 1 has the parameters and the sequence of row i."""
+
+    logits: torch.Tensor
+    params: list[SamplingParams]
+    inits: list[SlotInit]
+    masks: list[np.ndarray | None]
+
+    @property
+    def positions(self) -> list[int]:
+        return [len(init.tokens) for init in self.inits]
+
+    def rules(self) -> list[LogitRules | None]:
+        vocab = self.logits.shape[1]
+        return [LogitRules(init, vocab) if init.params.edits_logits else None for init in self.inits]
+
+    def state(self, device: torch.device) -> SamplingState:
+        count, vocab = self.logits.shape
+        num_slots = 2 * count + 1
+        sampling = SlotSamplingArray(num_slots, torch.device("cpu"))
+        tokens = torch.zeros((num_slots, MAX_SEQ_LEN), dtype=torch.int64)
+        tables = torch.zeros((num_slots, rule_table.table_words(vocab)), dtype=torch.int64)
+        indices = torch.full((count,), -1)
+        masks = torch.full((count, rule_table.bit_words(vocab)), 0x5A5A5A5A5A5A5A5A)
+        for i, (init, rules) in enumerate(zip(self.inits, self.rules(), strict=True)):
+            slot = 2 * i + 1
+            sampling.set(slot, init.params)
+            tokens[slot, : len(init.tokens)] = torch.tensor(init.tokens)
+            tokens[slot, len(init.tokens) :] = 1  # of another sequence
+            for first, words in rule_table.parts_of(rules) if rules else ():
+                tables[slot, first : first + len(words)] = torch.from_numpy(words)
+            if (bits := self.masks[i]) is not None:
+                indices[i] = place = count - 1 - i
+                masks[place] = torch.from_numpy(rule_table.as_words(bits))
+        on_device = SlotSamplingArray(num_slots, device)
+        on_device.words.copy_(sampling.words)
+        return SamplingState(tokens.to(device), on_device, tables.to(device), indices.to(device), masks.to(device))
+
+    def samples(self, device: torch.device) -> SampleTensors:
+        index = torch.arange(len(self.inits), device=device)
+        return SampleTensors(index, 2 * index + 1, torch.tensor(self.positions, device=device))
+
+    def edited(self) -> torch.Tensor:
+        """The logits under rules and masks, by the reference."""
+        count = len(self.inits)
+        tokens = torch.zeros((count, MAX_SEQ_LEN), dtype=torch.int64)
+        for i, init in enumerate(self.inits):
+            tokens[i, : len(init.tokens)] = torch.tensor(init.tokens)
+        places = list(enumerate(self.positions))
+        return edit_logits(self.logits, places, self.rules(), tokens, _Masks.of(self.masks))
+
+    def reversed(self) -> "Case":
+        return Case(self.logits.flip(0), self.params[::-1], self.inits[::-1], self.masks[::-1])
+
+
+@dataclass
+class _Masks:
+    bits: np.ndarray
+    has_mask: list[bool]
+    is_ready: np.ndarray
+
+    @classmethod
+    def of(cls, masks: Seq[np.ndarray | None]) -> "_Masks | None":
+        words = next((mask for mask in masks if mask is not None), None)
+        if words is None:
+            return None
+        bits = [np.zeros_like(words) if mask is None else mask for mask in masks]
+        return cls(np.stack(bits), [mask is not None for mask in masks], np.ones(len(masks), np.uint32))
+
+    def wait(self) -> None:
+        pass
+
+
+@st.composite
+def cases(draw: Any, *, has_rules: bool = False, vocabularies: Seq[int] = VOCABULARIES) -> Case:
+    vocab = draw(st.sampled_from(vocabularies))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    count = draw(st.integers(1, 4))
+    logits = torch.stack([random_logits(generator, draw(st.sampled_from(KINDS)), vocab) for _ in range(count)])
+    inits, masks = [], []
+    for i in range(count):
+        params = SamplingParams(**draw(ruled_params(vocab) if has_rules and i % 3 < 2 else plain_params(vocab)))
+        tokens = generator.integers(0, min(vocab, 40), draw(st.integers(1, 60))).tolist()
+        delayed = tuple(draw(st.lists(st.integers(0, vocab + 1), max_size=3, unique=True)))
+        prompt_length = draw(st.integers(0, len(tokens)))
+        inits.append(SlotInit(i, tokens, [], params, prompt_length=prompt_length, delayed=delayed))
+        mask = generator.integers(0, 2**32, -(-vocab // 32), dtype=np.uint32)
+        masks.append(mask if has_rules and draw(st.booleans()) else None)
+    return Case(logits, [init.params for init in inits], inits, masks)
+
+
+def acceptable(logits: torch.Tensor, params: SamplingParams, position: int) -> set[int]:
+    """The tokens that `sampling.sample` may give for one row, if sums and limits are wrong by at most TOLERANCE."""
+    temperature = np.float32(params.temperature)
+    with np.errstate(over="ignore"):
+        scaled = logits.numpy() / max(temperature, np.float32(GREEDY_BELOW))
+    if temperature < np.float32(GREEDY_BELOW) or not math.isfinite(scaled.max()):
+        return {int(logits.argmax())}
+    probs = np.exp(scaled.astype(np.float64) - scaled.max())
+    order = np.lexsort((np.arange(len(probs)), -probs))
+    number = uniform(torch.tensor([params.seed]), torch.tensor([position])).item()
+    found = set()
+    # 2 * TOLERANCE: also to the sides of a number that lies on a limit.
+    for nudges in np.stack(np.meshgrid(*[(-TOLERANCE, TOLERANCE)] * 3), -1).reshape(-1, 3):
+        of_min_p, of_top_p, of_number = nudges
+        kept = order[probs[order] >= np.float32(params.min_p) * (1 + of_min_p)] if params.min_p < 1 else order
+        if params.min_p == 1:
+            kept = order[probs[order] == 1]
+        kept = kept[: params.top_k] if params.top_k else kept
+        sums = probs[kept].cumsum()
+        before = sums - probs[kept]
+        top_p = float(np.float32(params.top_p)) * (1 + of_top_p)
+        size = len(kept) if params.top_p == 1 else max(1, int((before <= top_p * sums[-1]).sum()))
+        place = int(np.searchsorted(sums, number * (1 + of_number) * sums[size - 1], side="right"))
+        found.add(int(kept[min(place, size - 1)]))
+    return found
