@@ -23,6 +23,10 @@ DEVICE = (f"{TESTS}/test_fused_device.py", "late")
 RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
+DRAWS, EDITS, LOGPROBS, ZEROS, REUSE = (
+    (f"{TESTS}/test_fused_sampling.py", f"interpreter and {check}")
+    for check in ("draws", "edits", "logprobs", "zeros", "reuse")
+)
 
 
 class Mutant(NamedTuple):
@@ -212,6 +216,90 @@ MUTANTS = (
         "while size * _MAX_SPLITS < max_seq_len",
         "while size < max_seq_len",
         PLAN,
+    ),
+    # Rules and masks on their way to the device.
+    Mutant("rules of the sequence before", "device_slots", "elif had_rules:", "elif False:", DEVICE),
+    Mutant("a mask that is read before it is computed", "mask_buffers", "masks.wait()", "pass", DEVICE),
+    Mutant("masks of all steps in one buffer", "mask_buffers", "self._sent[turn]", "self._sent[0]", DEVICE),
+    Mutant("masks of the step before", "mask_buffers", "indices.fill(-1)", "pass", DEVICE),
+    Mutant("logprobs of all steps in one buffer", "backend", "self._logprobs[turn,", "self._logprobs[0,", DEVICE),
+    # The draw.
+    Mutant(
+        "a limit that ends a bin early",
+        "nucleus_kernels",
+        "bin = tl.sum((reached <= target)",
+        "bin = tl.sum((reached < target)",
+        DRAWS,
+    ),
+    Mutant("a token before the one at the limit", "nucleus_kernels", "further > target", "further >= target", DRAWS),
+    Mutant(
+        "equal tokens that are all before themselves",
+        "nucleus_kernels",
+        "threshold + 1, shift",
+        "threshold, shift",
+        DRAWS,
+    ),
+    Mutant("the first of equal tokens always", "nucleus_kernels", "(rank == wanted)", "(rank == 0)", DRAWS),
+    Mutant("a nucleus without its last token", "nucleus_kernels", "// one + 1) * one", "// one) * one", DRAWS),
+    Mutant("one token more than top_k", "nucleus_kernels", "masses, top_k - 1, True", "masses, top_k, True", DRAWS),
+    Mutant(
+        "a random number that neighbouring positions share",
+        "nucleus_kernels",
+        "position.to(tl.uint64, bitcast=True))",
+        "(position // 2).to(tl.uint64, bitcast=True))",
+        DRAWS,
+    ),
+    Mutant(
+        "a list longer than its first part",
+        "nucleus_kernels",
+        "for first in range(list_tile, count, list_tile):",
+        "for first in range(list_tile, 0, list_tile):",
+        DRAWS,
+    ),
+    Mutant("a token that min_p keeps", "sampling_kernels", "(p >= tl.load(min_ps", "(p > tl.load(min_ps", DRAWS),
+    Mutant("bins of the step before", "sampling_kernels", "if chunk < replicas:", "if chunk < 0:", REUSE),
+    Mutant(
+        "logits below zero in the wrong order",
+        "sampling_kernels",
+        "order = bits ^ ((bits >> 31) & 0x7FFFFFFF)\n",
+        "order = bits\n",
+        LOGPROBS,
+    ),
+    Mutant("a zero that is less than another", "sampling_kernels", "tl.where(x == 0.0, 0.0, x)", "x", ZEROS),
+    # Rules.
+    Mutant("biased tokens that are delayed", "logit_kernels", "is_early & (index < num_delayed)", "is_early", EDITS),
+    Mutant(
+        "a repetition that the prompt has no part in",
+        "logit_kernels",
+        "begin = tl.where(repetition == 1.0, prompt_length, 0)",
+        "begin = prompt_length",
+        EDITS,
+    ),
+    Mutant(
+        "a prompt that was generated",
+        "logit_kernels",
+        "mask=(index >= prompt_length) & (index < position)",
+        "mask=index < position",
+        EDITS,
+    ),
+    Mutant("a penalty for each use of a token", "logit_kernels", "tl.atomic_xchg(", "tl.atomic_or(", EDITS),
+    Mutant(
+        "uses that nobody counted",
+        "logit_kernels",
+        "tl.zeros([block], tl.int32), mask=inside",
+        "token, mask=inside & (token < 0)",
+        EDITS,
+    ),
+    Mutant("a bad word that begins in the prompt", "logit_kernels", "(before >= prompt_length) & ", "", EDITS),
+    Mutant("the mask of another row", "logit_kernels", "masks + index * mask_words", "masks + row * mask_words", EDITS),
+    # Logprobs.
+    Mutant("the most likely token again and again", "logprob_kernels", "keys < latest", "keys <= latest", LOGPROBS),
+    Mutant(
+        "sums of chunks with factors of their own",
+        "logprob_kernels",
+        "total * tl.exp(of_chunk - highest)",
+        "total",
+        LOGPROBS,
     ),
 )
 

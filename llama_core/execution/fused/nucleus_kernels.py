@@ -123,7 +123,7 @@ def _mixed(z):
 
 @triton.jit
 def _nucleus(probs, listed, vocab, counts, masses, top_k, top_p, tile: tl.constexpr, list_tile: tl.constexpr):
-    """Its mass."""
+    """Its mass: of the tokens before which, of the top_k most likely, there is at most top_p of the mass."""
     total = tl.max(masses, axis=0)
     if (top_k > 0) & (top_k < tl.max(counts, axis=0)):
         _, one, count, mass, _ = _find(probs, listed, vocab, counts, masses, top_k - 1, True, tile, list_tile)
@@ -131,7 +131,7 @@ def _nucleus(probs, listed, vocab, counts, masses, top_k, top_p, tile: tl.conste
     if top_p < 1.0:
         limit = (top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
         _, one, _, mass, _ = _find(probs, listed, vocab, counts, masses, limit, False, tile, list_tile)
-        total = tl.minimum(total, mass + ((limit - mass) // one + 1) * one)
+        total = mass + ((limit - mass) // one + 1) * one
     return total
 
 

@@ -228,6 +228,7 @@ def draw(
     out = torch.empty(count, dtype=torch.int64, device=logits.device)
     sizes = {"num_bins": BINS, "chunk_block": triton.next_power_of_2(chunks)}
     source = buffers.probs if is_edited else logits
+    tile = min(_TILE, triton.next_power_of_2(vocab))
     _greatest[(count, chunks)](
         logits,
         source,
@@ -275,8 +276,8 @@ def draw(
         replicas,
         is_greedy=is_greedy,
         **sizes,
-        tile=min(_TILE, triton.next_power_of_2(vocab)),
+        tile=tile,
         list_tile=_LIST_TILE,
-        num_warps=1 if is_greedy else 16,
+        num_warps=1 if is_greedy else max(4, tile // 512),
     )
     return out

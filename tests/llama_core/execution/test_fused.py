@@ -203,7 +203,9 @@ def test_every_kernel_compiles_for_gpus_that_this_machine_lacks() -> None:
         timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for kernel in ("_add_norm", "_attend", "_combine_splits", "_gated_silu", "_multiply", "_rotate_and_store"):
+    layer = ("_add_norm", "_attend", "_combine_splits", "_gated_silu", "_multiply", "_rotate_and_store")
+    head = ("_greatest", "_spread", "_pick", "_copy_allowed", "_apply_rules", "_chunk_logprobs", "_combine_logprobs")
+    for kernel in (*layer, *head):
         assert done.stdout.count(f"{kernel} ") == 2, done.stdout
 
 

@@ -146,6 +146,27 @@ def check_odd_rows(ops: Ops, device: torch.device) -> None:
         assert found == [expected[0], NOT_FINITE, NOT_FINITE, NOT_FINITE, expected[4]], mode
 
 
+def check_zeros(ops: Ops, device: torch.device) -> None:
+    """Zeros of both signs are equal: the first is the most likely."""
+    logits = torch.full((1, 5000), -0.0)
+    logits[0, 4990] = 0.0
+    assert tokens_of(ops, plain_case(logits), "greedy", device) == [0]
+    assert tokens_of(ops, plain_case(logits, top_k=1), "sampled", device) == [0]
+
+
+def check_reuse(ops: Ops, device: torch.device) -> None:
+    """A step finds nothing of the step before it."""
+    generator = torch.Generator().manual_seed(2)
+    rows = [torch.randn((2, 5000), generator=generator) * scale for scale in (1, 4, 0.1)]
+    params = {"temperature": 1.0, "top_p": 0.8, "frequency_penalty": 0.5}
+    first = [plain_case(logits, **params) for logits in rows]
+    sampler = ops.sampler(first[0].state(device), 2, 5000)
+    for mode in ("sampled", "ruled", "greedy", "sampled", "ruled"):
+        for case in first:
+            found = sampler.sample(case.logits.to(device), case.samples(device), mode)  # type: ignore[arg-type]
+            assert found.tolist() == tokens_of(ops, case, mode, device)
+
+
 def check_contradictions(ops: Ops, device: torch.device) -> None:
     """A row without an allowed token has none; its neighbours have theirs."""
     logits = torch.randn((3, 5000), generator=torch.Generator().manual_seed(1))
@@ -176,7 +197,7 @@ def test_torch_samples_what_float64_does_and_what_the_reference_does(
     check(TorchOps(), CPU, 150)
 
 
-@pytest.mark.parametrize("check", [check_logprobs, check_odd_rows, check_contradictions])
+@pytest.mark.parametrize("check", [check_logprobs, check_odd_rows, check_contradictions, check_zeros, check_reuse])
 def test_torch_gives_logprobs_and_refuses_rows(check: Callable[[Ops, torch.device], None]) -> None:
     check(TorchOps(), CPU)
 
@@ -193,12 +214,15 @@ ops, cpu = TritonOps(), torch.device("cpu")
 @pytest.mark.parametrize(
     "check",
     [
-        "checks.check_draws(ops, cpu, 20)",
-        "checks.check_rules(ops, cpu, 25)",
-        "checks.check_edits(cpu, 40)",
-        "checks.check_logprobs(ops, cpu)",
-        "checks.check_odd_rows(ops, cpu); checks.check_contradictions(ops, cpu)",
-        "checks.check_large(ops, cpu)",
+        pytest.param("checks.check_draws(ops, cpu, 20)", id="draws"),
+        pytest.param("checks.check_rules(ops, cpu, 25)", id="rules"),
+        pytest.param("checks.check_edits(cpu, 40)", id="edits"),
+        pytest.param("checks.check_logprobs(ops, cpu)", id="logprobs"),
+        pytest.param("checks.check_odd_rows(ops, cpu)", id="odd"),
+        pytest.param("checks.check_contradictions(ops, cpu)", id="contradictions"),
+        pytest.param("checks.check_zeros(ops, cpu)", id="zeros"),
+        pytest.param("checks.check_reuse(ops, cpu)", id="reuse"),
+        pytest.param("checks.check_large(ops, cpu)", id="large"),
     ],
 )
 def test_the_kernels_sample_what_float64_does_in_tritons_interpreter(check: str) -> None:
@@ -224,6 +248,8 @@ def test_the_kernels_sample_what_float64_does_on_a_gpu() -> None:
     check_logprobs(ops, device)
     check_odd_rows(ops, device)
     check_contradictions(ops, device)
+    check_zeros(ops, device)
+    check_reuse(ops, device)
     check_large(ops, device)
 
 
