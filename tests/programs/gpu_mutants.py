@@ -23,9 +23,9 @@ DEVICE = (f"{TESTS}/test_fused_device.py", "late")
 RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
-DRAWS, EDITS, LOGPROBS, ZEROS, REUSE = (
+DRAWS, LIMITS, EDITS, LOGPROBS, ZEROS, REUSE = (
     (f"{TESTS}/test_fused_sampling.py", f"interpreter and {check}")
-    for check in ("draws", "edits", "logprobs", "zeros", "reuse")
+    for check in ("draws", "limits", "edits", "logprobs", "zeros", "reuse")
 )
 
 
@@ -229,19 +229,21 @@ MUTANTS = (
         "nucleus_kernels",
         "bin = tl.sum((reached <= target)",
         "bin = tl.sum((reached < target)",
-        DRAWS,
+        LIMITS,
     ),
-    Mutant("a token before the one at the limit", "nucleus_kernels", "further > target", "further >= target", DRAWS),
+    Mutant("a token before the one at the limit", "nucleus_kernels", "further > target", "further >= target", LIMITS),
     Mutant(
         "equal tokens that are all before themselves",
         "nucleus_kernels",
         "threshold + 1, shift",
         "threshold, shift",
-        DRAWS,
+        LIMITS,
     ),
-    Mutant("the first of equal tokens always", "nucleus_kernels", "(rank == wanted)", "(rank == 0)", DRAWS),
-    Mutant("a nucleus without its last token", "nucleus_kernels", "// one + 1) * one", "// one) * one", DRAWS),
-    Mutant("one token more than top_k", "nucleus_kernels", "masses, top_k - 1, True", "masses, top_k, True", DRAWS),
+    Mutant("the first of equal tokens always", "nucleus_kernels", "(rank == wanted)", "(rank == 0)", LIMITS),
+    Mutant("a nucleus without its last token", "nucleus_kernels", "// one + 1) * one", "// one) * one", LIMITS),
+    Mutant(
+        "one token more than top_k", "nucleus_kernels", "(top_k - count) * one", "(top_k - count + 1) * one", LIMITS
+    ),
     Mutant(
         "a random number that neighbouring positions share",
         "nucleus_kernels",

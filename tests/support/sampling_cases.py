@@ -51,7 +51,8 @@ def plain_params(draw: Any, vocab: int) -> dict[str, Any]:
 @st.composite
 def ruled_params(draw: Any, vocab: int) -> dict[str, Any]:
     token = st.integers(0, min(vocab, 40) - 1)
-    return draw(plain_params(vocab)) | {
+    plain: dict[str, Any] = draw(plain_params(vocab))
+    return plain | {
         "max_tokens": 60,
         "presence_penalty": draw(st.sampled_from((0.0, 0.0, 1.1, -2.0))),
         "frequency_penalty": draw(st.sampled_from((0.0, 0.0, 0.7, -0.3))),

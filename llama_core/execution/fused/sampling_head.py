@@ -14,6 +14,7 @@ from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.mask_buffers import MaskBuffers, mask_bytes
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import Ops
+from llama_core.execution.fused.rule_table import table_words
 from llama_core.execution.fused.sampler import Mode, SamplingState
 from llama_core.execution.fused.sampling_sizes import sampler_bytes
 from llama_core.execution.fused.step_buffers import StepBuffers
@@ -34,9 +35,10 @@ def bucket_sizes(largest: int) -> list[int]:
 
 
 def sampling_bytes(config: EngineConfig) -> int:
-    """Of logits and sampling, in the memory of the graphs and outside of it."""
+    """Of logits and sampling, in the memory of the graphs and outside of it, and of the slots' rules."""
     rows, vocab = config.max_step_samples, config.vocab_size
-    return rows * vocab * (2 * _BYTES_PER_LOGIT + 4) + sampler_bytes(rows, vocab) + mask_bytes(rows, vocab)
+    rules = (config.max_batch_size + 1) * 8 * table_words(vocab)
+    return rows * vocab * (2 * _BYTES_PER_LOGIT + 4) + sampler_bytes(rows, vocab) + mask_bytes(rows, vocab) + rules
 
 
 class Samples(NamedTuple):
@@ -91,7 +93,8 @@ class SamplingHead:
 
     @property
     def nbytes(self) -> int:
-        return self.logits.nbytes + self._sampler.nbytes + self._masks.nbytes
+        """Of what exists before the first step."""
+        return self.logits.nbytes + self._sampler.nbytes + self._masks.nbytes + self._slots.rule_words.nbytes
 
     @property
     def works(self) -> list[Work]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED
 from llama_core.execution.fused import rule_table
@@ -27,9 +27,16 @@ CPU = torch.device("cpu")
 
 
 def many(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same examples in each run."""
+    """The same examples in each run, without a search for smaller ones, which takes minutes in the interpreter."""
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=checks)
+    return settings(
+        max_examples=examples,
+        phases=(Phase.generate,),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=checks,
+    )
 
 
 def tokens_of(ops: Ops, case: Case, mode: str, device: torch.device) -> list[int]:
@@ -91,7 +98,11 @@ def check_edits(device: torch.device, examples: int) -> None:
     @many(examples)
     @given(cases(has_rules=True, vocabularies=(33, 300, 4097)))
     def check(case: Case) -> None:
-        state, samples, buffers = case.state(device), case.samples(device), DrawBuffers(*case.logits.shape, device)
+        state, samples, buffers = (
+            case.state(device),
+            case.samples(device),
+            DrawBuffers(len(case.logits), case.logits.shape[1], device),
+        )
         buffers.probs.fill_(math.nan)
         buffers.listed.fill_(7)
         logits = case.logits.to(device)
@@ -146,6 +157,25 @@ def check_odd_rows(ops: Ops, device: torch.device) -> None:
         assert found == [expected[0], NOT_FINITE, NOT_FINITE, NOT_FINITE, expected[4]], mode
 
 
+def check_limits(ops: Ops, device: torch.device) -> None:
+    """Limits that end exactly at a token, over many random numbers."""
+    equal, two_bins = [0.0] * 8, [0.0] * 2 + [-0.7] * 4 + [-9.0] * 3
+    # Five of eight equal tokens: before the fifth, there is exactly the half.
+    for row, fields, drawn in (
+        (equal, {"top_k": 3}, {0, 1, 2}),
+        (equal, {"top_p": 0.5}, {0, 1, 2, 3, 4}),
+        (equal, {"top_k": 6, "top_p": 0.2}, {0, 1}),
+        (two_bins, {"top_k": 3}, {0, 1, 2}),
+        (two_bins, {"top_k": 5, "top_p": 0.8}, {0, 1, 2, 3}),
+        (two_bins, {"min_p": 0.4, "top_k": 6}, {0, 1, 2, 3, 4, 5}),
+    ):
+        case = plain_case(torch.tensor([row] * 20), **({"temperature": 1.0, "top_p": 1.0} | fields))
+        samples = case.samples(CPU)
+        expected = sample(case.logits, case.state(CPU).sampling.at(samples.slots), samples.positions).tolist()
+        assert set(expected) == drawn
+        assert tokens_of(ops, case, "sampled", device) == expected
+
+
 def check_zeros(ops: Ops, device: torch.device) -> None:
     """Zeros of both signs are equal: the first is the most likely."""
     logits = torch.full((1, 5000), -0.0)
@@ -163,7 +193,7 @@ def check_reuse(ops: Ops, device: torch.device) -> None:
     sampler = ops.sampler(first[0].state(device), 2, 5000)
     for mode in ("sampled", "ruled", "greedy", "sampled", "ruled"):
         for case in first:
-            found = sampler.sample(case.logits.to(device), case.samples(device), mode)  # type: ignore[arg-type]
+            found = sampler.sample(case.logits.to(device), case.samples(device), mode)
             assert found.tolist() == tokens_of(ops, case, mode, device)
 
 
@@ -197,7 +227,9 @@ def test_torch_samples_what_float64_does_and_what_the_reference_does(
     check(TorchOps(), CPU, 150)
 
 
-@pytest.mark.parametrize("check", [check_logprobs, check_odd_rows, check_contradictions, check_zeros, check_reuse])
+@pytest.mark.parametrize(
+    "check", [check_logprobs, check_odd_rows, check_contradictions, check_limits, check_zeros, check_reuse]
+)
 def test_torch_gives_logprobs_and_refuses_rows(check: Callable[[Ops, torch.device], None]) -> None:
     check(TorchOps(), CPU)
 
@@ -220,6 +252,7 @@ ops, cpu = TritonOps(), torch.device("cpu")
         pytest.param("checks.check_logprobs(ops, cpu)", id="logprobs"),
         pytest.param("checks.check_odd_rows(ops, cpu)", id="odd"),
         pytest.param("checks.check_contradictions(ops, cpu)", id="contradictions"),
+        pytest.param("checks.check_limits(ops, cpu)", id="limits"),
         pytest.param("checks.check_zeros(ops, cpu)", id="zeros"),
         pytest.param("checks.check_reuse(ops, cpu)", id="reuse"),
         pytest.param("checks.check_large(ops, cpu)", id="large"),
@@ -248,6 +281,7 @@ def test_the_kernels_sample_what_float64_does_on_a_gpu() -> None:
     check_logprobs(ops, device)
     check_odd_rows(ops, device)
     check_contradictions(ops, device)
+    check_limits(ops, device)
     check_zeros(ops, device)
     check_reuse(ops, device)
     check_large(ops, device)
