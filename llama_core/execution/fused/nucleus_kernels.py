@@ -163,12 +163,12 @@ def draw_of_row(
     target = tl.umulhi(fraction, nucleus.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
     threshold, one, _, mass, length = _find(probs, listed, vocab, counts, masses, target, False, tile, list_tile)
     wanted = ((target - mass) // one).to(tl.int32)
-    drawn = length * 0
+    found = length * 0
     seen = length * 0
     for first in range(0, length, list_tile):
         token, bits = _listed_bits(probs, listed, first, length, list_tile)
         is_equal = (bits == threshold).to(tl.int32)
         rank = seen + tl.cumsum(is_equal, axis=0) - 1
-        drawn += tl.sum(tl.where((is_equal > 0) & (rank == wanted), token, 0), axis=0)
+        found += tl.sum(tl.where((is_equal > 0) & (rank == wanted), token, 0), axis=0)
         seen += tl.sum(is_equal, axis=0)
-    return drawn
+    return found

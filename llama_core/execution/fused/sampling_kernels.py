@@ -1,6 +1,6 @@
 """Sampling in Triton without a sort: the draw that `sampling.py` defines, over integers that have no order of summation.
 
-The probability of a token, relative to the most likely one, is a multiple of 2^-43; less likely tokens are not drawn. Sums are
+The probability of a token, relative to the most likely one, is a multiple of 2^-43; less likely tokens are not sampled. Sums are
 therefore exact in any order, so that a row's token depends neither on its neighbours nor on the number of programs. Sums in
 floating point, as the other backends have them, may differ from these in the last bits, and then give another token where the
 random number falls between the two.
@@ -82,7 +82,7 @@ def _highest(parts, row, chunks, chunk_block: tl.constexpr):
 
 
 @triton.jit
-def _is_drawn(highest, temperature):
+def _is_sampled(highest, temperature):
     """If the division leaves float's range, only the greatest logit has a probability above 0, as at temperature 0."""
     top = tl.div_rn(highest, tl.maximum(temperature, _GREEDY_BELOW))
     return (temperature >= _GREEDY_BELOW) & (tl.abs(top) < float("inf"))
@@ -123,12 +123,12 @@ def _spread(
     num_bins: tl.constexpr,
     chunk_block: tl.constexpr,
 ):
-    """Probabilities relative to the greatest, 0 where a token cannot be drawn, and the count and mass of each bin."""
+    """Probabilities relative to the greatest, 0 where a token cannot be sampled, and the count and mass of each bin."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     key = _highest(parts, row, tl.num_programs(1), chunk_block)
     highest, slot = value_of_key(key), tl.load(slots + row)
     temperature = tl.load(temperatures + slot * stride)
-    if (key != _BAD) & _is_drawn(highest, temperature):
+    if (key != _BAD) & _is_sampled(highest, temperature):
         token = chunk * block + tl.arange(0, block)
         inside = token < vocab
         x = tl.load(logits + row * vocab + token, mask=inside, other=float("-inf"))
@@ -171,7 +171,7 @@ def _pick(
     chosen = index_of_key(key)
     if not is_greedy:
         slot = tl.load(slots + row)
-        if (key != _BAD) & _is_drawn(highest, tl.load(temperatures + slot * float_stride)):
+        if (key != _BAD) & _is_sampled(highest, tl.load(temperatures + slot * float_stride)):
             chosen = draw_of_row(
                 probs + row * vocab,
                 listed + row * vocab,

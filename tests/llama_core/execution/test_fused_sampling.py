@@ -161,7 +161,7 @@ def check_limits(ops: Ops, device: torch.device) -> None:
     """Limits that end exactly at a token, over many random numbers."""
     equal, two_bins = [0.0] * 8, [0.0] * 2 + [-0.7] * 4 + [-9.0] * 3
     # Five of eight equal tokens: before the fifth, there is exactly the half.
-    for row, fields, drawn in (
+    for row, fields, support in (
         (equal, {"top_k": 3}, {0, 1, 2}),
         (equal, {"top_p": 0.5}, {0, 1, 2, 3, 4}),
         (equal, {"top_k": 6, "top_p": 0.2}, {0, 1}),
@@ -172,7 +172,7 @@ def check_limits(ops: Ops, device: torch.device) -> None:
         case = plain_case(torch.tensor([row] * 20), **({"temperature": 1.0, "top_p": 1.0} | fields))
         samples = case.samples(CPU)
         expected = sample(case.logits, case.state(CPU).sampling.at(samples.slots), samples.positions).tolist()
-        assert set(expected) == drawn
+        assert set(expected) == support
         assert tokens_of(ops, case, "sampled", device) == expected
 
 
