@@ -23,9 +23,9 @@ DEVICE = (f"{TESTS}/test_fused_device.py", "late")
 RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
-DRAWS, LIMITS, EDITS, LOGPROBS, ZEROS, REUSE = (
+DRAWS, LIMITS, LARGE, EDITS, LOGPROBS, ZEROS, REUSE = (
     (f"{TESTS}/test_fused_sampling.py", f"interpreter and {check}")
-    for check in ("draws", "limits", "edits", "logprobs", "zeros", "reuse")
+    for check in ("draws", "limits", "large", "edits", "logprobs", "zeros", "reuse")
 )
 
 
@@ -231,7 +231,7 @@ MUTANTS = (
         "bin = tl.sum((reached < target)",
         LIMITS,
     ),
-    Mutant("a token before the one at the limit", "nucleus_kernels", "further > target", "further >= target", LIMITS),
+    Mutant("a bisection that leaves out bits", "nucleus_kernels", "bit = bit >> 1", "bit = bit >> 2", DRAWS),
     Mutant(
         "equal tokens that are all before themselves",
         "nucleus_kernels",
@@ -256,7 +256,7 @@ MUTANTS = (
         "nucleus_kernels",
         "for first in range(list_tile, count, list_tile):",
         "for first in range(list_tile, 0, list_tile):",
-        DRAWS,
+        LARGE,
     ),
     Mutant("a token that min_p keeps", "sampling_kernels", "(p >= tl.load(min_ps", "(p > tl.load(min_ps", DRAWS),
     Mutant("bins of the step before", "sampling_kernels", "if chunk < replicas:", "if chunk < 0:", REUSE),
@@ -278,7 +278,7 @@ MUTANTS = (
         EDITS,
     ),
     Mutant(
-        "a prompt that was generated",
+        "a prompt that counts as generated",
         "logit_kernels",
         "mask=(index >= prompt_length) & (index < position)",
         "mask=index < position",

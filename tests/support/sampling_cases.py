@@ -50,7 +50,7 @@ def plain_params(draw: Any, vocab: int) -> dict[str, Any]:
 
 @st.composite
 def ruled_params(draw: Any, vocab: int) -> dict[str, Any]:
-    token = st.integers(0, min(vocab, 40) - 1)
+    token, common = st.integers(0, min(vocab, 40) - 1), st.integers(0, min(vocab, 3) - 1)
     plain: dict[str, Any] = draw(plain_params(vocab))
     return plain | {
         "max_tokens": 60,
@@ -58,7 +58,7 @@ def ruled_params(draw: Any, vocab: int) -> dict[str, Any]:
         "frequency_penalty": draw(st.sampled_from((0.0, 0.0, 0.7, -0.3))),
         "repetition_penalty": draw(st.sampled_from((1.0, 1.0, 1.4, 0.7))),
         "logit_bias": tuple(draw(st.lists(st.tuples(token, st.floats(-9, 9, width=32)), max_size=6))),
-        "bad_words": tuple(draw(st.lists(st.lists(token, min_size=1, max_size=4).map(tuple), max_size=5))),
+        "bad_words": tuple(draw(st.lists(st.lists(common, min_size=1, max_size=4).map(tuple), max_size=5))),
         "allowed_token_ids": tuple(draw(st.one_of(st.just([]), st.lists(token, min_size=1, max_size=30)))),
         "min_tokens": draw(st.sampled_from((0, 0, 5, 30))),
     }
@@ -147,7 +147,8 @@ def cases(draw: Any, *, has_rules: bool = False, vocabularies: Seq[int] = VOCABU
     inits, masks = [], []
     for i in range(count):
         params = SamplingParams(**draw(ruled_params(vocab) if has_rules and i % 3 < 2 else plain_params(vocab)))
-        tokens = generator.integers(0, min(vocab, 40), draw(st.integers(1, 60))).tolist()
+        # Few different tokens, so that bad words begin in many places.
+        tokens = generator.integers(0, min(vocab, draw(st.sampled_from((3, 40)))), draw(st.integers(1, 60))).tolist()
         delayed = tuple(draw(st.lists(st.integers(0, vocab + 1), max_size=3, unique=True)))
         prompt_length = draw(st.integers(0, len(tokens)))
         inits.append(SlotInit(i, tokens, [], params, prompt_length=prompt_length, delayed=delayed))
