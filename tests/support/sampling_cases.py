@@ -150,7 +150,7 @@ def cases(draw: Any, *, has_rules: bool = False, vocabularies: Seq[int] = VOCABU
         # Few different tokens, so that bad words begin in many places.
         tokens = generator.integers(0, min(vocab, draw(st.sampled_from((3, 40)))), draw(st.integers(1, 60))).tolist()
         delayed = tuple(draw(st.lists(st.integers(0, vocab + 1), max_size=3, unique=True)))
-        prompt_length = draw(st.integers(0, len(tokens)))
+        prompt_length = max(0, len(tokens) - draw(st.sampled_from((0, 1, 2, 20, 60))))
         inits.append(SlotInit(i, tokens, [], params, prompt_length=prompt_length, delayed=delayed))
         mask = generator.integers(0, 2**32, -(-vocab // 32), dtype=np.uint32)
         masks.append(mask if has_rules and draw(st.booleans()) else None)
@@ -158,7 +158,8 @@ def cases(draw: Any, *, has_rules: bool = False, vocabularies: Seq[int] = VOCABU
 
 
 def acceptable(logits: torch.Tensor, params: SamplingParams, position: int) -> set[int]:
-    """The tokens that `sampling.sample` may give for one row, if sums and limits are wrong by at most TOLERANCE."""
+    """The tokens that `sampling.sample` may give for one row, if probabilities, sums and limits are wrong by at most TOLERANCE.
+    Equal logits are in the order of their ids, almost equal ones in any."""
     temperature = np.float32(params.temperature)
     with np.errstate(over="ignore"):
         scaled = logits.numpy() / max(temperature, np.float32(GREEDY_BELOW))
@@ -168,7 +169,6 @@ def acceptable(logits: torch.Tensor, params: SamplingParams, position: int) -> s
     order = np.lexsort((np.arange(len(probs)), -probs))
     number = uniform(torch.tensor([params.seed]), torch.tensor([position])).item()
     found = set()
-    # 2 * TOLERANCE: also to the sides of a number that lies on a limit.
     for nudges in np.stack(np.meshgrid(*[(-TOLERANCE, TOLERANCE)] * 3), -1).reshape(-1, 3):
         of_min_p, of_top_p, of_number = nudges
         kept = order[probs[order] >= np.float32(params.min_p) * (1 + of_min_p)] if params.min_p < 1 else order
@@ -181,4 +181,5 @@ def acceptable(logits: torch.Tensor, params: SamplingParams, position: int) -> s
         size = len(kept) if params.top_p == 1 else max(1, int((before <= top_p * sums[-1]).sum()))
         place = int(np.searchsorted(sums, number * (1 + of_number) * sums[size - 1], side="right"))
         found.add(int(kept[min(place, size - 1)]))
-    return found
+    almost = [(np.abs(probs - probs[token]) <= TOLERANCE * probs[token]) & (scaled != scaled[token]) for token in found]
+    return found.union(*(is_almost.nonzero()[0].tolist() for is_almost in almost))

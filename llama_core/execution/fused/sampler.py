@@ -79,7 +79,7 @@ class TorchSampler:
         return 0
 
     def sample(self, logits: torch.Tensor, samples: SampleTensors, mode: Mode) -> torch.Tensor:
-        finite = logits.sum(-1).isfinite()
+        finite = logits.isfinite().all(-1)
         usable = torch.where(finite[:, None], logits, 0.0)
         if mode == "greedy":
             return torch.where(finite, usable.argmax(-1), NOT_FINITE)

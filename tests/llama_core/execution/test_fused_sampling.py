@@ -172,7 +172,7 @@ def check_limits(ops: Ops, device: torch.device) -> None:
         (two_bins, {"top_k": 5, "top_p": 0.8}, {0, 1, 2, 3}),
         (two_bins, {"min_p": 0.4, "top_k": 6}, {0, 1, 2, 3, 4, 5}),
     ):
-        case = plain_case(torch.tensor([row] * 20), **({"temperature": 1.0, "top_p": 1.0} | fields))
+        case = plain_case(torch.tensor([row] * 16), **({"temperature": 1.0, "top_p": 1.0} | fields))
         samples = case.samples(CPU)
         expected = sample(case.logits, case.state(CPU).sampling.at(samples.slots), samples.positions).tolist()
         assert set(expected) == support
@@ -212,12 +212,12 @@ def check_contradictions(ops: Ops, device: torch.device) -> None:
 
 
 def check_large(ops: Ops, device: torch.device) -> None:
-    """The vocabularies of Llama 3 and Qwen, with a nucleus of thousands of tokens, and with equal logits."""
+    """The vocabularies of Llama 3 and Qwen, with a nucleus of thousands of tokens, and with logits that are almost equal."""
     for vocab, fields in ((128_256, {"top_p": 1.0}), (151_936, {"top_p": 0.9, "top_k": 100_000})):
         logits = torch.randn((1, vocab), generator=torch.Generator().manual_seed(vocab))
-        for row in (logits, torch.zeros(1, vocab)):
+        for row in (logits, logits * 1e-3):
             case = plain_case(row, temperature=1.0, **fields)
-            if "top_k" in fields and not row.any():
+            if "top_k" in fields and row is not logits:
                 continue  # too long in the interpreter
             [token] = tokens_of(ops, case, "sampled", device)
             assert token in acceptable(row[0], case.params[0], 2)
@@ -253,10 +253,11 @@ ops, cpu = TritonOps(), torch.device("cpu")
         pytest.param("checks.check_rules(ops, cpu, 25)", id="rules"),
         pytest.param("checks.check_edits(cpu, 40)", id="edits"),
         pytest.param("checks.check_logprobs(ops, cpu)", id="logprobs"),
-        pytest.param("checks.check_odd_rows(ops, cpu)", id="odd"),
-        pytest.param("checks.check_contradictions(ops, cpu)", id="contradictions"),
         pytest.param("checks.check_limits(ops, cpu)", id="limits"),
-        pytest.param("checks.check_zeros(ops, cpu)", id="zeros"),
+        pytest.param(
+            "for check in (checks.check_zeros, checks.check_odd_rows, checks.check_contradictions): check(ops, cpu)",
+            id="zeros",
+        ),
         pytest.param("checks.check_reuse(ops, cpu)", id="reuse"),
         pytest.param("checks.check_large(ops, cpu)", id="large"),
     ],
