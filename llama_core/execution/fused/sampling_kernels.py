@@ -1,7 +1,7 @@
 """Sampling in Triton without a sort: the draw that `sampling.py` defines, over integers that have no order of summation.
 
-The probability of a token, relative to the most likely one, is a multiple of 2^-43; less likely tokens are not sampled. Sums are
-therefore exact in any order, so that a row's token depends neither on its neighbours nor on the number of programs. Sums in
+The probability of a token, relative to the most likely one, is a multiple of 2^-43; less likely tokens are not sampled. Sums
+are therefore exact in any order, so that a row's token depends neither on its neighbours nor on the number of programs. Sums in
 floating point, as the other backends have them, may differ from these in the last bits, and then give another token where the
 random number falls between the two.
 
