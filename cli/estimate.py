@@ -1,4 +1,4 @@
-"""`llama-ray estimate`: the memory of each rank, from a checkpoint's header alone."""
+"""`llama-ray estimate`: the memory of each rank, and the time of a step on a GPU, from a checkpoint's header alone."""
 
 import json
 import sys
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli.gpu_estimate import gpu_estimate
 from llama_core.config import DEFAULT_STEP_TOKENS, UNKNOWN_CONTEXT, BackendName, Device, DType, EngineConfig
 from llama_core.errors import LlamaError
 from llama_core.sizes import format_bytes
+from llama_core.step_time.devices import find_gpu
 
 if TYPE_CHECKING:
     from llama_core.memory_estimate import MemoryEstimate
@@ -33,14 +35,23 @@ class Request:
     backend: BackendName = "auto"
     block_size: int = 16
     kv_cache_bytes: int | None = None
+    gpu: str | None = None
+    context: int = 1024
 
 
 def run(request: Request, *, as_json: bool) -> int:
     """Print the estimate. Returns the exit status."""
     try:
+        gpu = find_gpu(request.gpu) if request.gpu is not None else None
         estimate, context = make(request)
         shown = as_data(estimate, _grid(estimate, context))
-        print(json.dumps(shown)) if as_json else _show(estimate, shown)
+        on_gpu = gpu_estimate(estimate, gpu, request.context) if gpu is not None else None
+        if as_json:
+            print(json.dumps(shown if on_gpu is None else shown | {"gpu": on_gpu.as_data()}))
+            return 0
+        _show(estimate, shown)
+        if on_gpu is not None:
+            on_gpu.show()
     except (LlamaError, MemoryError) as error:
         print(f"estimate: {error}", file=sys.stderr)
         return 1
@@ -49,7 +60,9 @@ def run(request: Request, *, as_json: bool) -> int:
 
 def make(request: Request) -> tuple["MemoryEstimate", int | None]:
     """The estimate, and the model's own context. Raises CheckpointError, ConfigError or TokenizerError."""
-    from llama_core.memory_estimate import describe_checkpoint, estimate_memory  # imports torch
+    import torch
+
+    from llama_core.memory_estimate import describe_checkpoint, estimate_memory
 
     path, model, num_shards = describe_checkpoint(request.ckpt, request.tokenizer)
     config = EngineConfig(
@@ -65,7 +78,8 @@ def make(request: Request) -> tuple["MemoryEstimate", int | None]:
         block_size=request.block_size,
         kv_cache_bytes=request.kv_cache_bytes,
     )
-    return estimate_memory(config, request.ranks or num_shards), model.context_length
+    device = torch.device("cuda") if request.gpu is not None else None  # which this machine need not have
+    return estimate_memory(config, request.ranks or num_shards, device), model.context_length
 
 
 def as_data(estimate: "MemoryEstimate", grid: Sequence[Sequence[int]]) -> dict[str, Any]:

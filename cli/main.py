@@ -188,6 +188,16 @@ def estimate(
             envvar="LLAMA_KV_CACHE_BYTES",
         ),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Also estimate the time of steps on this GPU, such as h100; a wrong name lists all.", metavar="NAME"
+        ),
+    ] = None,
+    context: Annotated[
+        int,
+        size_option("--context", help="With --gpu: cached tokens of a decode.", envvar=None, metavar="TOKENS"),
+    ] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print bytes as JSON.")] = False,
 ) -> None:
     """Memory of each rank, by context and concurrency, from a checkpoint's header alone.
@@ -202,6 +212,8 @@ def estimate(
       llama-ray estimate /models/Llama-3.1-8B-Instruct --ranks 2 --max-seq-len 8Ki
 
       llama-ray estimate model.gguf --batch 64 --json
+
+      llama-ray estimate /models/Llama-3.1-70B --ranks 8 --gpu h100
     """
     from cli.estimate import Request, run
 
@@ -217,6 +229,8 @@ def estimate(
         backend.value,
         block_size,
         kv_cache_bytes,
+        gpu,
+        context,
     )
     sys.exit(run(request, as_json=as_json))
 

@@ -22,7 +22,7 @@ def size(value: str | int) -> int:
     return number
 
 
-def size_option(*names: str, help: str, envvar: str, metavar: str = "SIZE", **more: Any) -> Any:
+def size_option(*names: str, help: str, envvar: str | None, metavar: str = "SIZE", **more: Any) -> Any:
     """An option that `size` reads."""
     return typer.Option(*names, parser=size, metavar=metavar, help=help, envvar=envvar, **more)
 

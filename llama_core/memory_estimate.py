@@ -68,6 +68,11 @@ class MemoryEstimate:
         return max((self._of(config, rank) for rank in range(self.num_ranks)), key=lambda one: one.total)
 
     @property
+    def block_bytes(self) -> int:
+        """Of one cache block in all layers, on the rank that needs most."""
+        return max(map(self._block_bytes, self._group()))
+
+    @property
     def least_cache(self) -> int:
         """Cache bytes of one sequence of full length on the rank that needs most; with less, ranks refuse to start."""
         window = self._window(self.config)
@@ -101,12 +106,15 @@ class MemoryEstimate:
         return planned_weight_bytes(self.model, self.plan, at), working
 
 
-def estimate_memory(config: EngineConfig, num_ranks: int) -> MemoryEstimate:
-    """Read the headers of `config.ckpt_dir` and plan. Raises ConfigError or CheckpointError, as the start of a rank would."""
+def estimate_memory(config: EngineConfig, num_ranks: int, device: torch.device | None = None) -> MemoryEstimate:
+    """Read the headers of `config.ckpt_dir` and plan. Raises ConfigError or CheckpointError, as the start of a rank would.
+
+    device: the configuration's if absent. It need not exist.
+    """
     source = open_checkpoint(config.ckpt_dir)
     model = source.model_config(config.vocab_size)
     model.check_world_size(num_ranks)
-    alone = Parallel(0, 1, resolve_device(config.device))
+    alone = Parallel(0, 1, device or resolve_device(config.device))
     group = replace(alone, world_size=num_ranks)
     kind, dtype, plan = choose(config, model, source.open_weights(model), group, voters=alone)
     return MemoryEstimate(config, model, num_ranks, alone.device, kind, dtype, plan)

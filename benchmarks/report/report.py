@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.harness.common import REPOSITORY, number
 from benchmarks.harness.options import command_parser
+from benchmarks.report.gpu_estimate import gpu_estimate, gpu_published
 from benchmarks.report.markdown import cell, table
 
 Result = dict[str, Any]
@@ -307,6 +308,8 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "overload": overload,
     "arrivals": arrivals,
     "gpu": gpu,
+    "gpu_estimate": gpu_estimate,
+    "gpu_published": gpu_published,
 }
 
 

@@ -122,9 +122,10 @@ def join_alone(parallel: Parallel) -> None:
 
 def smallest(parallel: Parallel, value: int) -> int:
     """The smallest `value` of all ranks, on every rank."""
+    if parallel.world_size == 1:
+        return int(value)
     tensor = torch.tensor([value], dtype=torch.int64, device=parallel.device)
-    if parallel.world_size > 1:
-        dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
     return int(tensor.item())
 
 

@@ -1,0 +1,92 @@
+"""The time of a step on a GPU, as the sum of its parts: a floor, because nothing waits in it that need not.
+
+Each product takes as long as reading its weights or as its operations, whichever is more; kernels run one after another.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from llama_core.step_time.devices import BANDWIDTH_SHARE, LINK_SHARE, Gpu, Link
+from llama_core.step_time.work import LOGIT_PASSES, Matrices, RankWork, StepLoad
+
+# Between two kernels of a CUDA graph. Hazy Research measured it on an H100 ("Look Ma, No Bubbles", 2025).
+LAUNCH_S: Final = 1.3e-6
+# Of an all-reduce with NCCL's LL protocol, before the first step of its ring (src/graph/tuning.cc).
+COLLECTIVE_S: Final = 6.6e-6
+# Of the rate of products, what attention to a prompt reaches: FlashAttention-2 on an A100, 0.5 to 0.7 of the peak.
+ATTENTION_SHARE: Final = 0.6
+OMITTED: Final = (
+    "the host's time, while the GPU has a step in its queue",
+    "the part of a wave or tile that is not full, and the ramps of each kernel",
+    "a product of few rows that reads slower than a copy: published engines reach 0.7 to 0.8 of this model's speed at batch 1",
+    "clocks that fall under the power limit, other work of the GPU, and ranks on other nodes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds. read_s: reading the step's weights and cache at the datasheet's bandwidth, which no engine beats."""
+
+    products_s: float
+    attention_s: float
+    activations_s: float
+    logits_s: float
+    collectives_s: float
+    launches_s: float
+    read_s: float
+
+    @property
+    def seconds(self) -> float:
+        parts = self.products_s, self.attention_s, self.activations_s, self.logits_s
+        return sum(parts) + self.collectives_s + self.launches_s
+
+
+def step_time(work: RankWork, load: StepLoad, gpu: Gpu, dtype: str, *, is_fp8: bool = False) -> StepTime:
+    """dtype: of activations and cache. is_fp8: products multiply float8 values; other quantized weights are expanded to dtype
+    inside the product."""
+    model, itemsize = work.model, 4 if dtype == "float32" else 2
+    rate, read = gpu.product_rate("fp8" if is_fp8 else dtype), gpu.read_rate
+
+    def product(matrices: Matrices, rows: int) -> float:
+        return max(matrices.num_bytes / read, 2 * matrices.macs * rows / rate)
+
+    positions, pairs = work.seen(load)
+    operations = 4 * work.n_heads * model.head_dim
+    attention_rate = gpu.product_rate(dtype) * ATTENTION_SHARE
+    chunk_bytes = work.chunk_positions(load) * work.cache_bytes
+    logit_bytes = LOGIT_PASSES * 4 * model.vocab_size * load.samples
+    sums, gathers = 2 * model.n_layers, 2
+    return StepTime(
+        products_s=sum(product(each, load.tokens) for each in work.matrices)
+        + product(work.output, load.samples)
+        + work.other_bytes / read,
+        attention_s=max(positions * work.cache_bytes / read, operations * positions / attention_rate)
+        + max(chunk_bytes / read, operations * pairs / attention_rate),
+        activations_s=load.tokens * model.n_layers * work.activations * itemsize / read,
+        logits_s=logit_bytes / read,
+        collectives_s=sums * all_reduce_s(load.tokens * model.dim * itemsize, work.num_ranks, gpu.link)
+        + gathers * all_reduce_s(0, work.num_ranks, gpu.link),
+        launches_s=work.launches(load) * LAUNCH_S,
+        read_s=(work.weight_bytes + positions * work.cache_bytes + chunk_bytes) / gpu.bandwidth,
+    )
+
+
+def all_reduce_s(num_bytes: int, num_ranks: int, link: Link) -> float:
+    """NCCL's ring over the GPUs of one node."""
+    if num_ranks == 1:
+        return 0.0
+    hops = 2 * (num_ranks - 1)
+    return COLLECTIVE_S + hops * link.hop_s + hops / num_ranks * num_bytes / (link.bandwidth * LINK_SHARE)
+
+
+def assumptions(gpu: Gpu) -> list[str]:
+    """What the figures rest on, for people."""
+    return [
+        f"{gpu.title}: {gpu.bandwidth / 1e9:,.0f} GB/s, {gpu.products['bfloat16'] / 1e12:,.0f} TFLOP/s bfloat16, "
+        f"{gpu.link.name} ({gpu.source})",
+        f"reads reach {BANDWIDTH_SHARE:.0%} of the bandwidth, large products {gpu.product_share:.0%} of the peak, attention "
+        f"{ATTENTION_SHARE:.0%} of that, all-reduces {LINK_SHARE:.0%} of the link",
+        f"{LAUNCH_S * 1e6:g} us between two kernels of a graph; an all-reduce takes {COLLECTIVE_S * 1e6:g} us and "
+        f"{gpu.link.hop_s * 1e6:g} us for each of 2 (ranks - 1) steps before its bytes (NCCL's tuning table)",
+        *(f"left out: {what}" for what in OMITTED),
+    ]
