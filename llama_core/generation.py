@@ -17,6 +17,7 @@ from pathlib import Path
 from llguidance import LLTokenizer
 from tqdm import tqdm
 
+from llama_core.batch_loop import run_batch
 from llama_core.checkpoint.manifest import Manifest
 from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
 from llama_core.config import DEFAULT_STEP_TOKENS, BackendName, Device, DType, EngineConfig
@@ -32,12 +33,8 @@ from llama_core.results import (
     generation_params,
     generation_result,
 )
-from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence, check_prompt, describe_request, log_unfinished
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
-from llama_core.scheduling.scheduler import Scheduler
-from llama_core.scheduling.scheduler_config import SchedulerConfig
-from llama_core.scheduling.step import Pending, StepOutput
 from llama_core.text.chat_format import ChatFormat, Dialog
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from llama_core.text.no_chat_format import NoChatFormat
@@ -237,33 +234,7 @@ class Llama:
         return Sequence(prompt, params, min(self.max_seq_len, len(prompt) + params.max_tokens))
 
     def _run(self, sequences: list[Sequence]) -> None:
-        # Each call has its own scheduler, so that an exception in one call does not affect the next.
-        config = self.runner.config
-        scheduler = Scheduler(
-            SchedulerConfig.of(config, self._stop_ids, window=self.runner.model_config.longest_window),
-            BlockPool(self._num_blocks, config.block_size),
-        )
-        if self.runner.parallel.device.type == "cuda":
-            # Nobody waits for single tokens here, and long chunks use a GPU better. The same on every rank.
-            scheduler.use_prompt_chunk(config.max_step_tokens)
-        for seq in sequences:
-            scheduler.add(seq)
-        # While a GPU computes a step, the loop queues the next step before it waits. It reads a completed step first:
-        # otherwise the next step would compute rows of sequences that have just ended.
-        in_flight: Pending[StepOutput] | None = None
-        while (batch := scheduler.schedule()) is not None or in_flight is not None:
-            following = self.runner.start(batch) if batch is not None else None
-            if in_flight is not None:
-                scheduler.commit(self._known_to_all(in_flight.result()))
-            in_flight = following
-            if in_flight is not None and in_flight.is_done:
-                scheduler.commit(self._known_to_all(in_flight.result()))
-                in_flight = None
-        assert not scheduler.has_work, "every sequence has ended"
-
-    def _known_to_all(self, output: StepOutput) -> StepOutput:
-        """The output without what rank 0 alone knows: every rank makes the same schedule."""
-        return replace(output, forced=[]) if output.forced and self.runner.parallel.world_size > 1 else output
+        run_batch(self.runner, self._num_blocks, self._stop_ids, sequences)
 
 
 def _load_with_progress_bar(

@@ -88,7 +88,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "llama_core.checkpoint.hugging_face",
     ),
     "llama_core.reshard": (*MODEL, "llama_core.checkpoint.meta"),
-    "llama_core.generation": (*CORE, "llama_core.results"),
+    "llama_core.batch_loop": CORE,
+    "llama_core.generation": (*CORE, "llama_core.batch_loop", "llama_core.results"),
     "llama_core.step_time": BASE,  # arithmetic over the architecture
     "llama_core.memory_estimate": CORE,  # plans a rank's memory as the runner does, before anything is loaded
     # cluster: the driver runs in the replica, rank in the rank actors, wire in both.

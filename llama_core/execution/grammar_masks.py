@@ -11,15 +11,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
 
 from llama_core.log_lines import where
 from llama_core.scheduling.step import ForcedTokens, Row, SlotInit
-from llama_core.text.grammar import limits
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ _UNAVAILABLE: Final = "this engine has no tokenizer, so that it cannot follow gr
 class _Slot:
     grammar: str
     position: int  # of the first token that the matcher has not consumed
-    matcher: LLMatcher | None = None
+    matcher: "LLMatcher | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class SlotGrammars:
 
     `vocabulary` is called once, in the thread, by `prepare` or for the first grammar; None: every grammar is refused."""
 
-    def __init__(self, vocabulary: Callable[[], LLTokenizer] | None, vocab_size: int, num_slots: int) -> None:
+    def __init__(self, vocabulary: "Callable[[], LLTokenizer] | None", vocab_size: int, num_slots: int) -> None:
         self._slots: list[_Slot | None] = [None] * num_slots
         self.has_grammars = False
         self._num_words = -(-vocab_size // 32)
@@ -156,7 +157,11 @@ class SlotGrammars:
             masks.forced.append(ForcedTokens(job.row, job.position, forced[:_MAX_FORCED]))
         _check(matcher)
 
-    def _new_matcher(self, grammar: str) -> LLMatcher:
+    def _new_matcher(self, grammar: str) -> "LLMatcher":
+        from llguidance import LLMatcher  # the engine runs without it where no request has a grammar
+
+        from llama_core.text.grammar import limits
+
         compiled = self._compiled.pop(grammar, None)
         if compiled is None:
             compiled = LLMatcher(self._loaded(), grammar, log_level=0, limits=limits())
@@ -166,7 +171,7 @@ class SlotGrammars:
             self._compiled.popitem(last=False)
         return compiled.deep_copy()
 
-    def _loaded(self) -> LLTokenizer:
+    def _loaded(self) -> "LLTokenizer":
         if self._load is None:
             raise _Refused(_UNAVAILABLE)
         if self._vocabulary is None:
@@ -178,6 +183,6 @@ class _Refused(Exception):
     """The row's next token cannot be decided."""
 
 
-def _check(matcher: LLMatcher) -> None:
+def _check(matcher: "LLMatcher") -> None:
     if matcher.is_error():
         raise _Refused(f"the grammar is too complex: {' '.join(matcher.get_error().split())[:200]}")

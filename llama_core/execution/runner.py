@@ -4,9 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from llguidance import LLTokenizer
 
 from llama_core.checkpoint.loader import Progress, planned_weights, rank_weights
 from llama_core.checkpoint.rank_share import RankShare
@@ -43,6 +43,9 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.sliding_window import SlidingWindow
 from llama_core.scheduling.step import Pending, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
 
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
 log = logging.getLogger(__name__)
 
 # Rows of logits that exist at once for prompt logprobs: all rows of a long prompt would take gigabytes.
@@ -62,7 +65,7 @@ class ModelRunner:
         slots: SlotTable,
         backend: Backend,
         report: LoadReport,
-        vocabulary: Callable[[], LLTokenizer] | None = None,
+        vocabulary: "Callable[[], LLTokenizer] | None" = None,
     ) -> None:
         self.config = config
         self.model_config = model_config
@@ -82,7 +85,7 @@ class ModelRunner:
         parallel: Parallel,
         on_progress: Progress = lambda done, total: None,
         source: CheckpointSource | None = None,
-        vocabulary: Callable[[], LLTokenizer] | None = None,
+        vocabulary: "Callable[[], LLTokenizer] | None" = None,
     ) -> "ModelRunner":
         """Check the checkpoint, then read this rank's share. source: `open_checkpoint`'s if absent. vocabulary: for grammars,
         called on rank 0 in a thread; None: no request may have one.

@@ -195,7 +195,7 @@ def test_ranks_that_schedule_for_themselves_measure_nothing(monkeypatch: pytest.
             super().__init__(config, pool)
             made.append(self)
 
-    monkeypatch.setattr("llama_core.generation.Scheduler", Recorded)
+    monkeypatch.setattr("llama_core.batch_loop.Scheduler", Recorded)
     llama = Llama.build(str(GOLDEN / "mp1"), str(GOLDEN / "mp1" / "tokenizer.model"), max_seq_len=64, max_batch_size=2)
     llama.text_completion(["one", "two"], max_gen_len=8)
     assert made and all(scheduler.speculation.costs is None for scheduler in made)
