@@ -7,11 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp llama_core/execution/native/weight_formats/*.hpp benchmarks/harness/*.cpp tests/support/*.[ch]pp)
 
-.PHONY: help setup serve test chaos soak fuzz gpu-check audit lint clean
+.PHONY: help setup serve test chaos soak fuzz gpu-check gpu-bench audit lint clean
 
 help:
 	@sed -n '1,2p' Makefile
-	@echo "targets: setup serve test chaos soak fuzz gpu-check audit lint clean"
+	@echo "targets: setup serve test chaos soak fuzz gpu-check gpu-bench audit lint clean"
 
 setup: $(VENV)/.ready
 
@@ -59,6 +59,11 @@ fuzz: setup
 # Every Triton kernel for six GPUs that need not be here: 20 minutes on two cores.
 gpu-check: setup
 	$(BIN)/python -m tests.programs.gpu_check
+
+# One GPU in half an hour, with its own tests; a second call goes on where the first was cut. Needs torch, Triton, NumPy and pytest,
+# but no set-up and no Ray: GPU_PYTHON is the interpreter that has them, ARGS are further options, such as --only decode.
+gpu-bench:
+	$(or $(GPU_PYTHON),$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))) -m benchmarks gpu $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -23,7 +23,7 @@ QUESTIONS: Final = {
     "grammars": "what structured output costs its own rows and those beside them",
     "quality": "what quantized weights cost in perplexity",
     "agreement": "whether a GGUF model answers as transformers does, on 1, 2 and 3 ranks",
-    "gpu": "decode and a large batch on a CUDA device",
+    "gpu": "tests, speed, memory and recovery on one CUDA device, in half an hour",
     "startup": "seconds from the command to the first good answer",
     "memory": "processes, threads and resident memory of a server",
     "fanout": "time of a step's round trip to the ranks",

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from benchmarks.harness.workload import Request
-from llama_core import Llama
+from llama_core.batch_loop import run_batch
 from llama_core.config import DEFAULT_STEP_TOKENS, DType, EngineConfig
 from llama_core.execution import parallel as groups
 from llama_core.execution.runner import ModelRunner
@@ -23,8 +23,10 @@ from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Pending, StepInput, StepOutput
-from llama_core.text.registry import load_tokenizer
-from llama_core.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llama_core import Llama
+    from llama_core.text.tokenizer import Tokenizer
 
 # Settings that change how much is computed are off unless the command line sets them; peers run without them too.
 OFF_BY_DEFAULT = ("speculation", "prefix_caching")
@@ -43,11 +45,13 @@ class NumbersOnly:
 @contextmanager
 def built_llama(
     options: argparse.Namespace, *, dtype: str, max_seq_len: int, max_batch_size: int, **settings: Any
-) -> Iterator[Llama]:
+) -> Iterator["Llama"]:
     """The model that the options name, inside the context. Its memory is freed before another model is built.
 
     `settings` are further fields of EngineConfig; they override the command line.
     """
+    from llama_core.text.registry import load_tokenizer
+
     if options.threads:
         torch.set_num_threads(options.threads)
     chosen: dict[str, Any] = dict.fromkeys(OFF_BY_DEFAULT, False)
@@ -74,13 +78,15 @@ def built_llama(
         gc.collect()
 
 
-def llama_of(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Llama:
+def llama_of(config: EngineConfig, tokenizer: "Tokenizer | None" = None) -> "Llama":
     """A Llama as Llama.build makes it, but from any engine setting and also without a tokenizer."""
+    from llama_core import Llama
+
     runner = ModelRunner.load(config, groups.alone(config.device))
     num_blocks = runner.max_num_blocks()
     runner.allocate_cache(num_blocks)
     runner.warm_up()
-    return Llama(runner, tokenizer or cast(Tokenizer, NumbersOnly(config.vocab_size)), num_blocks, seed=1)
+    return Llama(runner, tokenizer or cast("Tokenizer", NumbersOnly(config.vocab_size)), num_blocks, seed=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +145,22 @@ class Run:
         return sum(step.num_samples for step in decodes) / (decodes[-1].end_s - begin)
 
 
-def run(llama: Llama, requests: Iterable[Request], temperature: float = 0.0) -> Run:
+def run(llama: "Llama", requests: Iterable[Request], temperature: float = 0.0) -> Run:
     """Generate for all requests as one batch, exactly as many tokens as each asks for."""
+    return run_on(llama.runner, llama._num_blocks, requests, temperature)
+
+
+def run_on(runner: ModelRunner, num_blocks: int, requests: Iterable[Request], temperature: float = 0.0) -> Run:
+    """Like `run`, on a runner with a cache of `num_blocks` blocks. A request's seed is its index."""
     sequences = []
     for i, request in enumerate(requests):
         params = SamplingParams(
             temperature=temperature, top_p=0.9, seed=i, max_tokens=request.num_output, ignore_eos=True
         )
         sequences.append(LlamaSequence(request.prompt, params, len(request.prompt) + request.num_output))
-    with watched(llama.runner) as steps:
+    with watched(runner) as steps:
         begin = time.perf_counter()
-        llama._run(sequences)  # as `generate`, but with a number of tokens for each request and without EOS
+        run_batch(runner, num_blocks, frozenset(), sequences)
         end = time.perf_counter()
     for seq in sequences:
         if seq.error is not None:
@@ -199,14 +210,14 @@ def around_steps(runner: Any, around: Callable[[StartFunction, StepInput], Pendi
 # The least cost of a token.
 
 
-def torch_dtype(llama: Llama) -> torch.dtype:
+def torch_dtype(llama: "Llama") -> torch.dtype:
     """The dtype of activations, cache and unquantized weights."""
     dtype = getattr(torch, llama.runner.report.dtype.split()[0])
     assert isinstance(dtype, torch.dtype)
     return dtype
 
 
-def bytes_per_token(llama: Llama, context: float) -> int:
+def bytes_per_token(llama: "Llama", context: float) -> int:
     """Bytes read to decode one token of one sequence: every weight, but one row of the embedding,
     and the keys and values of `context` tokens."""
     config, itemsize = llama.runner.model_config, torch_dtype(llama).itemsize
@@ -224,17 +235,17 @@ def prefill_operations(config: ModelConfig, length: int) -> int:
     return 2 * (config.n_layers * (layer * length + attention) + config.dim * config.vocab_size)
 
 
-def case_name(llama: Llama, options: argparse.Namespace) -> str:
+def case_name(llama: "Llama", options: argparse.Namespace) -> str:
     """The key of a case in a result: "bfloat16", or such as "bfloat16+int4" where weights have other formats."""
     dtype = str(torch_dtype(llama)).removeprefix("torch.")
     return dtype if llama.runner.report.dtype == dtype else f"{dtype}+{options.quantization}"
 
 
-def vocabulary(llama: Llama) -> int:
+def vocabulary(llama: "Llama") -> int:
     return llama.tokenizer.n_words
 
 
-def repeat_runs(llama: Llama, requests: Sequence[Request], repeats: int) -> list[Run]:
+def repeat_runs(llama: "Llama", requests: Sequence[Request], repeats: int) -> list[Run]:
     """`repeats` runs after an uncounted one, which builds kernels and touches pages."""
     return [run(llama, requests) for _ in range(repeats + 1)][1:]
 

@@ -19,7 +19,6 @@ import torch
 from benchmarks.harness.options import command_parser
 from llama_core.checkpoint.meta_params import config_from_params
 from llama_core.model_config import ModelConfig
-from llama_core.text.registry import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +119,9 @@ def write_meta(
         shutil.copyfile(tokenizer, directory / "tokenizer.model")
 
 
-def write_hf(
-    directory: Path, shape: Shape, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: Path
-) -> None:
-    """model.safetensors, config.json and the tokenizer's files; tokenizer.json too where transformers is installed."""
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_safetensors(directory / "model.safetensors", _hf_weights(config, weights))
-    described = {
+def hf_config(shape: Shape, config: ModelConfig) -> dict[str, Any]:
+    """The contents of Hugging Face's config.json."""
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": config.dim,
@@ -147,6 +142,15 @@ def write_hf(
         "eos_token_id": 2,
         "torch_dtype": "bfloat16",
     }
+
+
+def write_hf(
+    directory: Path, shape: Shape, config: ModelConfig, weights: dict[str, torch.Tensor], tokenizer: Path
+) -> None:
+    """model.safetensors, config.json and the tokenizer's files; tokenizer.json too where transformers is installed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_safetensors(directory / "model.safetensors", _hf_weights(config, weights))
+    described = hf_config(shape, config)
     (directory / "config.json").write_text(json.dumps(described, indent=1) + "\n")
     (directory / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}) + "\n")
     shutil.copyfile(tokenizer, directory / "tokenizer.model")
@@ -216,6 +220,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
+    from llama_core.text.registry import load_tokenizer
+
     vocab_size = load_tokenizer(options.tokenizer).n_words
     for name in options.names:
         shape = SHAPES[name]

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.harness.common import REPOSITORY, number
 from benchmarks.harness.options import command_parser
+from benchmarks.report.gpu import gpu
 from benchmarks.report.gpu_estimate import gpu_estimate, gpu_published
 from benchmarks.report.markdown import cell, table
 
@@ -273,23 +274,6 @@ def arrivals(results: Sequence[Result]) -> str:
 
 def _short(figure: float | dict[str, float]) -> str:
     return number(figure["median"] if isinstance(figure, dict) else figure)
-
-
-def gpu(results: Sequence[Result]) -> str:
-    rows = [
-        (
-            f"{result['device']}, {result['shape']} {result['dtype']}",
-            result["decode"]["decode_tok_s"],
-            result["decode"]["device_gb_s_before"],
-            result["decode"]["share_of_bandwidth"],
-            result["offline"]["output_tok_s"],
-            result["transformers"].get("output_tok_s", result["transformers"].get("unavailable")),
-            result["ratio"],
-        )
-        for result in results
-    ]
-    columns = ["device, model", "batch 1 tok/s", "device GB/s", "share", "batch tok/s", "transformers", "ratio"]
-    return table(columns, rows)
 
 
 # By the name of the marker on the page, which is that of the benchmark.

@@ -138,24 +138,3 @@ def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
     assert streams.keys() == {"1", "3"}
     assert all(figures["a further token, us"].keys() == {"replica", "client"} for figures in streams.values())
     assert all(figures["a request, us"]["replica"]["median"] > 0 for figures in streams.values())
-
-
-def test_gpu_runs_on_a_cpu_where_it_is_asked_to(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.harness.bandwidth.beyond_caches", lambda: 2**22)
-    sizes = ["--shape", "tiny", "--vocab-size", "300", "--requests", "4", "--shortest", "4", "--longest", "8"]
-    batch_1 = ["--prompt", "8", "--output", "6", "--repeats", "1"]
-    result = result_of(capsys, "gpu", *TINY, *sizes, *batch_1)
-    assert result["decode"]["decode_tok_s"]["median"] > 0
-    assert result["offline"]["output_tok_s"]["median"] > 0
-
-
-def test_gpu_without_a_device_ends_with_the_reason(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit) as ended:
-        main(["gpu"])
-    assert ended.value.code == 2
-    assert "no CUDA device" in capsys.readouterr().err

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.execution.weight_formats.quantize import quantize_groups
-from llama_core.execution.weight_formats.quantized_matrix import GroupedMatrix, Int8Matrix
+from llama_core.execution.weight_formats.quantized_matrix import GroupedMatrix
+from tests.support.kernel_differences import FORMATS, GROUPED, matrix_of
 
-GROUPED = ("int8_groups", "int4", "int4_min")
-FORMATS = ("int8", *GROUPED)
 GGUF_TYPES = {
     "int8_groups": gguf.GGMLQuantizationType.Q8_0,
     "int4": gguf.GGMLQuantizationType.Q4_0,
@@ -23,15 +22,6 @@ GGUF_TYPES = {
 }
 # What is lost at most, of the largest value of a group (or of an output).
 LOSS = {"int8": 1 / 250, "int8_groups": 1 / 250, "int4": 1 / 7, "int4_min": 1 / 7}
-
-
-def matrix_of(name: str, weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> Int8Matrix | GroupedMatrix:
-    shape = (*weight.shape, dtype, weight.device)
-    matrix = Int8Matrix(*shape) if name == "int8" else GroupedMatrix(name, *shape)
-    half = len(weight) // 2
-    matrix.set_rows(0, weight[:half])
-    matrix.set_rows(half, weight[half:])
-    return matrix
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -73,27 +63,9 @@ def test_parts_without_minima_have_the_same_values_in_a_matrix_with_minima() -> 
 PRODUCTS = """
 import json
 import torch
-from tests.llama_core.execution.test_quantized_matrix import largest_differences
-print(json.dumps([largest_differences(torch.device("cpu"), dtype) for dtype in (torch.float32, torch.float16)]))
+from tests.support.kernel_differences import largest_product_differences
+print(json.dumps([largest_product_differences(torch.device("cpu"), dtype) for dtype in (torch.float32, torch.float16)]))
 """
-
-
-def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """The largest difference of Triton's products from products with the dequantized weights, relative to the largest value."""
-    from llama_core.execution.weight_formats.kernels import multiply
-
-    generator = torch.Generator().manual_seed(6)
-    worst: dict[str, float] = {}
-    for name in FORMATS:
-        for outputs, inputs, counts in ((70, 96, (1, 20)), (33, 75, (70,))):
-            matrix = matrix_of(name, torch.randn(outputs, inputs, generator=generator).to(device), dtype)
-            matrix._product = multiply
-            for rows in counts:
-                x = torch.randn(rows, inputs, generator=generator).to(device, dtype)
-                expected = F.linear(x.float(), matrix.dequantized().to(dtype).float())
-                error = (matrix.multiply(x).float() - expected).abs().max() / expected.abs().max()
-                worst[name] = max(worst.get(name, 0.0), error.item())
-    return worst
 
 
 def test_the_kernel_multiplies_as_torch_does_in_tritons_interpreter() -> None:
@@ -107,9 +79,3 @@ def test_the_kernel_multiplies_as_torch_does_in_tritons_interpreter() -> None:
     assert done.returncode == 0, done.stderr
     for differences, limit in zip(json.loads(done.stdout), (2e-6, 2e-3), strict=True):
         assert all(value <= limit for value in differences.values()), differences
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-def test_the_kernel_multiplies_as_torch_does_on_a_gpu() -> None:
-    assert all(value <= 2e-3 for value in largest_differences(torch.device("cuda"), torch.float16).values())

@@ -1,0 +1,138 @@
+"""Launches every Triton kernel of the engine on small tensors: `python -m benchmarks.gpu.every_kernel cuda|cpu`.
+
+For compute-sanitizer on a GPU; on a CPU, TRITON_INTERPRET=1 must be set. Prints the kernels. A test compares them with those in
+the source, so that a new kernel has its place here.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.harness.common import REPOSITORY
+
+
+def kernels_in_source() -> set[str]:
+    """The names of all functions under triton.jit in llama_core that are launched, with a grid, anywhere."""
+    jitted, launched = set(), set()
+    for path in sorted((REPOSITORY / "llama_core").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                decorators = map(ast.unparse, node.decorator_list)
+                jitted |= {node.name for each in decorators if each.startswith("triton.jit")}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                launched.add(ast.unparse(node.func.value).rpartition(".")[2])
+    return jitted & launched
+
+
+@contextmanager
+def recorded_launches() -> Iterator[set[str]]:
+    """The names of the kernels that are launched inside."""
+    from triton.runtime.jit import KernelInterface
+
+    names: set[str] = set()
+    before = KernelInterface.__getitem__
+
+    def get(self: Any, grid: Any) -> Any:
+        names.add(self.fn.__name__)
+        return before(self, grid)
+
+    KernelInterface.__getitem__ = get
+    try:
+        yield names
+    finally:
+        KernelInterface.__getitem__ = before
+
+
+def launch_all(device: torch.device, dtype: torch.dtype) -> None:
+    launch_layer(device, dtype)
+    launch_products(device, dtype)
+
+
+def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
+    """A layer's kernels over decodes, drafts and chunks, with and without biases, norms and a window."""
+    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.execution.fused.ops import HeadNorms
+    from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, plan_of
+    from llama_core.scheduling.step import Row
+
+    ops = TritonOps()
+    n_heads, n_kv_heads, head_dim, block_size = 6, 2, 24, 4
+    rows = [Row(0, 150, 1, True), Row(1, 20, 5, True, 4), Row(2, 3, 37, True), Row(3, 0, 18, False)]
+    plan = plan_of(rows, ops.tile_sizes(n_heads, n_kv_heads, head_dim, dtype))
+    count, decodes, chunks = plan.shape
+
+    def new(*shape: int) -> torch.Tensor:
+        return torch.randn(shape).to(device, dtype)
+
+    def ints(height: int, width: int) -> Any:
+        return np.zeros((height, width), np.int64)
+
+    sizes = (decodes + 2, TILE_COLUMNS), (chunks + 2, TILE_COLUMNS)
+    arrays = StepArrays(ints(3, len(plan.sampled_slots)), ints(2, count), *(ints(*size) for size in sizes))
+    plan.write(arrays, 0)
+    slots, positions = (torch.from_numpy(part).to(device) for part in arrays.tokens)
+    tables = torch.randperm(len(rows) * 40).view(len(rows), 40).to(device)
+    mapping = tables[slots, positions // block_size] * block_size + positions % block_size
+    cache = [new(tables.numel(), block_size, n_kv_heads, head_dim) for _ in range(2)]
+    dim, hidden, heads = 40, 1100, n_heads + 2 * n_kv_heads
+    states, weight, table = new(count, dim), new(dim), torch.randn(200, head_dim // 2, 2, device=device)
+    norms = HeadNorms(new(head_dim), new(head_dim), 1e-5)
+    for bias, some in ((None, None), (new(heads * head_dim), norms)):
+        ops.add_norm(states, None if bias is None else new(count, dim), weight, 1e-5, None if bias is None else weight)
+        qkv = new(count, heads, head_dim)
+        q = ops.rotate_and_store(qkv, table, positions, mapping, cache[0], cache[1], bias, some)
+        tiles = AttentionTiles(*(torch.from_numpy(part).to(device) for part in (arrays.decodes, arrays.chunks)))
+        for window in (0, 40):
+            ops.attend(q, cache[0], cache[1], tables, tiles, 128, window)
+        ops.gated_silu(new(count, 2 * hidden), None if bias is None else new(2 * hidden))
+
+
+def launch_products(device: torch.device, dtype: torch.dtype) -> None:
+    """The product of each quantized format, for one row, a few and many."""
+    from llama_core.execution.weight_formats.kernels import multiply
+
+    outputs, inputs = 48, 96
+    codes = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8, device=device)
+    packed = torch.randint(0, 255, (outputs, inputs // 2), dtype=torch.uint8, device=device)
+    scales = torch.rand(outputs, inputs // 32, dtype=torch.float16, device=device)
+    for rows in (1, 5, 64):
+        x = torch.randn(rows, inputs).to(device, dtype)
+        multiply(x, codes, torch.rand(outputs, device=device), None, is_packed=False)
+        multiply(x, codes, scales, None, is_packed=False)
+        multiply(x, packed, scales, None, is_packed=True)
+        multiply(x, packed, scales, scales, is_packed=True)
+
+
+def generate(device: str) -> None:
+    """Steps of a tiny model on the device: prompts and decodes, greedy and sampled, in graphs on a GPU."""
+    from benchmarks.gpu.engine import open_engine
+    from benchmarks.gpu.sections.invariance import texts
+    from benchmarks.gpu.settings import Settings
+
+    settings = Settings(device, "tiny", "float16" if device == "cuda" else "float32", 300, True)
+    texts(open_engine(settings, settings.sizes.context, 4), settings, range(4))
+
+
+def main() -> None:
+    device, path = torch.device(sys.argv[1]), Path(__file__).name
+    dtypes = (torch.bfloat16, torch.float16, torch.float32) if device.type == "cuda" else (torch.float32,)
+    with recorded_launches() as names:
+        for dtype in dtypes:
+            launch_all(device, dtype)
+        generate(device.type)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    for name in sorted(names):
+        print(f"kernel {name}")
+    if missing := kernels_in_source() - names:
+        sys.exit(f"{path} launches no {', '.join(sorted(missing))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The sections, in their order, with the seconds that each may take. Standard library only."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The module benchmarks.gpu.sections.NAME has `run(record, settings)`."""
+
+    name: str
+    title: str
+    budget_s: int
+
+
+SECTIONS: Final = (
+    Section("checks", "Tests marked cuda", 240),
+    Section("memcheck", "Every kernel under compute-sanitizer", 150),
+    Section("limits", "What the device reaches", 60),
+    Section("decode", "Decodes and prompts beside these limits", 300),
+    Section("memory", "Memory taken beside the plan", 120),
+    Section("kernels", "Kernels of a decode step", 180),
+    Section("attention", "The attention kernel alone", 150),
+    Section("mixed", "Host time of steps beside the device's", 120),
+    Section("offline", "A batch of requests", 150),
+    Section("transformers", "The same batch on transformers", 240),
+    Section("vllm", "The same batch on vLLM", 240),
+    Section("recovery", "A killed process and the one after it", 180),
+    Section("invariance", "The same text alone and in a batch", 90),
+)
+NAMES: Final = tuple(section.name for section in SECTIONS)
+TOTAL_S: Final = 1800

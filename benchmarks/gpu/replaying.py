@@ -1,0 +1,36 @@
+"""Loads a checkpoint when it is told to, says when it has a token, and decodes until it is killed: for `recovery`."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.gpu.engine import HandMadeSteps, open_engine
+from benchmarks.gpu.settings import add_settings, settings_of
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("ckpt", type=Path)
+    add_settings(parser)
+    options = parser.parse_args()
+    settings = settings_of(options)
+    _say(ready=True)
+    assert sys.stdin.readline(), "the parent has ended"
+    begin = time.perf_counter()
+    engine = open_engine(settings, settings.sizes.context, max(settings.sizes.rows), ckpt=options.ckpt)
+    _say(load_s=engine.load_s)
+    steps = HandMadeSteps(engine, 1, 8)
+    engine.runner.step(steps.decode())
+    _say(token_s=time.perf_counter() - begin)
+    while True:
+        engine.runner.step(steps.decode())
+
+
+def _say(**values: object) -> None:
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    main()

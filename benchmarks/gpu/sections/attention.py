@@ -1,0 +1,101 @@
+"""The attention kernel alone: decodes beside the read bandwidth, and chunks of a prompt beside the product rate."""
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.clock import Clock, clock_of, product_tflop_s, rates, read_gb_s
+from benchmarks.gpu.engine import model_of
+from benchmarks.gpu.recorder import Recorder, median
+from benchmarks.gpu.settings import Settings
+from llama_core.execution.fused.backend import ops_for
+from llama_core.execution.fused.ops import Ops
+from llama_core.execution.fused.step_plan import (
+    SAMPLE_COLUMNS,
+    TILE_COLUMNS,
+    TOKEN_COLUMNS,
+    AttentionTiles,
+    StepArrays,
+    plan_of,
+    split_size,
+)
+from llama_core.model_config import ModelConfig
+from llama_core.scheduling.step import Row
+
+_BLOCK = 16
+
+
+def run(record: Recorder, settings: Settings) -> None:
+    sizes, model, clock = settings.sizes, model_of(settings), clock_of(settings.device)
+    ops, dtype = ops_for(clock.device), getattr(torch, settings.dtype)
+    num_bytes = min(sizes.probe_bytes, int(clock.free_bytes() * 0.5))
+    record.measure("read_gb_s", lambda: read_gb_s(clock, num_bytes, sizes.repeats))
+    size = sizes.product_size
+    record.measure("product_tflop_s", lambda: product_tflop_s(clock, size, size, size, dtype, sizes.repeats))
+    bandwidth, product_rate = median(record.figures["read_gb_s"]), median(record.figures["product_tflop_s"])
+    itemsize = dtype.itemsize
+    for length in sizes.attention_lengths:
+        for rows in sizes.attention_rows:
+            cached = 2 * rows * length * model.kv_width * itemsize
+            if cached > clock.free_bytes() * 0.7:
+                continue
+            work = [Row(slot, length - 1, 1, True) for slot in range(rows)]
+            record.measure(
+                f"{rows}_rows_of_{length}",
+                lambda work=work, cached=cached: _decodes(
+                    clock, ops, model, work, cached, bandwidth, dtype, sizes.repeats
+                ),  # type: ignore[misc]
+            )
+        chunk = min(sizes.prompt, length)
+        row = Row(0, length - chunk, chunk, True)
+        record.measure(
+            f"chunk_of_{chunk}_at_{length - chunk}",
+            lambda row=row: _chunk(clock, ops, model, row, product_rate, dtype, sizes.repeats),  # type: ignore[misc]
+        )
+
+
+def _decodes(
+    clock: Clock,
+    ops: Ops,
+    model: ModelConfig,
+    rows: list[Row],
+    cached: int,
+    bandwidth: float,
+    dtype: torch.dtype,
+    n: int,
+) -> dict[str, object]:
+    times = clock.milliseconds(_attention(clock, ops, model, rows, dtype), n)
+    reached = rates(times, cached / 1e6)
+    return {"ms": times, "gb_s": reached, "share_of_bandwidth": reached.median / bandwidth}
+
+
+def _chunk(
+    clock: Clock, ops: Ops, model: ModelConfig, row: Row, product_rate: float, dtype: torch.dtype, n: int
+) -> dict[str, object]:
+    times = clock.milliseconds(_attention(clock, ops, model, [row], dtype), n)
+    pairs = row.length * row.start + row.length * (row.length + 1) // 2
+    reached = rates(times, 4 * pairs * model.query_width / 1e9)
+    return {"ms": times, "tflop_s": reached, "share_of_products": reached.median / product_rate}
+
+
+def _attention(clock: Clock, ops: Ops, model: ModelConfig, rows: list[Row], dtype: torch.dtype):  # type: ignore[no-untyped-def]
+    """One layer's attention of these rows, over blocks in random order."""
+    device = clock.device
+    longest = max(row.start + row.length for row in rows)
+    per_row = -(-longest // _BLOCK)
+    order = torch.randperm(len(rows) * per_row, device=device).view(len(rows), per_row)
+    shape = (order.numel(), _BLOCK, model.n_kv_heads, model.head_dim)
+    keys, values = (torch.randn(shape, device=device, dtype=dtype) for _ in range(2))
+    tokens = sum(row.length for row in rows)
+    q = torch.randn(tokens, model.n_heads, model.head_dim, device=device, dtype=dtype)
+    plan = plan_of(rows, ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, dtype))
+    count, decodes, chunks = plan.shape
+    arrays = StepArrays(
+        np.zeros((SAMPLE_COLUMNS, len(plan.sampled_slots)), np.int64),
+        np.zeros((TOKEN_COLUMNS, count), np.int64),
+        np.zeros((decodes, TILE_COLUMNS), np.int64),
+        np.zeros((chunks, TILE_COLUMNS), np.int64),
+    )
+    plan.write(arrays, 0)
+    tiles = AttentionTiles(torch.from_numpy(arrays.decodes).to(device), torch.from_numpy(arrays.chunks).to(device))
+    size = split_size(longest)
+    return lambda: ops.attend(q, keys, values, order, tiles, size)

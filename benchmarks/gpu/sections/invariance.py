@@ -1,0 +1,45 @@
+"""Seeded texts: the same request twice, and alone against in a batch of eight. Counted, not judged."""
+
+from benchmarks.gpu.engine import Engine, open_engine
+from benchmarks.gpu.recorder import Recorder
+from benchmarks.gpu.settings import Settings
+from benchmarks.harness.workload import random_prompt
+from llama_core.batch_loop import run_batch
+from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.sampling_params import SamplingParams
+
+_REQUESTS = 8
+
+
+def run(record: Recorder, settings: Settings) -> None:
+    if record.has("twice", "alone_and_in_a_batch"):
+        return
+    sizes = settings.sizes
+    engine = open_engine(settings, sizes.context, _REQUESTS)
+    together = texts(engine, settings, range(_REQUESTS))
+    record.measure("twice", lambda: _compared(together, texts(engine, settings, range(_REQUESTS))))
+    alone = [text for seed in range(_REQUESTS) for text in texts(engine, settings, [seed])]
+    record.measure("alone_and_in_a_batch", lambda: _compared(together, alone))
+
+
+def texts(engine: Engine, settings: Settings, seeds: "range | list[int]") -> list[list[int]]:
+    """Half of the requests are greedy."""
+    sizes, sequences = settings.sizes, []
+    for seed in seeds:
+        prompt = random_prompt(max(2, sizes.shortest // 2 + seed), settings.vocab_size, seed)
+        params = SamplingParams(
+            temperature=0.8 * (seed % 2), top_p=0.9, seed=seed, max_tokens=2 * sizes.output, ignore_eos=True
+        )
+        sequences.append(Sequence(prompt, params, len(prompt) + params.max_tokens))
+    run_batch(engine.runner, engine.num_blocks, frozenset(), sequences)
+    return [sequence.output for sequence in sequences]
+
+
+def _compared(texts: list[list[int]], others: list[list[int]]) -> dict[str, int]:
+    """same: texts that are equal. first_difference: the earliest token that differs; -1 if none does."""
+    different = [
+        next(i for i, (one, other) in enumerate(zip(text, again, strict=True)) if one != other)
+        for text, again in zip(texts, others, strict=True)
+        if text != again
+    ]
+    return {"texts": len(texts), "same": len(texts) - len(different), "first_difference": min(different, default=-1)}

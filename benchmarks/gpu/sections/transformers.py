@@ -1,0 +1,24 @@
+"""The batch of `offline` on transformers' continuous batching, with random weights of the same shape."""
+
+import torch
+
+from benchmarks.gpu.clock import clock_of
+from benchmarks.gpu.engine import model_of
+from benchmarks.gpu.recorder import Recorder, Unavailable
+from benchmarks.gpu.sections.offline import batch, longest_of, warm_up
+from benchmarks.gpu.settings import Settings
+from benchmarks.peers.hf_continuous import ContinuousBatching
+
+
+def run(record: Recorder, settings: Settings) -> None:
+    if record.has("output_tok_s"):
+        return
+    requests, device = batch(settings), clock_of(settings.device).device
+    try:
+        peer = ContinuousBatching(model_of(settings), longest_of(requests), getattr(torch, settings.dtype), device)
+    except ImportError as error:
+        raise Unavailable(f"transformers is not installed ({error})") from None
+    peer.seconds(warm_up(requests))
+    seconds = peer.seconds(requests)
+    record.put("seconds", seconds)
+    record.put("output_tok_s", sum(request.num_output for request in requests) / seconds)

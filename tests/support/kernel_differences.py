@@ -1,0 +1,88 @@
+"""Differences of the Triton kernels from torch, on a GPU or in Triton's interpreter. Needs torch and Triton alone."""
+
+import torch
+import torch.nn.functional as F
+
+from llama_core.execution.fused.ops import HeadNorms, TorchOps
+from llama_core.execution.rotary import rotary_table
+from llama_core.execution.weight_formats.quantized_matrix import GroupedMatrix, Int8Matrix
+from llama_core.model_config import RopeConfig
+
+GROUPED = ("int8_groups", "int4", "int4_min")
+FORMATS = ("int8", *GROUPED)
+
+
+def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """The largest difference of each kernel from torch, over several shapes."""
+    from llama_core.execution.fused.kernels import TritonOps
+
+    kernels, meaning = TritonOps(), TorchOps()
+    generator = torch.Generator().manual_seed(1)
+    worst: dict[str, float] = {}
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    def compare(name: str, mine: torch.Tensor, theirs: torch.Tensor) -> None:
+        assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
+        worst[name] = max(worst.get(name, 0.0), (mine.double() - theirs.double()).abs().max().item())
+
+    for n_heads, n_kv_heads, head_dim, block_size in ((4, 4, 16, 16), (6, 2, 24, 16), (8, 1, 64, 32)):
+        count, dim = 5, n_heads * head_dim
+        states, delta, weight = random(count, dim), random(count, dim), random(dim)
+        mine, theirs = states.clone(), states.clone()
+        compare("norm", kernels.add_norm(mine, delta, weight, 1e-5), meaning.add_norm(theirs, delta, weight, 1e-5))
+        compare("sum", mine, theirs)
+        compare("first norm", kernels.add_norm(mine, None, weight, 1e-5), meaning.add_norm(mine, None, weight, 1e-5))
+        compare(
+            "biased",
+            kernels.add_norm(mine, delta, weight, 1e-5, weight),
+            meaning.add_norm(theirs, delta, weight, 1e-5, weight),
+        )
+        gate_up, gate_bias = random(count, 2 * 1100), random(2 * 1100)
+        compare("gate", kernels.gated_silu(gate_up), meaning.gated_silu(gate_up))
+        compare("biased gate", kernels.gated_silu(gate_up, gate_bias), meaning.gated_silu(gate_up, gate_bias))
+        table = rotary_table(RopeConfig(), head_dim, 400, device)
+        qkv = random(count, n_heads + 2 * n_kv_heads, head_dim)
+        positions, write = torch.tensor([[0, 3, 77, 150, 299], [5, 17, 40, 99, 3]], device=device)
+        cache = [torch.zeros(40, block_size, n_kv_heads, head_dim, dtype=dtype, device=device) for _ in range(4)]
+        bias, norms = random(qkv[0].numel()), HeadNorms(random(head_dim), random(head_dim), 1e-5)
+        for switches in ((bias, None), (None, norms), (bias, norms), (None, None)):
+            q = kernels.rotate_and_store(qkv.clone(), table, positions, write, cache[0], cache[1], *switches)
+            expected = meaning.rotate_and_store(qkv.clone(), table, positions, write, cache[2], cache[3], *switches)
+            compare("queries", q, expected)
+            compare("keys", cache[0], cache[2])
+            compare("values", cache[1], cache[3])
+    return worst
+
+
+def assert_small(differences: dict[str, float], dtype: torch.dtype) -> None:
+    limit = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 0.07}[dtype]
+    assert all(value <= limit for value in differences.values()), differences
+
+
+def matrix_of(name: str, weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> Int8Matrix | GroupedMatrix:
+    shape = (*weight.shape, dtype, weight.device)
+    matrix = Int8Matrix(*shape) if name == "int8" else GroupedMatrix(name, *shape)
+    half = len(weight) // 2
+    matrix.set_rows(0, weight[:half])
+    matrix.set_rows(half, weight[half:])
+    return matrix
+
+
+def largest_product_differences(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """The largest difference of Triton's products from products with the dequantized weights, relative to the largest value."""
+    from llama_core.execution.weight_formats.kernels import multiply
+
+    generator = torch.Generator().manual_seed(6)
+    worst: dict[str, float] = {}
+    for name in FORMATS:
+        for outputs, inputs, counts in ((70, 96, (1, 20)), (33, 75, (70,))):
+            matrix = matrix_of(name, torch.randn(outputs, inputs, generator=generator).to(device), dtype)
+            matrix._product = multiply
+            for rows in counts:
+                x = torch.randn(rows, inputs, generator=generator).to(device, dtype)
+                expected = F.linear(x.float(), matrix.dequantized().to(dtype).float())
+                error = (matrix.multiply(x).float() - expected).abs().max() / expected.abs().max()
+                worst[name] = max(worst.get(name, 0.0), error.item())
+    return worst
