@@ -112,6 +112,11 @@ class Engine:
         position = 2 * model.n_layers * model.kv_width * self.itemsize
         return self.runner.report.weight_bytes - embedding + int(rows * context * position)
 
+    def context_for(self, rows: int, wanted: int) -> int:
+        """Cached positions of each of `rows` sequences, as many as wanted or as the cache holds."""
+        block_size = self.runner.config.block_size
+        return min(wanted, self.num_blocks // rows * block_size - 2)
+
 
 def open_engine(
     settings: Settings,

@@ -1,8 +1,9 @@
-"""The table of GPUs that were measured: a row for each run of `python -m benchmarks gpu`."""
+"""The tables of GPUs: those that were measured, and what the compiler says of the kernels."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.harness.common import number
 from benchmarks.report.markdown import table
 
 COLUMNS = {
@@ -26,3 +27,25 @@ def gpu(results: Sequence[dict[str, Any]]) -> str:
         for result in results
     ]
     return table(["device, model", *COLUMNS.values()], rows)
+
+
+# By a kernel's name: that of the kernel which did its work before.
+PREDECESSORS = {"_attend": "_attend_split"}
+COMPILED = {"registers": "registers", "spills": "spilled bytes", "shared": "shared bytes", "occupancy": "occupancy"}
+
+
+def gpu_check(results: Sequence[dict[str, Any]]) -> str:
+    """The worst variant of each kernel and target, with what it was before in brackets, where that differs."""
+    rows: list[tuple[object, ...]] = []
+    for result in results:
+        before = {(row["kernel"], row["sm"]): row for row in result["before"]["rows"]}
+        for row in result["rows"]:
+            kernel = row["kernel"]
+            old = before.get((PREDECESSORS.get(kernel, kernel), row["sm"]))
+            cells = (_beside(row[name], old[name] if old else None) for name in COMPILED)
+            rows.append((f"`{kernel}`, sm_{row['sm']}", row["variants"], *cells))
+    return table(["kernel, target", "variants", *COMPILED.values()], rows)
+
+
+def _beside(now: float, before: float | None) -> str:
+    return number(now) if before is None or before == now else f"{number(now)} ({number(before)})"

@@ -13,12 +13,13 @@ from typing import Any
 
 from benchmarks.harness.common import REPOSITORY, number
 from benchmarks.harness.options import command_parser
-from benchmarks.report.gpu import gpu
+from benchmarks.report.gpu import gpu, gpu_check
 from benchmarks.report.gpu_estimate import gpu_estimate, gpu_published
 from benchmarks.report.markdown import cell, table
 
 Result = dict[str, Any]
 RENAMED_PARTS = {"draw": "sample"}  # a part's name in older results, and its present name
+ELSEWHERE = ("gpu", "gpu_check")  # not on the machine of the other results
 PAGE = REPOSITORY / "docs" / "performance.md"
 RESULTS = REPOSITORY / "benchmarks" / "results"
 
@@ -36,7 +37,7 @@ def machine(results: Sequence[Result]) -> str:
     """The machine of the results; a property with several values where they differ."""
     seen: dict[str, set[str]] = {}
     for result in results:
-        if result["benchmark"] not in TABLES:
+        if result["benchmark"] not in TABLES or result["benchmark"] in ELSEWHERE:
             continue
         known = result["machine"]
         caches = ", ".join(f"{level} {size >> 10:,} KiB" for level, size in known["caches_bytes"].items())
@@ -292,6 +293,7 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "overload": overload,
     "arrivals": arrivals,
     "gpu": gpu,
+    "gpu_check": gpu_check,
     "gpu_estimate": gpu_estimate,
     "gpu_published": gpu_published,
 }

@@ -2,7 +2,7 @@
 
 The shapes are those of the families on 1 to 8 ranks, in every dtype; each distinct compile key is compiled once. Exit status 1
 if a kernel does not compile, needs more shared memory than a block may have, or spills more than SPILL_LIMIT bytes a thread.
---json writes the worst variant of each kernel and GPU; --compare prints them beside those of such a file.
+--json writes the worst variant of each kernel and GPU, with those of --compare, such a file; both are printed side by side.
 """
 
 import argparse
@@ -14,12 +14,14 @@ import time
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from importlib.metadata import version
 from os import environ
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
 
+from benchmarks.harness.common import machine
 from tests.support.kernel_compiler import TARGETS, Variant, compiling_for
 
 SPILL_LIMIT: Final = 64  # bytes of one thread; more than a few registers would show in a kernel that waits for memory
@@ -216,9 +218,11 @@ def main() -> None:
     with ThreadPoolExecutor(options.processes) as pool:
         variants = [each for found in pool.map(lambda sm: run_child(sm, arguments), options.sm) for each in found]
     rows = worst(variants)
-    show(rows, json.loads(options.compare.read_text()) if options.compare else ())
+    before = json.loads(options.compare.read_text()) if options.compare else {"rows": []}
+    show(rows, before["rows"])
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        found = {"commit": machine()["commit"], "triton": version("triton"), "rows": rows}
+        options.json.write_text(json.dumps({"benchmark": "gpu_check", **found, "before": before}, indent=1) + "\n")
     faults = [each for each in variants if each.spills > SPILL_LIMIT or each.shared > TARGETS[each.sm].block_shared]
     for variant in faults:
         print(

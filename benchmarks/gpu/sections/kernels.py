@@ -22,9 +22,11 @@ def run(record: Recorder, settings: Settings) -> None:
     context = min(sizes.prompt // 4, sizes.context // 2)
     engine = open_engine(settings, sizes.context, max(sizes.buckets))
     for rows, kind in cases:
-        fits = rows * (context // engine.runner.config.block_size + 1) <= engine.num_blocks
-        steps = HandMadeSteps(engine, rows, context if fits else 14, 0.9 if kind == "sampled" else 0.0)
-        record.measure(f"{kind}_{rows}", lambda steps=steps: profile(engine, settings, steps))  # type: ignore[misc]
+        seen = engine.context_for(rows, context)
+        steps = HandMadeSteps(engine, rows, seen, 0.9 if kind == "sampled" else 0.0)
+        record.measure(
+            f"{kind}_{rows}", lambda steps=steps, seen=seen: {"context": seen, **profile(engine, settings, steps)}
+        )  # type: ignore[misc]
 
 
 def profile(engine: Engine, settings: Settings, steps: HandMadeSteps) -> dict[str, Any]:

@@ -19,7 +19,8 @@ def run(record: Recorder, settings: Settings) -> None:
         "cache": engine.num_blocks * runner.backend.cache_block_bytes,
         "working": runner.backend.working_bytes,
     }
-    steps = HandMadeSteps(engine, rows, min(sizes.prompt, sizes.context) // 2, temperature=0.9)
+    context = engine.context_for(rows, min(sizes.prompt, sizes.context) // 2)
+    steps = HandMadeSteps(engine, rows, context, temperature=0.9)
     length = min(sizes.prompt, runner.config.max_step_tokens - rows, sizes.context - 2)
     for _ in range(3):
         runner.step(steps.decode())

@@ -13,8 +13,9 @@ def run(record: Recorder, settings: Settings) -> None:
     sizes = settings.sizes
     if record.has("decodes", "decodes_and_a_prompt", "behind_a_step"):
         return
-    rows, context = sizes.mixed_decodes, min(300, sizes.context // 2)
+    rows = sizes.mixed_decodes
     engine = open_engine(settings, sizes.context, rows + 1, sizes.prompt + rows)
+    context = engine.context_for(rows + 1, min(300, sizes.context // 2))
     length = min(sizes.prompt, sizes.context - 2)
     steps = HandMadeSteps(engine, rows, context, 0.7)
     record.measure("decodes", lambda: timed(engine, settings, steps, 0))
