@@ -9,6 +9,8 @@ Prints every figure when it has it. A run that was cut goes on where it was; --f
 
 import argparse
 import re
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +37,7 @@ def main(argv: Sequence[str]) -> None:
         "--out", type=Path, default=REPOSITORY / "benchmarks" / "results", help="folder for gpu_DEVICE.json and .md"
     )
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the section ends too
     try:
         measured(options, launch_process(settings_of(options)))
     except CannotRun as error:

@@ -106,7 +106,7 @@ def launch_products(dtype: torch.dtype) -> None:
     codes = torch.zeros((outputs, inputs), dtype=torch.int8)
     packed = torch.zeros((outputs, inputs // 2), dtype=torch.uint8)
     scales = torch.zeros((outputs, inputs // 32), dtype=torch.float16)
-    for rows in (1, 5, 64):
+    for rows in (1, 20, 64):
         x = torch.zeros((rows, inputs), dtype=dtype)
         multiply(x, codes, torch.zeros(outputs), None, is_packed=False)
         multiply(x, codes, scales, None, is_packed=False)

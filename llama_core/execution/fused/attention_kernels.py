@@ -16,12 +16,14 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes, split_count
 from llama_core.model_config import FULL_ATTENTION
 
 _MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
 _WAVES: Final = 4  # programs for each multiprocessor: more would only shorten the loop of each
+_LITTLE_SHARED_MEMORY: Final = 128 * 1024  # bytes of one program at most
 _LOG2_E: Final = math.log2(math.e)
 
 
@@ -47,15 +49,18 @@ class _Launch:
 def _decode_launch(group: int, dtype: torch.dtype) -> _Launch:
     """Triton loads keys and values of the next positions while it computes from 5 stages on, because their addresses are loaded
     too."""
-    return _Launch(max(_MIN_DOT, triton.next_power_of_2(group)), 32, 4, 2 if dtype == torch.float32 else 5)
+    rows = max(_MIN_DOT, triton.next_power_of_2(group))
+    # float32 products use no tensor cores, and hold both factors in registers.
+    return _Launch(rows, 32, 8, 2) if dtype == torch.float32 else _Launch(rows, 32, 4, 5)
 
 
 def _chunk_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
-    """float32 products use no tensor cores, and hold both factors in registers."""
     if dtype == torch.float32:
         return _decode_launch(group, dtype)
     rows = 64 if head_dim <= 128 else 32
-    return _Launch(max(rows, triton.next_power_of_2(group)), 64 if head_dim <= 128 else 32, 4, 2)
+    # Where a multiprocessor has shared memory for one program only, that one has the warps of two, and spills no registers.
+    num_warps = 8 if _has_little_shared_memory() else 4
+    return _Launch(max(rows, triton.next_power_of_2(group)), 64 if head_dim <= 128 else 32, num_warps, 2)
 
 
 def tile_sizes(n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
@@ -337,6 +342,17 @@ def attend(
             split_size=0,
         )
     return out
+
+
+@cache
+def _has_little_shared_memory() -> bool:
+    """Whether it is a device of consumers or for inference: 100 KB a multiprocessor (sm_86, sm_89, sm_120)."""
+    try:
+        device = driver.active.get_current_device()
+        properties = driver.active.utils.get_device_properties(device)
+    except RuntimeError:  # Triton's interpreter has no device
+        return False
+    return bool(properties["max_shared_mem"] < _LITTLE_SHARED_MEMORY)
 
 
 @cache

@@ -80,8 +80,10 @@ def multiply(
     rows, inputs = x.shape
     outputs, row_bytes = codes.shape
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    is_decode = rows <= 32
-    block_rows = 16 if rows <= 16 else 32 if is_decode else 64
+    # float32 products use no tensor cores, and hold both factors in registers.
+    is_wide = x.dtype == torch.float32
+    is_decode = rows <= 32 or is_wide
+    block_rows = 16 if rows <= 16 or is_wide else 32 if is_decode else 64
     block_outputs = 32 if is_decode else 64
     _multiply[(triton.cdiv(outputs, block_outputs), triton.cdiv(rows, block_rows))](
         x,
