@@ -17,7 +17,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from os import environ
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -218,11 +218,11 @@ def main() -> None:
     with ThreadPoolExecutor(options.processes) as pool:
         variants = [each for found in pool.map(lambda sm: run_child(sm, arguments), options.sm) for each in found]
     rows = worst(variants)
-    before = json.loads(options.compare.read_text()) if options.compare else {"rows": []}
+    before: dict[str, Any] = json.loads(options.compare.read_text()) if options.compare else {"rows": []}
     show(rows, before["rows"])
     if options.json:
-        found = {"commit": machine()["commit"], "triton": version("triton"), "rows": rows}
-        options.json.write_text(json.dumps({"benchmark": "gpu_check", **found, "before": before}, indent=1) + "\n")
+        about = {"commit": machine()["commit"], "triton": version("triton"), "rows": rows}
+        options.json.write_text(json.dumps({"benchmark": "gpu_check", **about, "before": before}, indent=1) + "\n")
     faults = [each for each in variants if each.spills > SPILL_LIMIT or each.shared > TARGETS[each.sm].block_shared]
     for variant in faults:
         print(

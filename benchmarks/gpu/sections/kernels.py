@@ -1,5 +1,6 @@
 """The kernels of a decode step by torch's profiler: how often each runs, and how long."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +25,12 @@ def run(record: Recorder, settings: Settings) -> None:
     for rows, kind in cases:
         seen = engine.context_for(rows, context)
         steps = HandMadeSteps(engine, rows, seen, 0.9 if kind == "sampled" else 0.0)
-        record.measure(
-            f"{kind}_{rows}", lambda steps=steps, seen=seen: {"context": seen, **profile(engine, settings, steps)}
-        )  # type: ignore[misc]
+        case = partial(_case, engine, settings, steps, seen)
+        record.measure(f"{kind}_{rows}", case)
+
+
+def _case(engine: Engine, settings: Settings, steps: HandMadeSteps, context: int) -> dict[str, Any]:
+    return {"context": context, **profile(engine, settings, steps)}
 
 
 def profile(engine: Engine, settings: Settings, steps: HandMadeSteps) -> dict[str, Any]:
