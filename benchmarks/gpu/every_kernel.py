@@ -52,6 +52,7 @@ def recorded_launches() -> Iterator[set[str]]:
 def launch_all(device: torch.device, dtype: torch.dtype) -> None:
     launch_layer(device, dtype)
     launch_products(device, dtype)
+    launch_sampling(device)
 
 
 def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
@@ -107,6 +108,31 @@ def launch_products(device: torch.device, dtype: torch.dtype) -> None:
         multiply(x, codes, scales, None, is_packed=False)
         multiply(x, packed, scales, None, is_packed=True)
         multiply(x, packed, scales, scales, is_packed=True)
+
+
+def launch_sampling(device: torch.device) -> None:
+    """Every way to sample, and logprobs, over a vocabulary of several chunks."""
+    from typing import get_args
+
+    from llama_core.execution.fused import rule_table
+    from llama_core.execution.fused.sampler import Mode, SamplingState
+    from llama_core.execution.fused.step_plan import SampleTensors
+    from llama_core.execution.fused.triton_sampler import TritonSampler
+    from llama_core.execution.sampling_tensors import SlotSamplingArray
+
+    rows, slots, vocab = 3, 4, 5000
+    index = torch.arange(rows, device=device)
+    state = SamplingState(
+        torch.zeros((slots, 64), dtype=torch.int64, device=device),
+        SlotSamplingArray(slots, device),
+        torch.zeros((slots, rule_table.table_words(vocab)), dtype=torch.int64, device=device),
+        index,
+        torch.zeros((rows, rule_table.bit_words(vocab)), dtype=torch.int64, device=device),
+    )
+    sampler, logits = TritonSampler(state, rows, vocab), torch.randn(rows, vocab).to(device)
+    for mode in get_args(Mode):
+        sampler.sample(logits.clone(), SampleTensors(index, index, index), mode)
+    sampler.logprobs(logits, index)
 
 
 def generate(device: str) -> None:
