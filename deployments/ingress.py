@@ -1,6 +1,6 @@
 """The Serve deployment: a replica's start, health and end.
 
-Its API by handle is in `typed_api` and `handle_api`, by HTTP in `http.app`.
+Its API by handle is in `handle_api`, `typed_api` and `chat_api`, by HTTP in `http.app`.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from cluster.driver.standby import StandbyPool
 from cluster.wire.rank_runner import MODEL_RUNNER_FACTORY, NamedRunnerFactory
 from deployments.api_keys import ApiKeys
 from deployments.args import ServerArgs, resolve
+from deployments.chat_api import ChatHandleApi
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
 from deployments.http.app import build_http_app
@@ -33,13 +34,12 @@ from deployments.local.serve_run import SLOWER, is_behind_python_proxy
 from deployments.replica_log import log_like_serve
 from deployments.tracing.otlp_metrics import open_metrics
 from deployments.tracing.tracing import open_tracing
-from deployments.typed_api import TypedHandleApi
 
 log = logging.getLogger(__name__)
 
 
 @serve.ingress()
-class LlamaIngress(TypedHandleApi):
+class LlamaIngress(ChatHandleApi):
     """One replica: a service over the ranks of this replica's own placement group."""
 
     async def __init__(self, args: ServerArgs) -> None:  # type: ignore[misc]  # Serve awaits it

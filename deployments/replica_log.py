@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from logging.handlers import MemoryHandler
 
-from deployments.handle_api import WithoutLoggedErrors
+from deployments.handle_call import WithoutLoggedErrors
 from deployments.http.request_log import Batched
 from llama_core.log_lines import JsonFormatter, LogFormat, SubjectFilter
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from deployments.engine.interface import Delta
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.handle_api import Call, HandleApi, read_to_end
+from deployments.handle_api import HandleApi
+from deployments.handle_call import Call, read_to_end
 from llama_core.errors import InvalidParameter, RequestCancelled
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -106,7 +107,7 @@ class TypedHandleApi(HandleApi):
             stream = self.service.submit(ids, own, stop=stop, owner=owner, priority=priority, is_timed=call.is_traced)
             call.streams.append(stream)
             try:
-                async for delta in _until_aborted(stream):
+                async for delta in until_aborted(stream):
                     call.on_delta()
                     reason = None if delta.finish_reason is None else delta.finish_reason.value
                     cached = stream.num_cached_tokens
@@ -195,7 +196,7 @@ async def _whole(stream: SequenceStream, call: Call) -> Sampled:
     logprobs: list[TokenLogprob] = []
     tokens: list[int] = []
     reason: FinishReason | None = None
-    async for delta in _until_aborted(stream):
+    async for delta in until_aborted(stream):
         call.on_delta()
         texts.append(delta.text)
         tokens += delta.tokens
@@ -205,7 +206,7 @@ async def _whole(stream: SequenceStream, call: Call) -> Sampled:
     return Sampled("".join(texts), tokens, name, logprobs, len(stream.prompt_tokens), stream.num_cached_tokens)
 
 
-async def _until_aborted(stream: SequenceStream) -> AsyncIterator[Delta]:
+async def until_aborted(stream: SequenceStream) -> AsyncIterator[Delta]:
     """The stream's deltas; the last has the finish reason "abort" if `abort` ends it."""
     try:
         async for delta in stream:

@@ -1,4 +1,5 @@
-"""A second Serve application that asks the model by its handle: it turns a sentence into JSON, and sorts it by a label.
+"""A second Serve application that asks the model by its handle: it turns a sentence into JSON, sorts it by a label, and lets
+the model call a tool.
 
 python examples/compose_app.py
 RAY_AUTH_MODE=token python examples/compose_app.py --address HOST:PORT   # where several clusters run
@@ -12,8 +13,10 @@ from typing import Any
 import ray
 from ray import serve
 
+from deployments.chat_api import ChatRequest
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.grammar import json_schema_grammar
+from llama_core.text.tools.tool import Tool
 
 ANIMAL = {
     "type": "object",
@@ -26,6 +29,12 @@ ANIMAL = {
     "additionalProperties": False,
 }
 LABELS = [" happy", " sad"]
+LEGS = {
+    "type": "object",
+    "properties": {"animals": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["animals"],
+}
+COUNT = Tool("count_legs", "The legs that so many dogs have.", json.dumps({**LEGS, "additionalProperties": False}))
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})  # the ranks may hold every core
@@ -43,6 +52,17 @@ class Reader:
         likeliest = max(zip(scores, LABELS, strict=True), key=lambda pair: pair[0].score)
         return {"animal": json.loads(animal.text), "mood": likeliest[1].strip()}
 
+    async def count(self, question: str) -> dict[str, Any]:
+        """Two turns: the model calls the tool, and answers from its result."""
+        messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
+        params = SamplingParams(temperature=0.0, max_tokens=100)
+        called = await self._llama.chat.remote(ChatRequest(messages, [COUNT], "required"), params)
+        messages.append(called.message())
+        calls = {call.id: 4 * json.loads(call.arguments)["animals"] for call in called.tool_calls}
+        messages += [call.result(f"{calls[call.id]} legs") for call in called.tool_calls]
+        answer = await self._llama.chat.remote(ChatRequest(messages, [COUNT], "none"), params)
+        return {"legs": list(calls.values()), "answer": answer.content}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compose an application with the model's Serve handle.")
@@ -52,6 +72,7 @@ def main() -> None:
     ray.init(address=args.address, log_to_driver=False, logging_level=logging.ERROR)
     reader = serve.run(Reader.bind(args.app), name="reader", route_prefix=None)  # type: ignore[attr-defined]
     print(reader.read.remote("The little red dog likes to sing.").result())
+    print(reader.count.remote("How many legs do two dogs have?").result())
     serve.delete("reader")
     ray.shutdown()
 

@@ -29,7 +29,7 @@ class ParsedChatSerializer(ChatSerializer):
     def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream], parsing: AnswerParsing) -> None:
         super().__init__(engine, plan, streams)
         self._choices = [
-            _ParsedChoice(parsing, engine.tokenizer, _id_seed(params.seed, index, prompt))
+            _ParsedChoice(parsing, engine.tokenizer, call_id_seed(params.seed, index, prompt))
             for index, (prompt, params) in enumerate(plan.choices())
         ]
 
@@ -153,15 +153,20 @@ class _ParsedChoice:
         return {"tool_calls": [{"index": self._num_calls - 1, **call, "function": function}]}
 
     def _call_id(self) -> str:
-        digest = hashlib.blake2b(self._id_seed + b"%d" % self._num_calls, digest_size=ID_BYTES)
-        return f"call_{digest.hexdigest()}"
+        return call_id(self._id_seed, self._num_calls)
 
 
 def _delta(fields: Json) -> bytes:
     return b'"delta":' + encode(fields)
 
 
-def _id_seed(seed: int, index: int, prompt: Sequence[int]) -> bytes:
+def call_id_seed(seed: int, index: int, prompt: Sequence[int]) -> bytes:
     """Differs between the turns of a conversation, whose calls must not share an id even if all turns have one seed."""
     digest = hashlib.blake2b(b"".join(token.to_bytes(4, "little") for token in prompt), digest_size=16)
     return b"%d %d %s " % (seed, index, digest.digest())
+
+
+def call_id(id_seed: bytes, number: int) -> str:
+    """The id of a choice's call with this number, from 0 on."""
+    digest = hashlib.blake2b(id_seed + b"%d" % number, digest_size=ID_BYTES)
+    return f"call_{digest.hexdigest()}"

@@ -122,8 +122,8 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     limits = [_max_tokens(prompt, body.token_limit, engine.max_seq_len, "messages", engine)]
     if logprobs is not None:
         _check_logprobs(limits, body.n or 1, logprobs, "top_logprobs")
-    parsing = _parsing(body, engine, use, prompt)
-    grammar = await _chat_grammar(body, encoder, parsing)
+    parsing = answer_parsing(body, engine, use, prompt)
+    grammar = await chat_grammar(*grammar_of(body), encoder, parsing)
     plan = _plan(body, [prompt], limits, engine, logprobs=logprobs, grammar=grammar)
     return replace(
         plan,
@@ -140,7 +140,8 @@ async def encode_chat(body: ChatBody, encoder: PromptEncoder) -> list[int]:
     return await encoder.dialog(body.messages, options, n=body.n or 1)
 
 
-def _parsing(body: ChatBody, engine: Engine, use: ToolUse | None, prompt: list[int]) -> AnswerParsing | None:
+def answer_parsing(body: ChatBody, engine: Engine, use: ToolUse | None, prompt: list[int]) -> AnswerParsing | None:
+    """How the answer to `prompt` is divided; None where its text is passed on as it is."""
     answer_format = engine.answer_format
     if use is None and answer_format.reasoning is None:
         return None
@@ -148,8 +149,11 @@ def _parsing(body: ChatBody, engine: Engine, use: ToolUse | None, prompt: list[i
     return AnswerParsing(answer_format, use, begun, is_legacy=bool(body.functions) and not body.tools)
 
 
-async def _chat_grammar(body: ChatBody, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:
-    grammar, param = grammar_of(body)
+async def chat_grammar(grammar: str, param: str, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:
+    """The grammar of a chat's answer: its tool calls, and `grammar`, asked for by the field `param`, behind the reasoning.
+
+    Raises InvalidParameter that names the field or the tool.
+    """
     if parsing is None:
         return await encoder.grammar(grammar, param)
     if parsing.use is None:

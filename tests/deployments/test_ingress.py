@@ -157,15 +157,18 @@ async def test_a_callers_mistake_by_handle_is_one_line_and_no_error(
         assert '"outcome": "invalid_' in record.getMessage()
 
 
-async def test_an_internal_error_by_handle_keeps_its_traceback(
+async def test_an_internal_error_by_handle_is_logged_with_its_place_and_without_its_message(
     ingress: Any, replica_log: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("a bug")
+    def broken(prompt: list[int], *_: object, **__: object) -> None:
+        raise RuntimeError(f"bad prompt {prompt}")
 
     monkeypatch.setattr(ingress.service, "submit", broken)
     await call_as_serve_does(ingress.generate([[1, 5]], 4))
-    assert any(record.levelno == logging.ERROR and record.exc_info for record in replica_log)
+    (logged,) = [record for record in replica_log if "Request failed" in record.getMessage()]
+    text = logging.Formatter().format(logged)
+    assert logged.levelno == logging.ERROR
+    assert "in broken" in text and text.endswith("RuntimeError") and "[1, 5]" not in text
 
 
 async def test_a_call_that_ends_at_its_token_limit_is_one_info_line(

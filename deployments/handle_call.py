@@ -1,0 +1,95 @@
+"""One call by Serve handle: its metrics, its trace and its line in the request log."""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from deployments.engine.metrics import Metrics
+from deployments.engine.sequence_stream import SequenceStream
+from deployments.http.request_log import MAX_LOGGED_CHARS
+from deployments.tracing.request_trace import RequestTrace
+from llama_core.errors import LlamaError
+from llama_core.log_lines import where
+
+log = logging.getLogger("llama.requests")
+
+
+class Call:
+    """Begun with the call; `ended` once, with its outcome."""
+
+    def __init__(self, metrics: Metrics, method: str, request_id: str, trace: RequestTrace | None = None) -> None:
+        self._metrics = metrics
+        self._trace = trace
+        self._request_id = request_id
+        self._fields: dict[str, object] = {"request_id": request_id, "path": "handle", "method": method}
+        self._began = time.monotonic()
+        self._ttft_s: float | None = None
+        self.streams: list[SequenceStream] = []
+        self.decode: Callable[[Sequence[int]], str] | None = None  # where prompts are logged
+
+    def asks(self, prompts: Sequence[Sequence[int]], max_gen_len: int, temperature: float, top_p: float) -> None:
+        longest = max((len(prompt) for prompt in prompts), default=0)
+        self._fields |= {"batch_size": len(prompts), "prompt_length": longest, "max_gen_len": max_gen_len}
+        self._fields |= {"temperature": temperature, "top_p": top_p}
+        if self.decode is not None:
+            self._fields["prompts"] = [self.decode(list(prompt))[:MAX_LOGGED_CHARS] for prompt in prompts]
+        if self._trace is not None:
+            asked = {"max_tokens": max_gen_len, "temperature": temperature, "top_p": top_p}
+            self._trace.encoded(prompts, {f"gen_ai.request.{name}": value for name, value in asked.items()})
+
+    @property
+    def is_traced(self) -> bool:
+        return self._trace is not None
+
+    def on_delta(self) -> None:
+        if self._ttft_s is None:
+            self._ttft_s = time.monotonic() - self._began
+            self._metrics.first_token(self._ttft_s)
+
+    def ended(self, outcome: str, level: int, error: LlamaError | None = None) -> None:
+        total_s = time.monotonic() - self._began
+        num_tokens = sum(len(stream.sequence.output) for stream in self.streams)
+        self._metrics.request_ended("handle", outcome, total_s, self._ttft_s, num_tokens, error)
+        fields = {"outcome": outcome} | self._fields
+        if error is not None:
+            fields["error"] = error.message
+        reasons = Counter(stream.finish_reason.value for stream in self.streams if stream.finish_reason is not None)
+        if self.streams:
+            fields["generated"] = num_tokens
+            fields["finish_reasons"] = dict(reasons)
+        if self._trace is not None:
+            self._trace.submitted(self.streams)
+            self._trace.end(outcome, num_tokens, reasons, self._ttft_s)
+        if self._ttft_s is not None:
+            fields["ttft_ms"] = round(1000 * self._ttft_s, 1)
+        fields["total_ms"] = round(1000 * total_s, 1)
+        if self._trace is not None:
+            fields["trace_id"] = self._trace.trace_id
+        extra = {"log_to_stderr": level > logging.INFO, "event": "request", "fields": fields}
+        extra |= {"request_id": self._request_id, "skip_context_filter": True}
+        log.log(level, "request %s", json.dumps(fields, default=repr), extra=extra)
+
+
+class WithoutLoggedErrors(logging.Filter):
+    """For Serve's logger, which logs each exception of a call as an ERROR with a traceback. Errors of the LlamaError tree have
+    had their line in the request log, which says whether the caller or the server is at fault. Of others the line keeps the
+    type and the place: their message may repeat a prompt.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return True
+        if isinstance(error, LlamaError):
+            return False
+        if record.getMessage().startswith("Request failed"):
+            record.msg, record.args = "Request failed.\n%s", (where(error),)
+            record.exc_info = record.exc_text = None
+        return True
+
+
+async def read_to_end(stream: SequenceStream, call: Call) -> None:
+    async for _ in stream:
+        call.on_delta()
