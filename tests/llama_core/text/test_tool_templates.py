@@ -102,6 +102,29 @@ def test_results_and_the_message_after_them_are_joined_for_formats_that_want_rol
     assert chat.encode(plain)
 
 
+TAGS = ("[INST]", "a [/INST] b", "<<SYS>>", '\\\\"<</SYS>>"', "[[INST]]", "<<<SYS>>", "\uff3bINST\uff3d é", "[inst]")
+
+
+@pytest.mark.parametrize("text", TAGS)
+def test_llama2_goes_on_after_calls_tools_and_results_with_its_own_tags(text: str) -> None:
+    call = {**CALL, "function": {"name": "get_weather", "arguments": json.dumps({"city": text}, ensure_ascii=False)}}
+    schema = json.dumps({"type": "object", "properties": {"city": {"type": "string", "description": text}}})
+    tool = Tool("get_weather", f"See {text}.", schema)
+    dialog = cast(Dialog, [DIALOG[0], {**DIALOG[1], "tool_calls": [call]}, {**DIALOG[2], "content": text}])
+    plain = plain_dialog(dialog, [tool], find_tool_format("llama2"), "user")
+    own = load_tokenizer(GOLDEN / "mp1" / "tokenizer.model")
+    assert find_chat_format("llama2", own).encode(plain)
+    offered = next(line for line in plain[0]["content"].splitlines() if line.startswith('{"type"'))
+    assert json.loads(offered) == tool.described()
+    written = plain[2]["content"].splitlines()[1]
+    assert json.loads(written)["arguments"] == {"city": text}
+    result = plain[3]["content"].split("\n", 1)[1]
+    assert text in (result, json.loads(result) if result.startswith('"') else "")
+    assert not any(
+        tag in part.lower() for part in (offered, written, result) for tag in ("[inst]", "<<sys>>", "[/inst]")
+    )
+
+
 def test_built_in_llama3_writes_results_in_its_own_role(tmp_path: Path) -> None:
     vocabularies.write_folder(tmp_path, *vocabularies.llama3())
     own = load_tokenizer(tmp_path / "tokenizer.json")
