@@ -14,7 +14,7 @@ class ChatSerializer(ResponseSerializer):
         return self._plan.continues_message
 
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
-        num_top = self._plan.params[0].logprobs
+        num_top = self._plan.num_top
         return None if num_top is None else ChatLogprobs(self._tokenizer, num_top)
 
     def _chunk_fields(self, part: Part) -> bytes:
@@ -26,6 +26,9 @@ class ChatSerializer(ResponseSerializer):
     def _choice_fields(self, index: int, part: Part) -> bytes:
         return b'"message":' + encode({"role": "assistant", "content": part.text, "refusal": None})
 
+    def _answer_fields(self) -> bytes:
+        return b',"prompt_logprobs":' + self._prompt_logprobs[0].written if self._prompt_logprobs else b""
+
 
 class CompletionSerializer(ResponseSerializer):
     id_prefix, object_name, chunk_name = "cmpl-", "text_completion", "text_completion"
@@ -35,7 +38,7 @@ class CompletionSerializer(ResponseSerializer):
         return True
 
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
-        num_top = self._plan.params[0].logprobs
+        num_top = self._plan.num_top
         before = [] if self._plan.echo else prompt
         return None if num_top is None else CompletionLogprobs(self._tokenizer, num_top, before)
 
@@ -43,4 +46,7 @@ class CompletionSerializer(ResponseSerializer):
         return b'"text":' + encode(part.text)
 
     def _choice_fields(self, index: int, part: Part) -> bytes:
-        return b'"text":' + encode(part.text)
+        fields = b'"text":' + encode(part.text)
+        if not self._prompt_logprobs:
+            return fields
+        return fields + b',"prompt_logprobs":' + self._prompt_logprobs[index // self._plan.n].written

@@ -50,7 +50,8 @@ class Plan:
     params: list[SamplingParams]  # one for each prompt, because the default max_tokens depends on the prompt's length
     n: int = 1
     num_returned: int = 0  # of each prompt's choices, those with the highest mean log-probability; 0: all
-    shows_logprobs: bool = True  # where params have them; False: they only rank the choices
+    num_top: int | None = None  # the answer has log-probabilities, with so many alternatives
+    num_prompt_top: int | None = None  # the answer has the field `prompt_logprobs`, with so many alternatives
     stop: tuple[str, ...] = ()
     echo: bool = False
     stream: bool = False
@@ -93,21 +94,23 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
         n=body.num_sampled,
         parse_special=bool(body.parse_special),
     )
+    num_tokens = sum(map(len, prompts)) * body.num_sampled
     if body.echo and body.logprobs is not None:
-        _check_prompt_logprobs(sum(map(len, prompts)) * body.num_sampled * (body.logprobs + 1))
+        _check_prompt_logprobs(num_tokens, body.logprobs, "logprobs", "with echo, ")
+    if body.prompt_logprobs is not None:
+        _check_prompt_logprobs(num_tokens, body.prompt_logprobs, "prompt_logprobs")
     limits = [_max_tokens(prompt, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
     num_returned = body.n or 1
     ranks_choices = body.num_sampled > num_returned
     logprobs = 0 if ranks_choices and body.logprobs is None else body.logprobs
-    if logprobs is not None:
-        _check_logprobs(limits, body.num_sampled, logprobs, "logprobs")
+    _check_logprobs(limits, body.num_sampled, {"logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
     grammar = await encoder.grammar(*grammar_of(body))
     plan = _plan(body, prompts, limits, engine, logprobs=logprobs, echo=bool(body.echo), grammar=grammar)
     if not ranks_choices:
         return plan
-    shown = body.logprobs is not None
-    params = [replace(each, prompt_logprobs=each.prompt_logprobs and shown) for each in plan.params]
-    return replace(plan, params=params, n=body.num_sampled, num_returned=num_returned, shows_logprobs=shown)
+    if body.logprobs is None and body.prompt_logprobs is None:
+        plan = replace(plan, params=[replace(each, prompt_logprobs=False) for each in plan.params])
+    return replace(plan, n=body.num_sampled, num_returned=num_returned, num_top=body.logprobs)
 
 
 async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> Plan:
@@ -120,8 +123,9 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     prompt = await encode_chat(body, encoder)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limits = [_max_tokens(prompt, body.token_limit, engine.max_seq_len, "messages", engine)]
-    if logprobs is not None:
-        _check_logprobs(limits, body.n or 1, logprobs, "top_logprobs")
+    if body.prompt_logprobs is not None:
+        _check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
+    _check_logprobs(limits, body.n or 1, {"top_logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
     parsing = answer_parsing(body, engine, use, prompt)
     grammar = await chat_grammar(*grammar_of(body), encoder, parsing)
     plan = _plan(body, [prompt], limits, engine, logprobs=logprobs, grammar=grammar)
@@ -185,18 +189,24 @@ def _max_tokens(prompt: list[int], limit: int | None, default: int, param: str, 
     return limit
 
 
-def _check_prompt_logprobs(num_logprobs: int) -> None:
+def _check_prompt_logprobs(num_tokens: int, num_top: int, param: str, where: str = "") -> None:
+    num_logprobs = num_tokens * (num_top + 1)
     if num_logprobs > MAX_PROMPT_LOGPROBS:
         raise InvalidParameter(
-            f"logprobs: with echo, prompt tokens x n x (logprobs + 1) must be at most {MAX_PROMPT_LOGPROBS}, "
+            f"{param}: {where}prompt tokens x n x ({param} + 1) must be at most {MAX_PROMPT_LOGPROBS}, "
             f"not {num_logprobs}",
-            param="logprobs",
+            param=param,
         )
 
 
-def _check_logprobs(limits: list[int], n: int, num_top: int, param: str) -> None:
-    """limits: the most new tokens of each prompt."""
-    num_logprobs = sum(limits) * n * (num_top + 1)
+def _check_logprobs(limits: list[int], n: int, num_top: Mapping[str, int | None]) -> None:
+    """limits: the most new tokens of each prompt. num_top: by field, the alternatives that it asks for. A rank computes as
+    many for new tokens as for the prompt's."""
+    given = {param: number for param, number in num_top.items() if number is not None}
+    if not given:
+        return
+    param = max(given, key=lambda param: given[param])
+    num_logprobs = sum(limits) * n * (given[param] + 1)
     if num_logprobs > MAX_LOGPROBS:
         raise InvalidParameter(
             f"{param}: prompts x n x max_tokens x ({param} + 1) must be at most {MAX_LOGPROBS}, not {num_logprobs}; "
@@ -241,11 +251,12 @@ def _plan(
     given["min_tokens"] = min(body.min_tokens or 0, *limits)
     if body.seed is None:
         given["seed"] = engine.next_seed()
+    asked = [number for number in (logprobs, body.prompt_logprobs) if number is not None]
     first = SamplingParams(
         **given,
         max_tokens=limits[0],
-        logprobs=logprobs,
-        prompt_logprobs=echo and logprobs is not None,
+        logprobs=max(asked, default=None),
+        prompt_logprobs=body.prompt_logprobs is not None or (echo and logprobs is not None),
         # lm-eval leaves out the one generated token's entry: there has to be one where the model would end the text.
         ignore_eos=bool(body.ignore_eos) or (echo and logprobs is not None and body.max_tokens == 1 and not grammar),
         stop_token_ids=tuple(body.stop_token_ids),
@@ -261,6 +272,8 @@ def _plan(
         prompts=prompts,
         params=[first, *(replace(first, max_tokens=limit) for limit in limits[1:])],
         n=body.n or 1,
+        num_top=logprobs,
+        num_prompt_top=body.prompt_logprobs,
         stop=tuple(body.stop),
         echo=echo,
         names_service_tier=body.service_tier is not None,

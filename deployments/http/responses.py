@@ -19,6 +19,7 @@ from deployments.http.answer import PING, CollectedChoice, drops_space
 from deployments.http.errors import error_object
 from deployments.http.logprobs import Fragments, Json, LogprobsWriter
 from deployments.http.plan import Plan
+from deployments.http.prompt_logprobs import PromptLogprobs
 from deployments.http.prompt_share import PromptShare
 from deployments.http.slices import Sliced
 from llama_core.errors import LlamaError
@@ -85,10 +86,15 @@ class ResponseSerializer(ABC):
             self._head["service_tier"] = "default"
         chunk_head = encode({**self._head, "object": self.chunk_name})
         self._chunk_head = b"data: " + chunk_head[:-1] + b',"choices":[{"index":'
-        self.has_logprobs = plan.params[0].logprobs is not None and plan.shows_logprobs
+        self.has_logprobs = plan.num_top is not None
         self._prompts = [
             PromptShare(engine.tokenizer, prompt, self._logprobs_writer(prompt), plan.skip_special_tokens)
             for prompt in plan.prompts
+        ]
+        self._prompt_logprobs = [
+            PromptLogprobs(engine.tokenizer, prompt, plan.num_prompt_top)
+            for prompt in plan.prompts
+            if plan.num_prompt_top is not None
         ]
         # The space before each choice's text, where the text continues the prompt; None: not known yet.
         self._space: list[str | None] = [None if self._continues_prompt else ""] * plan.num_choices
@@ -156,6 +162,8 @@ class ResponseSerializer(ABC):
         """The answer as JSON, made in slices."""
         written: list[bytes] = []
         returned = self._returned(choices)
+        for number, prompt_logprobs in enumerate(self._prompt_logprobs):
+            yield from prompt_logprobs.slices(self._streams[number * self._plan.n].prompt_logprobs)
         for number, index in enumerate(returned):
             if number:
                 yield
@@ -178,8 +186,12 @@ class ResponseSerializer(ABC):
             written.append(b"".join([*fields, b',"finish_reason":', encode(reason), b"}"]))
         for index in set(range(len(choices))).difference(returned):
             self._num_generated += choices[index].num_tokens
-        usage = encode(self.usage())
-        return b"".join([encode(self._head)[:-1], b',"choices":[', b",".join(written), b'],"usage":', usage, b"}"])
+        body = [encode(self._head)[:-1], b',"choices":[', b",".join(written), b'],"usage":', encode(self.usage())]
+        return b"".join([*body, self._answer_fields(), b"}"])
+
+    def _answer_fields(self) -> bytes:
+        """Further fields of a whole answer, each with a comma before it."""
+        return b""
 
     def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
         return reason

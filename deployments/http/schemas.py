@@ -87,6 +87,9 @@ class GenerationBody(BodyWithUnknownFields):
         max_length=MAX_ALLOWED_TOKENS,
         description="Only these and the ids that end an answer are sampled.",
     )
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="vLLM's: of each of the prompt's tokens. Not with stream."
+    )
 
     response_format: dict[str, Any] | None = Field(
         None, description="text, json_object, json_schema (OpenAI's) or structural_tag (vLLM's)."
@@ -107,6 +110,11 @@ class GenerationBody(BodyWithUnknownFields):
             raise InvalidParameter("min_tokens: must not be more than max_tokens", param="min_tokens")
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options: needs stream to be true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidParameter(
+                "prompt_logprobs: a stream has none: leave out stream, or send echo and logprobs to /v1/completions",
+                param="prompt_logprobs",
+            )
         return self
 
 

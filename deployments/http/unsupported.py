@@ -18,7 +18,7 @@ NEUTRAL: dict[str, Callable[[object], bool]] = {
     "length_penalty": _is(1), "typical_p": _is(1), "suffix": _is(""), "use_beam_search": _is(False),
     "modalities": _is(["text"]), "audio": _none_at_all, "prediction": _none_at_all,
     "verbosity": _is("medium"), "web_search_options": _none_at_all,
-    "prompt_embeds": _none_at_all, "prompt_logprobs": _none_at_all, "truncate_prompt_tokens": _none_at_all,
+    "prompt_embeds": _none_at_all, "truncate_prompt_tokens": _none_at_all,
     "logits_processors": _empty, "chat_template": _none_at_all,
     "documents": _empty, "mirostat": _is(0), "dry_multiplier": _is(0), "xtc_probability": _is(0),
 }  # fmt: skip
@@ -27,7 +27,6 @@ REASONS = {
     "use_beam_search": "every answer is sampled; n and best_of give several",
     "length_penalty": "it belongs to beam search",
     "chat_template": "the server's own argument chat_template sets it for all requests",
-    "prompt_logprobs": "echo with logprobs gives the same",
     "truncate_prompt_tokens": "a prompt that does not fit is refused, never cut",
 }
 COMPLETION_NEUTRAL = NEUTRAL | {

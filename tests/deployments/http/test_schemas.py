@@ -190,8 +190,7 @@ def test_image_parts_are_unsupported_by_name() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [("suffix", "x"),
-     ("use_beam_search", True), ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]),
-     ("prompt_logprobs", 1)],
+     ("use_beam_search", True), ("audio", {"voice": "x"}), ("modalities", ["text", "audio"])],
 )  # fmt: skip
 def test_a_known_field_that_would_change_the_answer_is_unsupported(field: str, value: object) -> None:
     for neutral in (NEUTRAL, CHAT_NEUTRAL):
