@@ -107,12 +107,12 @@ class ChatHandleApi(TypedHandleApi):
         body, encoder = request.body(), self._chat_encoder
         use = body.tool_use()
         prompt = await encode_chat(body, encoder)
-        parsing = answer_parsing(body, self.service, use, prompt)
         grammar, param = grammar_of(body)
         if grammar and params.grammar:
             raise InvalidParameter(f"{param}: {param} and params.grammar exclude each other", param=param)
         if params.grammar:
             grammar, param = params.grammar, "grammar"
+        parsing = answer_parsing(body, self.service, use, prompt, has_grammar=bool(grammar))
         return Plan(
             [prompt],
             [replace(params, grammar=await chat_grammar(grammar, param, encoder, parsing))],

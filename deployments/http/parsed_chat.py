@@ -80,7 +80,7 @@ class _ParsedChoice:
     """One choice's reader, and the ids of its calls: equal when the same request is sent again."""
 
     def __init__(self, parsing: AnswerParsing, tokenizer: Tokenizer, id_seed: bytes) -> None:
-        self._reader = parsing.answer_format.reader(parsing.use, begun=parsing.begun)
+        self._reader = parsing.reader()
         self._is_legacy = parsing.is_legacy
         self._id_seed = id_seed
         self._num_calls = 0

@@ -16,7 +16,7 @@ from deployments.http.unsupported import CHAT_NEUTRAL, COMPLETION_NEUTRAL, MESSA
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, mix_seed
-from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.answer_format import AnswerFormat, AnswerReader
 from llama_core.text.tokenizer import Tokenizer
 from llama_core.text.tools.tool import ToolUse
 
@@ -30,12 +30,17 @@ MAX_LOGPROBS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class AnswerParsing:
-    """How a chat's answer is divided. begun: it begins within the reasoning. is_legacy: it has `function_call`."""
+    """How a chat's answer is divided. begun: it begins within the reasoning. is_legacy: it has `function_call`. is_either: it
+    is calls alone, or follows the grammar that the request asks for."""
 
     answer_format: AnswerFormat
     use: ToolUse | None
     begun: bool
     is_legacy: bool = False
+    is_either: bool = False
+
+    def reader(self) -> AnswerReader:
+        return self.answer_format.reader(self.use, begun=self.begun, leading=self.is_either)
 
     @property
     def shown_tokens(self) -> frozenset[int]:
@@ -126,8 +131,9 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     if body.prompt_logprobs is not None:
         _check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
     _check_logprobs(limits, body.n or 1, {"top_logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
-    parsing = answer_parsing(body, engine, use, prompt)
-    grammar = await chat_grammar(*grammar_of(body), encoder, parsing)
+    wanted, param = grammar_of(body)
+    parsing = answer_parsing(body, engine, use, prompt, has_grammar=bool(wanted))
+    grammar = await chat_grammar(wanted, param, encoder, parsing)
     plan = _plan(body, [prompt], limits, engine, logprobs=logprobs, grammar=grammar)
     return replace(
         plan,
@@ -144,13 +150,17 @@ async def encode_chat(body: ChatBody, encoder: PromptEncoder) -> list[int]:
     return await encoder.dialog(body.messages, options, n=body.n or 1)
 
 
-def answer_parsing(body: ChatBody, engine: Engine, use: ToolUse | None, prompt: list[int]) -> AnswerParsing | None:
-    """How the answer to `prompt` is divided; None where its text is passed on as it is."""
+def answer_parsing(
+    body: ChatBody, engine: Engine, use: ToolUse | None, prompt: list[int], *, has_grammar: bool
+) -> AnswerParsing | None:
+    """How the answer to `prompt` is divided; None where its text is passed on as it is. has_grammar: the request has one."""
     answer_format = engine.answer_format
     if use is None and answer_format.reasoning is None:
         return None
     begun = answer_format.begins_reasoning(prompt)
-    return AnswerParsing(answer_format, use, begun, is_legacy=bool(body.functions) and not body.tools)
+    is_legacy = bool(body.functions) and not body.tools
+    is_either = has_grammar and use is not None and use.mode == "auto"
+    return AnswerParsing(answer_format, use, begun, is_legacy=is_legacy, is_either=is_either)
 
 
 async def chat_grammar(grammar: str, param: str, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:

@@ -24,7 +24,7 @@ class SingleAnswer:
         self._lacks_space: bool | None = None if plan.continues_message else False  # None: not known yet
         self._reader = self._counter = None
         if (parsing := plan.parsing) is not None:
-            self._reader = parsing.answer_format.reader(parsing.use, begun=parsing.begun)
+            self._reader = parsing.reader()
             if (marks := parsing.answer_format.reasoning) is not None:
                 self._counter = ReasoningCounter(marks, engine.tokenizer, begun=parsing.begun)
         self.num_prompt = len(plan.prompts[0])

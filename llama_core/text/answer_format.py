@@ -17,11 +17,12 @@ from llama_core.text.reasoning import (
 )
 from llama_core.text.tokenizer import Tokenizer
 from llama_core.text.tools.lark import MarkIds, ThoughtRules, answer_grammar, reasoned_grammar
+from llama_core.text.tools.leading import LeadingParser
 from llama_core.text.tools.parser import AnswerParser
 from llama_core.text.tools.pieces import Content, Piece, Reasoning
 from llama_core.text.tools.registry import open_tool_format
 from llama_core.text.tools.schema_answer import check_beside_calls
-from llama_core.text.tools.tool import ToolUse
+from llama_core.text.tools.tool import Call, ToolUse
 from llama_core.text.tools.tool_format import ToolFormat
 
 MAX_GRAMMAR_BYTES: Final = 3 * 2**16  # as in `SamplingParams.grammar`
@@ -51,10 +52,13 @@ class AnswerFormat:
         """Whether the answer to `prompt` begins within the reasoning."""
         return self.reasoning is not None and prompt_begins_reasoning(self.reasoning, self._tokenizer, prompt)
 
-    def reader(self, use: ToolUse | None, *, begun: bool) -> "AnswerReader":
-        """Reads one answer. begun: it begins within the reasoning."""
+    def reader(self, use: ToolUse | None, *, begun: bool, leading: bool = False) -> "AnswerReader":
+        """Reads one answer. begun: it begins within the reasoning. leading: its calls, if any, are all of it (`grammar_or`)."""
         splitter = None if self.reasoning is None else ReasoningSplitter(self.reasoning, begun=begun)
-        return AnswerReader(splitter, None if use is None else self.tool_format.parser(use))
+        parser = None if use is None else self.tool_format.parser(use)
+        if parser is not None and leading:
+            parser = LeadingParser(parser, self.tool_format.written_calls([Call("f", "{}")])[0])
+        return AnswerReader(splitter, parser)
 
     def grammar(self, use: ToolUse, *, begun: bool) -> str:
         """What llguidance's matcher takes. May take some tenths of a second for tools that are not cached.

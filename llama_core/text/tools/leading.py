@@ -3,7 +3,8 @@
 from abc import abstractmethod
 
 from llama_core.text.tools.json_scan import MORE, SPACES, Miss
-from llama_core.text.tools.parser import CallHead, CallParser
+from llama_core.text.tools.parser import AnswerParser, CallHead, CallParser
+from llama_core.text.tools.pieces import Content, Piece
 
 
 class LeadingCalls(CallParser):
@@ -22,3 +23,21 @@ class LeadingCalls(CallParser):
     @abstractmethod
     def _leading(self, text: str, at: int) -> CallHead | Miss:
         """The head of the call with which the answer begins, at its first character that is no white space."""
+
+
+class LeadingParser:
+    """An `AnswerParser` for an answer that is either calls or another text: its first character says which. The text may have
+    what looks like a call."""
+
+    def __init__(self, parser: AnswerParser, beginning: str) -> None:
+        """beginning: the character with which calls begin, if not with a mark in angle brackets."""
+        self._parser, self._beginnings = parser, (beginning, "<")
+        self._has_calls: bool | None = None  # None: not known yet
+
+    def push(self, text: str) -> list[Piece]:
+        if self._has_calls is None and (begun := text.lstrip(SPACES)):
+            self._has_calls = begun.startswith(self._beginnings)
+        return [Content(text)] if self._has_calls is False else self._parser.push(text)
+
+    def finish(self) -> list[Piece]:
+        return self._parser.finish()

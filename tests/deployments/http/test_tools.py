@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import httpx
@@ -180,8 +181,9 @@ ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
         ({"tools": OFFERED, "tool_choice": "any"}, "tool_choice"),
         ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": OFFERED, "guided_regex": "a+"}, "guided_regex"),
-        ({"tools": OFFERED, "response_format": {"type": "json_schema", "json_schema": {"schema": True}}}, "response_format"),
+        ({"tools": OFFERED, "guided_regex": ".*"}, "guided_regex"),
+        ({"tools": OFFERED, "guided_choice": ["a", "<b"]}, "guided_choice"),
+        ({"tools": OFFERED, "guided_grammar": 'start: "<"? "a"'}, "guided_grammar"),
         ({"tools": OFFERED, "tool_choice": "required", "guided_regex": "("}, "guided_regex"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "messages[1]"),
@@ -193,6 +195,16 @@ ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 async def test_a_bad_field_is_400_and_named(fields: dict[str, Any], param: str) -> None:
     answer = await post(engine_with("x"), **fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "kind"), [("llama3_json", "object"), ("pythonic", "array"), ("mistral", "array")]
+)
+async def test_a_schema_whose_answers_begin_as_calls_do_is_refused_beside_tools(tool_format: str, kind: str) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"schema": {"type": ["null", kind]}}}
+    answer = await post(engine_with("x", tool_format), tools=OFFERED, response_format=wanted)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert (await post(engine_with("null", "hermes"), tools=OFFERED, response_format=wanted)).status_code == 200
 
 
 async def test_a_schema_that_cannot_be_followed_is_400_with_its_place_and_keyword() -> None:
@@ -263,3 +275,38 @@ async def test_beside_tools_a_real_model_answers_by_the_schema_or_calls(tool_for
             jsonschema.validate(json.loads(text), schema)
     called = await choice(model, **fields, tool_choice="required")
     assert called["message"]["tool_calls"] and called["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+@pytest.mark.parametrize(
+    ("kind", "value", "pattern"),
+    [
+        ("choice", ["yes", "no, never"], "yes|no, never"),
+        ("regex", "[a-c]{2}-[0-9]{1,3}", "[a-c]{2}-[0-9]{1,3}"),
+        ("grammar", 'start: ("x" | "y")+ "!"\n', "[xy]+!"),
+        ("grammar", 'root ::= "x" [0-9] "y"', "x[0-9]y"),
+    ],
+)
+async def test_beside_tools_a_real_model_answers_by_any_grammar_or_calls(
+    kind: str, value: object, pattern: str, tool_format: str, model: ModelEngine
+) -> None:
+    model.tool_format = tool_format
+    parameters = {"type": "object", "properties": {"a": {"type": "boolean"}}, "additionalProperties": False}
+    offered = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    fields = {"tools": offered, "structured_outputs": {kind: value}, "temperature": 1, "max_tokens": 200}
+    for seed in range(3):
+        found = await choice(model, **fields, parallel_tool_calls=False, seed=seed)
+        assert (await streamed(model, **fields, parallel_tool_calls=False, seed=seed))["message"] == found["message"]
+        if calls := found["message"].get("tool_calls"):
+            jsonschema.validate(json.loads(calls[0]["function"]["arguments"]), parameters)
+        elif found["finish_reason"] == "stop":
+            assert re.fullmatch(pattern, found["message"]["content"]), found
+
+
+async def test_an_answer_by_a_grammar_may_have_what_looks_like_a_call() -> None:
+    text = "So: " + find_tool_format("hermes").written_calls([Call("get-time", "{}")])
+    fields: dict[str, Any] = {"tools": OFFERED, "guided_regex": "So(?s:.*)"}
+    for found in (await choice(engine_with(text), **fields), await streamed(engine_with(text), **fields)):
+        assert found["message"]["content"] == text and found["finish_reason"] == "stop"
+    (call,) = (await choice(engine_with(text[4:]), **fields))["message"]["tool_calls"]
+    assert call["function"]["name"] == "get-time"
