@@ -1,7 +1,8 @@
-"""Encodes chats whose roles do not alternate, which many clients send: two system messages, or two of one user.
+"""Encodes chats in a form that the chat format takes: clients send two system messages, or several calls in one message.
 
-A chat format gets the messages as they are. If it refuses them, it gets them with neighbours of one role merged. What it
-refuses then is a 400 in its words. The reference's strict rule holds for calls by handle and in process.
+A chat format gets the messages as they are. If it refuses them, it gets them with neighbours of one role merged, then with one
+call a message, as Llama 3.1's template wants. What it refuses then is a 400 in its words. The reference's strict rule holds for
+its own methods by handle and in process.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +21,17 @@ def encode_merging(dialog: Sequence[Message], encode: Callable[[Sequence[Message
         return encode(dialog)
     except SpecialTags:
         raise
-    except InvalidDialog:
-        merged, origins = merge_neighbours(dialog)
-        if merged == list(dialog):
-            raise
-    try:
-        return encode(merged)
     except InvalidDialog as error:
-        raise _at_origin(error, origins) from None
+        refused, tried = error, list(dialog)
+    merged, origins = merge_neighbours(dialog)
+    for messages, places in ((merged, origins), split_calls(merged, origins)):
+        if messages == tried:
+            continue
+        try:
+            return encode(messages)
+        except InvalidDialog as error:
+            refused, tried = _at_origin(error, places), messages
+    raise refused from None
 
 
 def merge_neighbours(dialog: Sequence[Message]) -> tuple[list[Message], list[int]]:
@@ -48,6 +52,39 @@ def merge_neighbours(dialog: Sequence[Message]) -> tuple[list[Message], list[int
             merged.append(fields)
             origins.append(index)
     return cast(list[Message], merged), origins
+
+
+def split_calls(dialog: Sequence[Message], origins: Sequence[int]) -> tuple[list[Message], list[int]]:
+    """The messages with one call each, followed by its result, and their `origins`. Results of other calls stay behind them."""
+    split: list[Any] = []
+    places: list[int] = []
+    moved: set[int] = set()  # results behind their calls
+    for at, message in enumerate(dialog):
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            if at not in moved:
+                split.append(message)
+                places.append(origins[at])
+            continue
+        results = _results_behind(dialog, at)
+        for number, call in enumerate(calls):
+            split.append({**message, "content": "" if number else message["content"], "tool_calls": [call]})
+            places.append(origins[at])
+            if (index := results.pop(call["id"], None)) is not None:
+                moved.add(index)
+                split.append(dialog[index])
+                places.append(origins[index])
+    return split, places
+
+
+def _results_behind(dialog: Sequence[Message], at: int) -> dict[str, int]:
+    """The indices of the results that follow the message at `at`, by their call's id."""
+    found: dict[str, int] = {}
+    for index in range(at + 1, len(dialog)):
+        if dialog[index]["role"] != "tool":
+            break
+        found.setdefault(dialog[index].get("tool_call_id", ""), index)
+    return found
 
 
 def _can_merge(message: dict[str, Any]) -> bool:

@@ -349,3 +349,13 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_blocks_are_freed(
     for server in servers:
         wait_until("the server is idle", partial(is_idle, server))
     assert resident_bytes(servers[0]) < 2**30
+
+
+def test_an_answer_for_http_1_0_has_a_length_and_closes_the_connection(server: Server) -> None:
+    request = message(COMPLETIONS, {"prompt": "Once", "max_tokens": 3}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    with connect(server) as connection:
+        connection.sendall(request)
+        answer = b"".join(iter(partial(connection.recv, 65536), b""))  # until the server closes
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower() and b"content-length: %d" % len(body) in head.lower()
+    assert json.loads(body)["usage"]["completion_tokens"] == 3

@@ -29,14 +29,14 @@ class LeadingParser:
     """An `AnswerParser` for an answer that is either calls or another text: its first character says which. The text may have
     what looks like a call."""
 
-    def __init__(self, parser: AnswerParser, beginning: str) -> None:
-        """beginning: the character with which calls begin, if not with a mark in angle brackets."""
-        self._parser, self._beginnings = parser, (beginning, "<")
+    def __init__(self, parser: AnswerParser, opening: str) -> None:
+        """opening: the character with which calls begin, if not with a mark in angle brackets."""
+        self._parser, self._openings = parser, (opening, "<")
         self._has_calls: bool | None = None  # None: not known yet
 
     def push(self, text: str) -> list[Piece]:
         if self._has_calls is None and (begun := text.lstrip(SPACES)):
-            self._has_calls = begun.startswith(self._beginnings)
+            self._has_calls = begun.startswith(self._openings)
         return [Content(text)] if self._has_calls is False else self._parser.push(text)
 
     def finish(self) -> list[Piece]:

@@ -17,10 +17,10 @@ def check_beside_calls(grammar: str, tool_format: ToolFormat, param: str) -> Non
     """Raises InvalidParameter that names `param` unless an answer of `grammar` can be told from a call of the format."""
     schema = json.loads(grammar)["grammars"][0].get("json_schema")
     if not isinstance(schema, dict) or schema.get("type") != "object":
-        if (beginning := _shared_beginning(grammar, tool_format)) is not None:
+        if (opening := _shared_opening(grammar, tool_format)) is not None:
             raise InvalidParameter(
                 f"{param}: beside tools that the model may call, it must be a JSON schema of type object, or allow no answer "
-                f"that begins with {beginning!r}, as calls do; with tool_choice none or required it may be any",
+                f"that begins with {opening!r}, as calls do; with tool_choice none or required it may be any",
                 param=param,
             )
         return
@@ -32,15 +32,15 @@ def check_beside_calls(grammar: str, tool_format: ToolFormat, param: str) -> Non
         )
 
 
-def _shared_beginning(grammar: str, tool_format: ToolFormat) -> str | None:
+def _shared_opening(grammar: str, tool_format: ToolFormat) -> str | None:
     """A character with which both a call and an answer of the grammar may begin."""
     from llguidance import LLMatcher, LLTokenizer  # loaded by the first request with a grammar
 
     from llama_core.text.grammar import limits
 
     matcher = LLMatcher(LLTokenizer("byte"), grammar, limits=limits())
-    beginnings = (tool_format.written_calls([Call("f", "{}")])[0], *(mark[0] for mark in tool_format.marks))
-    return next((char for char in beginnings if matcher.deep_copy().try_consume_tokens([ord(char)])), None)
+    openings = (tool_format.written_calls([Call("f", "{}")])[0], *(mark[0] for mark in tool_format.marks))
+    return next((char for char in openings if matcher.deep_copy().try_consume_tokens([ord(char)])), None)
 
 
 def _has_known_keys(schema: dict[str, Any]) -> bool:

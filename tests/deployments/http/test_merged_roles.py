@@ -7,7 +7,7 @@ import pytest
 
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
-from deployments.http.merged_roles import merge_neighbours
+from deployments.http.merged_roles import merge_neighbours, split_calls
 from llama_core.errors import InvalidDialog
 from llama_core.text.template.chat_template import TemplateChatFormat
 from tests.support.scripted_engine import FakeEngine
@@ -81,3 +81,46 @@ def test_names_and_tool_calls_keep_messages_apart() -> None:
     for dialog in (named, calls, [{"role": "tool", "content": "1"}] * 2):
         merged, origins = merge_neighbours(dialog)  # type: ignore[arg-type]
         assert (merged, origins) == (dialog, [0, 1])
+
+
+ONE_CALL = (
+    "{% for m in messages %}{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one at once') }}{% endif %}"
+    "|{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+)
+
+
+def calling(content: str, *names: str) -> Any:
+    calls = [{"id": f"id_{name}", "type": "function", "function": {"name": name, "arguments": "{}"}} for name in names]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def result(name: str) -> Any:
+    return {"role": "tool", "content": f"of {name}", "tool_call_id": f"id_{name}"}
+
+
+async def test_a_template_that_takes_one_call_a_message_gets_each_with_its_result() -> None:
+    engine = FakeEngine()
+    engine.chat_format = TemplateChatFormat(engine.tokenizer, ONE_CALL)
+    sent = [
+        user("hi"),
+        calling("Both.", "f", "g"),
+        result("g"),
+        result("f"),
+        calling("", "f"),
+        result("f"),
+        user("so?"),
+    ]
+    assert (await post(engine, sent)).status_code == 200
+    assert engine.tokenizer.decode(engine.streams[-1].prompt) == (
+        "|user: hi|assistant: Both.f{}|tool: of f|assistant: g{}|tool: of g|assistant: f{}|tool: of f|user: so?"
+    )
+
+
+def test_calls_without_results_and_results_of_other_calls_stay() -> None:
+    dialog = [user("a"), calling("", "f", "g"), result("g"), result("h"), user("b")]
+    split, places = split_calls(dialog, range(len(dialog)))
+    assert split == [user("a"), calling("", "f"), calling("", "g"), result("g"), result("h"), user("b")]
+    assert places == [0, 1, 1, 2, 3, 4]
+    assert split_calls(dialog[2:], [2, 3, 4]) == (dialog[2:], [2, 3, 4])
