@@ -1,9 +1,12 @@
 """Renders the published chat templates in llama-cpp-python's source distribution, and compares each with transformers.
 
-    pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36
+    pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
     python -m tests.programs.llama_cpp_templates --sdist llama_cpp_python-0.3.36.tar.gz
+    python -m tests.programs.llama_cpp_templates --folder FOLDER   # of .jinja files
 
-Prints a line for each template: equal ids, both refuse, or what differs. Ends with 1 if a template gives other text.
+Prints a line for each template: equal ids, both refuse, or what differs. Of a template that writes tools, a second line says
+which tool format it has, and whether the calls that it writes into a prompt are read as calls. Ends with 1 if a template gives
+other text.
 """
 
 import argparse
@@ -12,20 +15,24 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import jinja2
 from transformers import PreTrainedTokenizerFast
 
+from deployments.http.merged_roles import encode_merging
 from llama_core.errors import ConfigError, InvalidDialog
-from llama_core.text.chat_format import ChatOptions
+from llama_core.text.answer_format import AnswerFormat, open_answer_format
+from llama_core.text.chat_format import ChatOptions, Message
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.template.chat_template import TemplateChatFormat
+from llama_core.text.tools.tool import Tool, ToolUse
 from tests.llama_core.text.test_chat_template import DIALOGS, _Clock
 from tests.support import vocabularies
+from tests.support.tool_calls import read_calls
 
 _FOLDER = "/vendor/llama.cpp/models/templates/"
 _TOKENS = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
@@ -39,6 +46,12 @@ def templates(sdist: Path) -> Iterator[tuple[str, str]]:
                 content = archive.extractfile(member)
                 assert content is not None
                 yield member.name.rpartition("/")[2], content.read().decode()
+
+
+def in_folder(folder: Path) -> Iterator[tuple[str, str]]:
+    """As `templates`."""
+    for file in sorted(folder.glob("*.jinja")):
+        yield file.name, file.read_text()
 
 
 def compare(source: str, folder: Path, theirs: Any) -> str:
@@ -67,10 +80,68 @@ def compare(source: str, folder: Path, theirs: Any) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
+TOOL = Tool("get_weather", "The weather.", '{"type": "object", "properties": {"city": {"type": "string"}}}')
+QUESTION = "How is it there?"
+CITIES = ("Rome", "Oslo")
+OPTIONS = ChatOptions(tools=(TOOL,))
+
+
+def tool_conversation(num_calls: int) -> list[Message]:
+    """A question, so many calls in one message, and their results."""
+    calls = [
+        {"id": f"call{n:05}", "type": "function", "function": {"name": TOOL.name, "arguments": f'{{"city": "{city}"}}'}}
+        for n, city in enumerate(CITIES[:num_calls])
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": f"result {call['id']}"} for call in calls]
+    messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    return cast(list[Message], [*messages, *results])
+
+
+def with_tools(source: str, folder: Path) -> str:
+    """The tool format that is found, and how conversations of one and of two calls go; "" if the template writes no tools."""
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    chat = TemplateChatFormat(tokenizer, source, variables=_TOKENS)
+    if not chat.writes_tools:
+        return ""
+    answers = open_answer_format("auto", tokenizer, chat)
+    found = [f"tools: {answers.tool_format.name}"]
+    for num_calls in (1, 2):
+        texts: list[str] = []
+
+        def encode(messages: Sequence[Message], texts: list[str] = texts) -> list[int]:
+            texts[:] = [chat.render(messages, OPTIONS)]
+            return [0]
+
+        try:
+            encode_merging(tool_conversation(num_calls), encode)
+        except InvalidDialog as error:
+            found.append(f"{num_calls} refused: {error.message[:80]}")
+            continue
+        written = _behind_question(texts[0]).partition("result call00000")[0]
+        num_read = max(_num_read(answers, written[at:]) for at in range(len(written)))
+        found.append(f"{num_calls} written, " + (f"{num_read} read" if num_read else f"NOT READ: {written[:200]!r}"))
+    return ", ".join(found)
+
+
+def _behind_question(prompt: str) -> str:
+    return prompt.rpartition(QUESTION)[2]
+
+
+def _num_read(answers: AnswerFormat, text: str) -> int:
+    """The calls that are read from the beginning of `text`, if they are those of the conversation."""
+    reader = answers.reader(ToolUse((TOOL,)), begun=False)
+    _, calls = read_calls([*reader.push(text), *reader.finish()])
+    cities = tuple(arguments.get("city") for _, arguments in calls)
+    return len(cities) if cities == CITIES[: len(cities)] else 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sdist", type=Path, required=True, help="llama_cpp_python-0.3.36.tar.gz")
+    source_of = parser.add_mutually_exclusive_group(required=True)
+    source_of.add_argument("--sdist", type=Path, help="llama_cpp_python-0.3.36.tar.gz")
+    source_of.add_argument("--folder", type=Path, help="of .jinja files")
     options = parser.parse_args()
+    found = templates(options.sdist) if options.sdist else in_folder(options.folder)
     results: Counter[str] = Counter()
     clocks = ("transformers.utils.chat_template_utils.datetime", "llama_core.text.template.filters.datetime")
     with tempfile.TemporaryDirectory() as name, mock.patch(clocks[0], _Clock), mock.patch(clocks[1], _Clock):
@@ -81,10 +152,12 @@ def main() -> None:
         )
         vocabularies.write_folder(folder, tokenizer, config)
         theirs = PreTrainedTokenizerFast.from_pretrained(folder)
-        for file, source in templates(options.sdist):
+        for file, source in found:
             result = compare(source, folder, theirs)
             results[result.split(":")[0].split(" on ")[0] if result[0].isalpha() else "same as transformers"] += 1
             print(f"{file}: {result}", flush=True)
+            if not result.startswith("not served") and (tools := with_tools(source, folder)):
+                print(f"    {tools}", flush=True)
     print(dict(results))
     if results["DIFFERENT"]:
         sys.exit(1)
