@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import prometheus_client
@@ -104,6 +104,17 @@ class Metrics:
             "draft_tokens_accepted_total", "Draft tokens that were accepted", "draft_tokens_accepted_count"
         )
         codes = sorted(set(_codes(LlamaError)))
+        self.kept_streams_total = metrics.count("kept_streams_total", "Streams that were kept to be resumed")
+        self.resumed_streams_total = metrics.count(
+            "resumed_streams_total", "Requests that took up a kept stream, or had it again from its beginning"
+        )
+        self.dropped_streams_total = metrics.count(
+            "dropped_streams_total",
+            "Kept streams that were dropped, by cause: nobody read them any more, or memory was short",
+            {"cause": ("expired", "memory")},
+        )
+        self.kept_stream_bytes = metrics.gauge("kept_stream_bytes", "Memory of the kept streams")
+        self._kept_bytes: Callable[[], int] | None = None
         self.requests_total = metrics.count(
             "requests_total",
             "Finished requests, by route and outcome (ok, cancelled or an error's code)",
@@ -188,6 +199,10 @@ class Metrics:
         except RuntimeError:
             return
 
+    def watch_kept_streams(self, num_bytes: Callable[[], int]) -> None:
+        """Read the memory of the kept streams before every rendering."""
+        self._kept_bytes = num_bytes
+
     async def _keep_fresh(self) -> None:
         recorded_s = 0.0
         while True:
@@ -207,6 +222,8 @@ class Metrics:
         while self._recent and self._recent[0][0] < oldest:
             self._recent_tokens -= self._recent.popleft()[1]
         self.tokens_generated_per_second.set(self._recent_tokens / RATE_WINDOW_S)
+        if self._kept_bytes is not None:
+            self.kept_stream_bytes.set(self._kept_bytes())
         if self._engine is not None:
             state = self._engine.describe()
             self.num_requests_running.set(state.requests_running)

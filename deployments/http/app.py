@@ -100,7 +100,7 @@ def build_http_app(
         limits = replace(limits, body=replace(limits.body, max_bytes=max_body_bytes))
     if request_timeout_s is not None:
         limits = replace(limits, request_timeout_s=request_timeout_s)
-    streams = KeptStreams(limits.keep)
+    streams = KeptStreams(limits.keep, metrics)
     bodies, encoder = BodyReader(limits.body), PromptEncoder(engine, limits.text)
 
     def endpoint(kind: GenerationKind[Any]) -> ApiRoute:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from deployments.engine.metrics import Metrics
 from deployments.http.answer import AnswerSerializer
 from deployments.http.choices import Choices
 from deployments.http.disconnect import DisconnectScope
@@ -109,8 +110,12 @@ class KeptStream:
 class KeptStreams:
     """The kept streams, the least recently used first."""
 
-    def __init__(self, limits: KeepLimits) -> None:
+    def __init__(self, limits: KeepLimits, metrics: Metrics | None = None) -> None:
+        """metrics: where what is kept, resumed and dropped is counted."""
         self.limits = limits
+        self._metrics = metrics
+        if metrics is not None:
+            metrics.watch_kept_streams(lambda: self.num_bytes)
         self.num_bytes = 0
         self._streams: OrderedDict[StreamKey, KeptStream] = OrderedDict()
 
@@ -125,6 +130,14 @@ class KeptStreams:
         assert key not in self._streams
         stream = self._streams[key] = KeptStream(key, asked, plan, choices, serializer, self)
         self.num_bytes += stream.num_bytes
+        if self._metrics is not None:
+            self._metrics.kept_streams_total.add()
+
+    def resume(self, key: StreamKey, reader: Reader) -> KeptStream:
+        """`take` a stream that an earlier request began."""
+        if self._metrics is not None:
+            self._metrics.resumed_streams_total.add()
+        return self.take(key, reader)
 
     def take(self, key: StreamKey, reader: Reader) -> KeptStream:
         """The stream of this key. `reader` becomes its only reader."""
@@ -148,7 +161,7 @@ class KeptStreams:
             self.drop(stream)
         if self._streams.get(stream.key) is stream:
             self._streams.move_to_end(stream.key)
-            stream.expiry = asyncio.get_running_loop().call_later(self.limits.window_s, self.drop, stream)
+            stream.expiry = asyncio.get_running_loop().call_later(self.limits.window_s, self._expire, stream)
 
     def drop(self, stream: KeptStream) -> None:
         """Forget a stream; its reader, if it has one, goes on without ids. Does nothing if it has been forgotten."""
@@ -160,6 +173,14 @@ class KeptStreams:
         if stream.expiry is not None:
             stream.expiry.cancel()
 
+    def _expire(self, stream: KeptStream) -> None:
+        self._count_dropped("expired")
+        self.drop(stream)
+
+    def _count_dropped(self, cause: str) -> None:
+        if self._metrics is not None:
+            self._metrics.dropped_streams_total.add(cause=cause)
+
     def grow(self, stream: KeptStream, num_bytes: int) -> None:
         if self._streams.get(stream.key) is stream:
             self.num_bytes += num_bytes
@@ -169,4 +190,5 @@ class KeptStreams:
         """Forget streams that nobody reads, the least recently used first; then the largest that is being read."""
         while self.num_bytes > self.limits.max_bytes:
             unread = (stream for stream in self._streams.values() if stream.reader is None)
+            self._count_dropped("memory")
             self.drop(next(unread, None) or max(self._streams.values(), key=lambda stream: stream.num_bytes))

@@ -77,7 +77,8 @@ class Resumption:
     def take(self) -> Continuation | None:
         """Read the stream that was found; another reader of it is disconnected. Returns what continues it; None if it is
         complete."""
-        self._stream = stream = self._streams.take(self._key, self.reader)
+        take = self._streams.take if self._is_new else self._streams.resume
+        self._stream = stream = take(self._key, self.reader)
         return stream.continuation
 
     def events(self) -> Iterator[bytes] | None:
