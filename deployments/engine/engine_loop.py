@@ -12,32 +12,25 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Protocol
 
+from deployments.engine.live_streams import LiveStreams
 from deployments.engine.retry_after import RetryEstimate
+from deployments.engine.runner import Runner
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
-from deployments.engine.step_stats import Intervals, StepStats
-from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure
-from llama_core.log_lines import log_subject, of_request, where
+from deployments.engine.step_report import StepReports
+from deployments.engine.step_stats import StepStats
+from llama_core.errors import EngineError, NotReady, QueueFull, RankFailure
+from llama_core.log_lines import log_subject
 from llama_core.scheduling.block_pool import BlockPool
-from llama_core.scheduling.request import FinishReason, Sequence, check_prompt
+from llama_core.scheduling.request import Sequence, check_prompt
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.scheduler import Scheduler
-from llama_core.scheduling.step import StepInput, StepOutput
+from llama_core.scheduling.step import StepInput
 from llama_core.scheduling.step_costs import StepShape
 from llama_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """Computes steps: takes a step at once, without the delay of a task, and answers steps in their order.
-
-    Implemented by `cluster.driver.rank_group.RankGroup`. `submit` may raise what its future would.
-    """
-
-    def submit(self, batch: StepInput) -> asyncio.Future[StepOutput]: ...
 
 
 class EngineLoop:
@@ -61,16 +54,12 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._depth = pipeline_depth
         self._on_step = on_step
-        self._on_end = on_end
-        self._streams: dict[Sequence, SequenceStream] = {}
         self._retry = RetryEstimate()
+        self._streams = LiveStreams(scheduler, self._retry, on_end)
+        self._reports = StepReports(scheduler)
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._failure: EngineError | None = None
         self._draining = False
-        self._num_prompt_tokens = self._num_prompt_hits = 0  # of sequences admitted since the last report
-        self._counts = (0, 0, 0)  # the scheduler's totals at the last report
         self._pacing = StepPacing(scheduler)
 
     @property
@@ -160,7 +149,7 @@ class EngineLoop:
             seq,
             self._tokenizer,
             stop,
-            self._cancel,
+            self._streams.cancel,
             skip_special_tokens=skip_special_tokens,
             shown_tokens=shown_tokens,
             is_timed=is_timed,
@@ -188,17 +177,12 @@ class EngineLoop:
             raise NotReady("the server is shutting down and takes no new requests")
 
     def _enter(self, stream: SequenceStream) -> None:
-        seq = stream.sequence
-        self.scheduler.add(seq)
-        if seq.finished:
-            stream.push([])
-            self._end(stream)
-            return
-        if not self._streams:
-            self.last_progress_s = time.monotonic()  # the time without work is no stall
-        self._streams[seq] = stream
-        self._idle.clear()
-        self._wake.set()
+        self.scheduler.add(stream.sequence)
+        was_idle = not self._streams
+        if self._streams.add(stream):
+            if was_idle:
+                self.last_progress_s = time.monotonic()  # the time without work is no stall
+            self._wake.set()
 
     async def run(self, runner: Runner) -> None:
         """Run steps until cancelled or until the runner raises; the streams stay as they are.
@@ -213,7 +197,7 @@ class EngineLoop:
                 due_s = self._send(runner, in_flight)
                 if not in_flight:
                     assert not self.scheduler.has_work, "work waits, and no step is in flight that could free blocks"
-                    self._idle.set()
+                    self._streams.idle.set()
                     self._wake.clear()
                     await self._wake.wait()
                     self.last_progress_s = time.monotonic()
@@ -238,8 +222,8 @@ class EngineLoop:
                 try:
                     self._send(runner, in_flight)
                 finally:
-                    intervals = self._deliver(gained, output.elapsed_ms)
-                self._report(answered, output, gained, intervals)
+                    intervals = self._streams.deliver(gained, self.last_progress_s, output.elapsed_ms)
+                self._on_step(self._reports.of(answered, output, gained, self.last_progress_s, intervals))
         finally:
             for step in in_flight:
                 step.output.cancel()
@@ -264,7 +248,7 @@ class EngineLoop:
         if harmful is None:
             return False
         assert isinstance(harmful.error, EngineError)
-        if (stream := self._drop(harmful)) is not None:
+        if (stream := self._streams.drop(harmful)) is not None:
             stream.fail(harmful.error)
         return True
 
@@ -276,17 +260,13 @@ class EngineLoop:
     def fail(self, error: EngineError) -> None:
         """End every live request with `error`, once, and refuse new ones with it."""
         self._failure = self._failure or error
-        for seq, stream in list(self._streams.items()):
-            self.scheduler.finish(seq, FinishReason.ERROR)
-            stream.fail(error)
-            self._drop(seq)
-        self._idle.set()
+        self._streams.fail(error)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait until the live ones have ended. False if some have not within `timeout_s`."""
         self._draining = True
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            await asyncio.wait_for(self._streams.idle.wait(), timeout_s)
         except TimeoutError:
             return False
         return True
@@ -314,84 +294,10 @@ class EngineLoop:
             in_flight.append(SentStep(batch, output, StepShape.of(batch), sent_s, bool(in_flight)))
         return None
 
-    def _drop(self, seq: Sequence) -> SequenceStream | None:
-        """Forget the stream of a sequence that has ended."""
-        stream = self._streams.pop(seq, None)
-        if stream is not None:
-            self._end(stream)
-        if not self._streams:
-            self._idle.set()
-        return stream
-
-    def _cancel(self, seq: Sequence) -> None:
-        if seq in self._streams:
-            self.scheduler.finish(seq, FinishReason.ABORT)
-            self._drop(seq)
-
-    def _end(self, stream: SequenceStream) -> None:
-        stream.timeline.ended_s = time.monotonic()
-        self._on_end(stream)
-
     def _note_admissions(self, count: int, now_s: float) -> None:
         """The step that was just made admits `count` sequences, some of them again."""
         for seq in self.scheduler.newest(count):
             stream = self._streams.get(seq)
             if stream is not None and stream.timeline.admitted_s is None:
                 stream.timeline.admitted_s = now_s
-                self._num_prompt_tokens += seq.prompt_len
-                self._num_prompt_hits += seq.num_cached or 0
-
-    def _deliver(self, gained: dict[Sequence, list[int]], elapsed_ms: float) -> Intervals:
-        """Give readers their tokens. Returns the times since the same sequences' last ones, with numbers of tokens."""
-        now_s = self.last_progress_s
-        intervals: dict[float, int] = {}
-        for seq, tokens in gained.items():
-            stream = self._streams.get(seq)
-            if stream is None:
-                continue
-            if tokens and (seconds := stream.timeline.gained(now_s, elapsed_ms)) is not None:
-                # Most sequences of a step have had the one before it too.
-                seconds /= len(tokens)
-                intervals[seconds] = intervals.get(seconds, 0) + len(tokens)
-            try:
-                if stream.push_timed(tokens) if stream.is_timed else stream.push(tokens):
-                    self.scheduler.stop(seq)
-                if seq.error is not None:
-                    stream.fail(seq.error)
-            except Exception as error:  # an error of one request must not fail the others
-                text = "a request failed while its tokens were decoded to text\n%s"
-                log.error(text, where(error), extra=of_request(seq.request_id))
-                self.scheduler.finish(seq, FinishReason.ERROR)
-                stream.fail(EngineError("the tokens of this request could not be decoded to text"))
-            if seq.finished:
-                self._retry.request_ended(self.last_progress_s)
-                self._drop(seq)
-        return tuple(intervals.items())
-
-    def _report(
-        self, step: SentStep, output: StepOutput, gained: dict[Sequence, list[int]], intervals: Intervals
-    ) -> None:
-        scheduler, batch = self.scheduler, step.batch
-        canary = scheduler.quarantine.canary
-        counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
-        prefix_hits, drafts, accepted = (now - then for now, then in zip(counts, self._counts, strict=True))
-        self._counts = counts
-        self._on_step(
-            StepStats(
-                num_rows=len(batch.rows),
-                num_tokens=batch.num_tokens,
-                num_sampled=sum(len(tokens) for seq, tokens in gained.items() if seq is not canary),
-                elapsed_ms=output.elapsed_ms,
-                round_trip_ms=(self.last_progress_s - step.sent_s) * 1e3,
-                num_non_finite=sum(isinstance(seq.error, NonFiniteLogits) for seq in gained),
-                device_memory_bytes=output.device_memory_bytes,
-                decode_only=all(row.length == 1 + row.num_drafts for row in batch.rows),
-                num_prefix_hits=prefix_hits,
-                num_drafts=drafts,
-                num_drafts_accepted=accepted,
-                num_prompt_tokens=self._num_prompt_tokens,
-                num_prompt_hits=self._num_prompt_hits,
-                token_intervals=intervals,
-            )
-        )
-        self._num_prompt_tokens = self._num_prompt_hits = 0
+                self._reports.admitted(seq)

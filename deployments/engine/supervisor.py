@@ -18,8 +18,9 @@ from cluster.driver.placement import FIRST_RANK_BUNDLE, rank_bundle_indices
 from cluster.driver.stragglers import StepWindow
 from cluster.wire.rank_status import RankStatus
 from deployments.args import ServerArgs
-from deployments.engine.engine_loop import EngineLoop, Runner
+from deployments.engine.engine_loop import EngineLoop
 from deployments.engine.recovery_plan import RecoveryPlan
+from deployments.engine.runner import Runner
 from deployments.engine.straggler_watch import watch_stragglers
 from llama_core.config import EngineConfig
 from llama_core.errors import CheckpointChanged, CheckpointError, ConfigError, LlamaError, RankFailure, TokenizerError

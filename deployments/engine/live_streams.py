@@ -1,0 +1,102 @@
+"""The streams of the sequences that have not ended: what a step has gained reaches their readers, and each ends once.
+
+Knows nothing of the ranks, nor of when steps are made.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from deployments.engine.retry_after import RetryEstimate
+from deployments.engine.sequence_stream import SequenceStream
+from deployments.engine.step_stats import Intervals
+from llama_core.errors import EngineError
+from llama_core.log_lines import of_request, where
+from llama_core.scheduling.request import FinishReason, Sequence
+from llama_core.scheduling.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class LiveStreams:
+    """By sequence. `idle` is set while there is none."""
+
+    def __init__(self, scheduler: Scheduler, retry: RetryEstimate, on_end: Callable[[SequenceStream], None]) -> None:
+        """on_end: for metrics, of ended sequences."""
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._scheduler = scheduler
+        self._retry = retry
+        self._on_end = on_end
+        self._streams: dict[Sequence, SequenceStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def get(self, seq: Sequence) -> SequenceStream | None:
+        return self._streams.get(seq)
+
+    def add(self, stream: SequenceStream) -> bool:
+        """The scheduler has the stream's sequence. False if that has ended already."""
+        if stream.sequence.finished:
+            stream.push([])
+            self._end(stream)
+            return False
+        self._streams[stream.sequence] = stream
+        self.idle.clear()
+        return True
+
+    def drop(self, seq: Sequence) -> SequenceStream | None:
+        """Forget the stream of a sequence that has ended."""
+        stream = self._streams.pop(seq, None)
+        if stream is not None:
+            self._end(stream)
+        if not self._streams:
+            self.idle.set()
+        return stream
+
+    def cancel(self, seq: Sequence) -> None:
+        if seq in self._streams:
+            self._scheduler.finish(seq, FinishReason.ABORT)
+            self.drop(seq)
+
+    def fail(self, error: EngineError) -> None:
+        """End every sequence with `error`."""
+        for seq, stream in list(self._streams.items()):
+            self._scheduler.finish(seq, FinishReason.ERROR)
+            stream.fail(error)
+            self.drop(seq)
+        self.idle.set()
+
+    def deliver(self, gained: dict[Sequence, list[int]], now_s: float, elapsed_ms: float) -> Intervals:
+        """Give readers the tokens of a step that was completed at `now_s`, by time.monotonic, in `elapsed_ms`.
+
+        Returns the times since the same sequences' last ones, with numbers of tokens."""
+        intervals: dict[float, int] = {}
+        for seq, tokens in gained.items():
+            stream = self._streams.get(seq)
+            if stream is None:
+                continue
+            if tokens and (seconds := stream.timeline.gained(now_s, elapsed_ms)) is not None:
+                # Most sequences of a step have had the one before it too.
+                seconds /= len(tokens)
+                intervals[seconds] = intervals.get(seconds, 0) + len(tokens)
+            try:
+                if stream.push_timed(tokens) if stream.is_timed else stream.push(tokens):
+                    self._scheduler.stop(seq)
+                if seq.error is not None:
+                    stream.fail(seq.error)
+            except Exception as error:  # an error of one request must not fail the others
+                text = "a request failed while its tokens were decoded to text\n%s"
+                log.error(text, where(error), extra=of_request(seq.request_id))
+                self._scheduler.finish(seq, FinishReason.ERROR)
+                stream.fail(EngineError("the tokens of this request could not be decoded to text"))
+            if seq.finished:
+                self._retry.request_ended(now_s)
+                self.drop(seq)
+        return tuple(intervals.items())
+
+    def _end(self, stream: SequenceStream) -> None:
+        stream.timeline.ended_s = time.monotonic()
+        self._on_end(stream)

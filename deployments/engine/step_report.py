@@ -1,0 +1,55 @@
+"""The report of each completed step for metrics: what the scheduler has counted since the last one."""
+
+from deployments.engine.step_pacing import SentStep
+from deployments.engine.step_stats import Intervals, StepStats
+from llama_core.errors import NonFiniteLogits
+from llama_core.scheduling.request import Sequence
+from llama_core.scheduling.scheduler import Scheduler
+from llama_core.scheduling.step import StepOutput
+
+
+class StepReports:
+    """Counts between two reports."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._num_prompt_tokens = self._num_prompt_hits = 0  # of sequences admitted since the last report
+        self._counts = (0, 0, 0)  # the scheduler's totals at the last report
+
+    def admitted(self, seq: Sequence) -> None:
+        """A sequence runs for the first time."""
+        self._num_prompt_tokens += seq.prompt_len
+        self._num_prompt_hits += seq.num_cached or 0
+
+    def of(
+        self,
+        step: SentStep,
+        output: StepOutput,
+        gained: dict[Sequence, list[int]],
+        completed_s: float,
+        intervals: Intervals,
+    ) -> StepStats:
+        """gained: the step's tokens by sequence. completed_s: by time.monotonic."""
+        scheduler, batch = self._scheduler, step.batch
+        canary = scheduler.quarantine.canary
+        counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
+        prefix_hits, drafts, accepted = (now - then for now, then in zip(counts, self._counts, strict=True))
+        self._counts = counts
+        stats = StepStats(
+            num_rows=len(batch.rows),
+            num_tokens=batch.num_tokens,
+            num_sampled=sum(len(tokens) for seq, tokens in gained.items() if seq is not canary),
+            elapsed_ms=output.elapsed_ms,
+            round_trip_ms=(completed_s - step.sent_s) * 1e3,
+            num_non_finite=sum(isinstance(seq.error, NonFiniteLogits) for seq in gained),
+            device_memory_bytes=output.device_memory_bytes,
+            decode_only=all(row.length == 1 + row.num_drafts for row in batch.rows),
+            num_prefix_hits=prefix_hits,
+            num_drafts=drafts,
+            num_drafts_accepted=accepted,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_prompt_hits=self._num_prompt_hits,
+            token_intervals=intervals,
+        )
+        self._num_prompt_tokens = self._num_prompt_hits = 0
+        return stats
