@@ -1,10 +1,10 @@
 """What structured output costs: the mask of a row, and the steps of rows that have no grammar.
 
-    python -m benchmarks grammars --ckpt models/SmolLM2-135M-Instruct.Q4_1.gguf --tokenizer models/SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m benchmarks grammars --ckpt FILE.gguf --tokenizer FILE.gguf
 
 Pairs of runs alternate: all rows without a grammar, and half of them with one. Both kinds of rows are in the same steps, so the
-ratio of the steps is what rows without a grammar lose. "mask" is all that a row's matcher does for a step: it consumes the latest
-token, computes the mask and looks for forced tokens.
+ratio of the steps is what rows without a grammar lose. "mask" is all that a row's matcher does for a step: it consumes the
+latest token, computes the mask and looks for forced tokens.
 """
 
 import argparse
@@ -87,7 +87,9 @@ def main(argv: Sequence[str]) -> None:
         options, dtype=options.dtype, max_seq_len=options.prompt + options.output, max_batch_size=options.rows
     ) as llama:
         tokenizer = llama.tokenizer
-        llama.runner._grammars = SlotGrammars(lambda: grammar_vocabulary(tokenizer, tokenizer.stop_ids), vocabulary(llama), options.rows)
+        llama.runner._grammars = SlotGrammars(
+            lambda: grammar_vocabulary(tokenizer, tokenizer.stop_ids), vocabulary(llama), options.rows
+        )
         grammars = [for_answer(json_schema_grammar(schema), tokenizer) for schema in SCHEMAS]
         step_ms(llama, options, grammars, options.rows)  # compiles grammars, builds kernels, touches pages
         pairs: list[tuple[float, float]] = []
@@ -100,9 +102,11 @@ def main(argv: Sequence[str]) -> None:
     ratios = [with_some / without for without, with_some in pairs]
     center, margin = statistics.mean(ratios), 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios))
     microseconds = sorted(second * 1e6 for second in masks)
+    without = Spread.of(one for one, _ in pairs)
+    with_half = Spread.of(one for _, one in pairs)
     figures = {
-        "step_ms_without": Spread.of(without for without, _ in pairs),
-        "step_ms_with_half": Spread.of(with_some for _, with_some in pairs),
+        "step_ms_without": without,
+        "step_ms_with_half": with_half,
         "ratio": {"mean": center, "low": center - margin, "high": center + margin, "pairs": len(ratios)},
         "mask_us": {"median": percentile(microseconds, 50), "p90": percentile(microseconds, 90),
                     "p99": percentile(microseconds, 99), "count": len(microseconds)},
@@ -111,8 +115,8 @@ def main(argv: Sequence[str]) -> None:
         f"Grammars, {model_name(options)} {weights}, {options.rows} rows",
         ["figure", "value"],
         [
-            ("decode step without grammars, ms", figures["step_ms_without"]),
-            ("decode step with grammars in half of the rows, ms", figures["step_ms_with_half"]),
+            ("decode step without grammars, ms", without),
+            ("decode step with grammars in half of the rows, ms", with_half),
             ("ratio, mean", center),
             ("ratio, 95 %", f"{center - margin:.4f} to {center + margin:.4f}"),
             ("a row's mask, us: median", percentile(microseconds, 50)),

@@ -121,7 +121,7 @@ def with_schema(seed: int, schema: dict[str, Any], **fields: Any) -> dict[str, A
     return body
 
 
-async def check(url: str, num_schemas: int, concurrency: int, frequency_penalty: float) -> dict[str, Any]:
+async def check(url: str, num_schemas: int, concurrency: int, frequency_penalty: float = 0.0) -> dict[str, Any]:
     """Counts by kind of schema and outcome, and the faults that were found."""
     limit = asyncio.Semaphore(concurrency)
     counts: Counter[str] = Counter()
@@ -173,7 +173,7 @@ async def running(url: str | None) -> AsyncIterator[str]:
         yield server.url
 
 
-async def run(url: str | None, num_schemas: int, concurrency: int, frequency_penalty: float) -> dict[str, Any]:
+async def run(url: str | None, num_schemas: int, concurrency: int, frequency_penalty: float = 0.0) -> dict[str, Any]:
     async with running(url) as base:
         return await check(base, num_schemas, concurrency, frequency_penalty)
 
