@@ -1,6 +1,7 @@
 """Memory that a rank may still allocate, on its device or on its host."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,6 +25,8 @@ LEAST_CONTEXT = 512  # max_seq_len is not lowered further; a start that has less
 # (configuration, model, rank, dtype) -> bytes that a step of that rank takes beside weights and cache. Each backend has one.
 StepBytes = Callable[[EngineConfig, ModelConfig, Parallel, torch.dtype], int]
 _LANES = 16  # the native backend pads heads to whole vectors
+DEVICE_WAIT_S = 10.0  # for the memory of processes that ended: the driver frees it some time after they are gone
+_DEVICE_POLL_S = 0.05
 GPU_HEADROOM = 0.1  # of the device's memory, left free for activations and the allocator
 
 
@@ -45,7 +48,7 @@ def check_weights_fit(num_bytes: int, parallel: Parallel) -> None:
     Without this check the kernel would end a process to free memory, possibly another user's.
     """
     if parallel.device.type == "cuda":
-        num_sharing, free = 1, torch.cuda.mem_get_info(parallel.device)[0]
+        num_sharing, free = 1, _free_device_bytes(parallel.device, num_bytes)
     else:
         num_sharing, free = len(ranks_with(parallel, host_identity())), available_host_bytes()
     fits = num_bytes * num_sharing <= free
@@ -56,6 +59,15 @@ def check_weights_fit(num_bytes: int, parallel: Parallel) -> None:
             + ("" if fits else ": use more ranks, or int8 or int4 weights"),
             param="model_parallel_size",
         )
+
+
+def _free_device_bytes(device: torch.device, needed: int) -> int:
+    """Free bytes of the GPU, as soon as they are `needed` or more, or after DEVICE_WAIT_S: the ranks that this one replaces may
+    have ended a moment ago."""
+    deadline = time.monotonic() + DEVICE_WAIT_S
+    while (free := int(torch.cuda.mem_get_info(device)[0])) < needed and time.monotonic() < deadline:
+        time.sleep(_DEVICE_POLL_S)
+    return free
 
 
 def free_cache_bytes(parallel: Parallel, planned_bytes: int = 0) -> int:

@@ -40,6 +40,20 @@ def test_ranks_that_share_a_host_are_counted_together(monkeypatch: pytest.Monkey
         memory.check_weights_fit(100, parallel)
 
 
+def test_a_rank_waits_for_the_gpu_memory_of_the_process_that_it_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([10, 10, 60, 120, 120])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 200))
+    memory.check_weights_fit(100, Parallel(0, 1, torch.device("cuda")))
+    assert next(free) == 120  # it did not read on after there was enough
+
+
+def test_gpu_memory_that_stays_taken_is_refused_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "DEVICE_WAIT_S", 0.12)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 200))
+    with pytest.raises(ConfigError, match="1 of 1 ranks here need 100 bytes each, 10 are free"):
+        memory.check_weights_fit(100, Parallel(0, 1, torch.device("cuda")))
+
+
 @pytest.mark.parametrize("version", [0, 1], ids=["cgroup v2", "v1"])
 def test_a_containers_limit_counts_and_its_file_cache_is_free_memory(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
