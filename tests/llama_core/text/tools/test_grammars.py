@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from functools import cache
 
 import pytest
@@ -174,9 +175,11 @@ def test_an_answer_beside_tools_is_a_call_or_follows_its_schema(tool_format: str
 def test_an_answer_that_cannot_be_told_from_a_call_is_refused(tool_format: str) -> None:
     answers = AnswerFormat(tokenizer(), find_tool_format(tool_format), None)
     use = ToolUse(TOOLS)
-    for proper in (regex_grammar("a+"), json_schema_grammar({"type": "array"}), json_schema_grammar(True)):
-        with pytest.raises(InvalidParameter, match="a JSON schema of type object"):
-            answers.grammar_or(use, proper, "response_format", begun=False)
+    opening = find_tool_format(tool_format).written_calls([Call("f", "{}")])[0]
+    with pytest.raises(InvalidParameter, match=f"allow no answer that begins with '{re.escape(opening)}'"):
+        answers.grammar_or(use, regex_grammar(f"{re.escape(opening)}a+"), "response_format", begun=False)
+    either = answers.grammar_or(use, regex_grammar("a+"), "response_format", begun=False)
+    assert follows(either, ids("aaa")) and not follows(either, ids("aab"))
     if tool_format == "llama3_json":
         names = {"name": {"type": "string"}, "parameters": {"type": "object"}}
         for schema in ({"type": "object"}, {"type": "object", "properties": names, "additionalProperties": False}):
