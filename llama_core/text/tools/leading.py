@@ -33,11 +33,15 @@ class LeadingParser:
         """opening: the character with which calls begin, if not with a mark in angle brackets."""
         self._parser, self._openings = parser, (opening, "<")
         self._has_calls: bool | None = None  # None: not known yet
+        self._spaces = ""  # what came before it was known
 
     def push(self, text: str) -> list[Piece]:
-        if self._has_calls is None and (begun := text.lstrip(SPACES)):
-            self._has_calls = begun.startswith(self._openings)
-        return [Content(text)] if self._has_calls is False else self._parser.push(text)
+        if self._has_calls is None:
+            text = self._spaces = self._spaces + text
+            if not (begun := text.lstrip(SPACES)):
+                return []
+            self._has_calls, self._spaces = begun.startswith(self._openings), ""
+        return self._parser.push(text) if self._has_calls else [Content(text)]
 
     def finish(self) -> list[Piece]:
-        return self._parser.finish()
+        return [Content(self._spaces)] if self._spaces else self._parser.finish()
