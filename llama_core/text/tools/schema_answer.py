@@ -6,11 +6,15 @@ with which calls begin.
 """
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llama_core.errors import InvalidParameter
+from llama_core.text.tools.json_scan import MAX_SPACES, SPACES
 from llama_core.text.tools.tool import Call
 from llama_core.text.tools.tool_format import ToolFormat
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 
 def check_beside_calls(grammar: str, tool_format: ToolFormat, param: str) -> None:
@@ -33,14 +37,31 @@ def check_beside_calls(grammar: str, tool_format: ToolFormat, param: str) -> Non
 
 
 def _shared_opening(grammar: str, tool_format: ToolFormat) -> str | None:
-    """A character with which both a call and an answer of the grammar may begin."""
+    """A character with which both a call and an answer of the grammar may begin, behind white space."""
     from llguidance import LLMatcher, LLTokenizer  # loaded by the first request with a grammar
 
     from llama_core.text.grammar import limits
 
     matcher = LLMatcher(LLTokenizer("byte"), grammar, limits=limits())
     openings = (tool_format.written_calls([Call("f", "{}")])[0], *(mark[0] for mark in tool_format.marks))
-    return next((char for char in openings if matcher.deep_copy().try_consume_tokens([ord(char)])), None)
+    states = [matcher]
+    for _ in range(MAX_SPACES + 1):
+        for state in states:
+            if (found := next((char for char in openings if _after(state, char)), None)) is not None:
+                return found
+        # One state for each last character: what may follow white space seldom depends on more of it.
+        states = [
+            after
+            for space in SPACES
+            if (after := next((after for state in states if (after := _after(state, space))), None)) is not None
+        ]
+    return None
+
+
+def _after(matcher: "LLMatcher", char: str) -> "LLMatcher | None":
+    """The matcher behind one character more; None where the grammar does not allow it."""
+    copy = matcher.deep_copy()
+    return copy if copy.try_consume_tokens([ord(char)]) else None
 
 
 def _has_known_keys(schema: dict[str, Any]) -> bool:

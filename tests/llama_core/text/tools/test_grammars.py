@@ -176,8 +176,9 @@ def test_an_answer_that_cannot_be_told_from_a_call_is_refused(tool_format: str) 
     answers = AnswerFormat(tokenizer(), find_tool_format(tool_format), None)
     use = ToolUse(TOOLS)
     opening = find_tool_format(tool_format).written_calls([Call("f", "{}")])[0]
-    with pytest.raises(InvalidParameter, match=f"allow no answer that begins with '{re.escape(opening)}'"):
-        answers.grammar_or(use, regex_grammar(f"{re.escape(opening)}a+"), "response_format", begun=False)
+    for before in ("", " ", "( |\n)?", "\n {9}", "(\t\n )*"):
+        with pytest.raises(InvalidParameter, match=f"allow no answer that begins with '{re.escape(opening)}'"):
+            answers.grammar_or(use, regex_grammar(f"{before}{re.escape(opening)}a+"), "response_format", begun=False)
     either = answers.grammar_or(use, regex_grammar("a+"), "response_format", begun=False)
     assert follows(either, ids("aaa")) and not follows(either, ids("aab"))
     if tool_format == "llama3_json":
