@@ -113,11 +113,13 @@ def body_of(seed: int, **fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def with_schema(seed: int, schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The request's prompt has the schema, as clients' prompts do: a model that does not know it has no reason to end."""
+def with_schema(seed: int, schema: dict[str, Any], *, told: bool = False, **fields: Any) -> dict[str, Any]:
+    """told: the prompt has the schema, as clients' prompts do. A model that knows no schema has no reason to come to its end."""
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
     body = body_of(seed, response_format=form, stream=seed % 2 == 0, **fields)
-    body["messages"].insert(0, {"role": "system", "content": f"Answer with JSON of this schema: {json.dumps(schema)}"})
+    if told:
+        words = f"Answer with JSON of this schema: {json.dumps(schema)}"
+        body["messages"].insert(0, {"role": "system", "content": words})
     return body
 
 
@@ -136,7 +138,7 @@ async def check(url: str, num_schemas: int, concurrency: int, frequency_penalty:
             schema = bounded(draw) if is_bounded else unbounded(draw)
             kind = "bounded" if is_bounded else "unbounded"
             async with limit:
-                text, reason = await answer(client, with_schema(seed, schema, **fields))
+                text, reason = await answer(client, with_schema(seed, schema, told=not is_bounded, **fields))
             counts[f"{kind}: {reason}"] += 1
             if reason == "stop":
                 try:
