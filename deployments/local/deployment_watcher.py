@@ -161,5 +161,7 @@ def _pending() -> str | None:
         for group in placement_group_table().values():
             if group["state"] == "PENDING":
                 bundles = list(group["bundles"].values())
-                return shortage(bundles, nodes, group["strategy"]) or "all of it is in use"
+                return (
+                    shortage(bundles, nodes, group["strategy"]) or "waits for resources of the cluster that are in use"
+                )
     return None

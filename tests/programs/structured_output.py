@@ -114,7 +114,7 @@ def body_of(seed: int, **fields: Any) -> dict[str, Any]:
 
 
 def with_schema(seed: int, schema: dict[str, Any], *, told: bool = False, **fields: Any) -> dict[str, Any]:
-    """told: the prompt has the schema, as clients' prompts do. A model that knows no schema has no reason to come to its end."""
+    """told: the prompt has the schema, as clients' prompts do. A model without it has no reason to come to an end."""
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
     body = body_of(seed, response_format=form, stream=seed % 2 == 0, **fields)
     if told:
