@@ -172,7 +172,7 @@ class HandMadeSteps:
         return StepInput(0, self._number, self._rows, admit=admit)
 
     def with_prompt(self, length: int) -> StepInput:
-        """Likewise, and a new prompt in one chunk."""
+        """All rows decode beside a new prompt of `length` tokens, computed in one chunk."""
         step, slot = self.decode(), len(self._rows)
         init = self._init(slot, length, slot * self._blocks)
         return StepInput(0, step.step, [*step.rows, Row(slot, 0, length, True)], admit=[*step.admit, init])

@@ -1,5 +1,8 @@
 """The attention kernel alone: decodes beside the read bandwidth, and chunks of a prompt beside the product rate."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -41,15 +44,13 @@ def run(record: Recorder, settings: Settings) -> None:
             work = [Row(slot, length - 1, 1, True) for slot in range(rows)]
             record.measure(
                 f"{rows}_rows_of_{length}",
-                lambda work=work, cached=cached: _decodes(
-                    clock, ops, model, work, cached, bandwidth, dtype, sizes.repeats
-                ),  # type: ignore[misc]
+                partial(_decodes, clock, ops, model, work, cached, bandwidth, dtype, sizes.repeats),
             )
         chunk = min(sizes.prompt, length)
         row = Row(0, length - chunk, chunk, True)
         record.measure(
             f"chunk_of_{chunk}_at_{length - chunk}",
-            lambda row=row: _chunk(clock, ops, model, row, product_rate, dtype, sizes.repeats),  # type: ignore[misc]
+            partial(_chunk, clock, ops, model, row, product_rate, dtype, sizes.repeats),
         )
 
 
@@ -77,7 +78,9 @@ def _chunk(
     return {"ms": times, "tflop_s": reached, "share_of_products": reached.median / product_rate}
 
 
-def _attention(clock: Clock, ops: Ops, model: ModelConfig, rows: list[Row], dtype: torch.dtype):  # type: ignore[no-untyped-def]
+def _attention(
+    clock: Clock, ops: Ops, model: ModelConfig, rows: list[Row], dtype: torch.dtype
+) -> Callable[[], torch.Tensor]:
     """One layer's attention of these rows, over blocks in random order."""
     device = clock.device
     longest = max(row.start + row.length for row in rows)
@@ -98,4 +101,4 @@ def _attention(clock: Clock, ops: Ops, model: ModelConfig, rows: list[Row], dtyp
     plan.write(arrays, 0)
     tiles = AttentionTiles(torch.from_numpy(arrays.decodes).to(device), torch.from_numpy(arrays.chunks).to(device))
     size = split_size(longest)
-    return lambda: ops.attend(q, keys, values, order, tiles, size)
+    return partial(ops.attend, q, keys, values, order, tiles, size)

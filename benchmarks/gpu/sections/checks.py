@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from functools import partial
 
 from benchmarks.gpu.recorder import Recorder
 from benchmarks.gpu.settings import Settings
@@ -22,7 +23,7 @@ def files_with_mark() -> list[str]:
 def run(record: Recorder, settings: Settings) -> None:
     """A module that needs a library which is not here is named, and stops no other."""
     for file in files_with_mark():
-        record.measure(file, lambda file=file: _results(file))  # type: ignore[misc]
+        record.measure(file, partial(_results, file))
     bad = [file for file, counts in record.figures.items() if counts.get("failed") or counts.get("error")]
     if bad:
         raise AssertionError(f"tests fail: {', '.join(bad)}")

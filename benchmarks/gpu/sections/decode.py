@@ -2,6 +2,7 @@
 
 import itertools
 import statistics
+from functools import partial
 
 from benchmarks.gpu.clock import clock_of, read_gb_s
 from benchmarks.gpu.engine import Engine, open_engine
@@ -24,7 +25,7 @@ def run(record: Recorder, settings: Settings) -> None:
     record.put("load_s", engine.load_s)
     record.put("cache_and_graphs_s", engine.ready_s)
     for rows, name in zip(sizes.rows, wanted, strict=True):
-        record.measure(name, lambda rows=rows: decode(engine, settings, rows, median(record.figures["read_gb_s"])))  # type: ignore[misc]
+        record.measure(name, partial(decode, engine, settings, rows, median(record.figures["read_gb_s"])))
     record.measure("prompt", lambda: prompt(engine, settings, median(record.figures["prompt_product_tflop_s"])))
     num_bytes = min(sizes.probe_bytes, int(clock_of(settings.device).free_bytes() * 0.5))
     record.measure("read_gb_s_afterwards", lambda: read_gb_s(clock_of(settings.device), num_bytes, sizes.repeats))
