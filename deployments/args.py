@@ -138,6 +138,9 @@ class ServerArgs(BaseModel):
     quantization: Annotated[str, AfterValidator(_known_quantization)] = Field(
         "auto", description="Weights of linear layers: as stored (auto), as dtype (none), or in 8 or 4 bits."
     )
+    batch_invariant: bool = Field(
+        False, description="On GPUs, compute each request with the same bits beside any others, which is slower."
+    )
     prefix_caching: bool = Field(True, description="Compute a prefix that prompts share once.")
     prefix_cache_scope: PrefixCacheScope = Field(
         "key", description="With API keys, requests share cached prefixes within one key (key) or with all keys (all)."

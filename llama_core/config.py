@@ -51,8 +51,10 @@ class EngineConfig:
     keys are configured: those of one key, or all. backend: "native" (C++) on a CPU, "fused" (CUDA graphs) on a GPU, or
     "torch"; "auto" is native on a CPU where the library can be built, and fused on a GPU. quantization: the
     weight format of linear layers, one of `QUANTIZATIONS`: "auto" is as the checkpoint stores each matrix, "none" the
-    model's dtype; the others quantize every matrix. tokenizer_path: where rank 0 finds the vocabulary for grammars, and
-    stop_ids: what may follow a complete answer; without them no request may have a grammar.
+    model's dtype; the others quantize every matrix. batch_invariant: the fused backend computes a
+    request's tokens with the same bits beside any other requests, which is slower; the native backend always does.
+    tokenizer_path: where rank 0 finds the vocabulary for grammars, and stop_ids: what may follow a complete answer; without
+    them no request may have a grammar.
     """
 
     ckpt_dir: str
@@ -76,6 +78,7 @@ class EngineConfig:
     prefix_cache_scope: PrefixCacheScope = "key"
     backend: BackendName = "auto"
     quantization: str = "auto"
+    batch_invariant: bool = False
     tokenizer_path: str = ""
     stop_ids: tuple[int, ...] = ()
 

@@ -126,6 +126,7 @@ def open_engine(
     *,
     ckpt: Path | None = None,
     kv_cache_bytes: int | None = None,
+    batch_invariant: bool = False,
 ) -> Engine:
     """The fused backend, ready for steps. ckpt: a checkpoint of the shape; random weights if absent."""
     model = model_of(settings)
@@ -142,6 +143,7 @@ def open_engine(
         verify_checksums=False,
         speculation=False,
         prefix_caching=False,
+        batch_invariant=batch_invariant,
     )
     begin = time.perf_counter()
     source = RandomWeights(model, getattr(torch, settings.dtype)) if ckpt is None else None

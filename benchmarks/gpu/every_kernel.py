@@ -56,15 +56,15 @@ def launch_all(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
-    """A layer's kernels over decodes, drafts and chunks, with and without biases, norms and a window."""
+    """A layer's kernels over decodes, drafts and chunks, with and without biases, norms and a window, and batch-invariant."""
     from llama_core.execution.fused.kernels import TritonOps
     from llama_core.execution.fused.ops import HeadNorms
     from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, plan_of
     from llama_core.scheduling.step import Row
 
-    ops = TritonOps()
     n_heads, n_kv_heads, head_dim, block_size = 6, 2, 24, 4
     rows = [Row(0, 150, 1, True), Row(1, 20, 5, True, 4), Row(2, 3, 37, True), Row(3, 0, 18, False)]
+    ops, invariant = TritonOps(), TritonOps(batch_invariant=True)
     plan = plan_of(rows, ops.tile_sizes(n_heads, n_kv_heads, head_dim, dtype))
     count, decodes, chunks = plan.shape
 
@@ -91,11 +91,13 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
         tiles = AttentionTiles(*(torch.from_numpy(part).to(device) for part in (arrays.decodes, arrays.chunks)))
         for window in (0, 40):
             ops.attend(q, cache[0], cache[1], tables, tiles, 128, window)
+        invariant.attend(q, cache[0], cache[1], tables, tiles, 128)
         ops.gated_silu(new(count, 2 * hidden), None if bias is None else new(2 * hidden))
 
 
 def launch_products(device: torch.device, dtype: torch.dtype) -> None:
-    """The product of each quantized format, for one row, a few and many."""
+    """The product of each quantized format, for one row, a few and many, and batch-invariant ones with and without splits."""
+    from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order
     from llama_core.execution.weight_formats.kernels import multiply
 
     outputs, inputs = 48, 96
@@ -108,6 +110,8 @@ def launch_products(device: torch.device, dtype: torch.dtype) -> None:
         multiply(x, codes, scales, None, is_packed=False)
         multiply(x, packed, scales, None, is_packed=True)
         multiply(x, packed, scales, scales, is_packed=True)
+        wide = torch.randn(rows + 1, 1030).to(device, dtype)
+        multiply_in_order(wide, torch.randn(outputs, 1030).to(device, dtype))
 
 
 def launch_sampling(device: torch.device) -> None:

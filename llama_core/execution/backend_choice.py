@@ -57,6 +57,8 @@ def choose_backend(
     """The backend of the whole group: all ranks use the same. Raises ConfigError if the configured one is unavailable."""
     for_torch = plan.is_plain or config.quantization == "auto"
     for_fused = for_torch or _fused_holds(plan)
+    if config.backend == "torch" and config.batch_invariant:
+        raise ConfigError("batch_invariant needs the native or the fused backend, not torch", param="batch_invariant")
     if config.backend == "fused" or config.backend == "torch":
         if not (for_fused if config.backend == "fused" else for_torch):
             backends = "native or fused" if for_fused else "native"
@@ -79,6 +81,10 @@ def choose_backend(
         raise ConfigError(
             f"quantization {config.quantization} needs the native backend, which cannot be used: {reason}",
             param="quantization",
+        )
+    if config.batch_invariant:
+        raise ConfigError(
+            f"batch_invariant needs the native backend, which cannot be used: {reason}", param="batch_invariant"
         )
     log.warning("rank %d computes with torch, several times slower than the native backend: %s", parallel.rank, reason)
     return "torch"

@@ -45,6 +45,20 @@ class Parallel:
             dist.all_reduce(partial)
         return partial
 
+    def sum_in_rank_order(self, partial: torch.Tensor) -> torch.Tensor:
+        """What `sum` computes, in float32 and in the order of the ranks, then rounded: a new tensor.
+
+        The order of `sum` may depend on the size of the tensor. This gathers all parts, which is more traffic.
+        """
+        if self.world_size == 1:
+            return partial
+        parts = torch.empty((self.world_size, *partial.shape), dtype=partial.dtype, device=partial.device)
+        dist.all_gather_into_tensor(parts.flatten(0, 1), partial.contiguous())
+        total = parts[0].float()
+        for part in parts[1:]:
+            total = total + part
+        return total.to(partial.dtype)
+
     def gather_columns(self, part: torch.Tensor, widths: Seq[int]) -> torch.Tensor:
         """Each rank's columns [T, widths[rank]], side by side: [T, sum(widths)] on every rank.
 

@@ -119,11 +119,11 @@ class ModelRunner:
         if kind == "native":
             backend = native.NativeBackend(config, model_config, parallel, slots, dtype, plan, planned)
         elif isinstance(slots, DeviceSlots):
-            ops = ops_for(parallel.device)
+            invariant = config.batch_invariant
+            ops = ops_for(parallel.device, batch_invariant=invariant)
             with torch.inference_mode():
-                fused = FusedTransformer(
-                    model_config, parallel, config.max_seq_len, dtype, ops, matrix_types(plan), planned
-                )
+                common = model_config, parallel, config.max_seq_len, dtype, ops
+                fused = FusedTransformer(*common, matrix_types(plan), planned, batch_invariant=invariant)
             backend = FusedBackend(config, fused, parallel, slots, ops, fused_device(parallel.device))
         else:
             # Imported here, because only the reference model may need fairscale.

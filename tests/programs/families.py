@@ -35,7 +35,10 @@ def interpret(root: Path, name: str) -> bool:
     from llama_core.execution.fused.kernels import TritonOps
 
     expected = families.write(root / name, name)
-    with patch("llama_core.execution.runner.ops_for", lambda device: TritonOps()):
+    with patch(
+        "llama_core.execution.runner.ops_for",
+        lambda device, *, batch_invariant: TritonOps(batch_invariant=batch_invariant),
+    ):
         got = families.run(alone("cpu"), str(root / name), "fused")
     return report(name, "fused, interpreter", [got], expected)
 

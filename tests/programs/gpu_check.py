@@ -95,11 +95,13 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
     ops.gated_silu(new(rows, 2 * shape.hidden), gate_bias)
     tiles = new(rows, TILE_COLUMNS, of=torch.int64)
     tables = new(8, max_seq_len // block_size, of=torch.int64)
-    ops.attend(q, keys, values, tables, AttentionTiles(tiles, tiles), split_size(max_seq_len), shape.window)
+    for each in (ops, TritonOps(batch_invariant=True)):
+        each.attend(q, keys, values, tables, AttentionTiles(tiles, tiles), split_size(max_seq_len), shape.window)
 
 
 def launch_products(dtype: torch.dtype) -> None:
-    """The product of each quantized format, for one row, a few and many."""
+    """The product of each quantized format, for one row, a few and many, and batch-invariant products."""
+    from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order
     from llama_core.execution.weight_formats.kernels import multiply
 
     outputs = inputs = 256
@@ -112,6 +114,12 @@ def launch_products(dtype: torch.dtype) -> None:
         multiply(x, codes, scales, None, is_packed=False)
         multiply(x, packed, scales, None, is_packed=True)
         multiply(x, packed, scales, scales, is_packed=True)
+    # Two splits, and numbers of rows in one tile and in two.
+    weight = torch.zeros((outputs, 1024), dtype=dtype)
+    for rows in (16, 128):
+        multiply_in_order(torch.zeros((rows, 1024), dtype=dtype), weight)
+        # The tiles that `batch_invariant` takes for few rows are those of many.
+        multiply(torch.zeros((rows, inputs), dtype=dtype), packed, scales, None, is_packed=True, batch_invariant=True)
 
 
 def launch_sampling(vocab: int) -> None:

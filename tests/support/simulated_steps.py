@@ -77,7 +77,7 @@ def rules_of(seed: int, number: int) -> dict[str, Any]:
 
 def simulated_runner(parallel: Parallel, ckpt_dir: str, device: SimulatedDevice, **overrides: Any) -> ModelRunner:
     with (
-        patch(f"{_RUNNER}.ops_for", lambda torch_device: CapturableOps()),
+        patch(f"{_RUNNER}.ops_for", lambda torch_device, *, batch_invariant: CapturableOps()),
         patch(f"{_RUNNER}.fused_device", lambda torch_device: device),
     ):
         return on_ranks.new_runner(parallel, ckpt_dir, backend="fused", **overrides)

@@ -1,4 +1,10 @@
-"""Seeded texts: the same request twice, and alone against in a batch of eight. Counted, not judged."""
+"""Seeded texts: the same request twice, and alone against in a batch of eight. Counted, not judged.
+
+On a GPU also with `batch_invariant`, and what that costs: the time of the batch beside the time without it.
+"""
+
+import gc
+import time
 
 from benchmarks.gpu.engine import Engine, open_engine
 from benchmarks.gpu.recorder import Recorder
@@ -12,14 +18,12 @@ _REQUESTS = 8
 
 
 def run(record: Recorder, settings: Settings) -> None:
-    if record.has("twice", "alone_and_in_a_batch"):
-        return
-    sizes = settings.sizes
-    engine = open_engine(settings, sizes.context, _REQUESTS)
-    together = texts(engine, settings, range(_REQUESTS))
-    record.measure("twice", lambda: _compared(together, texts(engine, settings, range(_REQUESTS))))
-    alone = [text for seed in range(_REQUESTS) for text in texts(engine, settings, [seed])]
-    record.measure("alone_and_in_a_batch", lambda: _compared(together, alone))
+    _measure(record, settings, "", batch_invariant=False)
+    if settings.device == "cuda":  # needs the Triton kernels
+        _measure(record, settings, "batch_invariant_", batch_invariant=True)
+        if not record.has("batch_invariant_cost"):
+            seconds = [record.figures[f"{prefix}batch_s"] for prefix in ("batch_invariant_", "")]
+            record.put("batch_invariant_cost", seconds[0] / seconds[1])
 
 
 def texts(engine: Engine, settings: Settings, seeds: "range | list[int]") -> list[list[int]]:
@@ -33,6 +37,23 @@ def texts(engine: Engine, settings: Settings, seeds: "range | list[int]") -> lis
         sequences.append(Sequence(prompt, params, len(prompt) + params.max_tokens))
     run_batch(engine.runner, engine.num_blocks, frozenset(), sequences)
     return [sequence.output for sequence in sequences]
+
+
+def _measure(record: Recorder, settings: Settings, prefix: str, *, batch_invariant: bool) -> None:
+    """The figures twice, batch_s and alone_and_in_a_batch, their names behind `prefix`."""
+    if record.has(f"{prefix}twice", f"{prefix}batch_s", f"{prefix}alone_and_in_a_batch"):
+        return
+    engine = open_engine(settings, settings.sizes.context, _REQUESTS, batch_invariant=batch_invariant)
+    together = texts(engine, settings, range(_REQUESTS))
+    begin = time.perf_counter()
+    again = texts(engine, settings, range(_REQUESTS))
+    record.measure(f"{prefix}batch_s", lambda: time.perf_counter() - begin)
+    record.measure(f"{prefix}twice", lambda: _compared(together, again))
+    alone = [text for seed in range(_REQUESTS) for text in texts(engine, settings, [seed])]
+    record.measure(f"{prefix}alone_and_in_a_batch", lambda: _compared(together, alone))
+    # The next engine's cache takes what is free.
+    del engine
+    gc.collect()
 
 
 def _compared(texts: list[list[int]], others: list[list[int]]) -> dict[str, int]:

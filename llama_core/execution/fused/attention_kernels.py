@@ -4,12 +4,15 @@ A program computes one tile: consecutive tokens of a sequence, with all query he
 keys are read in place. Positions of decodes are split over programs at multiples of a size that depends on the configuration
 alone, and combined in order (flash decoding, Dao et al. 2023), so that a row's result depends neither on the other rows nor on
 their number.
+
+With `batch_invariant` a token's result is also the same in a decode and in a chunk of a prompt: both have tiles of the same
+size, and a program of a chunk computes the same splits one after the other, and combines them in the same order.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -63,9 +66,26 @@ def _chunk_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
     return _Launch(max(rows, triton.next_power_of_2(group)), 64 if head_dim <= 128 else 32, num_warps, 2)
 
 
-def tile_sizes(n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
+def _invariant_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
+    """Of decodes and chunks alike. Twice the warps: a program of a chunk holds two sums, of a split and of all so far."""
+    launch = _chunk_launch(group, dtype, head_dim)
+    return replace(launch, num_warps=8)
+
+
+def tile_sizes(
+    n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, *, batch_invariant: bool = False
+) -> TileSizes:
     group = n_heads // n_kv_heads
-    return TileSizes(_decode_launch(group, dtype).rows // group, _chunk_launch(group, dtype, head_dim).rows // group)
+    decode, chunk = _launches(group, dtype, head_dim, batch_invariant=batch_invariant)
+    return TileSizes(decode.rows // group, chunk.rows // group)
+
+
+def _launches(group: int, dtype: torch.dtype, head_dim: int, *, batch_invariant: bool) -> tuple[_Launch, _Launch]:
+    """Of decodes and of chunks."""
+    if batch_invariant:
+        launch = _invariant_launch(group, dtype, head_dim)
+        return launch, launch
+    return _decode_launch(group, dtype), _chunk_launch(group, dtype, head_dim)
 
 
 @triton.jit
@@ -128,6 +148,19 @@ def _attend_range(
     return mixed, total, best
 
 
+@triton.jit
+def _joining_weights(best, log_sum):
+    """The factors of what was combined so far and of a further split, and their new common factor's binary log."""
+    highest = tl.maximum(best, log_sum)
+    return tl.exp2(best - highest), tl.exp2(log_sum - highest), highest
+
+
+@triton.jit
+def _join(mixed, kept, part, weight):
+    # Written as one FMA: a compiler may choose either product to be rounded, in each kernel another one.
+    return tl.fma(mixed, kept, part * weight)
+
+
 # Without `do_not_specialize`, Triton compiles further variants for some numbers of blocks while it serves.
 @triton.jit(do_not_specialize=["block_table_stride", "n_splits"])
 def _attend(
@@ -151,11 +184,13 @@ def _attend(
     block_size: tl.constexpr,
     window: tl.constexpr,
     split_size: tl.constexpr,
+    joins: tl.constexpr,
     tile: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
     """split_size 0: `out` is the result, [T, H, head_dim]. Else each split writes its part of it, float32 [decode tokens, H,
-    n_splits, head_dim], and the binary logs of its sums [decode tokens, H, n_splits], split s at s % n_splits."""
+    n_splits, head_dim], and the binary logs of its sums [decode tokens, H, n_splits], split s at s % n_splits. joins: a program
+    computes all splits of its tile, and writes the result that `_combine_splits` would."""
     about, kv_head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
     count = tl.load(about + 1)
     if count > 0:
@@ -174,8 +209,15 @@ def _attend(
         seen, end = _first_seen(first + 1, window), first + count
         n_heads = n_kv_heads * group
         if split_size:
-            token = tl.load(about + 4) + index
-            for split in range(seen // split_size + tl.program_id(2), tl.cdiv(end, split_size), tl.num_programs(2)):
+            if joins:
+                first_split, further = seen // split_size, 1
+                joined = tl.zeros([rows, dim_block], tl.float32)
+                joined_total = tl.zeros([rows], tl.float32)
+                joined_best = tl.full([rows], float("-inf"), tl.float32)
+            else:
+                first_split, further = seen // split_size + tl.program_id(2), tl.num_programs(2)
+                token = tl.load(about + 4) + index
+            for split in range(first_split, tl.cdiv(end, split_size), further):
                 begin = split * split_size
                 mixed, total, best = _attend_range(
                     query,
@@ -196,15 +238,24 @@ def _attend(
                     block_size,
                     tile,
                 )
+                part, log_sum = mixed / total[:, None], best + tl.log2(total)
                 # A split may lie beside the window of some of the queries.
                 sees = is_query & (first_seen < begin + split_size) & (length > begin)
-                place = (token * n_heads + head) * n_splits + split % n_splits
-                tl.store(
-                    out + place[:, None] * head_dim + dim[None, :],
-                    mixed / total[:, None],
-                    mask=sees[:, None] & (dim < head_dim)[None, :],
-                )
-                tl.store(log_sums + place, best + tl.log2(total), mask=sees)
+                if joins:
+                    kept, weight, highest = _joining_weights(joined_best, log_sum)
+                    both = _join(joined, kept[:, None], part, weight[:, None])
+                    joined = tl.where(sees[:, None], both, joined)
+                    joined_total = tl.where(sees, _join(joined_total, kept, weight, 1.0), joined_total)
+                    joined_best = tl.where(sees, highest, joined_best)
+                else:
+                    place = (token * n_heads + head) * n_splits + split % n_splits
+                    target = out + place[:, None] * head_dim + dim[None, :]
+                    tl.store(target, part, mask=sees[:, None] & (dim < head_dim)[None, :])
+                    tl.store(log_sums + place, log_sum, mask=sees)
+            if joins:
+                place = ((first_token + index) * n_heads + head) * head_dim
+                result = (joined / joined_total[:, None]).to(out.dtype.element_ty)
+                tl.store(out + place[:, None] + dim[None, :], result, mask=is_value)
         else:
             mixed, total, best = _attend_range(
                 query,
@@ -253,19 +304,14 @@ def _combine_splits(
     for index in range(0, count):
         length = first + index + 1
         parts = ((decode_token + index) * n_heads + head) * n_splits
-        split = _first_seen(length, window) // split_size
-        at = parts + split % n_splits
-        best = tl.load(log_sums + at)
-        total = best * 0.0 + 1.0
-        mixed = tl.load(partial + at * head_dim + dim, mask=in_dim, other=0.0)
-        for further in range(split + 1, tl.cdiv(length, split_size)):
-            at = parts + further % n_splits
-            log_sum = tl.load(log_sums + at)
-            highest = tl.maximum(best, log_sum)
-            kept, weight = tl.exp2(best - highest), tl.exp2(log_sum - highest)
-            mixed = mixed * kept + tl.load(partial + at * head_dim + dim, mask=in_dim, other=0.0) * weight
-            total = total * kept + weight
-            best = highest
+        mixed = tl.zeros([dim_block], tl.float32)
+        total = 0.0
+        best = float("-inf")
+        for split in range(_first_seen(length, window) // split_size, tl.cdiv(length, split_size)):
+            at = parts + split % n_splits
+            kept, weight, best = _joining_weights(best, tl.load(log_sums + at))
+            mixed = _join(mixed, kept, tl.load(partial + at * head_dim + dim, mask=in_dim, other=0.0), weight)
+            total = _join(total, kept, weight, 1.0)
         place = out + ((first_token + index) * n_heads + head) * head_dim + dim
         tl.store(place, (mixed / total).to(out.dtype.element_ty), mask=in_dim)
 
@@ -278,8 +324,10 @@ def attend(
     tiles: AttentionTiles,
     split_size: int,
     window: int = FULL_ATTENTION,
+    *,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """See `ops.Ops.attend`."""
+    """See `ops.Ops.attend`. The tiles have the sizes of `tile_sizes` with the same `batch_invariant`."""
     n_heads, head_dim = q.shape[1:]
     block_size, n_kv_heads = keys.shape[1:3]
     group = n_heads // n_kv_heads
@@ -295,11 +343,11 @@ def attend(
     scale = head_dim**-0.5 * _LOG2_E
     cached = (q, keys, values, block_tables)
     sizes = (scale, q.stride(0), block_tables.stride(0))
+    decode, chunk = _launches(group, q.dtype, head_dim, batch_invariant=batch_invariant)
     if count := len(tiles.decodes):
         num_splits = split_count(block_tables.shape[1] * block_size, split_size, window)
         partial = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
         log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
-        launch = _decode_launch(group, q.dtype)
         programs = min(num_splits, triton.cdiv(_WAVES * _multiprocessors(q.device), count * n_kv_heads))
         _attend[(count, n_kv_heads, programs)](
             *cached,
@@ -310,8 +358,9 @@ def attend(
             num_splits,
             n_kv_heads,
             **about,
-            **launch.constants(group),
+            **decode.constants(group),
             split_size=split_size,
+            joins=False,
         )
         _combine_splits[(count, n_heads)](
             partial,
@@ -328,7 +377,6 @@ def attend(
             num_warps=1,
         )
     if count := len(tiles.chunks):
-        launch = _chunk_launch(group, q.dtype, head_dim)
         _attend[(count, n_kv_heads)](
             *cached,
             tiles.chunks,
@@ -338,8 +386,9 @@ def attend(
             1,
             n_kv_heads,
             **about,
-            **launch.constants(group),
-            split_size=0,
+            **chunk.constants(group),
+            split_size=split_size if batch_invariant else 0,
+            joins=batch_invariant,
         )
     return out
 

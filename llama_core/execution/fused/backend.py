@@ -35,14 +35,20 @@ _CAPTURED_PROMPT_TOKENS = (32, 64, 128, 256, 512)
 _LARGEST_PADDING = 1.06  # of a step with more tokens, whose products are as long as its padding
 
 
-def ops_for(device: torch.device) -> Ops:
-    """The Triton kernels on a GPU, the operations in torch elsewhere. Raises ConfigError where Triton does not work."""
+def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
+    """The Triton kernels on a GPU, the operations in torch elsewhere. Raises ConfigError where Triton does not work, and where
+    the operations in torch are to be batch-invariant."""
     if device.type != "cuda":
+        if batch_invariant:
+            raise ConfigError(
+                "batch_invariant needs a GPU with the fused backend; on a CPU the native backend is always batch-invariant",
+                param="batch_invariant",
+            )
         return TorchOps()
     try:
         from llama_core.execution.fused.kernels import TritonOps
 
-        ops = TritonOps()
+        ops = TritonOps(batch_invariant=batch_invariant)
         ops.gated_silu(torch.zeros((1, 2), device=device))  # builds Triton's launcher, which needs a C compiler
     except Exception as error:  # any error of Triton, the compiler or the file system
         # In torch, attention would gather whole block tables, for which no memory is planned.
@@ -61,7 +67,10 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     heads = n_heads + 2 * n_kv_heads
     activations = config.max_step_tokens * (5 * model.dim + 2 * heads * model.head_dim + 3 * len(share.hidden))
     partial = rows * n_heads * splits * (model.head_dim + 1) * 4
-    return activations * dtype.itemsize + 2 * partial + sampling_bytes(config)
+    gathered = 0
+    if config.batch_invariant and parallel.world_size > 1:  # all ranks' parts of a sum, and the sum in float32
+        gathered = config.max_step_tokens * model.dim * (parallel.world_size * dtype.itemsize + 8)
+    return activations * dtype.itemsize + 2 * partial + gathered + sampling_bytes(config)
 
 
 class FusedBackend:

@@ -128,6 +128,10 @@ class TritonOps:
     Kernels get some other tensor in place of one that is None; they do not read it.
     """
 
+    def __init__(self, *, batch_invariant: bool = False) -> None:
+        """batch_invariant: a token's attention has the same bits in a decode, with drafts and in any chunk of a prompt."""
+        self._batch_invariant = batch_invariant
+
     def add_norm(
         self,
         hidden_states: torch.Tensor,
@@ -190,7 +194,7 @@ class TritonOps:
         return qkv[:, :n_heads]
 
     def tile_sizes(self, n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
-        return tile_sizes(n_heads, n_kv_heads, head_dim, dtype)
+        return tile_sizes(n_heads, n_kv_heads, head_dim, dtype, batch_invariant=self._batch_invariant)
 
     def attend(
         self,
@@ -202,7 +206,8 @@ class TritonOps:
         split_size: int,
         window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
-        return attend(q, keys, values, block_tables, tiles, split_size, window)
+        invariant = self._batch_invariant
+        return attend(q, keys, values, block_tables, tiles, split_size, window, batch_invariant=invariant)
 
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         count, width = gate_up.shape

@@ -61,14 +61,19 @@ class FusedTransformer:
         ops: Ops,
         matrix_type: Callable[[str], TorchMatrixType],
         weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]],
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         """`matrix_type`: the type of a matrix by its name: "layers.N." and a field of `Layer`, or "output". `weights`: this
-        rank's part of each, by Meta's names, in `dtype` or in groups; the model copies each into place and does not keep it."""
+        rank's part of each, by Meta's names, in `dtype` or in groups; the model copies each into place and does not keep it.
+        `batch_invariant`: the bits of a token's hidden states do not depend on the number of tokens; `ops` must keep that too.
+        """
         self.config = config
         self.dtype = dtype
         self.parallel = parallel
         self._ops = ops
         self._matrix_type = matrix_type
+        self._batch_invariant = batch_invariant
         self._shares = [RankShare.of(config, rank, parallel.world_size) for rank in range(parallel.world_size)]
         self.share = self._shares[parallel.rank]
         self.head_dim = config.head_dim
@@ -95,7 +100,8 @@ class FusedTransformer:
 
         Each layer calls `attend` after it has written its keys and values to the cache.
         """
-        ops, sum_of, eps = self._ops, self.parallel.sum, self.config.norm_eps
+        ops, eps = self._ops, self.config.norm_eps
+        sum_of = self.parallel.sum_in_rank_order if self._batch_invariant else self.parallel.sum
         columns = [len(share.columns) for share in self._shares]
         h = self.parallel.gather_columns(F.embedding(tokens, self._embeddings), columns)
         delta: torch.Tensor | None = None
@@ -121,7 +127,8 @@ class FusedTransformer:
         return torch.empty(shape, dtype=self.dtype, device=self.parallel.device)
 
     def _matrix(self, name: str, outputs: int, inputs: int) -> TorchMatrix:
-        return self._matrix_type(name)(outputs, inputs, self.dtype, self.parallel.device)
+        shape = outputs, inputs, self.dtype, self.parallel.device
+        return self._matrix_type(name)(*shape, batch_invariant=self._batch_invariant)
 
     def _layer(self, i: int) -> Layer:
         config, dim, hidden = self.config, self.config.dim, len(self.share.hidden)

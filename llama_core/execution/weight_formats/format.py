@@ -30,8 +30,11 @@ class TorchMatrix(Protocol):
 class TorchMatrixType(Protocol):
     """A class of TorchMatrix."""
 
-    def __call__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> TorchMatrix:
-        """Allocate the matrix without values. dtype: of the activations."""
+    def __call__(
+        self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool = False
+    ) -> TorchMatrix:
+        """Allocate the matrix without values. dtype: of the activations. batch_invariant: the bits of a row of a product do not
+        depend on the number of rows; needs Triton."""
 
 
 class WeightFormat(Protocol):

@@ -72,18 +72,24 @@ def _multiply(
 
 
 def multiply(
-    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None, *, is_packed: bool
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    minima: torch.Tensor | None,
+    *,
+    is_packed: bool,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """x [T, inputs] -> [T, outputs]. codes: [outputs, bytes of a row]. scales: float16 [outputs, groups], or float32
-    [outputs]."""
+    [outputs]. batch_invariant: the same tiles for any T, because other tiles may use instructions that add in another order."""
     x = x.contiguous()
     rows, inputs = x.shape
     outputs, row_bytes = codes.shape
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     # float32 products use no tensor cores, and hold both factors in registers.
     is_wide = x.dtype == torch.float32
-    is_decode = rows <= 32 or is_wide
-    block_rows = 16 if rows <= 16 or is_wide else 32 if is_decode else 64
+    is_decode = (rows <= 32 and not batch_invariant) or is_wide
+    block_rows = 64 if not is_decode else 16 if rows <= 16 or is_wide else 32
     block_outputs = 32 if is_decode else 64
     _multiply[(triton.cdiv(outputs, block_outputs), triton.cdiv(rows, block_rows))](
         x,

@@ -1,5 +1,6 @@
 """Weights in the model's own dtype."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +9,23 @@ import torch.nn.functional as F
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.execution.weight_formats.format import TorchMatrixType
 
+# x [T, inputs], weight [outputs, inputs] -> [T, outputs]
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 class PlainMatrix:
     """See `TorchMatrix`."""
 
-    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool = False
+    ) -> None:
         self.weight = torch.empty((outputs, inputs), dtype=dtype, device=device)
+        self._product: Product = F.linear
+        if batch_invariant:
+            # Imported here, because most machines without a GPU have no Triton.
+            from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order
+
+            self._product = multiply_in_order
 
     @property
     def nbytes(self) -> int:
@@ -24,7 +36,7 @@ class PlainMatrix:
         self.weight[first : first + len(weight)].copy_(weight)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight)
+        return self._product(x, self.weight)
 
 
 @dataclass(frozen=True, slots=True)

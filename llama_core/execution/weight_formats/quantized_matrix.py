@@ -1,7 +1,7 @@
 """The fused backend's matrices with quantized weights: Triton's products on a GPU, and a dequantized product in torch."""
 
 import logging
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -29,6 +29,15 @@ class Product(Protocol):
     ) -> torch.Tensor: ...
 
 
+def product_for(device: torch.device, *, batch_invariant: bool) -> Product | None:
+    """The product in Triton where it works, else None: `F.linear` with dequantized weights, which is not batch-invariant."""
+    if batch_invariant:
+        from llama_core.execution.weight_formats.kernels import multiply
+
+        return partial(multiply, batch_invariant=True)
+    return triton_product(device.type)
+
+
 @cache
 def triton_product(device_type: str) -> Product | None:
     """The product in Triton where it works, else None."""
@@ -48,10 +57,12 @@ def triton_product(device_type: str) -> Product | None:
 class Int8Matrix:
     """See `TorchMatrix`: codes int8 [outputs, inputs], one float32 scale for each output."""
 
-    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool = False
+    ) -> None:
         self._codes = torch.zeros((outputs, inputs), dtype=torch.int8, device=device)
         self._scales = torch.zeros(outputs, device=device)
-        self._product = triton_product(device.type)
+        self._product = product_for(device, batch_invariant=batch_invariant)
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +90,16 @@ class GroupedMatrix:
     j + 16 in its high half. scales and minima: float16 [outputs, groups].
     """
 
-    def __init__(self, name: str, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        name: str,
+        outputs: int,
+        inputs: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
         self._name = name
         self._inputs = inputs
         self._is_packed = name != "int8_groups"
@@ -89,7 +109,7 @@ class GroupedMatrix:
         self._codes = torch.zeros((outputs, width), dtype=code_type, device=device)
         self._scales = torch.zeros((outputs, groups), dtype=torch.float16, device=device)
         self._minima = torch.zeros_like(self._scales) if name == "int4_min" else None
-        self._product = triton_product(device.type)
+        self._product = product_for(device, batch_invariant=batch_invariant)
 
     @property
     def nbytes(self) -> int:
@@ -135,7 +155,4 @@ class GroupedMatrix:
 def grouped_matrix(name: str) -> TorchMatrixType:
     """The type of matrices in a format of groups."""
 
-    def make(outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> GroupedMatrix:
-        return GroupedMatrix(name, outputs, inputs, dtype, device)
-
-    return make
+    return partial(GroupedMatrix, name)
