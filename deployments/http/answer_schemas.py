@@ -70,7 +70,11 @@ MODEL: Final = _object(
     max_model_len=_COUNT,
 )
 MODELS: Final = _object(object={"const": "list"}, data=_list(MODEL))
-TOKENS: Final = _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT))
+TOKENS: Final = _object(
+    count=_COUNT, max_model_len=_COUNT, tokens=_TOKEN_IDS, token_strs={"type": ["array", "null"], "items": _STRING}
+)
+LOAD: Final = _object(server_load=_COUNT)
+VERSION: Final = _object(version=_STRING)
 TEXT: Final = _object(prompt=_STRING)
 TOKENIZER: Final = _object(
     bos_token=_TEXT_OR_NULL,

@@ -1,7 +1,7 @@
 """Decides which requests are answered: those with a configured API key, or, without any keys, those to an allowed host.
 
-The key is sent as `Authorization: Bearer KEY`, as the password of `Basic`, or as `x-api-key`. The probes /health and /ready
-are always answered, but give a cause only to requests that are admitted.
+The key is sent as `Authorization: Bearer KEY`, as the password of `Basic`, or as `x-api-key`. The probes /health, /ping and
+/ready are always answered, but give a cause only to requests that are admitted.
 """
 
 import base64
@@ -16,7 +16,7 @@ from deployments.http.hosts import AllowedHosts
 from deployments.http.routing import route_path
 from llama_core.errors import LlamaError
 
-PROBE_PATHS = frozenset({"/health", "/ready"})  # load balancers and Kubernetes send no key, and any Host
+PROBE_PATHS = frozenset({"/health", "/ping", "/ready"})  # load balancers and Kubernetes send no key, and any Host
 PAGE_PATHS = frozenset({"/", "/docs"})  # makes browsers ask for a password, which they send with the page's requests
 
 

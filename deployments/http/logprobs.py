@@ -37,6 +37,13 @@ class TokenNames(dict[int, str]):
         return name
 
 
+class TokenIdNames(dict[int, str]):
+    """What vLLM writes for `return_tokens_as_token_ids`."""
+
+    def __missing__(self, token_id: int) -> str:
+        return f"token_id:{token_id}"
+
+
 @lru_cache(maxsize=1)
 def names_of(tokenizer: Any) -> TokenNames:
     return TokenNames(tokenizer)
@@ -45,9 +52,10 @@ def names_of(tokenizer: Any) -> TokenNames:
 class LogprobsWriter(ABC):
     """Writes the log-probabilities of one choice, one part for each delta of its stream."""
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top: int, *, names_ids: bool = False) -> None:
+        """names_ids: a token's name is its id."""
         self._tokenizer = tokenizer
-        self._names = names_of(cast(Hashable, tokenizer))
+        self._names = TokenIdNames() if names_ids else names_of(cast(Hashable, tokenizer))
         self._num_top = num_top
 
     def copy(self) -> Self:
@@ -76,9 +84,9 @@ class CompletionLogprobs(LogprobsWriter):
 
     fields: ClassVar = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int, before: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top: int, before: Sequence[int], *, names_ids: bool = False) -> None:
         """before: the prompt; empty where it is echoed, because `take` then gets it too."""
-        super().__init__(tokenizer, num_top)
+        super().__init__(tokenizer, num_top, names_ids=names_ids)
         self._detokenizer = IncrementalDetokenizer(tokenizer, prefix=before[-CONTEXT_TOKENS:])
         self._offset = 0
 

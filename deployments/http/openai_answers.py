@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from deployments.engine.interface import Delta
 from deployments.http.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from deployments.http.responses import Part, ResponseSerializer, encode
 
@@ -14,8 +15,8 @@ class ChatSerializer(ResponseSerializer):
         return self._plan.continues_message
 
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
-        num_top = self._plan.num_top
-        return None if num_top is None else ChatLogprobs(self._tokenizer, num_top)
+        num_top, names_ids = self._plan.num_top, self._plan.names_ids
+        return None if num_top is None else ChatLogprobs(self._tokenizer, num_top, names_ids=names_ids)
 
     def _chunk_fields(self, part: Part) -> bytes:
         """The role is sent with the first token, because benchmarks count a chunk with the role alone as the first token."""
@@ -27,7 +28,11 @@ class ChatSerializer(ResponseSerializer):
         return b'"message":' + encode({"role": "assistant", "content": part.text, "refusal": None})
 
     def _answer_fields(self) -> bytes:
-        return b',"prompt_logprobs":' + self._prompt_logprobs[0].written if self._prompt_logprobs else b""
+        ids = self._prompt_ids(0) if self._plan.returns_ids else b""
+        return ids + (b',"prompt_logprobs":' + self._prompt_logprobs[0].written if self._prompt_logprobs else b"")
+
+    def _first_event_fields(self) -> bytes:
+        return self._prompt_ids(0) if self._plan.returns_ids else b""
 
 
 class CompletionSerializer(ResponseSerializer):
@@ -38,9 +43,13 @@ class CompletionSerializer(ResponseSerializer):
         return True
 
     def _logprobs_writer(self, prompt: Sequence[int]) -> LogprobsWriter | None:
-        num_top = self._plan.num_top
+        num_top, names_ids = self._plan.num_top, self._plan.names_ids
         before = [] if self._plan.echo else prompt
-        return None if num_top is None else CompletionLogprobs(self._tokenizer, num_top, before)
+        return None if num_top is None else CompletionLogprobs(self._tokenizer, num_top, before, names_ids=names_ids)
+
+    def _ids(self, index: int, delta: Delta, is_first: bool) -> bytes:
+        """vLLM gives the prompt's ids beside those of each choice."""
+        return super()._ids(index, delta, is_first) + (self._prompt_ids(index) if is_first else b"")
 
     def _chunk_fields(self, part: Part) -> bytes:
         return b'"text":' + encode(part.text)

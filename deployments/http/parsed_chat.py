@@ -59,10 +59,12 @@ class ParsedChatSerializer(ChatSerializer):
         """The chunks of one delta: its pieces, its log-probabilities beside them as far as they go, and its end."""
         choice = self._choices[index]
         deltas = choice.deltas(part.text, is_last=part.finish_reason is not None)
-        if not deltas and part.finish_reason is None and self._plan.continuous_usage:
-            deltas = [{}]
+        if not deltas and (part.ids or (part.finish_reason is None and self._plan.continuous_usage)):
+            deltas = [choice.with_role({}) if part.ids else {}]
+        ids = part.ids
         for fields in deltas:
-            yield self._event(index, _delta(fields), next(logprobs, None), None)
+            yield self._event(index, _delta(fields) + ids, next(logprobs, None), None)
+            ids = b""
         for entries in logprobs:
             yield self._event(index, _delta(choice.with_role({})), entries, None)
         if part.finish_reason is not None:

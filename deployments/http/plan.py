@@ -56,6 +56,8 @@ class Plan:
     n: int = 1
     num_returned: int = 0  # of each prompt's choices, those with the highest mean log-probability; 0: all
     num_top: int | None = None  # the answer has log-probabilities, with so many alternatives
+    names_ids: bool = False  # the log-probabilities name tokens by their ids
+    returns_ids: bool = False  # the answer has the token ids of the prompts and of the choices
     num_prompt_top: int | None = None  # the answer has the field `prompt_logprobs`, with so many alternatives
     stop: tuple[str, ...] = ()
     echo: bool = False
@@ -283,6 +285,8 @@ def _plan(
         params=[first, *(replace(first, max_tokens=limit) for limit in limits[1:])],
         n=body.n or 1,
         num_top=logprobs,
+        names_ids=bool(body.return_tokens_as_token_ids),
+        returns_ids=bool(body.return_token_ids),
         num_prompt_top=body.prompt_logprobs,
         stop=tuple(body.stop),
         echo=echo,

@@ -31,12 +31,14 @@ TEXT_MARK = "\x1f"  # placeholder of the text while the bytes around it are enco
 
 
 class Part(NamedTuple):
-    """The part of one choice's answer that a delta adds. logprobs: a JSON object."""
+    """The part of one choice's answer that a delta adds. logprobs: a JSON object. ids: the choice's fields with token ids, as
+    JSON with a comma before each; empty where the request asks for none."""
 
     text: str
     logprobs: bytes | None
     finish_reason: FinishReason | None
     is_first: bool
+    ids: bytes = b""
 
 
 @lru_cache(maxsize=1)
@@ -101,7 +103,9 @@ class ResponseSerializer(ABC):
         self._writers: list[LogprobsWriter | None] = [None] * plan.num_choices  # by choice, once it has begun
         # By choice, once it has begun: the bytes before and after the text in every chunk but the last. The hot path.
         self._around_text: list[tuple[bytes, bytes] | None] = [None] * plan.num_choices
-        self._only_text_varies = not self.has_logprobs and not plan.continuous_usage
+        self._only_text_varies = not self.has_logprobs and not plan.continuous_usage and not plan.returns_ids
+        # Fields of the answer that its first event has, as JSON with a comma before each.
+        self._first_fields = self._first_event_fields()
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """The event of a delta without log-probabilities; b"" if the delta has no text for the client yet."""
@@ -121,21 +125,19 @@ class ResponseSerializer(ABC):
         """The events of a delta with log-probabilities, each made of one slice. The first has the text."""
         delta = self._shown(delta)
         part = self._part(index, delta)
-        text, is_first, last = part.text, part.is_first, None
+        text, is_first, ids, last = part.text, part.is_first, part.ids, None
         for fragments in self._logprobs(index, delta, part.is_first):
             if last is not None:
-                yield self._written(index, Part(text, last, None, is_first))
-                text, is_first = "", False
+                yield self._written(index, Part(text, last, None, is_first, ids))
+                text, is_first, ids = "", False, b""
             last = self._prompt(index).logprobs_object([fragments])
-        yield self._written(index, Part(text, last, part.finish_reason, is_first))
+        yield self._written(index, Part(text, last, part.finish_reason, is_first, ids))
 
     def _written(self, index: int, part: Part) -> bytes:
-        says_something = (
-            part.text or part.is_first or part.logprobs or part.finish_reason or self._plan.continuous_usage
-        )
-        if not says_something:
+        says_something = part.text or part.is_first or part.logprobs or part.finish_reason or part.ids
+        if not says_something and not self._plan.continuous_usage:
             return b""
-        return self._event(index, self._chunk_fields(part), part.logprobs, part.finish_reason)
+        return self._event(index, self._chunk_fields(part) + part.ids, part.logprobs, part.finish_reason)
 
     def _event(self, index: int, fields: bytes, logprobs: bytes | None, finish_reason: str | None) -> bytes:
         """A chunk of one choice. fields: of the choice, as JSON without braces."""
@@ -145,7 +147,8 @@ class ResponseSerializer(ABC):
             pieces += [b',"usage":', encode(self.usage())]
         elif self._plan.include_usage:
             pieces.append(b',"usage":null')
-        pieces.append(b"}\n\n")
+        pieces += [self._first_fields, b"}\n\n"]
+        self._first_fields = b""
         return b"".join(pieces)
 
     def end_of_stream(self) -> bytes:
@@ -179,6 +182,7 @@ class ResponseSerializer(ABC):
             fields = [
                 b'{"index":%d,' % number,
                 self._choice_fields(index, part),
+                part.ids,
                 b',"logprobs":',
                 part.logprobs or b"null",
             ]
@@ -192,6 +196,18 @@ class ResponseSerializer(ABC):
     def _answer_fields(self) -> bytes:
         """Further fields of a whole answer, each with a comma before it."""
         return b""
+
+    def _first_event_fields(self) -> bytes:
+        """Further fields of a stream's first event, each with a comma before it."""
+        return b""
+
+    def _prompt_ids(self, index: int) -> bytes:
+        """The ids of a choice's prompt as a field with a comma before it."""
+        return b',"prompt_token_ids":' + encode(self._plan.prompts[index // self._plan.n])
+
+    def _ids(self, index: int, delta: Delta, is_first: bool) -> bytes:
+        """The choice's fields with token ids that a delta adds, each with a comma before it."""
+        return b',"token_ids":' + encode(delta.tokens)
 
     def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
         return reason
@@ -220,7 +236,10 @@ class ResponseSerializer(ABC):
         """The part of a delta, without log-probabilities."""
         is_first, self._begun[index] = not self._begun[index], True
         self._num_generated += len(delta.tokens)
-        return Part(self._text(index, delta, is_first), None, delta.finish_reason, is_first)
+        # A delta without tokens, such as a stream's end, has no ids, but a choice without tokens has an empty list.
+        has_ids = self._plan.returns_ids and (is_first or delta.tokens)
+        ids = self._ids(index, delta, is_first) if has_ids else b""
+        return Part(self._text(index, delta, is_first), None, delta.finish_reason, is_first, ids)
 
     def _logprobs(self, index: int, delta: Delta, is_first: bool) -> Iterator[Fragments]:
         """The log-probabilities that a delta adds to a choice, one slice at a time."""

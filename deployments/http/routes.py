@@ -9,6 +9,7 @@ from starlette.responses import Response
 from deployments.engine.interface import Engine
 from deployments.engine.metrics import CONTENT_TYPE, Metrics
 from deployments.http import answer_schemas
+from deployments.http.capture.environment import versions
 from deployments.http.errors import error_object, json_response, retry_after_s
 from deployments.http.pages import API_REFERENCE, CHAT, page_response
 from deployments.http.plan import check_model
@@ -82,7 +83,9 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             tokens = await encoder.text(
                 body.prompt, bos=body.add_special_tokens is not False, parse_special=body.parse_special
             )
-        return json_response({"count": len(tokens), "max_model_len": engine.max_seq_len, "tokens": tokens})
+        names = [engine.tokenizer.token_name(token) for token in tokens] if body.return_token_strs else None
+        count = {"count": len(tokens), "max_model_len": engine.max_seq_len}
+        return json_response({**count, "tokens": tokens, "token_strs": names})
 
     async def detokenize(request: Request) -> Response:
         check_takes_requests(engine)
@@ -147,6 +150,13 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
         cause = EngineError(detail or "The engine makes no progress.")
         return json_response({"status": "dead", **error_object(cause)}, 503)
 
+    async def load(_: Request) -> Response:
+        state = engine.describe()
+        return json_response({"server_load": state.requests_running + state.requests_waiting})
+
+    async def version(_: Request) -> Response:
+        return json_response({"version": versions()["llama-on-ray"]})
+
     async def ready(request: Request) -> Response:
         readiness = engine.readiness()
         if not request.state.is_trusted:
@@ -173,6 +183,31 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             description="503 when only a restart helps. A server that loads is alive; see /ready.",
             answer=answer_schemas.HEALTH,
             statuses=(503,),
+        ),
+        ApiRoute(
+            "/ping",
+            health,
+            tag="operation",
+            summary="Liveness",
+            description="The same as /health, by the name that SageMaker asks for.",
+            answer=answer_schemas.HEALTH,
+            statuses=(503,),
+        ),
+        ApiRoute(
+            "/load",
+            load,
+            tag="operation",
+            summary="Load",
+            description="Requests that run or wait in this replica.",
+            answer=answer_schemas.LOAD,
+        ),
+        ApiRoute(
+            "/version",
+            version,
+            tag="operation",
+            summary="Version",
+            description="Of the server.",
+            answer=answer_schemas.VERSION,
         ),
         ApiRoute(
             "/ready",

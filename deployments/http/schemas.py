@@ -90,6 +90,8 @@ class GenerationBody(BodyWithUnknownFields):
     prompt_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="vLLM's: of each of the prompt's tokens. Not with stream."
     )
+    return_token_ids: Flag = Field(None, description="vLLM's: the answer has the ids of the prompt and of each choice.")
+    return_tokens_as_token_ids: Flag = Field(None, description="vLLM's: log-probabilities name tokens `token_id:ID`.")
 
     response_format: dict[str, Any] | None = Field(
         None, description="text, json_object, json_schema (OpenAI's) or structural_tag (vLLM's)."

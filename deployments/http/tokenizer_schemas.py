@@ -19,6 +19,7 @@ class TokenizeBody(DialogOptions):
     tools: Tools = Field((), description="Functions that the prompt offers beside the messages.")
     add_special_tokens: Flag = Field(None, description="Default true: BOS first.")
     parse_special: Flag = Field(None, description="true: names of control tokens in the prompt become those tokens.")
+    return_token_strs: Flag = Field(None, description="true: the answer has the name of each token.")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

@@ -36,6 +36,8 @@ ROUTES = [
     ("POST", "/v1/responses"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
+    ("GET", "/load"),
+    ("GET", "/version"),
     ("GET", "/v1/models"),
     ("GET", f"/v1/models/{MODEL_ID}"),
     ("POST", "/v1/score"),

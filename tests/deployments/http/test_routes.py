@@ -359,7 +359,19 @@ async def test_the_request_id_is_sent_once_behind_a_server_that_sends_it() -> No
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/health", "/ready", "/metrics", "/v1/models", f"/v1/models/{MODEL_ID}", "/props"]
+    "path",
+    [
+        "/",
+        "/health",
+        "/ping",
+        "/load",
+        "/version",
+        "/ready",
+        "/metrics",
+        "/v1/models",
+        f"/v1/models/{MODEL_ID}",
+        "/props",
+    ],
 )
 def test_head_has_the_headers_of_get_without_a_body(served: Served, path: str) -> None:
     head, get = httpx.head(served.url + path), httpx.get(served.url + path)
