@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from deployments.args import ServerArgs
+from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import ConfigError
+from llama_core.text.registry import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,17 @@ class ConfigFile:
     @property
     def port(self) -> int:
         return int((self.content.get("http_options") or {}).get("port", 8000))
+
+    @property
+    def server_args(self) -> ServerArgs | None:
+        """Of this server's application; None for another application. Raises ConfigError that names each wrong argument."""
+        application = self.content["applications"][0]
+        if application.get("import_path") != "deployments.app:build_app":
+            return None
+        try:
+            return ServerArgs.model_validate(application.get("args") or {})
+        except ValidationError as error:
+            raise ConfigError("; ".join(_described(each) for each in error.errors())) from error
 
     @property
     def app_name(self) -> str:
@@ -71,6 +87,24 @@ def read_config(path: Path, overrides: Sequence[str], directory: Path) -> Config
     changed = directory / path.name
     changed.write_text(yaml.safe_dump(content, sort_keys=False))
     return ConfigFile(changed, content)
+
+
+def _described(error: ErrorDetails) -> str:
+    """Which argument pydantic refuses, and why."""
+    why = "no such argument" if error["type"] == "extra_forbidden" else error["msg"].removeprefix("Value error, ")
+    name = ".".join(map(str, error["loc"]))
+    return f"{name}: {why}" if name else why
+
+
+def check_files(config: ConfigFile) -> None:
+    """Raises LlamaError where an argument is wrong, and where this machine, on which every replica will run, lacks the
+    checkpoint or the tokenizer."""
+    args = config.server_args
+    if args is None:
+        return
+    open_checkpoint(args.checkpoint).num_shards()
+    if not args.tokenizer.is_file():
+        load_tokenizer(args.tokenizer)  # raises
 
 
 def check_port_is_free(host: str, port: int) -> None:

@@ -21,12 +21,12 @@ from pathlib import Path
 import click
 
 from deployments.local import process_tag
-from deployments.local.config_file import ConfigFile, check_port_is_free, read_config
+from deployments.local.config_file import ConfigFile, check_files, check_port_is_free, read_config
 from deployments.local.console import Console, new_log_file
 from deployments.local.deployment_watcher import DeploymentWatcher
 from deployments.local.serve_run import cluster_variables
 from deployments.local.shutdown import Shutdown
-from llama_core.errors import ConfigError
+from llama_core.errors import LlamaError
 
 
 def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = False) -> int:
@@ -38,7 +38,9 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
     try:
         config = read_config(path, overrides, Path(directory.name))
         check_port_is_free(config.host, config.port)
-    except ConfigError as error:
+        if _starts_cluster():
+            check_files(config)  # Ray and Serve would start first, which takes seconds
+    except LlamaError as error:
         directory.cleanup()
         print(error.message, file=sys.stderr)
         return 1
@@ -63,8 +65,7 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
 def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:
     """Set the variables that Ray's and Serve's processes inherit. Returns whether this command starts the Ray cluster."""
     os.environ[process_tag.VARIABLE] = tag
-    # A new cluster unless RAY_ADDRESS names one: Ray would join a running cluster, and Ctrl-C would end all its applications.
-    owns_cluster = os.environ.get("RAY_ADDRESS", "local") == "local"
+    owns_cluster = _starts_cluster()
     if owns_cluster:
         os.environ.pop("RAY_ADDRESS", None)  # `serve run` would look for another cluster there
     os.environ["LLAMA_BANNER"] = "0"  # this command prints the banner
@@ -73,6 +74,11 @@ def _set_environment(tag: str, directory: Path, *, is_logged: bool) -> bool:
     for name, value in cluster_variables(directory).items():
         os.environ.setdefault(name, value)
     return owns_cluster
+
+
+def _starts_cluster() -> bool:
+    """Unless RAY_ADDRESS names a cluster: Ray would join a running one, and Ctrl-C would end all its applications."""
+    return os.environ.get("RAY_ADDRESS", "local") == "local"
 
 
 def _run(config: ConfigFile, watcher: DeploymentWatcher, shutdown: Shutdown, console: Console) -> None:
