@@ -95,8 +95,11 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
     ops.gated_silu(new(rows, 2 * shape.hidden), gate_bias)
     tiles = new(rows, TILE_COLUMNS, of=torch.int64)
     tables = new(8, max_seq_len // block_size, of=torch.int64)
-    for each in (ops, TritonOps(batch_invariant=True)):
-        each.attend(q, keys, values, tables, AttentionTiles(tiles, tiles), split_size(max_seq_len), shape.window)
+    step = AttentionTiles(tiles, tiles), split_size(max_seq_len), shape.window
+    ops.attend(q, keys, values, tables, *step)
+    if (block_size, max_seq_len) == (BLOCK_SIZES[0], MAX_SEQ_LENS[0]):
+        # Once for each shape: sizes of blocks and splits change registers little, and compile time counts.
+        TritonOps(batch_invariant=True).attend(q, keys, values, tables, *step)
 
 
 def launch_products(dtype: torch.dtype) -> None:

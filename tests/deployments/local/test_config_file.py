@@ -75,7 +75,7 @@ def test_missing_files_and_wrong_arguments_are_refused_by_name_before_anything_s
         check("ckpt_dir=/nowhere")
     with pytest.raises(TokenizerError, match=r"/nowhere/tokenizer\.model does not exist"):
         check("tokenizer_path=/nowhere/tokenizer.model")
-    with pytest.raises(ConfigError, match="max_seq_len: must be a whole number.*; max_sequences: no such argument"):
+    with pytest.raises(ConfigError, match=r"max_seq_len: must be a whole number.*; max_sequences: no such argument"):
         check("max_seq_len=x", "max_sequences=5")
     other = yaml.safe_load(path.read_text())
     other["applications"][0] |= {"import_path": "other:app", "args": {"ckpt_dir": "/nowhere"}}
