@@ -109,6 +109,5 @@ def gpu_estimate(estimate: "MemoryEstimate", gpu: Gpu, context: int) -> GpuEstim
         lambda name: formats[plan.format_of(name)],
         seen,
         tokens,
-        is_fp8="fp8" in plan.formats,
     )
     return GpuEstimate(gpu, estimate.num_ranks, seen, free, tokens, steps)

@@ -110,6 +110,7 @@ class Quantization(StrEnum):
     int8_groups = "int8_groups"
     int4 = "int4"
     int4_min = "int4_min"
+    fp8 = "fp8"
 
 
 class DeviceName(StrEnum):

@@ -105,7 +105,7 @@ class Llama:
         draft tokens where a text repeats itself. prefix_caching: compute a prefix that the prompts of a call share once.
         Neither changes a token. backend: "auto" is "native" (C++) on a CPU where the library can be built, "fused" (CUDA
         graphs) on a GPU, else "torch". quantization: how the weights of linear layers are held: "auto" as they are stored,
-        "none" in dtype, or in fewer bits ("int8", "int8_groups", "int4", "int4_min"; "native" only). chat_format: "auto" is the
+        "none" in dtype, or in fewer bits ("int8", "int8_groups", "int4", "int4_min"; "fp8" on GPUs). chat_format: "auto" is the
         model's own template if it has one, else the format of Meta's files. chat_template: a Jinja2 template instead, its path
         or its text. Raises ConfigError, CheckpointError, TokenizerError.
         """

@@ -108,6 +108,7 @@ def launch_products(device: torch.device, dtype: torch.dtype) -> None:
         x = torch.randn(rows, inputs).to(device, dtype)
         multiply(x, codes, torch.rand(outputs, device=device), None, is_packed=False)
         multiply(x, codes, scales, None, is_packed=False)
+        multiply(x, codes.view(torch.uint8), torch.rand(outputs, device=device), None, is_packed=False)  # float8
         multiply(x, packed, scales, None, is_packed=True)
         multiply(x, packed, scales, scales, is_packed=True)
         wide = torch.randn(rows + 1, 1030).to(device, dtype)

@@ -32,7 +32,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokenizer", type=Path, help="tokenizer.model in the checkpoint's directory if absent")
     group.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
     group.add_argument("--threads", type=int, help="threads of torch; torch's own default if absent")
-    group.add_argument("--quantization", default="auto", help="auto, none, int8, int8_groups, int4 or int4_min")
+    group.add_argument("--quantization", default="auto", help="auto, none, int8, int8_groups, int4, int4_min or fp8")
     group.add_argument(
         "--set",
         nargs="*",

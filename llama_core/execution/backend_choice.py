@@ -16,6 +16,7 @@ from llama_core.execution.native import backend as native
 from llama_core.execution.native.build import Unavailable
 from llama_core.execution.parallel import Parallel, smallest
 from llama_core.execution.weight_formats.format import TorchMatrixType, find_weight_format
+from llama_core.execution.weight_formats.registry import FUSED_ONLY
 from llama_core.execution.weight_plan import WeightPlan, plan_weights
 from llama_core.model_config import ModelConfig
 
@@ -61,7 +62,7 @@ def choose_backend(
         raise ConfigError("batch_invariant needs the native or the fused backend, not torch", param="batch_invariant")
     if config.backend == "fused" or config.backend == "torch":
         if not (for_fused if config.backend == "fused" else for_torch):
-            backends = "native or fused" if for_fused else "native"
+            backends = "fused" if config.quantization in FUSED_ONLY else "native or fused" if for_fused else "native"
             raise ConfigError(f"quantization {config.quantization} needs the {backends} backend", param="quantization")
         return config.backend
     reason = ""
@@ -77,6 +78,11 @@ def choose_backend(
         raise ConfigError(f"the native backend cannot be used: {reason}", param="backend")
     if for_fused and parallel.device.type == "cuda":
         return "fused"
+    if config.quantization in FUSED_ONLY:
+        raise ConfigError(
+            f"quantization {config.quantization} needs a GPU, or backend: fused, which is slow on a CPU",
+            param="quantization",
+        )
     if not for_torch:
         raise ConfigError(
             f"quantization {config.quantization} needs the native backend, which cannot be used: {reason}",

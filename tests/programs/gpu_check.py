@@ -115,6 +115,7 @@ def launch_products(dtype: torch.dtype) -> None:
         x = torch.zeros((rows, inputs), dtype=dtype)
         multiply(x, codes, torch.zeros(outputs), None, is_packed=False)
         multiply(x, codes, scales, None, is_packed=False)
+        multiply(x, codes.view(torch.uint8), torch.zeros(outputs), None, is_packed=False)  # float8
         multiply(x, packed, scales, None, is_packed=True)
         multiply(x, packed, scales, scales, is_packed=True)
     # Two splits, and numbers of rows in one tile and in two.

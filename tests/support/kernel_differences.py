@@ -5,11 +5,11 @@ import torch.nn.functional as F
 
 from llama_core.execution.fused.ops import HeadNorms, TorchOps
 from llama_core.execution.rotary import rotary_table
-from llama_core.execution.weight_formats.quantized_matrix import GroupedMatrix, Int8Matrix
+from llama_core.execution.weight_formats.quantized_matrix import Fp8Matrix, GroupedMatrix, Int8Matrix, OneScaleMatrix
 from llama_core.model_config import RopeConfig
 
 GROUPED = ("int8_groups", "int4", "int4_min")
-FORMATS = ("int8", *GROUPED)
+FORMATS = ("int8", "fp8", *GROUPED)
 
 
 def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
@@ -61,9 +61,10 @@ def assert_small(differences: dict[str, float], dtype: torch.dtype) -> None:
     assert all(value <= limit for value in differences.values()), differences
 
 
-def matrix_of(name: str, weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> Int8Matrix | GroupedMatrix:
+def matrix_of(name: str, weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> OneScaleMatrix | GroupedMatrix:
     shape = (*weight.shape, dtype, weight.device)
-    matrix = Int8Matrix(*shape) if name == "int8" else GroupedMatrix(name, *shape)
+    one_scale: dict[str, type[OneScaleMatrix]] = {"int8": Int8Matrix, "fp8": Fp8Matrix}
+    matrix = one_scale[name](*shape) if name in one_scale else GroupedMatrix(name, *shape)
     half = len(weight) // 2
     matrix.set_rows(0, weight[:half])
     matrix.set_rows(half, weight[half:])

@@ -18,6 +18,17 @@ def _add_product(acc, x, weights, row, column, rows, inputs):
 
 
 @triton.jit
+def _from_e4m3(byte):
+    """float32 values of float8_e4m3fn, on GPUs without such a type too.
+
+    float16 has the same order of fields and a bias of 15 instead of 7: shifted, each value is 2^8 too small, also a subnormal.
+    """
+    wide = byte.to(tl.int16)
+    bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
 def _multiply(
     x,
     codes,
@@ -32,6 +43,7 @@ def _multiply(
     is_packed: tl.constexpr,
     has_groups: tl.constexpr,
     has_minima: tl.constexpr,
+    is_fp8: tl.constexpr,
     block_rows: tl.constexpr,
     block_outputs: tl.constexpr,
     block_bytes: tl.constexpr,
@@ -61,7 +73,7 @@ def _multiply(
                 acc = _add_product(acc, x, (low - 8) * scale, row, column, rows, inputs)
                 acc = _add_product(acc, x, (high - 8) * scale, row, column + _GROUP // 2, rows, inputs)
         else:
-            weights = loaded.to(tl.float32)
+            weights = _from_e4m3(loaded) if is_fp8 else loaded.to(tl.float32)
             if has_groups:
                 weights = weights * scale
             acc = _add_product(acc, x, weights, row, byte, rows, inputs)
@@ -80,8 +92,9 @@ def multiply(
     is_packed: bool,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """x [T, inputs] -> [T, outputs]. codes: [outputs, bytes of a row]. scales: float16 [outputs, groups], or float32
-    [outputs]. batch_invariant: the same tiles for any T, because other tiles may use instructions that add in another order."""
+    """x [T, inputs] -> [T, outputs]. codes: [outputs, bytes of a row], int8, or uint8 where they are packed or float8_e4m3fn.
+    scales: float16 [outputs, groups], or float32 [outputs]. batch_invariant: the same tiles for any T, because other tiles may
+    use instructions that add in another order."""
     x = x.contiguous()
     rows, inputs = x.shape
     outputs, row_bytes = codes.shape
@@ -105,6 +118,7 @@ def multiply(
         is_packed=is_packed,
         has_groups=scales.ndim == 2,
         has_minima=minima is not None,
+        is_fp8=not is_packed and codes.dtype == torch.uint8,
         block_rows=block_rows,
         block_outputs=block_outputs,
         block_bytes=32 if is_packed else 64,

@@ -1,10 +1,12 @@
 """Quantizes dense weights in torch: groups by the rules of llama.cpp's Q8_0, Q4_0 and Q4_1, or one scale for each output."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
 from llama_core.checkpoint.source import GROUP
+
+_FP8_MAX: Final = torch.finfo(torch.float8_e4m3fn).max  # 448
 
 
 class Codes(NamedTuple):
@@ -37,6 +39,14 @@ def quantize_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     wide = weight.float()
     step = wide.abs().amax(-1) / 127
     return _nearest(wide * _inverse(step)).to(torch.int8), step
+
+
+def quantize_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight [n, k] -> float8_e4m3fn [n, k], rounded to nearest even, and one float32 scale for each output [n]."""
+    wide = weight.float()
+    step = wide.abs().amax(-1) / _FP8_MAX
+    # A product may exceed the largest value by rounding, which would become NaN.
+    return (wide * _inverse(step)).clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn), step
 
 
 def _inverse(step: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """The fused backend's matrices with quantized weights: Triton's products on a GPU, and a dequantized product in torch."""
 
 import logging
+from abc import ABC, abstractmethod
 from functools import cache, partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.source import GROUP
 from llama_core.execution.weight_formats.format import TorchMatrixType
-from llama_core.execution.weight_formats.quantize import Codes, quantize_groups, quantize_outputs
+from llama_core.execution.weight_formats.quantize import Codes, quantize_fp8, quantize_groups, quantize_outputs
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +55,15 @@ def triton_product(device_type: str) -> Product | None:
     return multiply
 
 
-class Int8Matrix:
-    """See `TorchMatrix`: codes int8 [outputs, inputs], one float32 scale for each output."""
+class OneScaleMatrix(ABC):
+    """See `TorchMatrix`: codes of one byte [outputs, inputs], one float32 scale for each output."""
+
+    code_type: ClassVar[torch.dtype]
 
     def __init__(
         self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool = False
     ) -> None:
-        self._codes = torch.zeros((outputs, inputs), dtype=torch.int8, device=device)
+        self._codes = torch.zeros((outputs, inputs), dtype=self.code_type, device=device)
         self._scales = torch.zeros(outputs, device=device)
         self._product = product_for(device, batch_invariant=batch_invariant)
 
@@ -69,9 +72,9 @@ class Int8Matrix:
         return self._codes.nbytes + self._scales.nbytes
 
     def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
-        assert isinstance(weight, torch.Tensor), "no checkpoint stores int8"
+        assert isinstance(weight, torch.Tensor), "no checkpoint stores these codes"
         rows = slice(first, first + len(weight))
-        self._codes[rows], self._scales[rows] = quantize_outputs(weight)
+        self._codes[rows], self._scales[rows] = self._quantized(weight)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         if self._product is not None:
@@ -80,7 +83,38 @@ class Int8Matrix:
 
     def dequantized(self) -> torch.Tensor:
         """float32 [outputs, inputs]."""
-        return self._codes * self._scales[:, None]
+        return self._values() * self._scales[:, None]
+
+    @abstractmethod
+    def _quantized(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes and scales of some rows."""
+
+    @abstractmethod
+    def _values(self) -> torch.Tensor:
+        """The codes as numbers."""
+
+
+class Int8Matrix(OneScaleMatrix):
+    code_type = torch.int8
+
+    def _quantized(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return quantize_outputs(weight)
+
+    def _values(self) -> torch.Tensor:
+        return self._codes
+
+
+class Fp8Matrix(OneScaleMatrix):
+    """The bits of float8_e4m3fn, which Triton reads as bytes: GPUs before sm_89 have no such type."""
+
+    code_type = torch.uint8
+
+    def _quantized(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        codes, scales = quantize_fp8(weight)
+        return codes.view(torch.uint8), scales
+
+    def _values(self) -> torch.Tensor:
+        return self._codes.view(torch.float8_e4m3fn).float()
 
 
 class GroupedMatrix:

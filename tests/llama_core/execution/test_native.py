@@ -25,7 +25,7 @@ from llama_core.execution.native.library import AbiMismatch
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.execution.sampling_tensors import SlotSampling
-from llama_core.execution.weight_formats.registry import QUANTIZED
+from llama_core.execution.weight_formats.registry import FUSED_ONLY, QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
@@ -305,7 +305,7 @@ def test_values_of_one_request_reach_no_later_request_at_any_width(
     assert non_finite([1, 7, 5]) == []
 
 
-@pytest.mark.parametrize("quantization", ["none", *QUANTIZED])
+@pytest.mark.parametrize("quantization", ["none", *(name for name in QUANTIZED if name not in FUSED_ONLY)])
 def test_a_value_that_is_not_finite_is_reported_and_not_rounded_away(tmp_path: Path, quantization: str) -> None:
     weights = checkpoints.random_weights(SHAPE)
     for name in ("layers.0.attention.wq.weight", "layers.0.attention.wk.weight"):

@@ -21,7 +21,7 @@ GGUF_TYPES = {
     "int4_min": gguf.GGMLQuantizationType.Q4_1,
 }
 # What is lost at most, of the largest value of a group (or of an output).
-LOSS = {"int8": 1 / 250, "int8_groups": 1 / 250, "int4": 1 / 7, "int4_min": 1 / 7}
+LOSS = {"int8": 1 / 250, "fp8": 1 / 16, "int8_groups": 1 / 250, "int4": 1 / 7, "int4_min": 1 / 7}
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -58,6 +58,35 @@ def test_parts_without_minima_have_the_same_values_in_a_matrix_with_minima() -> 
     for matrix in matrices:
         matrix.set_rows(0, stored)
     torch.testing.assert_close(matrices[0].dequantized(), matrices[1].dequantized())
+
+
+EVERY_FP8 = """
+import torch
+from llama_core.execution.weight_formats.kernels import multiply
+codes = torch.arange(256, dtype=torch.uint8).view(8, 32)
+expected = codes.view(torch.float8_e4m3fn).float()
+is_number = ~expected.isnan()
+assert is_number.sum() == 254
+codes = torch.where(is_number, codes, 0)
+for dtype in (torch.float32, torch.float16):  # the interpreter multiplies no bfloat16
+    product = multiply(torch.eye(32, dtype=dtype), codes, torch.ones(8), None, is_packed=False).T.float()
+    assert torch.equal(product[is_number], expected[is_number])
+"""
+
+
+def test_every_float8_has_its_value_in_the_kernel() -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_FP8], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_largest_weight_of_an_output_is_the_largest_float8_and_zeros_stay_zeros() -> None:
+    weight = torch.tensor([[3.0, -7.3, 0.0], [0.0, 0.0, 0.0], [1e-30, -2e-30, 5e-31]])
+    matrix = matrix_of("fp8", weight)
+    torch.testing.assert_close(matrix.dequantized(), weight, rtol=1 / 16, atol=0)
+    assert matrix.dequantized()[0, 1].item() == pytest.approx(-7.3, rel=1e-6)
 
 
 PRODUCTS = """

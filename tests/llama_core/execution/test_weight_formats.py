@@ -118,6 +118,19 @@ def test_int8_weights_are_refused_by_a_backend_that_cannot_hold_them() -> None:
         on_ranks.build(alone("cpu"), str(mp1), "float32", backend="torch", quantization="int8")
 
 
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("auto", "quantization fp8 needs a GPU"),
+        ("native", "the native backend cannot be used: .*no kernels for such weights"),
+        ("torch", "quantization fp8 needs the fused backend"),
+    ],
+)
+def test_fp8_weights_are_refused_where_no_gpu_computes_with_them(backend: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        on_ranks.build(alone("cpu"), str(GOLDEN / "mp1"), "float32", backend=backend, quantization="fp8")
+
+
 @pytest.mark.parametrize("quantization", QUANTIZED)
 def test_the_fused_backend_holds_quantized_weights_as_planned(model: str, quantization: str) -> None:
     tokens = [1, *range(5, 40)]
