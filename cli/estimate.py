@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.gpu_estimate import gpu_estimate
-from llama_core.config import DEFAULT_STEP_TOKENS, UNKNOWN_CONTEXT, BackendName, Device, DType, EngineConfig
+from llama_core.config import DEFAULT_STEP_TOKENS, UNKNOWN_CONTEXT, BackendName, CacheDType, Device, DType, EngineConfig
 from llama_core.errors import LlamaError
 from llama_core.sizes import format_bytes
 from llama_core.step_time.devices import find_gpu
@@ -35,6 +35,7 @@ class Request:
     backend: BackendName = "auto"
     block_size: int = 16
     kv_cache_bytes: int | None = None
+    kv_cache_dtype: CacheDType = "auto"
     gpu: str | None = None
     context: int = 1024
 
@@ -77,6 +78,7 @@ def make(request: Request) -> tuple["MemoryEstimate", int | None]:
         backend=request.backend,
         block_size=request.block_size,
         kv_cache_bytes=request.kv_cache_bytes,
+        kv_cache_dtype=request.kv_cache_dtype,
     )
     device = torch.device("cuda") if request.gpu is not None else None  # which this machine need not have
     return estimate_memory(config, request.ranks or num_shards, device), model.context_length

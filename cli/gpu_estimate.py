@@ -91,6 +91,7 @@ class GpuEstimate:
 def gpu_estimate(estimate: "MemoryEstimate", gpu: Gpu, context: int) -> GpuEstimate:
     """Of the ranks that `estimate` plans, each on a GPU of its own. context: cached tokens of a decode, at most max_seq_len."""
     from llama_core.execution.dtypes import dtype_name
+    from llama_core.execution.kv_cache import cache_dtype
     from llama_core.execution.memory_budget import GPU_HEADROOM
     from llama_core.execution.weight_formats.format import find_weight_format
 
@@ -109,5 +110,6 @@ def gpu_estimate(estimate: "MemoryEstimate", gpu: Gpu, context: int) -> GpuEstim
         lambda name: formats[plan.format_of(name)],
         seen,
         tokens,
+        cache_itemsize=cache_dtype(config, estimate.dtype).itemsize,
     )
     return GpuEstimate(gpu, estimate.num_ranks, seen, free, tokens, steps)

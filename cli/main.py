@@ -113,6 +113,13 @@ class Quantization(StrEnum):
     fp8 = "fp8"
 
 
+class CacheDTypeName(StrEnum):
+    """Values of the argument `kv_cache_dtype`."""
+
+    auto = "auto"
+    fp8 = "fp8"
+
+
 class DeviceName(StrEnum):
     """Values of the argument `device`."""
 
@@ -189,6 +196,9 @@ def estimate(
             envvar="LLAMA_KV_CACHE_BYTES",
         ),
     ] = None,
+    kv_cache_dtype: Annotated[
+        CacheDTypeName, typer.Option(help="Of the cache; auto: as dtype.", envvar="LLAMA_KV_CACHE_DTYPE")
+    ] = CacheDTypeName.auto,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -230,6 +240,7 @@ def estimate(
         backend.value,
         block_size,
         kv_cache_bytes,
+        kv_cache_dtype.value,
         gpu,
         context,
     )

@@ -16,6 +16,7 @@ from llama_core.config import (
     DEFAULT_STEP_TOKENS,
     UNKNOWN_CONTEXT,
     BackendName,
+    CacheDType,
     Device,
     DType,
     EngineConfig,
@@ -124,6 +125,7 @@ class ServerArgs(BaseModel):
     seed: int = Field(1, description="Requests without a seed get seeds derived from it.")
     block_size: Count = Field(16, description="Tokens of one cache block.")
     kv_cache_bytes: Count | None = Field(None, description="Cache memory of one rank.")
+    kv_cache_dtype: CacheDType = Field("auto", description="fp8: a cache of 8-bit floating-point numbers, on GPUs.")
     verify_checksums: bool = Field(True, description="Compare every shard with its own checksums before serving.")
     sha256_manifest: str | None = Field(
         None,

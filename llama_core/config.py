@@ -22,12 +22,14 @@ DEFAULT_STEP_TOKENS = 2048
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 BackendName = Literal["auto", "native", "fused", "torch"]
+CacheDType = Literal["auto", "fp8"]
 PrefixCacheScope = Literal["key", "all"]
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "device": get_args(Device),
     "dtype": get_args(DType),
     "backend": get_args(BackendName),
     "quantization": QUANTIZATIONS,
+    "kv_cache_dtype": get_args(CacheDType),
     "prefix_cache_scope": get_args(PrefixCacheScope),
 }
 
@@ -42,6 +44,7 @@ class EngineConfig:
     max_batch_size: sequences that run at once (slots). max_step_tokens: tokens of one step at most; a longer prompt is
     prefilled in chunks beside the running decodes. block_size: tokens in one block of the cache. kv_cache_bytes:
     cache memory of one rank; None: enough for a full batch of full-length sequences, limited by the free memory.
+    kv_cache_dtype: of cached keys and values; "auto" is that of the activations, "fp8" one byte, for the fused backend.
     verify_checksums: compare the bytes of every shard with the CRC-32 inside it. manifest: the SHA-256 that every file must
     have before any file is parsed. wants_digest: compute the digest of the checkpoint even if all ranks see the same files.
     verified: identities of files (`checkpoint.files.identity`) that ranks have verified, with their digest; ranks do not
@@ -68,6 +71,7 @@ class EngineConfig:
     device: Device = "auto"
     dtype: DType = "auto"
     kv_cache_bytes: int | None = None
+    kv_cache_dtype: CacheDType = "auto"
     verify_checksums: bool = True
     manifest: Manifest | None = None
     wants_digest: bool = False

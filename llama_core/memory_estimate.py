@@ -11,6 +11,7 @@ from llama_core.checkpoint.registry import checkpoint_path, open_checkpoint
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.backend_choice import BackendKind, choose, step_bytes_of
+from llama_core.execution.kv_cache import cache_dtype
 from llama_core.execution.memory_budget import LEAST_CONTEXT, layer_block_bytes, planned_weight_bytes
 from llama_core.execution.native import backend as native
 from llama_core.execution.parallel import Parallel, resolve_device
@@ -85,7 +86,8 @@ class MemoryEstimate:
         return SlidingWindow.of(self.model.longest_window, config.block_size, config.max_step_tokens)
 
     def _block_bytes(self, at: Parallel) -> int:
-        return self.model.n_layers * layer_block_bytes(self.config.block_size, self.model, self.dtype, at)
+        held = cache_dtype(self.config, self.dtype)
+        return self.model.n_layers * layer_block_bytes(self.config.block_size, self.model, held, at)
 
     def _of(self, config: EngineConfig, rank: int) -> RankMemory:
         at = Parallel(rank, self.num_ranks, self.device)

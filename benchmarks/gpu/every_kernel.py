@@ -60,6 +60,7 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
     from llama_core.execution.fused.kernels import TritonOps
     from llama_core.execution.fused.ops import HeadNorms
     from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, StepArrays, plan_of
+    from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
     from llama_core.scheduling.step import Row
 
     n_heads, n_kv_heads, head_dim, block_size = 6, 2, 24, 4
@@ -92,6 +93,9 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
         for window in (0, 40):
             ops.attend(q, cache[0], cache[1], tables, tiles, 128, window)
         invariant.attend(q, cache[0], cache[1], tables, tiles, 128)
+        floats = [cached_as(FLOAT8_BYTES, each) for each in cache]
+        ops.rotate_and_store(qkv, table, positions, mapping, floats[0], floats[1], bias, some)
+        ops.attend(q, floats[0], floats[1], tables, tiles, 128)
         ops.gated_silu(new(count, 2 * hidden), None if bias is None else new(2 * hidden))
 
 

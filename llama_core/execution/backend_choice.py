@@ -58,6 +58,8 @@ def choose_backend(
     """The backend of the whole group: all ranks use the same. Raises ConfigError if the configured one is unavailable."""
     for_torch = plan.is_plain or config.quantization == "auto"
     for_fused = for_torch or _fused_holds(plan)
+    if config.backend == "torch" and config.kv_cache_dtype != "auto":
+        raise ConfigError(f"kv_cache_dtype {config.kv_cache_dtype} needs the fused backend", param="kv_cache_dtype")
     if config.backend == "torch" and config.batch_invariant:
         raise ConfigError("batch_invariant needs the native or the fused backend, not torch", param="batch_invariant")
     if config.backend == "fused" or config.backend == "torch":
@@ -78,6 +80,11 @@ def choose_backend(
         raise ConfigError(f"the native backend cannot be used: {reason}", param="backend")
     if for_fused and parallel.device.type == "cuda":
         return "fused"
+    if config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"kv_cache_dtype {config.kv_cache_dtype} needs a GPU, or backend: fused, which is slow on a CPU",
+            param="kv_cache_dtype",
+        )
     if config.quantization in FUSED_ONLY:
         raise ConfigError(
             f"quantization {config.quantization} needs a GPU, or backend: fused, which is slow on a CPU",

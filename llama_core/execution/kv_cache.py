@@ -9,12 +9,31 @@ stale entries there, which no backend reads.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from llama_core.checkpoint.rank_share import RankShare
+from llama_core.config import EngineConfig
 from llama_core.execution.parallel import Parallel
 from llama_core.model_config import ModelConfig
+
+FLOAT8_BYTES: Final = (
+    torch.uint8
+)  # the dtype of a cache of float8_e4m3fn, whose bytes also GPUs without that type can read
+_FLOAT8_MAX: Final = torch.finfo(torch.float8_e4m3fn).max
+
+
+def cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Of the cached keys and values of a model that computes in `dtype`."""
+    return FLOAT8_BYTES if config.kv_cache_dtype == "fp8" else dtype
+
+
+def cached_as(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """x as a cache of this dtype holds it; what is larger than the largest float8 becomes the largest."""
+    if dtype != FLOAT8_BYTES:
+        return x
+    return x.float().clamp(-_FLOAT8_MAX, _FLOAT8_MAX).to(torch.float8_e4m3fn).view(FLOAT8_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.weights import weight_specs
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
+from llama_core.execution.kv_cache import cache_dtype
 from llama_core.execution.parallel import Parallel, ranks_with, smallest
 from llama_core.execution.weight_formats.format import find_weight_format
 from llama_core.execution.weight_plan import WeightPlan
@@ -150,7 +151,7 @@ def _planned_context(
         need = step_bytes(replace(config, max_seq_len=max(2, length)), model, at, dtype)
         return int((free - need) * CERTAIN_SHARE) - arrays
 
-    block_bytes = model.n_layers * layer_block_bytes(config.block_size, model, dtype, at)
+    block_bytes = model.n_layers * layer_block_bytes(config.block_size, model, cache_dtype(config, dtype), at)
     return longest_context(config, model, block_bytes, cache_bytes)
 
 
@@ -167,6 +168,6 @@ def _position_bytes(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def layer_block_bytes(block_size: int, model: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> int:
-    """Keys and values of one block in one layer on this rank."""
+    """Keys and values of one block in one layer on this rank. dtype: of the cache."""
     num_heads = len(RankShare.of(model, parallel.rank, parallel.world_size).kv_heads)
     return 2 * block_size * num_heads * -(-model.head_dim // _LANES) * _LANES * dtype.itemsize

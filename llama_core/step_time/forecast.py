@@ -54,14 +54,14 @@ def forecasts(
     context: int,
     cache_tokens: int,
     *,
-    is_fp8: bool = False,
+    cache_itemsize: int | None = None,
 ) -> list[Forecast]:
-    """cache_tokens: that the cache of a rank holds."""
-    work = RankWork.of(model, num_ranks, bytes_per_weight, 4 if dtype == "float32" else 2)
+    """cache_tokens: that the cache of a rank holds. cache_itemsize: of its values; that of dtype if absent."""
+    work = RankWork.of(model, num_ranks, bytes_per_weight, 4 if dtype == "float32" else 2, cache_itemsize)
     found = []
     for name, load in loads(context):
         held = load.decodes * (context + 1) + load.chunk
-        found.append(Forecast(name, load, step_time(work, load, gpu, dtype, is_fp8=is_fp8), held <= cache_tokens))
+        found.append(Forecast(name, load, step_time(work, load, gpu, dtype), held <= cache_tokens))
     return found
 
 

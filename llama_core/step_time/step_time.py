@@ -41,11 +41,10 @@ class StepTime:
         return sum(parts) + self.collectives_s + self.launches_s
 
 
-def step_time(work: RankWork, load: StepLoad, gpu: Gpu, dtype: str, *, is_fp8: bool = False) -> StepTime:
-    """dtype: of activations and cache. is_fp8: products multiply float8 values; other quantized weights are expanded to dtype
-    inside the product."""
+def step_time(work: RankWork, load: StepLoad, gpu: Gpu, dtype: str) -> StepTime:
+    """dtype: of activations. Quantized weights are expanded to it inside the product."""
     model, itemsize = work.model, 4 if dtype == "float32" else 2
-    rate, read = gpu.product_rate("fp8" if is_fp8 else dtype), gpu.read_rate
+    rate, read = gpu.product_rate(dtype), gpu.read_rate
 
     def product(matrices: Matrices, rows: int) -> float:
         return max(matrices.num_bytes / read, 2 * matrices.macs * rows / rate)

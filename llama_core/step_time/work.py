@@ -64,9 +64,15 @@ class RankWork:
 
     @classmethod
     def of(
-        cls, model: ModelConfig, num_ranks: int, bytes_per_weight: Callable[[str], float], itemsize: int
+        cls,
+        model: ModelConfig,
+        num_ranks: int,
+        bytes_per_weight: Callable[[str], float],
+        itemsize: int,
+        cache_itemsize: int | None = None,
     ) -> "RankWork":
-        """Of the rank with the most work. bytes_per_weight: by the name of a weight. itemsize: of activations and cache."""
+        """Of the rank with the most work. bytes_per_weight: by the name of a weight. itemsize: of activations, and of the cache
+        unless `cache_itemsize` says otherwise."""
         shares = [RankShare.of(model, rank, num_ranks) for rank in range(num_ranks)]
         share = max(shares, key=lambda one: (len(one.heads), len(one.hidden), len(one.vocab)))
         groups: dict[str, list[float]] = {}
@@ -91,7 +97,7 @@ class RankWork:
             tuple(Matrices(size, int(count)) for size, count in groups.values()),
             Matrices(output[0], int(output[1])),
             other,
-            2 * keys * itemsize,
+            2 * keys * (cache_itemsize or itemsize),
             between + products,
             len(share.heads),
         )

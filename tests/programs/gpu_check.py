@@ -73,6 +73,7 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
     from llama_core.execution.fused.kernels import TritonOps
     from llama_core.execution.fused.ops import HeadNorms
     from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, split_size
+    from llama_core.execution.kv_cache import FLOAT8_BYTES
 
     def new(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(sizes, dtype=of)
@@ -100,6 +101,11 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
     if (block_size, max_seq_len) == (BLOCK_SIZES[0], MAX_SEQ_LENS[0]):
         # Once for each shape: sizes of blocks and splits change registers little, and compile time counts.
         TritonOps(batch_invariant=True).attend(q, keys, values, tables, *step)
+        floats = [new(*keys.shape, of=FLOAT8_BYTES) for _ in range(2)]
+        ops.attend(q, floats[0], floats[1], tables, *step)
+        ops.rotate_and_store(
+            new(rows, total, shape.head_dim), table, positions, positions, floats[0], floats[1], qkv_bias, norms
+        )
 
 
 def launch_products(dtype: torch.dtype) -> None:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from llama_core.execution.fused.ops import HeadNorms, TorchOps
+from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.execution.rotary import rotary_table
 from llama_core.execution.weight_formats.quantized_matrix import Fp8Matrix, GroupedMatrix, Int8Matrix, OneScaleMatrix
 from llama_core.model_config import RopeConfig
@@ -53,6 +54,18 @@ def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, f
             compare("queries", q, expected)
             compare("keys", cache[0], cache[2])
             compare("values", cache[1], cache[3])
+        # Subnormals, ties, the border to normal values, and values beyond the largest.
+        size = qkv.numel()
+        spread = torch.cat(
+            [torch.arange(size // 2) / 1024 - 2.0, torch.randn(size - size // 2, generator=generator) * 300]
+        )
+        wide = spread.view(qkv.shape).to(device, dtype)
+        floats = [torch.zeros(cache[0].shape, dtype=FLOAT8_BYTES, device=device) for _ in range(2)]
+        plain = [torch.zeros_like(each) for each in cache[:2]]
+        kernels.rotate_and_store(wide.clone(), table, positions, write, floats[0], floats[1])
+        kernels.rotate_and_store(wide.clone(), table, positions, write, plain[0], plain[1])
+        compare("float8 keys", floats[0], cached_as(FLOAT8_BYTES, plain[0]))
+        compare("float8 values", floats[1], cached_as(FLOAT8_BYTES, plain[1]))
     return worst
 
 

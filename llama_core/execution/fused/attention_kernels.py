@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
+from llama_core.execution.float8_kernels import from_float8
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes, split_count
 from llama_core.model_config import FULL_ATTENTION
 
@@ -89,6 +90,16 @@ def _launches(group: int, dtype: torch.dtype, head_dim: int, *, batch_invariant:
 
 
 @triton.jit
+def _read(cached, inside, to: tl.constexpr):
+    """Values of a cache in their own type or as bytes of float8."""
+    if cached.dtype.element_ty == tl.uint8:
+        values = from_float8(tl.load(cached, mask=inside, other=0)).to(to)
+    else:
+        values = tl.load(cached, mask=inside, other=0.0)
+    return values
+
+
+@triton.jit
 def _first_seen(length, window: tl.constexpr):
     """The first position that the last of `length` positions attends to."""
     if window:
@@ -133,7 +144,7 @@ def _attend_range(
         place = ((block * block_size + position % block_size) * n_kv_heads + kv_head) * head_dim
         at = place[:, None] + dim[None, :]
         is_inside = inside[:, None] & in_dim[None, :]
-        key = tl.load(keys + at, mask=is_inside, other=0.0)
+        key = _read(keys + at, is_inside, query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         visible = (position[None, :] >= first_seen[:, None]) & (position[None, :] < length[:, None])
         scores = tl.where(visible, scores, float("-inf"))
@@ -141,7 +152,7 @@ def _attend_range(
         shift = tl.where(highest == float("-inf"), 0.0, highest)
         weights = tl.exp2(scores - shift[:, None])
         kept = tl.exp2(best - shift)
-        value = tl.load(values + at, mask=is_inside, other=0.0)
+        value = _read(values + at, is_inside, query.dtype)
         mixed = mixed * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         total = total * kept + tl.sum(weights, axis=1)
         best = highest

@@ -21,7 +21,7 @@ from llama_core.execution.fused.sampler import unpacked
 from llama_core.execution.fused.sampling_head import Samples, SamplingHead, bucket_sizes, sampling_bytes
 from llama_core.execution.fused.step_buffers import StepBuffers
 from llama_core.execution.fused.step_plan import StepShape, plan_of, split_size
-from llama_core.execution.kv_cache import CacheShape, KVCache
+from llama_core.execution.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.execution.parallel import Parallel, before_leaving, smallest
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, Row
@@ -94,7 +94,7 @@ class FusedBackend:
         self._slots = slots
         self._ops = ops
         self._device = device
-        self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, model.dtype)
+        self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, cache_dtype(config, model.dtype))
         self._cache: KVCache | None = None
         self._split_size = split_size(config.max_seq_len)
         self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from llama_core.execution.float8_kernels import to_float8
 from llama_core.execution.fused.attention_kernels import attend, tile_sizes
 from llama_core.execution.fused.ops import HeadNorms
 from llama_core.execution.fused.sampler import Sampler, SamplingState
@@ -52,6 +53,15 @@ def _add_norm(
     wide = x.to(tl.float32)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)).to(x.dtype)
     tl.store(out + row + column, _times(normed, weight + column, inside), mask=inside)
+
+
+@triton.jit
+def _store(cached, x, inside):
+    """Into a cache of the type of x or of bytes of float8."""
+    if cached.dtype.element_ty == tl.uint8:
+        tl.store(cached, to_float8(x), mask=inside)
+    else:
+        tl.store(cached, x, mask=inside)
 
 
 @triton.jit
@@ -103,8 +113,8 @@ def _rotate_and_store(
     place = tl.load(slot_mapping + token) * n_kv_heads * head_dim + at
     tl.store(source, turned, mask=inside & is_query[:, None])
     is_key = (head >= n_heads) & (head < n_heads + n_kv_heads)
-    tl.store(keys + place - n_heads * head_dim, turned, mask=inside & is_key[:, None])
-    tl.store(values + place - (n_heads + n_kv_heads) * head_dim, x, mask=inside & is_value[:, None])
+    _store(keys + place - n_heads * head_dim, turned, inside & is_key[:, None])
+    _store(values + place - (n_heads + n_kv_heads) * head_dim, x, inside & is_value[:, None])
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from llama_core.execution.attention import attend_decodes, attend_prefill
 from llama_core.execution.fused.sampler import Sampler, SamplingState, TorchSampler
 from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
+from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.execution.rotary import rotate
 from llama_core.model_config import FULL_ATTENTION
 
@@ -52,7 +53,8 @@ class Ops(Protocol):
         """Queries [T, H, head_dim], rotated by their positions, of qkv [T, H + 2 K, head_dim], which may be overwritten.
 
         The bias [(H + 2 K) head_dim] is added first, then `norms` are applied. Keys, rotated likewise, and values are stored at
-        the physical positions `slot_mapping` int64 [T] of one layer's cache, each [num_blocks, block_size, K, head_dim].
+        the physical positions `slot_mapping` int64 [T] of one layer's cache, each [num_blocks, block_size, K, head_dim], of the
+        dtype of qkv or FLOAT8_BYTES.
         table: `rotary_table`. positions: int64 [T].
         """
 
@@ -116,8 +118,8 @@ class TorchOps:
         if norms is not None:
             q, k = _norm(q, norms.q, norms.eps), _norm(k, norms.k, norms.eps)
         angles = table[positions]
-        keys.flatten(0, 1).index_copy_(0, slot_mapping, rotate(k, angles))
-        values.flatten(0, 1).index_copy_(0, slot_mapping, v)
+        keys.flatten(0, 1).index_copy_(0, slot_mapping, cached_as(keys.dtype, rotate(k, angles)))
+        values.flatten(0, 1).index_copy_(0, slot_mapping, cached_as(values.dtype, v))
         return rotate(q, angles)
 
     def tile_sizes(self, n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> TileSizes:
@@ -134,6 +136,8 @@ class TorchOps:
         window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
         """Reads the tiles on the host, which waits for the device."""
+        if keys.dtype == FLOAT8_BYTES:
+            keys, values = (cache.view(torch.float8_e4m3fn).to(q.dtype) for cache in (keys, values))
         out, block_size = torch.zeros(q.shape, dtype=q.dtype, device=q.device), keys.shape[1]
         single = tiles.decodes[tiles.decodes[:, 1] == 1]
         if len(single):

@@ -38,6 +38,8 @@ def check_available(
         raise Unavailable(f"the device is {parallel.device.type}")
     if dtype not in (torch.float32, torch.bfloat16):
         raise Unavailable(f"it computes in float32 and bfloat16, not in {dtype}")
+    if config.kv_cache_dtype != "auto":
+        raise Unavailable(f"it has no cache in {config.kv_cache_dtype}")
     if config.block_size % _LANES:
         raise Unavailable(f"block_size {config.block_size} is not a multiple of {_LANES}")
     if min(model.dim, model.hidden_dim, model.vocab_size) < parallel.world_size:

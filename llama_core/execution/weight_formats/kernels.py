@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from llama_core.execution.float8_kernels import from_float8
+
 _GROUP = tl.constexpr(32)
 
 
@@ -15,17 +17,6 @@ def _add_product(acc, x, weights, row, column, rows, inputs):
     inside = (row[:, None] < rows) & (column[None, :] < inputs)
     part = tl.load(x + row[:, None].to(tl.int64) * inputs + column[None, :], mask=inside, other=0.0)
     return acc + tl.dot(part, tl.trans(weights.to(part.dtype)), input_precision="ieee")
-
-
-@triton.jit
-def _from_e4m3(byte):
-    """float32 values of float8_e4m3fn, on GPUs without such a type too.
-
-    float16 has the same order of fields and a bias of 15 instead of 7: shifted, each value is 2^8 too small, also a subnormal.
-    """
-    wide = byte.to(tl.int16)
-    bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
 
 
 @triton.jit
@@ -73,7 +64,7 @@ def _multiply(
                 acc = _add_product(acc, x, (low - 8) * scale, row, column, rows, inputs)
                 acc = _add_product(acc, x, (high - 8) * scale, row, column + _GROUP // 2, rows, inputs)
         else:
-            weights = _from_e4m3(loaded) if is_fp8 else loaded.to(tl.float32)
+            weights = from_float8(loaded) if is_fp8 else loaded.to(tl.float32)
             if has_groups:
                 weights = weights * scale
             acc = _add_product(acc, x, weights, row, byte, rows, inputs)

@@ -22,6 +22,7 @@ from llama_core.execution.fused.step_plan import (
     split_count,
     split_size,
 )
+from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.scheduling.step import Row
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -31,6 +32,7 @@ LENGTHS = (1, 2, 5, 17, 70)
 STARTS = (0, 1, 15, 127, 128, 150, 300)
 WINDOWS = (0, 1, 40, 129, 1000)
 SPARE_SLOT = 77
+FLOAT8_NAN = 0x7F
 LIMITS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 0.04}
 
 
@@ -63,7 +65,16 @@ def planned(rows: Seq[Row], sizes: TileSizes, padding: int = 0) -> StepArrays:
 class Case:
     """One layer's cache and the queries of the rows of a step."""
 
-    def __init__(self, seed: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        seed: int,
+        shape: tuple[int, int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_float8: bool = False,
+    ) -> None:
+        """is_float8: of the cache."""
         generator = np.random.default_rng(seed)
         self.n_heads, self.n_kv_heads, self.head_dim, self.block_size = shape
         self.rows = random_rows(generator, 4)
@@ -78,6 +89,8 @@ class Case:
             place = self.places(row, 0)
             for cache in (self.keys, self.values):
                 cache.flatten(0, 1)[place] = torch.randn(len(place), *cache_shape[2:]).to(device, dtype)
+        if is_float8:
+            self.keys, self.values = (cached_as(FLOAT8_BYTES, cache) for cache in (self.keys, self.values))
         # A view with a stride, as the backend's queries are.
         qkv = torch.randn(sum(row.length for row in self.rows), self.n_heads + 2, self.head_dim)
         self.q = qkv.to(device, dtype)[:, : self.n_heads]
@@ -97,7 +110,7 @@ class Case:
         parts, group, token = [], self.n_heads // self.n_kv_heads, 0
         for row in self.rows:
             keys, values = (
-                cache.flatten(0, 1)[self.places(row, 0)].double().repeat_interleave(group, dim=1)
+                as_numbers(cache).flatten(0, 1)[self.places(row, 0)].double().repeat_interleave(group, dim=1)
                 for cache in (self.keys, self.values)
             )
             for position in range(row.start, row.start + row.length):
@@ -111,14 +124,18 @@ class Case:
         """Blocks behind every window of a sequence may belong to others."""
         for row in self.rows:
             stale = self.places(row, 0)[: max(0, (row.start + 1 - window) // self.block_size * self.block_size)]
-            self.keys.flatten(0, 1)[stale] = float("nan")
-            self.values.flatten(0, 1)[stale] = float("nan")
+            for cache in (self.keys, self.values):
+                cache.flatten(0, 1)[stale] = FLOAT8_NAN if cache.dtype == FLOAT8_BYTES else float("nan")
 
 
-def check(ops: Ops, device: torch.device, dtype: torch.dtype, seeds: Seq[int]) -> None:
+def as_numbers(cache: torch.Tensor) -> torch.Tensor:
+    return cache.view(torch.float8_e4m3fn).float() if cache.dtype == FLOAT8_BYTES else cache
+
+
+def check(ops: Ops, device: torch.device, dtype: torch.dtype, seeds: Seq[int], *, is_float8: bool = False) -> None:
     for seed in seeds:
         shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
-        case = Case(seed, shape, dtype, device)
+        case = Case(seed, shape, dtype, device, is_float8=is_float8)
         expected = case.expected(window)
         if window:
             case.forget_before_windows(window)
@@ -133,11 +150,12 @@ def check(ops: Ops, device: torch.device, dtype: torch.dtype, seeds: Seq[int]) -
             begin = end
 
 
+@pytest.mark.parametrize("is_float8", [False, True], ids=["cache of the same type", "float8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_torch_computes_what_float64_does(dtype: torch.dtype) -> None:
+def test_torch_computes_what_float64_does(dtype: torch.dtype, is_float8: bool) -> None:
     for seed in range(40):
         shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
-        case = Case(seed, shape, dtype, torch.device("cpu"))
+        case = Case(seed, shape, dtype, torch.device("cpu"), is_float8=is_float8)
         expected = case.expected(window)
         if window:
             case.forget_before_windows(window)
@@ -149,14 +167,15 @@ INTERPRETED = """
 import sys, torch
 from llama_core.execution.fused.kernels import TritonOps
 from tests.llama_core.execution.test_fused_attention import check
-check(TritonOps(), torch.device("cpu"), getattr(torch, sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3])))
+dtype, first, end, is_float8 = sys.argv[1:]
+check(TritonOps(), torch.device("cpu"), getattr(torch, dtype), range(int(first), int(end)), is_float8=is_float8 == "float8")
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_kernel_computes_what_float64_does_in_tritons_interpreter(dtype: str) -> None:
+@pytest.mark.parametrize("case", ["float32 0 8 same", "float16 8 12 same", "float16 13 15 float8"])
+def test_the_kernel_computes_what_float64_does_in_tritons_interpreter(case: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED, dtype, *(("0", "8") if dtype == "float32" else ("8", "12"))],
+        [sys.executable, "-c", INTERPRETED, *case.split()],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -172,6 +191,7 @@ def test_the_kernel_computes_what_float64_does_on_a_gpu(dtype: torch.dtype) -> N
     from llama_core.execution.fused.kernels import TritonOps
 
     check(TritonOps(), torch.device("cuda"), dtype, range(60))
+    check(TritonOps(), torch.device("cuda"), dtype, range(20), is_float8=True)
 
 
 def test_a_plan_has_each_token_in_one_tile() -> None:

@@ -131,6 +131,36 @@ def test_fp8_weights_are_refused_where_no_gpu_computes_with_them(backend: str, m
         on_ranks.build(alone("cpu"), str(GOLDEN / "mp1"), "float32", backend=backend, quantization="fp8")
 
 
+def test_an_fp8_cache_takes_a_byte_a_value_and_changes_logits_little(model: str) -> None:
+    tokens = [1, *range(5, 40)]
+    settings: dict[str, Any] = {"backend": "fused", "quantization": "none"}
+    runners = [
+        on_ranks.build(alone("cpu"), model, "float32", **settings, **cache).runner
+        for cache in ({}, {"kv_cache_dtype": "fp8"})
+    ]
+    assert runners[0].backend.cache_block_bytes == 4 * runners[1].backend.cache_block_bytes
+    plain, small = (
+        torch.tensor(on_ranks.last_logits(alone("cpu"), model, tokens, [30, 5, 1], **settings, **cache))
+        for cache in ({}, {"kv_cache_dtype": "fp8"})
+    )
+    assert 0 < (small - plain).std() < 0.2 * plain.std()
+    parts = torch.tensor(on_ranks.last_logits(alone("cpu"), model, tokens, [36], **settings, kv_cache_dtype="fp8"))
+    assert (parts - small).std() < 0.02 * plain.std(), "a chunk reads its own keys from the cache too"
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("auto", "kv_cache_dtype fp8 needs a GPU"),
+        ("native", "the native backend cannot be used: it has no cache in fp8"),
+        ("torch", "kv_cache_dtype fp8 needs the fused backend"),
+    ],
+)
+def test_an_fp8_cache_is_refused_where_no_gpu_reads_it(backend: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        on_ranks.build(alone("cpu"), str(GOLDEN / "mp1"), "float32", backend=backend, kv_cache_dtype="fp8")
+
+
 @pytest.mark.parametrize("quantization", QUANTIZED)
 def test_the_fused_backend_holds_quantized_weights_as_planned(model: str, quantization: str) -> None:
     tokens = [1, *range(5, 40)]
