@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 from collections import Counter
 from typing import Any, Final
 
@@ -133,7 +134,9 @@ async def converse(client: httpx.AsyncClient, tool_format: str, seed: int, count
         counts["calls"] += len(calls)
         counts["cut"] += reason == "length"
         if reason == "length" or not calls:
-            messages = [*messages, {"role": "assistant", "content": message["content"] or "-"}]
+            # Llama 2's chats refuse messages with their own tags, as Meta's reference does.
+            content = re.sub(r"\[/?INST\]|<</?SYS>>", "", message["content"] or "") or "-"
+            messages = [*messages, {"role": "assistant", "content": content}]
             messages.append({"role": "user", "content": "Go on."})
             continue
         results = [{"role": "tool", "tool_call_id": call["id"], "content": draw.choice(WORDS)} for call in calls]
