@@ -11,9 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from deployments.args import ServerArgs
-from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.errors import ConfigError
-from llama_core.text.registry import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +30,33 @@ class ConfigFile:
         return int((self.content.get("http_options") or {}).get("port", 8000))
 
     @property
+    def application(self) -> dict[str, Any]:
+        """The first application, which `llama-ray up` follows."""
+        application: dict[str, Any] = self.content["applications"][0]
+        return application
+
+    @property
     def server_args(self) -> ServerArgs | None:
         """Of this server's application; None for another application. Raises ConfigError that names each wrong argument."""
-        application = self.content["applications"][0]
-        if application.get("import_path") != "deployments.app:build_app":
+        if self.application.get("import_path") != "deployments.app:build_app":
             return None
         try:
-            return ServerArgs.model_validate(application.get("args") or {})
+            return ServerArgs.model_validate(self.application.get("args") or {})
         except ValidationError as error:
             raise ConfigError("; ".join(_described(each) for each in error.errors())) from error
 
     @property
     def app_name(self) -> str:
-        return str(self.content["applications"][0].get("name", "default"))
+        return str(self.application.get("name", "default"))
 
     @property
     def route_prefix(self) -> str:
         """Where the application's routes start, without a slash at the end; empty for "/"."""
-        return str(self.content["applications"][0].get("route_prefix") or "/").rstrip("/")
+        return str(self.application.get("route_prefix") or "/").rstrip("/")
 
     @property
     def model(self) -> str:
-        return str((self.content["applications"][0].get("args") or {}).get("model_id", self.app_name))
+        return str((self.application.get("args") or {}).get("model_id", self.app_name))
 
 
 def read_config(path: Path, overrides: Sequence[str], directory: Path) -> ConfigFile:
@@ -94,17 +97,6 @@ def _described(error: ErrorDetails) -> str:
     why = "no such argument" if error["type"] == "extra_forbidden" else error["msg"].removeprefix("Value error, ")
     name = ".".join(map(str, error["loc"]))
     return f"{name}: {why}" if name else why
-
-
-def check_files(config: ConfigFile) -> None:
-    """Raises LlamaError where an argument is wrong, and where this machine, on which every replica will run, lacks the
-    checkpoint or the tokenizer."""
-    args = config.server_args
-    if args is None:
-        return
-    open_checkpoint(args.checkpoint).num_shards()
-    if not args.tokenizer.is_file():
-        load_tokenizer(args.tokenizer)  # raises
 
 
 def check_port_is_free(host: str, port: int) -> None:

@@ -21,9 +21,10 @@ from pathlib import Path
 import click
 
 from deployments.local import process_tag
-from deployments.local.config_file import ConfigFile, check_files, check_port_is_free, read_config
+from deployments.local.config_file import ConfigFile, check_port_is_free, read_config
 from deployments.local.console import Console, new_log_file
 from deployments.local.deployment_watcher import DeploymentWatcher
+from deployments.local.model_files import check_model_files
 from deployments.local.serve_run import cluster_variables
 from deployments.local.shutdown import Shutdown
 from llama_core.errors import LlamaError
@@ -39,7 +40,7 @@ def serve_file(path: Path, overrides: Sequence[str] = (), *, verbose: bool = Fal
         config = read_config(path, overrides, Path(directory.name))
         check_port_is_free(config.host, config.port)
         if _starts_cluster():
-            check_files(config)  # Ray and Serve would start first, which takes seconds
+            check_model_files(config)  # Ray and Serve would start first, which takes seconds
     except LlamaError as error:
         directory.cleanup()
         print(error.message, file=sys.stderr)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.local.config_file import check_files, check_port_is_free, read_config
-from llama_core.errors import CheckpointError, ConfigError, TokenizerError
+from deployments.local.config_file import check_port_is_free, read_config
+from llama_core.errors import ConfigError
 
 CONFIG = """
 http_options: {host: 127.0.0.1, port: 8000}
@@ -59,28 +59,6 @@ def test_a_file_without_applications_is_refused_by_name(tmp_path: Path, text: st
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"other\.yaml"):
         read_config(path, (), tmp_path)
-
-
-def test_missing_files_and_wrong_arguments_are_refused_by_name_before_anything_starts(tmp_path: Path) -> None:
-    path = tmp_path / "given.yaml"
-    path.write_text(Path("serve_config.yaml").read_text())
-    copies = tmp_path / "copies"
-    copies.mkdir()
-
-    def check(*overrides: str) -> None:
-        check_files(read_config(path, overrides, copies))
-
-    check()
-    with pytest.raises(CheckpointError, match="/nowhere: no such directory"):
-        check("ckpt_dir=/nowhere")
-    with pytest.raises(TokenizerError, match=r"/nowhere/tokenizer\.model does not exist"):
-        check("tokenizer_path=/nowhere/tokenizer.model")
-    with pytest.raises(ConfigError, match=r"max_seq_len: must be a whole number.*; max_sequences: no such argument"):
-        check("max_seq_len=x", "max_sequences=5")
-    other = yaml.safe_load(path.read_text())
-    other["applications"][0] |= {"import_path": "other:app", "args": {"ckpt_dir": "/nowhere"}}
-    path.write_text(yaml.safe_dump(other))
-    check()
 
 
 def test_a_port_in_use_is_refused_by_name() -> None:
