@@ -5,7 +5,7 @@ releases the interpreter's lock. A prompt that cannot fit is refused as early as
 characters before anything is encoded, or by its tokens before the next prompt is encoded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 from deployments.engine.interface import Engine
 from deployments.http.dialog_fields import ChatMessage
 from deployments.http.limiter import ConcurrencyLimiter
+from deployments.http.logprobs import names_of
 from deployments.http.merged_roles import encode_merging
 from deployments.http.structured_outputs import checked
 from llama_core.errors import InvalidDialog, InvalidParameter
@@ -127,6 +128,11 @@ class PromptEncoder:
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         decode = partial(self._engine.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)
         return await self._run(CHARS_PER_ID * len(ids), decode)
+
+    async def names(self, ids: list[int]) -> list[str]:
+        """The name of each token, as log-probabilities have it."""
+        names = names_of(cast(Hashable, self._engine.tokenizer))
+        return await self._run(CHARS_PER_ID * len(ids), lambda: [names[token_id] for token_id in ids])
 
     def _ids(self, text: str, bos: bool, parse_special: bool) -> list[int]:
         tokenizer = self._engine.tokenizer

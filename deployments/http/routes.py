@@ -83,7 +83,7 @@ def tokenizer_routes(engine: Engine, bodies: BodyReader, encoder: PromptEncoder)
             tokens = await encoder.text(
                 body.prompt, bos=body.add_special_tokens is not False, parse_special=body.parse_special
             )
-        names = [engine.tokenizer.token_name(token) for token in tokens] if body.return_token_strs else None
+        names = await encoder.names(tokens) if body.return_token_strs else None
         count = {"count": len(tokens), "max_model_len": engine.max_seq_len}
         return json_response({**count, "tokens": tokens, "token_strs": names})
 
@@ -184,14 +184,18 @@ def operator_routes(engine: Engine, metrics: Metrics) -> list[ApiRoute]:
             answer=answer_schemas.HEALTH,
             statuses=(503,),
         ),
-        ApiRoute(
-            "/ping",
-            health,
-            tag="operation",
-            summary="Liveness",
-            description="The same as /health, by the name that SageMaker asks for.",
-            answer=answer_schemas.HEALTH,
-            statuses=(503,),
+        *(
+            ApiRoute(
+                "/ping",
+                health,
+                method=method,
+                tag="operation",
+                summary="Liveness",
+                description="The same as /health, by the name that SageMaker asks for.",
+                answer=answer_schemas.HEALTH,
+                statuses=(503,),
+            )
+            for method in ("GET", "POST")
         ),
         ApiRoute(
             "/load",

@@ -102,7 +102,8 @@ async def test_every_way_to_send_a_valid_key_is_accepted(headers: dict[str, str]
 
 async def test_probes_need_no_key_and_without_configured_keys_no_route_does() -> None:
     async with http(ApiKeys(digests_of("secret"))) as client:
-        assert [(await client.get(path)).status_code for path in ("/health", "/ready")] == [200, 200]
+        assert [(await client.get(path)).status_code for path in ("/health", "/ping", "/ready")] == [200, 200, 200]
+        assert (await client.post("/ping")).status_code == 200
     async with http(ApiKeys()) as client:
         assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
 

@@ -42,6 +42,7 @@ REQUESTS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("POST", "/tokenize", "", {"json": {"prompt": "x", "return_token_strs": True}}),
     ("GET", "/health", "", {}),
     ("GET", "/ping", "", {}),
+    ("POST", "/ping", "", {}),
     ("GET", "/load", "", {}),
     ("GET", "/version", "", {}),
     ("GET", "/ready", "", {}),
