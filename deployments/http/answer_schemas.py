@@ -26,18 +26,32 @@ _USAGE = _object(
     total_tokens=_COUNT,
     prompt_tokens_details=_object(cached_tokens=_COUNT),
 )
+_TOKEN_IDS: Final = _list(_COUNT)
 _MESSAGE = _object(role={"const": "assistant"}, content=_TEXT_OR_NULL)
 
 
-def _generated(kind: str, **choice: Schema) -> Schema:
-    choices = _list(_object(index=_COUNT, **choice, logprobs=_OBJECT_OR_NULL, finish_reason=_FINISH))
-    names = _object(id=_STRING, object={"const": kind}, created=_COUNT, model=_STRING, choices=choices, usage=_USAGE)
-    names["properties"] |= {"system_fingerprint": _STRING, "service_tier": _STRING}
-    return names
+def _optional(schema: Schema, **properties: Schema) -> Schema:
+    """The schema, whose object may have these properties too."""
+    schema["properties"] |= properties
+    return schema
 
 
-COMPLETION: Final = _generated("text_completion", text=_STRING)
-CHAT_COMPLETION: Final = _generated("chat.completion", message=_MESSAGE)
+def _choice(**fields: Schema) -> Schema:
+    choice = _object(index=_COUNT, **fields, logprobs=_OBJECT_OR_NULL, finish_reason=_FINISH)
+    return _optional(choice, token_ids=_TOKEN_IDS)
+
+
+def _generated(kind: str, choice: Schema) -> Schema:
+    names = _object(
+        id=_STRING, object={"const": kind}, created=_COUNT, model=_STRING, choices=_list(choice), usage=_USAGE
+    )
+    return _optional(names, system_fingerprint=_STRING, service_tier=_STRING)
+
+
+COMPLETION: Final = _generated("text_completion", _optional(_choice(text=_STRING), prompt_token_ids=_TOKEN_IDS))
+CHAT_COMPLETION: Final = _optional(
+    _generated("chat.completion", _choice(message=_MESSAGE)), prompt_token_ids=_TOKEN_IDS
+)
 
 
 def _scored(**item: Schema) -> Schema:
@@ -46,7 +60,6 @@ def _scored(**item: Schema) -> Schema:
 
 
 _NUMBER: Final[Schema] = {"type": "number"}
-_TOKEN_IDS: Final = _list(_COUNT)
 SCORES: Final = _scored(
     score=_NUMBER,
     num_tokens=_COUNT,

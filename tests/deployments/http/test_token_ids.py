@@ -1,23 +1,36 @@
 """`return_token_ids`, `return_tokens_as_token_ids` and `return_token_strs`, in vLLM's shapes."""
 
+import threading
+from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
 import httpx
 import pytest
 
+from deployments.engine.interface import EngineState
 from deployments.engine.metrics import Metrics
 from deployments.http.app import build_http_app
-from llama_core.scheduling.sampling_params import SamplingParams
+from deployments.http.logprobs import names_of
+from deployments.http.prompt_encoder import INLINE_CHARS
+from llama_core.text.template.chat_template import TemplateChatFormat
+from tests.support.loop_engine import LoopEngine
 from tests.support.scripted_engine import FakeEngine, sse
 from tests.support.tool_calls import TOOLS
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 CALL = f'<tool_call>\n{{"name": "{TOOLS[0].name}", "arguments": {{}}}}\n</tool_call>'
 
+THINKER = "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ '<think>' if add_generation_prompt }}{# </think> #}"
+
+
+def client_of(engine: FakeEngine) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
+
 
 async def post(engine: FakeEngine, path: str, **body: Any) -> httpx.Response:
-    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
+    async with client_of(engine) as client:
         answer = await client.post(path, json={"seed": 5, "max_tokens": 200, **body})
         assert answer.status_code == 200, answer.text
         return answer
@@ -110,14 +123,88 @@ async def test_tokenize_names_tokens_on_request() -> None:
     assert named["token_strs"] == [engine.tokenizer.token_name(token) for token in named["tokens"]]
 
 
-async def test_load_counts_requests_and_ping_and_version_answer() -> None:
+async def test_names_of_a_long_text_are_looked_up_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
-    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        assert (await client.get("/ping")).json() == {"status": "ok"}
-        assert (await client.get("/load")).json() == {"server_load": 0}
-        streams = engine.submit_all([([1], SamplingParams())] * 2)
-        assert (await client.get("/load")).json() == {"server_load": 2}
-        for stream in streams:
-            stream.cancel()
-        assert (await client.get("/version")).json()["version"][0].isdigit()
+    kind, threads = type(engine.tokenizer), set()
+    token_name = kind.token_name
+
+    def recorded(self: Any, token_id: int) -> str:
+        threads.add(threading.current_thread())
+        return token_name(self, token_id)
+
+    monkeypatch.setattr(kind, "token_name", recorded)
+    for num_words, is_in_thread in ((3, False), (INLINE_CHARS, True)):
+        threads.clear()
+        names_of.cache_clear()
+        await post(engine, "/tokenize", prompt="to be " * num_words, return_token_strs=True)
+        assert len(threads) == 1 and (threads != {threading.current_thread()}) is is_in_thread
+
+
+async def test_tokens_of_reasoning_and_calls_go_beside_their_pieces_with_their_log_probabilities() -> None:
+    engine = FakeEngine("So.\n</think>\n\n" + CALL)
+    engine.max_seq_len, engine.tool_format = 8192, "hermes"
+    engine.chat_format = TemplateChatFormat(engine.tokenizer, THINKER)
+    options = {"tools": [TOOLS[0].described()], "return_token_ids": True, "return_tokens_as_token_ids": True}
+    body: dict[str, Any] = {**CHAT, **options, "logprobs": True, "top_logprobs": 0}
+    [choice] = (await post(engine, "/v1/chat/completions", **body)).json()["choices"]
+    assert choice["message"]["reasoning_content"] == "So." and len(choice["message"]["tool_calls"]) == 1
+    assert engine.tokenizer.decode(choice["token_ids"]).strip() == engine.answer
+    chunks = sse((await post(engine, "/v1/chat/completions", stream=True, **body)).text)
+    assert joined(chunks, 0) == choice["token_ids"]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert not any("role" in chunk["choices"][0]["delta"] for chunk in chunks[1:])
+    entries = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": ()})["content"]]
+    assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in choice["token_ids"]]
+
+
+async def test_the_tokens_of_a_stop_string_count_though_the_text_leaves_them_out() -> None:
+    engine = FakeEngine("One two three")
+    body = {"prompt": "x", "stop": " two", "return_token_ids": True}
+    answer = (await post(engine, "/v1/completions", **body)).json()
+    [choice] = answer["choices"]
+    assert choice["text"].strip() == "One" and engine.tokenizer.decode(choice["token_ids"]).strip() == "One two"
+    assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+
+
+async def test_the_best_choices_have_their_own_ids_in_the_order_of_the_answer() -> None:
+    body = {"prompt": "once", "n": 2, "best_of": 5, "temperature": 1.0, "ignore_eos": True, "return_token_ids": True}
+    async with LoopEngine().running() as engine:
+        answer = (await post(engine, "/v1/completions", **body | {"max_tokens": 12})).json()
+        texts = [engine.tokenizer.decode(choice["token_ids"]).strip() for choice in answer["choices"]]
+    assert texts == [choice["text"].strip() for choice in answer["choices"]] and len(set(texts)) == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_the_api_reference_describes_every_field_with_ids(path: str) -> None:
+    body = {**(CHAT if "chat" in path else {"prompt": "x"}), "return_token_ids": True}
+    answer = (await post(FakeEngine("Hi."), path, **body)).json()
+    document = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()
+    described = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert answer.keys() <= described["properties"].keys()
+    assert answer["choices"][0].keys() <= described["properties"]["choices"]["items"]["properties"].keys()
+
+
+class Loaded(FakeEngine):
+    def describe(self) -> EngineState:
+        return replace(super().describe(), requests_running=3, requests_waiting=4)
+
+
+async def test_load_counts_running_and_waiting_requests() -> None:
+    async with client_of(Loaded()) as client:
+        assert (await client.get("/load")).json() == {"server_load": 7}
+
+
+async def test_version_is_that_of_the_package() -> None:
+    async with client_of(FakeEngine()) as client:
+        assert (await client.get("/version")).json() == {"version": metadata.version("llama-on-ray")}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_ping_answers_as_health_does(method: str) -> None:
+    engine = FakeEngine()
+    async with client_of(engine) as client:
+        for alive, status in ((True, 200), (False, 503)):
+            engine.alive = alive
+            ping, health = await client.request(method, "/ping"), await client.get("/health")
+            assert (ping.status_code, ping.content) == (health.status_code, health.content)
+            assert ping.status_code == status

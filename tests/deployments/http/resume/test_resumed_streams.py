@@ -72,6 +72,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "stop": {"stop": ["a", "zz"], "ignore_eos": False, **USAGE},
     "ends itself": {"ignore_eos": False, "max_tokens": 200},
     "stop token": {"stop_token_ids": [300, 301]},
+    "token ids": {"return_token_ids": True, "prompt": ["Once", "There was"], "n": 2, "temperature": 1.0},
+    "token ids and logprobs": {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": 1},
 }
 
 
@@ -99,6 +101,13 @@ async def test_log_probabilities_in_several_events_of_one_delta_are_cut_between_
         monkeypatch.setattr(logprobs, "SLICE_ENTRIES", 100)
         monkeypatch.setattr(sse, "SLICE_BYTES", 1000)  # of a message: the client leaves between two events of one delta
         assert await equals_uncut_at_every_event(engine, body) > 6
+
+
+async def test_token_ids_beside_tool_calls_are_cut_between_any_two_events() -> None:
+    engine = FakeEngine(CALL)
+    engine.max_seq_len, engine.tool_format = 4096, "hermes"
+    body = HELLO | {"max_tokens": 200, "tools": [TOOLS[0].described()], "return_token_ids": True}
+    assert await equals_uncut_at_every_event(engine, body, CHAT) > 10
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
