@@ -51,6 +51,7 @@ def recorded_launches() -> Iterator[set[str]]:
 
 def launch_all(device: torch.device, dtype: torch.dtype) -> None:
     launch_layer(device, dtype)
+    launch_sum(device, dtype)
     launch_products(device, dtype)
     launch_sampling(device)
 
@@ -97,6 +98,19 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
         ops.rotate_and_store(qkv, table, positions, mapping, floats[0], floats[1], bias, some)
         ops.attend(q, floats[0], floats[1], tables, tiles, 128)
         ops.gated_silu(new(count, 2 * hidden), None if bias is None else new(2 * hidden))
+
+
+def launch_sum(device: torch.device, dtype: torch.dtype) -> None:
+    """The one-shot all-reduce of a rank that is its only peer."""
+    from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
+    from llama_core.execution.fused.peer_memory import PeerMemory, peer_bytes
+
+    rows, dim = 3, 40
+    part = torch.zeros(peer_bytes(1, rows, dim * dtype.itemsize), dtype=torch.uint8, device=device)
+    memory = PeerMemory.of(0, rows, dim * dtype.itemsize, [part.data_ptr()], device, part)
+    states, weight = torch.randn(rows, dim).to(device, dtype), torch.randn(dim).to(device, dtype)
+    for turn, bias in ((0, None), (1, weight)):
+        sum_add_norm(memory, turn, states, torch.randn_like(states), weight, 1e-5, bias)
 
 
 def launch_products(device: torch.device, dtype: torch.dtype) -> None:

@@ -17,6 +17,7 @@ from llama_core.errors import ConfigError, NonFiniteLogits
 from llama_core.execution.backend import Backend, Sampled
 from llama_core.execution.backend_choice import choose, holds, matrix_types, plan_stored, step_bytes_of
 from llama_core.execution.dtypes import dtype_text
+from llama_core.execution.fused.all_reduce import choose_all_reduce
 from llama_core.execution.fused.backend import FusedBackend, ops_for
 from llama_core.execution.fused.device import fused_device
 from llama_core.execution.fused.device_slots import DeviceSlots
@@ -122,8 +123,9 @@ class ModelRunner:
             invariant = config.batch_invariant
             ops = ops_for(parallel.device, batch_invariant=invariant)
             with torch.inference_mode():
-                common = model_config, parallel, config.max_seq_len, dtype, ops
-                fused = FusedTransformer(*common, matrix_types(plan), planned, batch_invariant=invariant)
+                all_reduce = choose_all_reduce(config, parallel, ops, model_config.dim, dtype)
+                common = model_config, parallel, config.max_seq_len, dtype, ops, matrix_types(plan), planned
+                fused = FusedTransformer(*common, all_reduce, batch_invariant=invariant)
             backend = FusedBackend(config, fused, parallel, slots, ops, fused_device(parallel.device))
         else:
             # Imported here, because only the reference model may need fairscale.

@@ -108,6 +108,18 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
         )
 
 
+def launch_sums(dim: int, dtype: torch.dtype, num_ranks: int) -> None:
+    """The one-shot all-reduce of a group."""
+    from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
+    from llama_core.execution.fused.peer_memory import PeerMemory
+
+    device = torch.device("cpu")
+    memory = PeerMemory.of(0, 8, dim * dtype.itemsize, [1 << 20] * num_ranks, device, None)
+    rows, weight = torch.zeros((2, dim), dtype=dtype), torch.zeros(dim, dtype=dtype)
+    for bias in (None, weight):
+        sum_add_norm(memory, 0, rows, rows, weight, 1e-5, bias)
+
+
 def launch_products(dtype: torch.dtype) -> None:
     """The product of each quantized format, for one row, a few and many, and batch-invariant products."""
     from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order
@@ -166,6 +178,8 @@ def compile_for(sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int]) 
                 launch_sampling(vocab)
             for dtype in (getattr(torch, name) for name in dtypes):
                 launch_products(dtype)
+                for dim, count in {(FAMILIES[name].dim, count) for name in families for count in ranks if count > 1}:
+                    launch_sums(dim, dtype, count)
                 # Equal shapes are launched once more, and compiled once.
                 for shape in dict.fromkeys(FAMILIES[name].on(count) for name in families for count in ranks):
                     for block_size in BLOCK_SIZES:

@@ -23,6 +23,7 @@ DEVICE = (f"{TESTS}/test_fused_device.py", "late")
 RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
+SUMS = (f"{TESTS}/test_all_reduce.py", "interpreted")
 DRAWS, LIMITS, LARGE, EDITS, LOGPROBS, ZEROS, REUSE = (
     (f"{TESTS}/test_fused_sampling.py", f"interpreter and {check}")
     for check in ("draws", "limits", "large", "edits", "logprobs", "zeros", "reuse")
@@ -223,6 +224,29 @@ MUTANTS = (
     Mutant("masks of all steps in one buffer", "mask_buffers", "self._sent[turn]", "self._sent[0]", DEVICE),
     Mutant("masks of the step before", "mask_buffers", "indices.fill(-1)", "pass", DEVICE),
     Mutant("logprobs of all steps in one buffer", "backend", "self._logprobs[turn,", "self._logprobs[0,", DEVICE),
+    # The one-shot all-reduce.
+    Mutant("one buffer for both turns", "all_reduce_kernels", "turn * memory.turn_bytes", "0", SUMS),
+    Mutant("a sum before the peers have come", "all_reduce_kernels", ") & (polls > 0):", ") & (polls < 0):", SUMS),
+    Mutant(
+        "a wait that the signal of the meeting before ends",
+        "all_reduce_kernels",
+        "axis=0) < epoch) & (polls",
+        "axis=0) < epoch - 1) & (polls",
+        SUMS,
+    ),
+    Mutant(
+        "a signal in a peer's place", "all_reduce_kernels", "(row * world + rank) * 8", "(row * world + peer) * 8", SUMS
+    ),
+    Mutant(
+        "a sum in another order on another rank",
+        "all_reduce_kernels",
+        "theirs = _row_of(buffers, peer,",
+        "theirs = _row_of(buffers, (peer + rank) % world,",
+        SUMS,
+    ),
+    Mutant(
+        "a self-test that ignores a peer's absence", "all_reduce", "equal and not memory.missed.item()", "equal", SUMS
+    ),
     # The draw.
     Mutant(
         "a limit that ends a bin early",

@@ -18,13 +18,21 @@ _HEADS_A_PROGRAM = 8  # that one program rotates: 8 values of 16 bits for each o
 
 
 @triton.jit
-def _plus_bias(x, bias, inside):
+def plus_bias(x, bias, inside):
     return (x.to(tl.float32) + tl.load(bias, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
 
 
 @triton.jit
 def _times(x, factor, inside):
     return (x.to(tl.float32) * tl.load(factor, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
+def store_norm(out, x, weight, inside, dim, eps):
+    """RMSNorm of one row, to `out`."""
+    wide = x.to(tl.float32)
+    normed = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)).to(x.dtype)
+    tl.store(out, _times(normed, weight, inside), mask=inside)
 
 
 @triton.jit
@@ -47,12 +55,10 @@ def _add_norm(
     if has_delta:
         added = tl.load(delta + row + column, mask=inside, other=0.0)
         if has_bias:
-            added = _plus_bias(added, bias + column, inside)
+            added = plus_bias(added, bias + column, inside)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x.dtype)
         tl.store(hidden_states + row + column, x, mask=inside)
-    wide = x.to(tl.float32)
-    normed = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)).to(x.dtype)
-    tl.store(out + row + column, _times(normed, weight + column, inside), mask=inside)
+    store_norm(out + row + column, x, weight + column, inside, dim, eps)
 
 
 @triton.jit
@@ -94,7 +100,7 @@ def _rotate_and_store(
     source = qkv + token * total * head_dim + at
     x = tl.load(source, mask=inside, other=0.0)
     if has_bias:
-        x = _plus_bias(x, bias + at, inside)
+        x = plus_bias(x, bias + at, inside)
     is_query, is_value = head < n_heads, head >= n_heads + n_kv_heads
     turned = x
     if has_norms:
@@ -125,8 +131,8 @@ def _gated_silu(gate_up, bias, out, hidden, has_bias: tl.constexpr, block: tl.co
     gate = tl.load(gate_up + row * 2 * hidden + column, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * hidden + hidden + column, mask=inside, other=0.0)
     if has_bias:
-        gate = _plus_bias(gate, bias + column, inside)
-        up = _plus_bias(up, bias + hidden + column, inside)
+        gate = plus_bias(gate, bias + column, inside)
+        up = plus_bias(up, bias + hidden + column, inside)
     wide = gate.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
     tl.store(out + row * hidden + column, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.rank_share import RankShare
+from llama_core.execution.fused.all_reduce import AllReduce
 from llama_core.execution.fused.ops import HeadNorms, Ops
 from llama_core.execution.kv_cache import KVCache
 from llama_core.execution.parallel import Parallel
@@ -61,17 +62,20 @@ class FusedTransformer:
         ops: Ops,
         matrix_type: Callable[[str], TorchMatrixType],
         weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]],
+        all_reduce: AllReduce,
         *,
         batch_invariant: bool = False,
     ) -> None:
         """`matrix_type`: the type of a matrix by its name: "layers.N." and a field of `Layer`, or "output". `weights`: this
         rank's part of each, by Meta's names, in `dtype` or in groups; the model copies each into place and does not keep it.
-        `batch_invariant`: the bits of a token's hidden states do not depend on the number of tokens; `ops` must keep that too.
+        `batch_invariant`: the bits of a token's hidden states do not depend on the number of tokens; `ops` and `all_reduce`
+        must keep that too.
         """
         self.config = config
         self.dtype = dtype
         self.parallel = parallel
         self._ops = ops
+        self._all_reduce = all_reduce
         self._matrix_type = matrix_type
         self._batch_invariant = batch_invariant
         self._shares = [RankShare.of(config, rank, parallel.world_size) for rank in range(parallel.world_size)]
@@ -100,23 +104,20 @@ class FusedTransformer:
 
         Each layer calls `attend` after it has written its keys and values to the cache.
         """
-        ops, eps = self._ops, self.config.norm_eps
-        sum_of = self.parallel.sum_in_rank_order if self._batch_invariant else self.parallel.sum
+        ops, eps, add_norm = self._ops, self.config.norm_eps, self._all_reduce.add_norm
         columns = [len(share.columns) for share in self._shares]
         h = self.parallel.gather_columns(F.embedding(tokens, self._embeddings), columns)
-        delta: torch.Tensor | None = None
-        bias: torch.Tensor | None = None  # of the product in `delta`
-        for i, layer in enumerate(self._layers):
+        x = ops.add_norm(h, None, self._layers[0].attention_norm, eps)
+        next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._norm]
+        for i, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             biases = layer.biases
-            x = ops.add_norm(h, delta, layer.attention_norm, eps, bias)
             qkv = layer.qkv.multiply(x).view(len(x), -1, self.head_dim)
             place = (positions, slot_mapping, cache.keys[i], cache.values[i])
             q = ops.rotate_and_store(qkv, self._rotary, *place, biases.get("qkv"), layer.head_norms)
-            delta = sum_of(layer.out.multiply(attend(i, q).flatten(1)))
-            x = ops.add_norm(h, delta, layer.ffn_norm, eps, biases.get("out"))
-            delta = sum_of(layer.down.multiply(ops.gated_silu(layer.gate_up.multiply(x), biases.get("gate_up"))))
-            bias = biases.get("down")
-        return ops.add_norm(h, delta, self._norm, eps, bias)
+            x = add_norm(h, layer.out.multiply(attend(i, q).flatten(1)), layer.ffn_norm, eps, biases.get("out"), 0)
+            gated = ops.gated_silu(layer.gate_up.multiply(x), biases.get("gate_up"))
+            x = add_norm(h, layer.down.multiply(gated), next_norm, eps, biases.get("down"), 1)
+        return x
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [R, dim] -> float32 [R, vocab_size], whole on every rank."""

@@ -1,0 +1,132 @@
+"""Memory of every rank's GPU that all ranks of one host read and write, through torch's symmetric memory."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from llama_core.execution.parallel import Parallel, gather_bytes, ranks_with, smallest
+from llama_core.host_memory import host_identity
+
+FOREVER: Final = 1 << 62  # polls
+_ALIGNMENT: Final = 128
+# Bytes that a rank reads from its peers where one-shot is still faster than NCCL. vLLM's limits for 4 and 8 GPUs with NVLink
+# are 512 and 256 KiB of each peer (`csrc/custom_all_reduce.cuh`).
+_READ_BYTES: Final = 2 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    """Two buffers and the signals of each rank. Addresses are valid on this rank's device.
+
+    turn_bytes: of one buffer; the second lies behind the first. buffers, signals: int64 [world_size], addresses by rank; the
+    signals of a rank are int64 [max_rows, world_size]. epochs: int64 [max_rows], this rank's meetings by row. polls: int64 [1],
+    of a signal at most. missed: int64 [1], not 0 once a peer did not come in so many. held: what keeps the memory alive.
+    """
+
+    rank: int
+    world_size: int
+    max_rows: int
+    turn_bytes: int
+    buffers: torch.Tensor
+    signals: torch.Tensor
+    epochs: torch.Tensor
+    polls: torch.Tensor
+    missed: torch.Tensor
+    held: Any = field(repr=False, default=None)
+
+    @classmethod
+    def of(
+        cls, rank: int, max_rows: int, row_bytes: int, bases: list[int], device: torch.device, held: Any
+    ) -> "PeerMemory":
+        """bases: by rank, the address of `nbytes` zeros."""
+        turn_bytes = _turn_bytes(max_rows, row_bytes)
+        buffers = torch.tensor(bases, dtype=torch.int64, device=device)
+        epochs = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        polls, missed = torch.full_like(epochs[:1], FOREVER), torch.zeros_like(epochs[:1])
+        signals = buffers + 2 * turn_bytes
+        return cls(rank, len(bases), max_rows, turn_bytes, buffers, signals, epochs, polls, missed, held)
+
+
+def _turn_bytes(max_rows: int, row_bytes: int) -> int:
+    return -(-max_rows * row_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def peer_bytes(world_size: int, max_rows: int, row_bytes: int) -> int:
+    """Of one rank's part: two buffers of `max_rows` rows, and the signals of its peers."""
+    return 2 * _turn_bytes(max_rows, row_bytes) + max_rows * world_size * 8
+
+
+def one_shot_rows(world_size: int, row_bytes: int, num_processors: int) -> int:
+    """The most rows of an all-reduce that is one-shot. num_processors: multiprocessors of the GPU.
+
+    All rows' programs run at once, because each waits for a peer's program of the same row.
+    """
+    return min(_READ_BYTES // (row_bytes * (world_size - 1)), num_processors)
+
+
+def share_memory(parallel: Parallel, max_rows: int, row_bytes: int) -> PeerMemory | str:
+    """The memory of this group, or why there is none. Every rank gets memory, or none does. All ranks call it together."""
+    part = _symmetric(parallel, peer_bytes(parallel.world_size, max_rows, row_bytes))
+    if isinstance(part, str):
+        return part
+    handle = part.handle
+    bases = [address + handle.offset for address in handle.buffer_ptrs]
+    return PeerMemory.of(parallel.rank, max_rows, row_bytes, bases, parallel.device, part)
+
+
+def multicast_buffer(parallel: Parallel, rows: int, dim: int, dtype: torch.dtype) -> torch.Tensor | str:
+    """A tensor [rows, dim] of this rank that NVLink's switch can add to those of its peers, or why there is none. As
+    `share_memory`."""
+    part = _symmetric(parallel, rows * dim * dtype.itemsize)
+    if isinstance(part, str):
+        return part
+    if smallest(parallel, part.handle.multicast_ptr != 0) == 0:
+        return "the GPUs have no multicast"
+    return part.tensor.view(dtype).view(rows, dim)
+
+
+def world_group() -> dist.ProcessGroup:
+    """The group of all ranks, which `parallel.join` made."""
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+class _Symmetric(NamedTuple):
+    tensor: torch.Tensor
+    handle: Any
+
+
+def _symmetric(parallel: Parallel, nbytes: int) -> _Symmetric | str:
+    """Zeros [nbytes] of uint8 that all ranks reach, or why there are none."""
+    reason = _obstacle(parallel)
+    if smallest(parallel, not reason) == 0:
+        return reason or "another rank cannot"
+    part: _Symmetric | None = None
+    try:
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        tensor = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=parallel.device)
+        tensor.zero_()
+        # All ranks' signals are zero before a rank learns their addresses.
+        torch.cuda.synchronize()
+        part = _Symmetric(tensor, symmetric_memory.rendezvous(tensor, world_group()))
+    except Exception as error:  # of the driver, of torch, or of a container that forbids the system calls
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    if smallest(parallel, part is not None) == 0 or part is None:
+        return reason or "another rank cannot"
+    return part
+
+
+def _obstacle(parallel: Parallel) -> str:
+    """Why the GPUs of this group cannot read each other's memory, as far as it is known without an attempt."""
+    if len(ranks_with(parallel, host_identity())) < parallel.world_size:
+        return "the ranks are on several hosts"
+    own = parallel.device.index or 0
+    indices = [int(each) for each in gather_bytes(parallel, str(own).encode())]
+    if len(set(indices)) < len(indices) or max(indices) >= torch.cuda.device_count():
+        return "a rank does not see the GPUs of its peers"
+    blocked = [peer for peer in indices if peer != own and not torch.cuda.can_device_access_peer(own, peer)]
+    return f"GPU {own} cannot read the memory of GPU {blocked[0]}" if blocked else ""

@@ -1,0 +1,204 @@
+"""The one-shot all-reduce: ranks in processes that share memory, in Triton's interpreter, and the choice of an all-reduce."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llama_core.config import EngineConfig
+from llama_core.errors import ConfigError
+from llama_core.execution.fused import all_reduce, peer_memory
+from llama_core.execution.fused.all_reduce import GroupAllReduce, OneShotAllReduce, choose_all_reduce
+from llama_core.execution.fused.ops import TorchOps
+from llama_core.execution.fused.peer_memory import PeerMemory, one_shot_rows, peer_bytes
+from llama_core.execution.parallel import Parallel
+from tests.support import one_shot_ranks
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+
+
+@pytest.mark.parametrize(("world_size", "dtype"), [(2, "float16"), (4, "float32")])
+def test_interpreted_sums_are_those_in_the_order_of_ranks_however_late_a_rank_comes(
+    world_size: int, dtype: str, tmp_path: Path
+) -> None:
+    row_bytes = one_shot_ranks.DIM * getattr(torch, dtype).itemsize
+    (tmp_path / "memory").write_bytes(bytes(one_shot_ranks.file_bytes(world_size, row_bytes)))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", one_shot_ranks.__name__, str(rank), str(world_size), str(tmp_path), dtype, "7"],
+            env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        deadline = time.monotonic() + 90
+        # The peers of a rank that failed wait for it.
+        while any(process.poll() is None for process in processes) and not any(map(subprocess.Popen.poll, processes)):
+            assert time.monotonic() < deadline, "a rank waits for ever"
+            time.sleep(0.05)
+        for process in processes:
+            assert not process.returncode, process.communicate()[1]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def config(**fields: Any) -> EngineConfig:
+    return EngineConfig("", 1000, 64, 4, **fields)
+
+
+def test_ranks_without_gpus_sum_by_gloo_and_refuse_what_needs_gpus() -> None:
+    parallel, ops = Parallel(0, 2, torch.device("cpu")), TorchOps()
+    assert isinstance(choose_all_reduce(config(), parallel, ops, 32, torch.float32), GroupAllReduce)
+    for name in ("one_shot", "multimem"):
+        with pytest.raises(ConfigError, match=f"all_reduce {name} cannot be used: the ranks have no GPUs"):
+            choose_all_reduce(config(all_reduce=name), parallel, ops, 32, torch.float32)
+        single = Parallel(0, 1, torch.device("cpu"))
+        assert isinstance(choose_all_reduce(config(all_reduce=name), single, ops, 32, torch.float32), GroupAllReduce)
+    with pytest.raises(ConfigError, match="all_reduce must be one of auto, nccl, one_shot, multimem"):
+        config(all_reduce="ring")
+
+
+class Gpus:
+    """Two ranks of one host, of which the other finds what this one finds, and whose GPUs read each other's memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hosts, self.indices, self.can_read = [0, 1], ["0", "1"], True
+        self.smallest: Callable[[int], int] = int
+        monkeypatch.setattr(peer_memory, "ranks_with", lambda parallel, value: self.hosts)
+        monkeypatch.setattr(
+            peer_memory, "gather_bytes", lambda parallel, value: [each.encode() for each in self.indices]
+        )
+        for module in (peer_memory, all_reduce):
+            monkeypatch.setattr(module, "smallest", lambda parallel, value: self.smallest(value))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, peer: self.can_read)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: self)
+        self.multi_processor_count = 132
+
+
+def test_why_gpus_cannot_share_memory_is_said_and_auto_takes_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, parallel = Gpus(monkeypatch), Parallel(0, 2, torch.device("cuda", 0))
+
+    def refused(**fields: Any) -> str:
+        assert isinstance(choose_all_reduce(config(), parallel, TorchOps(), 4096, torch.bfloat16), GroupAllReduce)
+        with pytest.raises(ConfigError) as error:
+            choose_all_reduce(config(**{"all_reduce": "one_shot"} | fields), parallel, TorchOps(), 4096, torch.bfloat16)
+        return str(error.value).partition("cannot be used: ")[2]
+
+    gpus.hosts = [0]
+    assert refused() == "the ranks are on several hosts"
+    gpus.hosts = [0, 1]
+    gpus.indices = ["0", "0"]
+    assert refused() == "a rank does not see the GPUs of its peers"
+    gpus.indices, gpus.can_read = ["0", "1"], False
+    assert refused() == refused(all_reduce="multimem") == "GPU 0 cannot read the memory of GPU 1"
+    gpus.can_read, gpus.smallest = True, lambda value: 0
+    assert refused() in ("another rank cannot", "a row has 8192 bytes")
+    gpus.smallest = int
+    assert refused(), "this machine has no symmetric memory"
+    assert "batch_invariant" in refused(all_reduce="multimem", batch_invariant=True)
+
+
+def test_a_self_test_that_fails_leaves_the_sums_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpus(monkeypatch)
+    parallel, fault = Parallel(0, 2, torch.device("cuda", 0)), ""
+    memory = PeerMemory.of(0, 4, 8192, [0, 4096], torch.device("cpu"), None)
+    monkeypatch.setattr(all_reduce, "share_memory", lambda *args: memory)
+    monkeypatch.setattr(OneShotAllReduce, "__init__", lambda self, memory, large: None)
+    monkeypatch.setattr(OneShotAllReduce, "fault", lambda *args: fault)
+    assert isinstance(choose_all_reduce(config(), parallel, TorchOps(), 4096, torch.bfloat16), OneShotAllReduce)
+    fault = "sums in the self-test were wrong"
+    assert isinstance(choose_all_reduce(config(), parallel, TorchOps(), 4096, torch.bfloat16), GroupAllReduce)
+
+
+def test_rows_of_a_one_shot_sum_are_bounded_by_what_is_read_and_by_multiprocessors() -> None:
+    assert one_shot_rows(2, 8192, 132) == 132 and one_shot_rows(2, 8192, 400) == 256
+    assert one_shot_rows(4, 16384, 132) == 42 and one_shot_rows(8, 16384, 132) == 18
+    assert one_shot_rows(2, 2**22, 132) == 0
+
+
+def test_large_steps_go_to_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    memory = PeerMemory.of(0, 2, 32, [0, 4096], torch.device("cpu"), None)
+    large = GroupAllReduce(Parallel(0, 1, torch.device("cpu")), TorchOps())
+    summed = OneShotAllReduce(memory, large)
+    monkeypatch.setattr(summed, "_sum_add_norm", lambda memory, turn, *args: turn)
+    for rows, is_small in ((1, True), (2, True), (3, False)):
+        states = torch.zeros(rows, 8)
+        found = summed.add_norm(states, torch.ones(rows, 8), torch.ones(8), 1e-5, None, 1)
+        assert isinstance(found, int) == is_small and states.sum() == (0 if is_small else rows * 8)
+
+
+def two_streams(run: Callable[[int], object]) -> None:
+    """Both ranks on one GPU: run(rank) queues work on a stream of its own."""
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    for rank, stream in enumerate(streams):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(rank)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_two_ranks_on_one_gpu_have_the_bits_of_the_sum_in_the_order_of_ranks(dtype: torch.dtype) -> None:
+    """Also from graphs, whose launches repeat the same arguments, and with the norm's bits of the kernel without a sum."""
+    from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
+    from llama_core.execution.fused.kernels import TritonOps
+
+    device, dim, max_rows = torch.device("cuda"), 4096, 16
+    row_bytes = dim * dtype.itemsize
+    own = [torch.zeros(peer_bytes(2, max_rows, row_bytes), dtype=torch.uint8, device=device) for _ in range(2)]
+    bases = [each.data_ptr() for each in own]
+    memories = [PeerMemory.of(rank, max_rows, row_bytes, bases, device, own) for rank in range(2)]
+    weight = torch.randn(dim, device=device).to(dtype)
+    parts = [torch.empty(max_rows, dim, dtype=dtype, device=device) for _ in range(2)]
+    states = [torch.empty(max_rows, dim, dtype=dtype, device=device) for _ in range(2)]
+    outputs: list[list[torch.Tensor]] = [[], []]
+
+    def both_turns(rank: int) -> None:
+        for turn in (0, 1):
+            outputs[rank] = [sum_add_norm(memories[rank], turn, states[rank], parts[rank], weight, 1e-5)]
+
+    def check(run: Callable[[int], object]) -> None:
+        for part in parts:
+            part.copy_(torch.randn(max_rows, dim, device=device))
+        begin = torch.randn(max_rows, dim, device=device).to(dtype)
+        for each in states:
+            each.copy_(begin)
+        two_streams(run)
+        total = (parts[0].float() + parts[1].float()).to(dtype)
+        for _ in range(2):
+            out = TritonOps().add_norm(begin, total, weight, 1e-5)
+        for rank in range(2):
+            assert memories[rank].missed.item() == 0
+            assert torch.equal(states[rank], begin) and torch.equal(outputs[rank][0], out)
+
+    for memory in memories:
+        memory.polls.fill_(0)
+    for rank in range(2):  # compiles, one rank after the other
+        both_turns(rank)
+    for memory in memories:
+        memory.missed.zero_()
+        memory.polls.fill_(20_000_000)
+    for _ in range(20):
+        check(both_turns)
+    graphs = []
+    for rank in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            both_turns(rank)
+        graphs.append(graph)
+    for _ in range(20):
+        check(lambda rank: graphs[rank].replay())
