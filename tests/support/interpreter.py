@@ -1,0 +1,58 @@
+"""Triton's interpreter without its largest cost: it patches the language again for every call of a device function.
+
+A launch patches the modules that its kernel names and restores them when it ends. A call of a device function within the launch
+patches the same modules again, which takes longer than the function itself. Here a launch patches each set of modules once.
+"""
+
+import inspect
+import os
+import subprocess
+import sys
+from typing import Any
+
+_VARIABLE = "TRITON_INTERPRET"
+_FIRST = f"from {__name__} import patch_once_a_launch\npatch_once_a_launch()\n"
+
+
+def interpreted_environment(**others: str) -> dict[str, str]:
+    """This process's environment for a child whose kernels are interpreted."""
+    return os.environ | {_VARIABLE: "1"} | others
+
+
+def interpret(source: str, *args: str, timeout_s: float = 300) -> str:
+    """What a Python program prints, run in a process of its own whose kernels are interpreted. args: its `sys.argv[1:]`."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FIRST + source, *args],
+        env=interpreted_environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def patch_once_a_launch() -> None:
+    """Change the interpreter of this process. Without TRITON_INTERPRET nothing is changed."""
+    if os.environ.get(_VARIABLE) != "1":
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    patched: set[tuple[int, ...]] = set()
+
+    def patch_lang(function: Any) -> Any:
+        modules = tuple(
+            id(value) for value in function.__globals__.values() if inspect.ismodule(value) and value in (tl, tl.core)
+        )
+        if modules in patched:
+            return interpreter._LangPatchScope()
+        patched.add(modules)
+        return patch(function)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        patched.clear()
+        launch(self, *args, **kwargs)
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_lang, call
