@@ -17,7 +17,7 @@ import torch
 from llama_core.execution.parallel import alone
 from tests.conftest import RankPool
 from tests.support import families
-from tests.support.interpreter import interpreted_environment, patch_once_a_launch
+from tests.support.interpreter import interpreted_environment, prepare_interpreter
 
 
 def report(name: str, where: str, results: list[families.Expected], expected: families.Expected) -> bool:
@@ -55,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         if os.environ.get("TRITON_INTERPRET") == "1":
-            patch_once_a_launch()
+            prepare_interpreter()
             agree = [interpret(root, name) for name in options.families]
             sys.exit(not all(agree))
         models = {name: families.write(root / name, name) for name in options.families}

@@ -22,7 +22,7 @@ from llama_core.execution.fused.all_reduce import GroupAllReduce, OneShotAllRedu
 from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.peer_memory import PeerMemory, peer_bytes
 from llama_core.execution.parallel import Parallel, join, leave, smallest
-from tests.support.interpreter import patch_once_a_launch
+from tests.support.interpreter import prepare_interpreter
 
 MAX_ROWS, DIM, ROUNDS = 3, 24, 12
 PAGE = 4096
@@ -106,7 +106,7 @@ def run(rank: int, world_size: int, folder: Path, dtype: torch.dtype, seed: int)
 
 
 if __name__ == "__main__":
-    patch_once_a_launch()
+    prepare_interpreter()
     yield_at_polls()
     run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), getattr(torch, sys.argv[4]), int(sys.argv[5]))
     leave()
