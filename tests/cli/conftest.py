@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.forking import fork_server
 from tests.support.programs import REPOSITORY, environment
+
+MODULES = ("torch", "cli.main", "cli.estimate", "cli.env", "cli.bench", "cli.chat", "cli.doctor")
+COMMAND = "from cli.main import main; main()"
 
 
 class ScriptedServer:
@@ -52,16 +56,9 @@ def llama_ray(
     *words: str, stdin: str = "", env: dict[str, str] | None = None, timeout_s: float = 120
 ) -> "subprocess.CompletedProcess[str]":
     """Run the command. Its history goes nowhere."""
-    return subprocess.run(
-        [sys.executable, "-m", "cli", *words],
-        cwd=REPOSITORY,
-        env=environment(**{"LLAMA_RAY_HISTORY": "", "COLUMNS": "200", "NO_COLOR": "1"} | (env or {})),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    server = fork_server(MODULES, tuple(sorted(environment().items())))
+    given = environment(**{"LLAMA_RAY_HISTORY": "", "COLUMNS": "200", "NO_COLOR": "1"} | (env or {}))
+    return server.run(COMMAND, ["llama-ray", *words], given, stdin=stdin, timeout_s=timeout_s)
 
 
 def on_one_line(text: str | Sequence[str]) -> str:

@@ -9,11 +9,13 @@ matrix in another order than the first ones. Here all elements are summed in the
 
 import inspect
 import os
-import subprocess
-import sys
 from typing import Any
 
+from tests.support.forking import fork_server
+from tests.support.programs import environment
+
 _VARIABLE = "TRITON_INTERPRET"
+_MODULES = ("torch", "triton", "llama_core.execution.runner")  # what most programs import
 _FIRST = f"from {__name__} import prepare_interpreter\nprepare_interpreter()\n"
 
 
@@ -24,13 +26,9 @@ def interpreted_environment(**others: str) -> dict[str, str]:
 
 def interpret(source: str, *args: str, timeout_s: float = 300) -> str:
     """What a Python program prints, run in a process of its own whose kernels are interpreted. args: its `sys.argv[1:]`."""
-    done = subprocess.run(
-        [sys.executable, "-c", _FIRST + source, *args],
-        env=interpreted_environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    env = interpreted_environment()
+    server = fork_server(_MODULES, ((_VARIABLE, "1"), *sorted(environment().items())))
+    done = server.run(_FIRST + source, ["-c", *args], env, timeout_s=timeout_s)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

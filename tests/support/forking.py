@@ -1,0 +1,122 @@
+"""Python programs as forks of a process that has imported their libraries: importing torch takes longer than most of them.
+
+    python -m tests.support.forking MODULE ...    imports the modules, then runs one program for each line of stdin
+
+A line is the JSON of `Program`. Two lines answer it: the process's id, and its exit status.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from threading import Lock, Timer
+
+from tests.support.programs import REPOSITORY
+
+STREAMS = ("stdin", "stdout", "stderr")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """source: Python. files: paths of its standard streams."""
+
+    source: str
+    argv: list[str]
+    env: dict[str, str]
+    files: list[str]
+
+
+class ForkServer:
+    """Starts with the environment `env`. The modules must start no thread, which a fork would lack."""
+
+    def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, *modules],
+            cwd=REPOSITORY,
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._lock = Lock()
+
+    def run(
+        self, source: str, argv: Sequence[str], env: Mapping[str, str], *, stdin: str = "", timeout_s: float
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a program as `subprocess.run` would. Raises TimeoutExpired."""
+        with self._lock, tempfile.TemporaryDirectory() as directory:
+            paths = [Path(directory) / name for name in STREAMS]
+            for path, text in zip(paths, (stdin, "", ""), strict=True):
+                path.write_text(text)
+            program = Program(source, list(argv), dict(env), [str(path) for path in paths])
+            pid = self._asked(json.dumps(asdict(program)))
+            expired: list[bool] = []
+            timer = Timer(timeout_s, lambda: (expired.append(True), os.kill(pid, 9)))
+            timer.start()
+            status = self._asked("")
+            timer.cancel()
+            if expired:
+                raise subprocess.TimeoutExpired(list(argv), timeout_s, paths[1].read_text(), paths[2].read_text())
+            return subprocess.CompletedProcess(list(argv), status, paths[1].read_text(), paths[2].read_text())
+
+    def _asked(self, line: str) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        if line:
+            print(line, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, "the process that forks has ended"
+        return int(answer)
+
+
+@cache
+def fork_server(modules: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> ForkServer:
+    """One for the whole session, which ends when this process closes its pipe."""
+    return ForkServer(modules, dict(env))
+
+
+def _become(program: Program) -> int:
+    """Run the program in this process. Returns its exit status."""
+    for descriptor, path in enumerate(program.files):
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND if descriptor else os.O_RDONLY)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(each, mode) for each, mode in ((0, "r"), (1, "w"), (2, "w")))
+    os.environ.clear()
+    os.environ.update(program.env)
+    sys.argv = program.argv
+    try:
+        exec(compile(program.source, "<string>", "exec"), {"__name__": "__main__"})
+    except SystemExit as ended:
+        if ended.code is not None and not isinstance(ended.code, int):
+            print(ended.code, file=sys.stderr)
+            return 1
+        return ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main(modules: Sequence[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+    for line in iter(sys.stdin.readline, ""):
+        pid = os.fork()
+        if pid == 0:
+            status = _become(Program(**json.loads(line)))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
