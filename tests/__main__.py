@@ -43,7 +43,7 @@ COMPUTING = ("unit", "lint")  # one at a time; the longest first
 WAITING = ("starts", "nodes", "servers", "soak", "chaos")  # the longest first
 AT_ONCE = 3
 NICENESS = 19  # of a lane that computes: less than the workers of Ray have, whose niceness is 15
-SOAK = ("--seconds", "120", "--every", "30", "--streams", "3", "--pause", "1")
+SOAK = ("--seconds", "45", "--every", "15", "--streams", "3", "--pause", "1")
 CXX_FILES = [str(path) for folder in ("llama_core", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[ch]pp"))]
 COMMANDS = {
     "lint": (
@@ -52,7 +52,7 @@ COMMANDS = {
         (sys.executable, "-m", "mypy"),
         (str(Path(sys.executable).with_name("clang-format")), "--dry-run", "--Werror", *CXX_FILES),
     ),
-    # Two minutes under load, with a rank killed every half minute.
+    # 45 seconds under load, with a rank killed every 15.
     "soak": ((sys.executable, "-m", "tests.chaos.soak", *SOAK),),
 }
 ENDING = re.compile(

@@ -17,7 +17,7 @@ DELTAS: dict[str, list[dict[str, Any]]] = {
     "plain": [{"role": "assistant", "content": ""}, {"content": "Hello"}, {"content": " there."}],
     "reasons": [{"reasoning_content": "Let me"}, {"reasoning_content": " think."}, {"content": "Seven."}],
     "tool": [{"tool_calls": [part]} for part in CALL],
-    "slow": [{"content": f"{number} "} for number in range(400)],
+    "slow": [{"content": f"{number} "} for number in range(4000)],
     "breaks": [{"content": "half"}],
     "fails": [{"content": "half"}],
 }

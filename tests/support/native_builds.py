@@ -27,8 +27,12 @@ def variables(flags: str) -> dict[str, str]:
     """Environment variables of a process that uses the build. Servers' builds have another directory, whose lock they share."""
     if not flags:
         return {}
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return {"LLAMA_CXXFLAGS": flags, "LLAMA_CACHE_DIR": str(cache / "llama-ray-tests")}
+    return {"LLAMA_CXXFLAGS": flags, "LLAMA_CACHE_DIR": str(cache_of_tests())}
+
+
+def cache_of_tests() -> Path:
+    """The folder of what tests compile, which later runs find again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama-ray-tests"
 
 
 def _load_build() -> ModuleType:

@@ -1,17 +1,22 @@
 """The products of every weight format have the same bits on AVX2, AVX-512 VNNI, AMX and plain vectors, and are near exact."""
 
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.support.native_builds import cache_of_tests
+
 ROOT = Path(__file__).parents[3]
 SUPPORT = ROOT / "tests" / "support"
+NATIVE = ROOT / "llama_core" / "execution" / "native"
 FLAGS = ("-std=c++20", "-O2", "-fno-math-errno", "-ffp-contract=fast", "-pthread", "-Wno-psabi")
 EMULATED = ("-march=x86-64-v3", "-include", str(SUPPORT / "emulated_intrinsics.hpp"))
 # Of the paths that this CPU may lack, VNNI and AMX run in plain C++. All have fused multiply-add.
@@ -41,12 +46,28 @@ class Product(NamedTuple):
     error: float
 
 
-def products(build: str, directory: Path) -> list[Product]:
-    program = directory / build
-    include = f"-I{ROOT / 'llama_core' / 'execution' / 'native'}"
+def compiled(build: str) -> Path:
+    """The program of a build, compiled where no earlier run has compiled the same sources."""
     compiler = os.environ.get("LLAMA_CXX") or os.environ.get("CXX") or "c++"
-    command = [compiler, *FLAGS, *BUILDS[build], include, str(SUPPORT / "weight_products.cpp"), "-o", str(program)]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [compiler, *FLAGS, *BUILDS[build], f"-I{NATIVE}", str(SUPPORT / "weight_products.cpp")]
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
+    instructions = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    digest = hashlib.sha256(" ".join([*command, instructions]).encode() + version)
+    for source in sorted([*NATIVE.rglob("*.hpp"), *SUPPORT.glob("*.[ch]pp")]):
+        digest.update(source.read_bytes())
+    folder = cache_of_tests()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    program = folder / f"products-{digest.hexdigest()[:16]}"
+    if not program.exists():
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as part:
+            pass
+        subprocess.run([*command, "-o", part.name], check=True, capture_output=True)
+        Path(part.name).replace(program)
+    return program
+
+
+def products(build: str) -> list[Product]:
+    program = compiled(build)
     lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
     found = []
     for line in lines:
@@ -56,14 +77,13 @@ def products(build: str, directory: Path) -> list[Product]:
 
 
 @pytest.fixture(scope="module")
-def by_build(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Product]]:
+def by_build() -> dict[str, list[Product]]:
     if platform.machine() != "x86_64" or "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("the builds need AVX2")
     if not shutil.which(os.environ.get("LLAMA_CXX") or os.environ.get("CXX") or "c++"):
         pytest.skip("there is no C++ compiler")
-    directory = tmp_path_factory.mktemp("products")
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(BUILDS, pool.map(lambda build: products(build, directory), BUILDS), strict=True))
+        return dict(zip(BUILDS, pool.map(products, BUILDS), strict=True))
 
 
 def test_products_have_the_same_bits_whatever_the_instructions(by_build: dict[str, list[Product]]) -> None:
