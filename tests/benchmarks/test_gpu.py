@@ -25,6 +25,7 @@ from benchmarks.gpu.settings import Settings, add_settings, settings_of
 from benchmarks.harness.common import REPOSITORY, Spread
 from benchmarks.questions.gpu import main, measured, summary
 from benchmarks.report.gpu import gpu
+from tests.support.interpreter import interpret
 
 TINY = Settings("cpu", "tiny", "float32", 300, True)
 # What a machine for measurements may lack.
@@ -143,16 +144,8 @@ def test_every_kernel_of_the_source_is_launched_for_memcheck() -> None:
     """In Triton's interpreter. A new kernel belongs into `benchmarks.gpu.every_kernel`, and into a test marked cuda."""
     in_source = every_kernel.kernels_in_source()
     assert {"_attend", "_combine_splits", "_multiply", "_add_norm", "_rotate_and_store", "_gated_silu"} <= in_source
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.every_kernel", "cpu"],
-        cwd=REPOSITORY,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert {line.removeprefix("kernel ") for line in done.stdout.splitlines()} == in_source
+    printed = interpret("import runpy\nrunpy.run_module('benchmarks.gpu.every_kernel', run_name='__main__')", "cpu")
+    assert {line.removeprefix("kernel ") for line in printed.splitlines()} == in_source
 
 
 def test_memcheck_is_unavailable_where_compute_sanitizer_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

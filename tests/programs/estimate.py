@@ -5,7 +5,8 @@
 
 Each rank is a process. It imports what a rank needs, which is an empty rank; then it loads, and runs steps that write every
 block of the cache, fill a step to its limit, and sample in every slot. The memory is its proportional set size (PSS) less that
-of the empty rank. Prints a table, and the same as one line of JSON.
+of the empty rank, on a machine where only the ranks run: the ranks share the pages of libraries, and other processes that map
+them do not count. Prints a table, and the same as one line of JSON.
 """
 
 import json
@@ -22,10 +23,15 @@ NUM_SEQUENCES = 32
 TIMEOUT_S = 240.0
 
 
-def pss_bytes() -> int:
-    """The proportional set size of this process."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+def pss_bytes(num_ranks: int) -> int:
+    """The proportional set size of this process, with pages of files shared by `num_ranks` processes."""
+    pss = _kilobytes("smaps_rollup")
+    return (pss["Pss_Anon"] + pss["Pss_Shmem"] + _kilobytes("status")["RssFile"] // num_ranks) * 1024
+
+
+def _kilobytes(file: str) -> dict[str, int]:
+    lines = (Path("/proc/self") / file).read_text().splitlines()
+    return {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
 
 
 def run_rank(rank: int, words: list[str], store_file: str) -> None:
@@ -43,7 +49,7 @@ def run_rank(rank: int, words: list[str], store_file: str) -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
     config = configuration(words)
     _meet("imported")
-    empty = pss_bytes()
+    empty = pss_bytes(num_ranks)
     _meet("measured empty")
     parallel = alone("cpu") if num_ranks == 1 else join(rank, num_ranks, "cpu", FileStore(store_file, num_ranks))
     runner = ModelRunner.load(config, parallel)
@@ -52,7 +58,7 @@ def run_rank(rank: int, words: list[str], store_file: str) -> None:
     runner.warm_up()
     write_every_block(runner, num_blocks)
     _meet("computed")
-    used = pss_bytes()
+    used = pss_bytes(num_ranks)
     _meet("measured")
     print("SEEN", json.dumps({"empty": empty, "used": used, "blocks": num_blocks}), flush=True)
 

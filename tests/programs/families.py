@@ -17,6 +17,7 @@ import torch
 from llama_core.execution.parallel import alone
 from tests.conftest import RankPool
 from tests.support import families
+from tests.support.interpreter import interpreted_environment, prepare_interpreter
 
 
 def report(name: str, where: str, results: list[families.Expected], expected: families.Expected) -> bool:
@@ -54,6 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         if os.environ.get("TRITON_INTERPRET") == "1":
+            prepare_interpreter()
             agree = [interpret(root, name) for name in options.families]
             sys.exit(not all(agree))
         models = {name: families.write(root / name, name) for name in options.families}
@@ -67,7 +69,7 @@ def main() -> None:
             pool.close()
     if options.interpreter:
         command = [sys.executable, "-m", "tests.programs.families", "--families", *options.families]
-        agree.append(subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}).returncode == 0)
+        agree.append(subprocess.run(command, env=interpreted_environment()).returncode == 0)
     sys.exit(not all(agree))
 
 

@@ -1,6 +1,5 @@
 """The one-shot all-reduce: ranks in processes that share memory, in Triton's interpreter, and the choice of an all-reduce."""
 
-import os
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.peer_memory import PeerMemory, one_shot_rows, peer_bytes
 from llama_core.execution.parallel import Parallel
 from tests.support import one_shot_ranks
+from tests.support.interpreter import interpreted_environment
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
@@ -32,14 +32,14 @@ def test_interpreted_sums_are_those_in_the_order_of_ranks_however_late_a_rank_co
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", one_shot_ranks.__name__, str(rank), str(world_size), str(tmp_path), dtype, "7"],
-            env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+            env=interpreted_environment(OMP_NUM_THREADS="1"),
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(world_size)
     ]
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 200
         # The peers of a rank that failed wait for it.
         while any(process.poll() is None for process in processes) and not any(map(subprocess.Popen.poll, processes)):
             assert time.monotonic() < deadline, "a rank waits for ever"

@@ -3,9 +3,6 @@
 The same functions run on a GPU, where products of other tiles would differ.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +23,7 @@ from llama_core.execution.weight_formats.registry import QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row
 from tests.llama_core.execution.test_fused_attention import LIMITS, SHAPES, WINDOWS, Case
+from tests.support.interpreter import interpret
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 MODEL = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}
@@ -117,21 +115,14 @@ def interpreted_texts(folder: str) -> None:
         check_texts("cpu", Path(folder))
 
 
-def interpret(statement: str) -> None:
+def run_interpreted(statement: str) -> None:
     """Run a statement with this module's names where Triton interprets kernels."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"import torch\nfrom {__name__} import *\n{statement}"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    interpret(f"import torch\nfrom {__name__} import *\n{statement}")
 
 
 @pytest.mark.parametrize(("dtype", "seeds"), [("float32", "range(3)"), ("float16", "range(6, 8)")])
 def test_attention_of_a_token_is_the_same_in_a_decode_with_drafts_and_in_any_chunk(dtype: str, seeds: str) -> None:
-    interpret(f"check_attention(torch.device('cpu'), torch.{dtype}, {seeds})")
+    run_interpreted(f"check_attention(torch.device('cpu'), torch.{dtype}, {seeds})")
 
 
 @pytest.mark.parametrize(
@@ -141,11 +132,11 @@ def test_attention_of_a_token_is_the_same_in_a_decode_with_drafts_and_in_any_chu
 def test_a_row_of_a_product_is_the_same_beside_any_number_of_rows(
     dtype: str, inputs: int, outputs: int, counts: list[int]
 ) -> None:
-    interpret(f"check_products(torch.device('cpu'), torch.{dtype}, {inputs}, {outputs}, {counts})")
+    run_interpreted(f"check_products(torch.device('cpu'), torch.{dtype}, {inputs}, {outputs}, {counts})")
 
 
 def test_texts_are_the_same_alone_in_a_batch_in_chunks_behind_a_prefix_and_after_preemption(tmp_path: Path) -> None:
-    interpret(f"interpreted_texts({str(tmp_path)!r})")
+    run_interpreted(f"interpreted_texts({str(tmp_path)!r})")
 
 
 @pytest.mark.cuda

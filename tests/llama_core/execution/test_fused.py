@@ -19,6 +19,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support import on_ranks
+from tests.support.interpreter import interpret
 from tests.support.kernel_differences import assert_small
 
 MP1 = str(GOLDEN / "mp1")
@@ -124,15 +125,8 @@ print(json.dumps([largest_differences(torch.device("cpu"), dtype) for dtype in (
 
 
 def test_the_kernels_compute_what_torch_does_in_tritons_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KERNELS],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    for differences, dtype in zip(json.loads(done.stdout), (torch.float32, torch.float16), strict=True):
+    printed = interpret(KERNELS)
+    for differences, dtype in zip(json.loads(printed), (torch.float32, torch.float16), strict=True):
         assert_small(differences, dtype)
 
 

@@ -3,9 +3,6 @@
 The cache holds NaN wherever no token of the step's sequences lies, so that a result that reads further is NaN.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -24,6 +21,7 @@ from llama_core.execution.fused.step_plan import (
 )
 from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.scheduling.step import Row
+from tests.support.interpreter import interpret
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 # (query heads, key heads, head_dim, tokens of a block)
@@ -174,14 +172,7 @@ check(TritonOps(), torch.device("cpu"), getattr(torch, dtype), range(int(first),
 
 @pytest.mark.parametrize("case", ["float32 0 8 same", "float16 8 12 same", "float16 13 15 float8"])
 def test_the_kernel_computes_what_float64_does_in_tritons_interpreter(case: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED, *case.split()],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    interpret(INTERPRETED, *case.split())
 
 
 @pytest.mark.cuda

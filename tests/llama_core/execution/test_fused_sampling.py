@@ -1,9 +1,6 @@
 """Sampling on GPUs over random rows, beside float64 and the other samplers: in torch, and in Triton's interpreter."""
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from unittest.mock import patch
@@ -21,6 +18,7 @@ from llama_core.execution.logit_rules import LogitRules
 from llama_core.execution.sampling import sample
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import SlotInit
+from tests.support.interpreter import interpret
 from tests.support.sampling_cases import Case, acceptable, cases
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -263,14 +261,7 @@ ops, cpu = TritonOps(), torch.device("cpu")
     ],
 )
 def test_the_kernels_sample_what_float64_does_in_tritons_interpreter(check: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED.format(check)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    interpret(INTERPRETED.format(check))
 
 
 @pytest.mark.cuda

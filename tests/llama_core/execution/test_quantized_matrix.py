@@ -1,9 +1,6 @@
 """Quantized weights on the fused backend: the codes of llama.cpp, their values, and Triton's products in its interpreter."""
 
 import json
-import os
-import subprocess
-import sys
 
 import gguf
 import pytest
@@ -13,6 +10,7 @@ import torch.nn.functional as F
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.execution.weight_formats.quantize import quantize_groups
 from llama_core.execution.weight_formats.quantized_matrix import GroupedMatrix
+from tests.support.interpreter import interpret
 from tests.support.kernel_differences import FORMATS, GROUPED, matrix_of
 
 GGUF_TYPES = {
@@ -75,11 +73,7 @@ for dtype in (torch.float32, torch.float16):  # the interpreter multiplies no bf
 
 
 def test_every_float8_has_its_value_in_the_kernel() -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", EVERY_FP8], env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
+    interpret(EVERY_FP8)
 
 
 def test_the_largest_weight_of_an_output_is_the_largest_float8_and_zeros_stay_zeros() -> None:
@@ -98,13 +92,6 @@ print(json.dumps([largest_product_differences(torch.device("cpu"), dtype) for dt
 
 
 def test_the_kernel_multiplies_as_torch_does_in_tritons_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PRODUCTS],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    for differences, limit in zip(json.loads(done.stdout), (2e-6, 2e-3), strict=True):
+    printed = interpret(PRODUCTS)
+    for differences, limit in zip(json.loads(printed), (2e-6, 2e-3), strict=True):
         assert all(value <= limit for value in differences.values()), differences
