@@ -19,13 +19,13 @@ TESTS = "tests/llama_core/execution"
 # Ranks that wait for a collective which never comes are a failure too.
 LIMIT_S = 120.0
 
+UPLOADS = ("tests/llama_core/checkpoint/test_uploads.py", "late or waits")
+MEMORY = (f"{TESTS}/test_step_memory.py", "three_percent")
 DEVICE = (f"{TESTS}/test_fused_device.py", "late")
 RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
 SUMS = (f"{TESTS}/test_all_reduce.py", "interpreted")
-UPLOADS = ("tests/llama_core/checkpoint/test_uploads.py", "late or waits")
-MEMORY = (f"{TESTS}/test_step_memory.py", "three_percent")
 DRAWS, LIMITS, LARGE, EDITS, LOGPROBS, ZEROS, REUSE = (
     (f"{TESTS}/test_fused_sampling.py", f"interpreter and {check}")
     for check in ("draws", "limits", "large", "edits", "logprobs", "zeros", "reuse")
