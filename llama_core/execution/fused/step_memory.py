@@ -97,7 +97,7 @@ def _body_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dt
         tokens * dtype.itemsize * projected,  # the next layer's
         attention,
         tokens * dtype.itemsize * 3 * hidden,  # gate and up, and their gated product
-        tokens * dtype.itemsize * dim + max(summed, tokens * dtype.itemsize * max(dim, queries)),
+        tokens * dtype.itemsize * (queries + dim) + max(summed, tokens * dtype.itemsize * dim),  # the sum over ranks
     )
     return tokens * (throughout * dtype.itemsize + 3 * _INT) + max(moments)
 

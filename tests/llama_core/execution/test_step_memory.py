@@ -45,7 +45,7 @@ CASES: dict[str, tuple[ModelConfig, int, dict[str, Any]]] = {
     "Llama 2 7B": (LLAMA_2_7B, 1, {}),
     "Llama 3 8B": (LLAMA_3_8B, 1, {"max_seq_len": 8192}),
     "Llama 3 8B on 2 ranks": (LLAMA_3_8B, 2, {"max_seq_len": 8192}),
-    "Llama 2 7B in a fixed order on 2 ranks": (LLAMA_2_7B, 2, {"batch_invariant": True}),
+    "Llama 2 7B in a fixed order on 4 ranks": (LLAMA_2_7B, 4, {"batch_invariant": True}),
     "Llama 2 7B on 3 ranks, which share unevenly": (LLAMA_2_7B, 3, {}),
     "Qwen 3 8B, norms of heads, fp8 cache": (QWEN_3_8B, 1, {"kv_cache_dtype": "fp8"}),
     "Qwen 2 7B, biases, many sequences": (QWEN_2_7B, 2, {"max_batch_size": 256}),
