@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 STATUS_TIMEOUT_S: Final = 0.5  # a rank that does not answer a status call within this time is the one that hangs
 OPTIONS: Final[dict[str, Any]] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"control": 1}}
+_PART_OF_GPU: Final = "MIG"  # how ids of instances of a divided GPU begin
 RankActor: Any = ray.remote(**OPTIONS)(RankWorker)
 
 
@@ -130,11 +131,12 @@ class RankActors:
         """The GPUs that this rank's process is to see: those of all ranks on its node, in the order of the ranks.
 
         A GPU writes to another's memory only in a process that sees both, and peers must count them alike. Ray shows each actor
-        its own. GPUs of other replicas stay hidden.
+        its own. GPUs of other replicas stay hidden, and so do parts of divided GPUs, of which CUDA shows a process one only.
         """
-        node = self.identities[rank].node_id
-        beside = (identity for _, identity in sorted(self.identities.items()) if identity.node_id == node)
-        return tuple(dict.fromkeys(gpu for identity in beside for gpu in identity.share.gpu_ids))
+        own = self.identities[rank]
+        beside = (each for _, each in sorted(self.identities.items()) if each.node_id == own.node_id)
+        found = tuple(dict.fromkeys(gpu for identity in beside for gpu in identity.share.gpu_ids))
+        return own.share.gpu_ids if any(gpu.startswith(_PART_OF_GPU) for gpu in found) else found
 
     async def describe_progress(self) -> str:
         """How far each rank is, for the message of a start that took too long."""

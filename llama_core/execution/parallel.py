@@ -94,6 +94,8 @@ def join(
     visible ones.
     """
     resolved = resolve_device(device, device_index)
+    if resolved.type == "cuda" and device_index >= (seen := torch.cuda.device_count()):
+        raise ConfigError(f"rank {rank} is to use the GPU with index {device_index}, torch sees {seen}", param="device")
     if resolved.type == "cuda":
         _prepare_nccl(resolved)
     dist.init_process_group(

@@ -87,6 +87,13 @@ def test_gpus_of_another_node_are_not_shown() -> None:
     assert ranks.visible_gpus(1) == ("0",) and ranks.visible_gpus(3) == ()
 
 
+def test_a_rank_on_a_part_of_a_gpu_sees_that_part_alone() -> None:
+    ranks = RankActors(None, None, ())  # type: ignore[arg-type]
+    for rank, gpu in enumerate(("MIG-4f", "MIG-a0")):
+        ranks.identities[rank] = RankIdentity(rank, ProcessIdentity(1, 1), "node", "192.0.2.7", Share(1, (gpu,)))
+    assert [ranks.visible_gpus(rank) for rank in range(2)] == [("MIG-4f",), ("MIG-a0",)]
+
+
 def test_a_rank_without_a_gpu_leaves_the_environment_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert _show_gpus((), ()) == 0 and os.environ["CUDA_VISIBLE_DEVICES"] == "7"

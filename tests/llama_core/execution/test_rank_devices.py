@@ -32,6 +32,13 @@ def test_a_rank_of_a_group_takes_the_gpu_with_its_index_and_makes_it_current(fou
     assert join(1, 3, "cpu", store, device_index=2).device == torch.device("cpu")
 
 
+def test_a_rank_whose_gpu_is_not_visible_is_refused_and_shares_none(four_gpus: list[torch.device]) -> None:
+    store: Any = None
+    with pytest.raises(ConfigError, match="rank 1 is to use the GPU with index 4, torch sees 4"):
+        join(1, 2, "cuda", store, device_index=4)
+    assert not four_gpus
+
+
 def test_torchrun_s_local_rank_picks_the_gpu(four_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
     """With 4 GPUs a node, rank 7 is the last of the second node."""
     monkeypatch.setattr(dist, "get_rank", lambda: 7)
