@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.plan import NAMES
+from benchmarks.gpu.plan import NAMES, SECTIONS
 from benchmarks.gpu.recorder import Recorder, Unavailable
 from benchmarks.gpu.settings import Settings, add_settings, settings_of
 from benchmarks.harness.common import versions
@@ -28,6 +28,14 @@ def describe(settings: Settings) -> dict[str, Any]:
     return {"device": clock_of(settings.device).name, "cuda": torch.version.cuda, "versions": found}
 
 
+def need_gpus(count: int, settings: Settings) -> None:
+    """Raises Unavailable where torch sees fewer. On a CPU, processes stand for them."""
+    import torch
+
+    if settings.device == "cuda" and (found := torch.cuda.device_count()) < count:
+        raise Unavailable(f"it needs {count} GPUs, torch sees {found}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("section", choices=(*NAMES, "describe"))
@@ -39,6 +47,7 @@ def main() -> None:
         if options.section == "describe":
             record.put("device", describe(settings))
         else:
+            need_gpus(next(section.min_gpus for section in SECTIONS if section.name == options.section), settings)
             importlib.import_module(f"benchmarks.gpu.sections.{options.section}").run(record, settings)
     except Unavailable as reason:
         record.end("unavailable", str(reason))

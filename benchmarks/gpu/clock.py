@@ -22,8 +22,8 @@ class Clock(Protocol):
 
     def synchronize(self) -> None: ...
 
-    def free_bytes(self) -> int:
-        """Memory that is free on the device."""
+    def free_bytes(self, *, releases: bool = True) -> int:
+        """Memory that is free on the device. releases: after torch has given back what it keeps for later tensors."""
 
 
 class HostClock:
@@ -42,7 +42,7 @@ class HostClock:
     def synchronize(self) -> None:
         pass
 
-    def free_bytes(self) -> int:
+    def free_bytes(self, *, releases: bool = True) -> int:
         """As if the machine's memory were the device's."""
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -70,9 +70,10 @@ class CudaClock:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
-    def free_bytes(self) -> int:
-        gc.collect()
-        torch.cuda.empty_cache()
+    def free_bytes(self, *, releases: bool = True) -> int:
+        if releases:
+            gc.collect()
+            torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 
 

@@ -14,8 +14,8 @@ from benchmarks.harness.make_checkpoint import SHAPES
 from llama_core.checkpoint.meta_params import config_from_params
 from llama_core.checkpoint.source import CheckpointSource, Slice, WeightReader
 from llama_core.checkpoint.weights import Box
-from llama_core.config import Device, DType, EngineConfig
-from llama_core.execution.parallel import alone
+from llama_core.config import AllReduceName, Device, DType, EngineConfig
+from llama_core.execution.parallel import Parallel, alone, smallest
 from llama_core.execution.runner import ModelRunner
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -127,8 +127,11 @@ def open_engine(
     ckpt: Path | None = None,
     kv_cache_bytes: int | None = None,
     batch_invariant: bool = False,
+    parallel: Parallel | None = None,
+    all_reduce: AllReduceName = "auto",
 ) -> Engine:
-    """The fused backend, ready for steps. ckpt: a checkpoint of the shape; random weights if absent."""
+    """The fused backend, ready for steps. ckpt: a checkpoint of the shape; if absent, random weights, which differ between
+    numbers of ranks. parallel: this rank's group, all of whose ranks call this; if absent, this rank is alone."""
     model = model_of(settings)
     config = EngineConfig(
         ckpt_dir=str(ckpt or settings.shape),
@@ -144,12 +147,14 @@ def open_engine(
         speculation=False,
         prefix_caching=False,
         batch_invariant=batch_invariant,
+        all_reduce=all_reduce,
     )
+    parallel = parallel or alone(config.device)
     begin = time.perf_counter()
     source = RandomWeights(model, getattr(torch, settings.dtype)) if ckpt is None else None
-    runner = ModelRunner.load(config, alone(config.device), source=source)
+    runner = ModelRunner.load(config, parallel, source=source)
     loaded = time.perf_counter()
-    num_blocks = runner.max_num_blocks()
+    num_blocks = smallest(parallel, runner.max_num_blocks())
     runner.allocate_cache(num_blocks)
     runner.warm_up()
     return Engine(runner, num_blocks, loaded - begin, time.perf_counter() - loaded)

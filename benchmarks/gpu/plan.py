@@ -11,6 +11,7 @@ class Section:
     name: str
     title: str
     budget_s: int
+    min_gpus: int = 1
 
 
 SECTIONS: Final = (
@@ -27,6 +28,10 @@ SECTIONS: Final = (
     Section("vllm", "The same batch on vLLM", 240),
     Section("recovery", "A killed process and the one after it", 180),
     Section("invariance", "The same text alone and in a batch", 90),
+    Section("all_reduce", "Sums over the ranks of several GPUs", 120, min_gpus=2),
+    Section("ranks", "Decodes on several GPUs beside one", 300, min_gpus=2),
+    Section("rank_loss", "A rank killed while a group of two replays", 180, min_gpus=2),
+    Section("rank_texts", "The same text on one GPU and on two", 180, min_gpus=2),
 )
 NAMES: Final = tuple(section.name for section in SECTIONS)
 TOTAL_S: Final = 1800

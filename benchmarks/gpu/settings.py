@@ -23,6 +23,8 @@ class Sizes:
     repeats: int
     probe_bytes: int
     product_size: int
+    all_reduce_rows: tuple[int, ...]
+    all_reduce_dims: tuple[int, ...]
 
 
 FULL = Sizes(
@@ -40,6 +42,8 @@ FULL = Sizes(
     repeats=20,
     probe_bytes=4 * 2**30,
     product_size=8192,
+    all_reduce_rows=(1, 8, 32, 64, 128, 256),
+    all_reduce_dims=(4096, 8192),
 )
 TINY = Sizes(
     context=64,
@@ -56,6 +60,8 @@ TINY = Sizes(
     repeats=2,
     probe_bytes=2**20,
     product_size=64,
+    all_reduce_rows=(1, 3),
+    all_reduce_dims=(64, 96),
 )
 
 

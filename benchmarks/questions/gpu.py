@@ -1,4 +1,4 @@
-"""On one CUDA device, without Ray: tests, speed, kernels, memory, recovery and other engines, in half an hour.
+"""On one CUDA device, without Ray: tests, speed, kernels, memory, recovery and other engines, in half an hour; then on several.
 
     python -m benchmarks gpu                        Llama-2-7B's shape, random weights in bfloat16
     python -m benchmarks gpu --only decode mixed    some sections
@@ -86,5 +86,6 @@ def summary(sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
             "offline_ratio": ours / theirs if ours and theirs else None,
             "kill_to_token_s": of("recovery", "kill_to_token_s"),
             "taken_of_plan": of("memory", "taken_of_plan"),
+            "two_ranks_speedup": of("ranks", "2_ranks_speedup", "rows_1_ms"),
         }
     }

@@ -15,6 +15,7 @@ COLUMNS = {
     "offline_ratio": "of transformers",
     "kill_to_token_s": "kill to token, s",
     "taken_of_plan": "memory, of plan",
+    "two_ranks_speedup": "batch 1 on 2 GPUs, times as fast",
 }
 
 

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.driver.end_rank import end_rank
 from cluster.driver.placement import actor_options, compute_threads, rank_bundle_indices
 from cluster.driver.ray_calls import answer_within, in_passing_thread, kill_actors, result_of, results_of_all
-from cluster.wire.rank_status import RankIdentity, RankStatus
+from cluster.wire.rank_status import RankIdentity, RankLoad, RankStatus
 from cluster.wire.rank_worker import RankWorker
 from llama_core.errors import RankFailure
 
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 STATUS_TIMEOUT_S: Final = 0.5  # a rank that does not answer a status call within this time is the one that hangs
 OPTIONS: Final[dict[str, Any]] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"control": 1}}
+_PART_OF_GPU: Final = "MIG"  # how ids of instances of a divided GPU begin
 RankActor: Any = ray.remote(**OPTIONS)(RankWorker)
 
 
@@ -84,6 +85,11 @@ class RankActors:
 
         await results_of_all([identify(rank) for rank in range(len(self.actors))], "starting")
 
+    async def load(self, *arguments: object) -> list[RankLoad]:
+        """`RankControl.load` on every rank, with the GPUs that it is to see. Raises what `ray_calls.results_of_all` raises."""
+        calls = [actor.load.remote(*arguments, self.visible_gpus(rank)) for rank, actor in enumerate(self.actors)]
+        return await results_of_all(calls, "loading")
+
     async def call(self, method: Callable[[Any], Awaitable[Any]], doing: str) -> list[Any]:
         """The results of `method(actor)`, in the order of the ranks. Raises what `ray_calls.results_of_all` raises."""
         return await results_of_all([method(actor) for actor in self.actors], doing)
@@ -120,6 +126,17 @@ class RankActors:
     def store_host(self) -> str:
         """Where rank 0 listens for the other ranks: loopback unless one of them is on another host."""
         return _shared_host(self.identities[0].node_ip, self.identities.values())
+
+    def visible_gpus(self, rank: int) -> tuple[str, ...]:
+        """The GPUs that this rank's process is to see: those of all ranks on its node, in the order of the ranks.
+
+        A GPU writes to another's memory only in a process that sees both, and peers must count them alike. Ray shows each actor
+        its own. GPUs of other replicas stay hidden, and so do parts of divided GPUs, of which CUDA shows a process one only.
+        """
+        own = self.identities[rank]
+        beside = (each for _, each in sorted(self.identities.items()) if each.node_id == own.node_id)
+        found = tuple(dict.fromkeys(gpu for identity in beside for gpu in identity.share.gpu_ids))
+        return own.share.gpu_ids if any(gpu.startswith(_PART_OF_GPU) for gpu in found) else found
 
     async def describe_progress(self) -> str:
         """How far each rank is, for the message of a start that took too long."""

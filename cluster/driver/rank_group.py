@@ -152,8 +152,8 @@ class RankGroup:
         self._listener = RankListener(self.epoch, len(self.ranks), self.ranks.listen_host())
         await self._connect(await self._listener.open())
         (store_port,) = await results_of_all([self.ranks.actors[0].offer_store.remote(store_host)], "listening")
-        arguments = (self._config, store_host, store_port, self._limits.start_timeout_s, self._runner_factory)
-        loads: list[RankLoad] = await self.ranks.call(lambda actor: actor.load.remote(*arguments), "loading")
+        timeout_s = self._limits.start_timeout_s
+        loads = await self.ranks.load(self._config, store_host, store_port, timeout_s, self._runner_factory)
         loaded_s = time.monotonic()
         num_blocks = self._common_num_blocks(loads)
         await self.ranks.call(lambda actor: actor.prepare.remote(num_blocks), "warming up")

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
@@ -32,6 +33,7 @@ from llama_core.log_lines import LOG_FORMAT_VARIABLE, JsonFormatter
 
 logger = logging.getLogger(__name__)
 
+_VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 _LINGER_S: Final = 5.0  # after the driver has left, a rank ends by itself after this time
 STANDBY_NEEDS_BYTES: Final = 2 * 2**30  # free memory on the host; a standby process takes a tenth of it
 
@@ -66,7 +68,7 @@ class RankProcess:
         self._share = share
         _limit_threads(share.num_threads)
         if share.gpu_ids:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpu_ids)
+            os.environ[_VISIBLE_GPUS] = ",".join(share.gpu_ids)
         thread = threading.Thread(target=_import_at_low_priority)
         thread.start()
         thread.join()
@@ -93,7 +95,13 @@ class RankProcess:
         return port
 
     def load(
-        self, config: EngineConfig, store_host: str, store_port: int, timeout_s: float, runner_factory: RunnerFactory
+        self,
+        config: EngineConfig,
+        store_host: str,
+        store_port: int,
+        timeout_s: float,
+        runner_factory: RunnerFactory,
+        visible_gpus: Sequence[str] = (),
     ) -> RankLoad:
         """Join the group and load the weights. Raises what the factory raises (CheckpointError, ConfigError, ...)."""
         assert self._share is not None
@@ -103,10 +111,11 @@ class RankProcess:
         if config.device == "cpu" or (config.device == "auto" and not self._share.gpu_ids):
             self._core_claim = cpu_pinning.pin_process(num_threads)
         _limit_threads(num_threads)
+        device_index = _show_gpus(visible_gpus, self._share.gpu_ids)
         self._choose_interface(store_host)
         listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
         rendezvous = RendezvousSpec(
-            self._rank, self._world_size, store_host, store_port, listen_fd, num_threads, timeout_s
+            self._rank, self._world_size, store_host, store_port, listen_fd, num_threads, timeout_s, device_index
         )
         bar = LoadProgressBar(self._rank, InfoLines(logger) if _logs_json() else None)
 
@@ -202,6 +211,15 @@ def _report_and_exit(executor: StepExecutor, error: BaseException) -> NoReturn:
         for handler in logging.getLogger().handlers:
             handler.flush()
         os._exit(1)
+
+
+def _show_gpus(visible: Sequence[str], own: Sequence[str]) -> int:
+    """Let this process see these GPUs, and return the index of its own among them. CUDA reads the variable at its first call,
+    which loading makes; a standby process has not made it either."""
+    if not own or own[0] not in visible:
+        return 0
+    os.environ[_VISIBLE_GPUS] = ",".join(visible)
+    return list(visible).index(own[0])
 
 
 def _limit_threads(num_threads: int) -> None:

@@ -65,4 +65,5 @@ def _join(config: EngineConfig, rendezvous: RendezvousSpec) -> "Parallel":
         wait_for_workers=False,
         master_listen_fd=rendezvous.listen_fd,
     )
-    return join(rendezvous.rank, rendezvous.world_size, config.device, store, rendezvous.timeout_s)
+    place = rendezvous.rank, rendezvous.world_size
+    return join(*place, config.device, store, rendezvous.timeout_s, rendezvous.device_index)

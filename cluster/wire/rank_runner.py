@@ -14,6 +14,7 @@ from llama_core.scheduling.step import Pending, StepInput, StepOutput
 class RendezvousSpec:
     """The information by which a rank joins its group. On rank 0, `listen_fd` is a socket that already listens at
     `store_host`:`store_port` and becomes the key-value store through which the ranks find each other; elsewhere None.
+    `device_index`: of the rank's own GPU among those that its process sees.
     """
 
     rank: int
@@ -23,6 +24,7 @@ class RendezvousSpec:
     listen_fd: int | None
     num_threads: int
     timeout_s: float
+    device_index: int = 0
 
 
 class RankRunner(Protocol):

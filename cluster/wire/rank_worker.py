@@ -4,6 +4,7 @@ The driver imports this module to create the actor, so it must not import what o
 """
 
 import pkgutil
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import ray
@@ -26,8 +27,16 @@ class RankControl(Protocol):
         """Rank 0 only."""
 
     def load(
-        self, config: EngineConfig, store_host: str, store_port: int, timeout_s: float, runner_factory: RunnerFactory
-    ) -> RankLoad: ...
+        self,
+        config: EngineConfig,
+        store_host: str,
+        store_port: int,
+        timeout_s: float,
+        runner_factory: RunnerFactory,
+        visible_gpus: Sequence[str],
+    ) -> RankLoad:
+        """visible_gpus: ids of the GPUs that the process is to see, its own included, in the order of all ranks of its node."""
+
     def prepare(self, num_blocks: int) -> None: ...
     def serve(self) -> None: ...
     def status(self) -> RankStatus:
@@ -58,9 +67,15 @@ class RankWorker:
         return self._process.offer_store(host)
 
     def load(
-        self, config: EngineConfig, store_host: str, store_port: int, timeout_s: float, runner_factory: RunnerFactory
+        self,
+        config: EngineConfig,
+        store_host: str,
+        store_port: int,
+        timeout_s: float,
+        runner_factory: RunnerFactory,
+        visible_gpus: Sequence[str],
     ) -> RankLoad:
-        return self._process.load(config, store_host, store_port, timeout_s, runner_factory)
+        return self._process.load(config, store_host, store_port, timeout_s, runner_factory, visible_gpus)
 
     def prepare(self, num_blocks: int) -> None:
         self._process.prepare(num_blocks)

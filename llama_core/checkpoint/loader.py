@@ -72,24 +72,44 @@ def planned_weights(
             continue
         held = torch.float32 if quantizes(name) else dtype
         weight = torch.empty(box.shape, dtype=held, device=device)
-        files: list[Path] = []
+        pieces: list[tuple[Path, torch.Tensor]] = []
         extremes: list[torch.Tensor] = []
         for file, values, start in reader.slices(name, box):
             region = tuple(slice(begin, begin + size) for begin, size in zip(start, values.shape, strict=True))
             target = weight[region]
             uploads.copy(target, values)
-            # Of the copy, because a finite value of the file may overflow float16. The least and the greatest value are NaN if
-            # any value is; computing them, unlike a sum, needs no memory.
-            files.append(file)
-            extremes.append(torch.stack(torch.aminmax(target)))
+            pieces.append((file, target))
+            if device.type == "cpu":  # while the caches hold the slice
+                extremes.append(_extremes(target))
             done += target.numel() * dtype.itemsize
             on_progress(done, total)
-        # Once for a weight, because a GPU is waited for.
-        is_finite = torch.stack(extremes).isfinite().all(1).tolist() if extremes else []
-        if not all(is_finite):
-            file = files[is_finite.index(False)]
-            raise CheckpointError(f"{file}: {name} holds a value that is not finite as {held} (NaN or infinity)")
+        at_fault = _first_not_finite(weight, pieces, extremes)
+        if at_fault is not None:
+            raise CheckpointError(f"{at_fault}: {name} holds a value that is not finite as {held} (NaN or infinity)")
         yield name, weight
+
+
+def _extremes(values: torch.Tensor) -> torch.Tensor:
+    """[2]: the least and the greatest value, NaN if any value is. Computing them, unlike a sum, needs no memory.
+
+    Of the copy, because a finite value of the file may overflow float16.
+    """
+    return torch.stack(torch.aminmax(values))
+
+
+def _first_not_finite(
+    weight: torch.Tensor, pieces: list[tuple[Path, torch.Tensor]], extremes: list[torch.Tensor]
+) -> Path | None:
+    """The file of the first of `pieces` with a value that is not finite. extremes: of the pieces; without any, one look at the
+    whole weight tells, for which the host waits for a GPU once."""
+    if not pieces:
+        return None
+    if not extremes:
+        if bool(_extremes(weight).isfinite().all()):
+            return None
+        extremes = [_extremes(target) for _, target in pieces]
+    is_finite = torch.stack(extremes).isfinite().all(1).tolist()
+    return None if all(is_finite) else pieces[is_finite.index(False)][0]
 
 
 def _read_groups(reader: WeightReader, name: str, box: Box) -> GroupedWeight:

@@ -11,6 +11,8 @@ from llama_core.scheduling.step import Pending, Row
 
 NOT_FINITE: Final = -1
 NOTHING_ALLOWED: Final = -2
+# Rows of logits that exist at once for prompt logprobs: all rows of a long prompt would take gigabytes.
+LOGITS_AT_A_TIME: Final = 64
 
 
 class StepMasks(Protocol):
@@ -57,7 +59,7 @@ class Backend(Protocol):
     beside weights and cache. cache_block_bytes: keys and values of one block in all layers. seconds_waited: for the
     other ranks, in all steps so far; None if unknown. seconds_sampled: likewise, in sampling.
 
-    Beside each class stands a function `step_bytes`, which states working_bytes before the backend is made (`StepBytes`).
+    Each backend has a function `step_bytes`, which states working_bytes before the backend is made (`StepBytes`).
     """
 
     @property

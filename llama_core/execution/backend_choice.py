@@ -10,7 +10,7 @@ from llama_core.checkpoint.source import GROUP, WeightReader
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.dtypes import dtype_name, preferred_dtype
-from llama_core.execution.fused import backend as fused_backend
+from llama_core.execution.fused import step_memory
 from llama_core.execution.memory_budget import StepBytes
 from llama_core.execution.native import backend as native
 from llama_core.execution.native.build import Unavailable
@@ -110,7 +110,7 @@ def step_bytes_of(kind: str) -> StepBytes:
         from llama_core.execution.reference.backend import step_bytes
 
         return step_bytes
-    return native.step_bytes if kind == "native" else fused_backend.step_bytes
+    return native.step_bytes if kind == "native" else step_memory.step_bytes
 
 
 def holds(kind: str, plan: WeightPlan) -> bool:

@@ -85,12 +85,17 @@ def resolve_device(device: Device, index: int = 0) -> torch.device:
     return torch.device("cuda", index % torch.cuda.device_count())
 
 
-def join(rank: int, world_size: int, device: Device, store: Store, timeout_s: float = 600.0) -> Parallel:
+def join(
+    rank: int, world_size: int, device: Device, store: Store, timeout_s: float = 600.0, device_index: int = 0
+) -> Parallel:
     """Join the group whose ranks meet at `store`, as `rank`: with NCCL on CUDA, gloo on the CPU. Once in each process.
 
-    A collective operation that waits longer than `timeout_s` for its peers raises.
+    A collective operation that waits longer than `timeout_s` for its peers raises. `device_index`: of this rank's GPU among the
+    visible ones.
     """
-    resolved = resolve_device(device)
+    resolved = resolve_device(device, device_index)
+    if resolved.type == "cuda" and device_index >= (seen := torch.cuda.device_count()):
+        raise ConfigError(f"rank {rank} is to use the GPU with index {device_index}, torch sees {seen}", param="device")
     if resolved.type == "cuda":
         _prepare_nccl(resolved)
     dist.init_process_group(

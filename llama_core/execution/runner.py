@@ -14,7 +14,7 @@ from llama_core.checkpoint.registry import open_checkpoint
 from llama_core.checkpoint.source import CheckpointSource
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, NonFiniteLogits
-from llama_core.execution.backend import Backend, Sampled
+from llama_core.execution.backend import LOGITS_AT_A_TIME, Backend, Sampled
 from llama_core.execution.backend_choice import choose, holds, matrix_types, plan_stored, step_bytes_of
 from llama_core.execution.dtypes import dtype_text
 from llama_core.execution.fused.all_reduce import choose_all_reduce
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Rows of logits that exist at once for prompt logprobs: all rows of a long prompt would take gigabytes.
-LOGITS_AT_A_TIME = 64
 _STEPS_A_COUNT = 64
 CONTRADICTION = "no token is allowed here: the rules of the request contradict each other"
 

@@ -24,12 +24,13 @@ LIMITS = GroupLimits(start_timeout_s=60, step_timeout_s=20)
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """A separate Ray cluster with 6 logical CPUs, whose workers can import this repository."""
+    """A separate Ray cluster with 6 logical CPUs and 2 logical GPUs, whose workers can import this repository."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     with few_processes():
         ray.init(
             address="local",
             num_cpus=6,
+            num_gpus=2,  # which no process uses: Ray counts them
             include_dashboard=False,
             logging_level=logging.WARNING,
             log_to_driver=False,

@@ -93,37 +93,46 @@ def stub_backend() -> tuple[fused.FusedBackend, DeviceSlots, _StubDevice]:
     return backend, slots, device
 
 
+def admit(slots: DeviceSlots, slot: int, length: int) -> None:
+    blocks = list(range(-(-length // 16) + 1))
+    slots.admit(SlotInit(slot, list(range(1, length + 1)), blocks, SamplingParams(0.7, seed=1)))
+
+
+@torch.inference_mode()
+def step(backend: fused.FusedBackend, slots: DeviceSlots, *, has_prompt: bool) -> float:
+    """Queue decodes, and a prompt beside them. Seconds."""
+    rows = [Row(slot, CONTEXT, 1, True) for slot in range(DECODES)]
+    begin = time.perf_counter()
+    if has_prompt:
+        admit(slots, DECODES, PROMPT)
+        rows.append(Row(DECODES, 0, PROMPT, True))
+    backend.start(rows, keep_logits=False)
+    return time.perf_counter() - begin
+
+
+def host_work(
+    backend: fused.FusedBackend, slots: DeviceSlots, device: _StubDevice, *, has_prompt: bool
+) -> tuple[int, int]:
+    """Calls of the device and torch operations of a step like those before it."""
+    for _ in range(5):
+        step(backend, slots, has_prompt=has_prompt)
+    before = device.num_calls
+    with _Counter() as counter:
+        step(backend, slots, has_prompt=has_prompt)
+    return device.num_calls - before, counter.count
+
+
 def main() -> None:
     backend, slots, device = stub_backend()
-
-    def admit(slot: int, length: int) -> None:
-        blocks = list(range(-(-length // 16) + 1))
-        slots.admit(SlotInit(slot, list(range(1, length + 1)), blocks, SamplingParams(0.7, seed=1)))
-
-    @torch.inference_mode()
-    def step(has_prompt: bool) -> float:
-        rows = [Row(slot, CONTEXT, 1, True) for slot in range(DECODES)]
-        begin = time.perf_counter()
-        if has_prompt:
-            admit(DECODES, PROMPT)
-            rows.append(Row(DECODES, 0, PROMPT, True))
-        backend.start(rows, keep_logits=False)
-        return time.perf_counter() - begin
-
     for slot in range(DECODES):
-        admit(slot, CONTEXT)
+        admit(slots, slot, CONTEXT)
     for words, has_prompt in (
         (f"{DECODES} decodes", False),
         (f"{DECODES} decodes and a prompt of {PROMPT} tokens", True),
     ):
-        for _ in range(5):
-            step(has_prompt)
-        before = device.num_calls
-        with _Counter() as counter:
-            step(has_prompt)
-        calls = device.num_calls - before
-        median = statistics.median(step(has_prompt) for _ in range(ROUNDS)) * 1e6
-        print(f"{words}: {median:.0f} us, {calls} calls of the device, {counter.count} torch operations")
+        calls, operations = host_work(backend, slots, device, has_prompt=has_prompt)
+        median = statistics.median(step(backend, slots, has_prompt=has_prompt) for _ in range(ROUNDS)) * 1e6
+        print(f"{words}: {median:.0f} us, {calls} calls of the device, {operations} torch operations")
 
 
 if __name__ == "__main__":

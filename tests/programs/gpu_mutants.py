@@ -19,6 +19,8 @@ TESTS = "tests/llama_core/execution"
 # Ranks that wait for a collective which never comes are a failure too.
 LIMIT_S = 120.0
 
+UPLOADS = ("tests/llama_core/checkpoint/test_uploads.py", "late or waits")
+MEMORY = (f"{TESTS}/test_step_memory.py", "three_percent")
 DEVICE = (f"{TESTS}/test_fused_device.py", "late")
 RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
@@ -28,6 +30,9 @@ DRAWS, LIMITS, LARGE, EDITS, LOGPROBS, ZEROS, REUSE = (
     (f"{TESTS}/test_fused_sampling.py", f"interpreter and {check}")
     for check in ("draws", "limits", "large", "edits", "logprobs", "zeros", "reuse")
 )
+
+
+_UPLOADS = "../../checkpoint/uploads"
 
 
 class Mutant(NamedTuple):
@@ -53,6 +58,17 @@ MUTANTS = (
         "        if logprobs is None:\n",
         DEVICE,
     ),
+    Mutant("a buffer of weights that is filled while it travels", _UPLOADS, "earlier.wait()", "pass", UPLOADS),
+    Mutant(
+        "a buffer of weights whose slices overlap",
+        _UPLOADS,
+        "self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT",
+        "self._used += num_bytes // 2 // _ALIGNMENT * _ALIGNMENT",
+        UPLOADS,
+    ),
+    # The memory plan.
+    Mutant("a plan without steps that have no graph", "step_memory", "return pool + eager", "return pool", MEMORY),
+    Mutant("a plan without the gated product of a layer", "step_memory", "projected + hidden\n", "projected\n", MEMORY),
     # Graphs.
     Mutant(
         "a graph whose output is not copied out of its memory",

@@ -3,9 +3,9 @@
 On a GPU also with `batch_invariant`, and what that costs: the time of the batch beside the time without it.
 """
 
-import gc
 import time
 
+from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.engine import Engine, open_engine
 from benchmarks.gpu.recorder import Recorder
 from benchmarks.gpu.settings import Settings
@@ -14,7 +14,7 @@ from llama_core.batch_loop import run_batch
 from llama_core.scheduling.request import Sequence
 from llama_core.scheduling.sampling_params import SamplingParams
 
-_REQUESTS = 8
+REQUESTS = 8
 
 
 def run(record: Recorder, settings: Settings) -> None:
@@ -43,20 +43,19 @@ def _measure(record: Recorder, settings: Settings, prefix: str, *, batch_invaria
     """The figures twice, batch_s and alone_and_in_a_batch, their names behind `prefix`."""
     if record.has(f"{prefix}twice", f"{prefix}batch_s", f"{prefix}alone_and_in_a_batch"):
         return
-    engine = open_engine(settings, settings.sizes.context, _REQUESTS, batch_invariant=batch_invariant)
-    together = texts(engine, settings, range(_REQUESTS))
+    engine = open_engine(settings, settings.sizes.context, REQUESTS, batch_invariant=batch_invariant)
+    together = texts(engine, settings, range(REQUESTS))
     begin = time.perf_counter()
-    again = texts(engine, settings, range(_REQUESTS))
+    again = texts(engine, settings, range(REQUESTS))
     record.measure(f"{prefix}batch_s", lambda: time.perf_counter() - begin)
-    record.measure(f"{prefix}twice", lambda: _compared(together, again))
-    alone = [text for seed in range(_REQUESTS) for text in texts(engine, settings, [seed])]
-    record.measure(f"{prefix}alone_and_in_a_batch", lambda: _compared(together, alone))
-    # The next engine's cache takes what is free.
+    record.measure(f"{prefix}twice", lambda: compared(together, again))
+    alone = [text for seed in range(REQUESTS) for text in texts(engine, settings, [seed])]
+    record.measure(f"{prefix}alone_and_in_a_batch", lambda: compared(together, alone))
     del engine
-    gc.collect()
+    clock_of(settings.device).free_bytes()  # the next engine's cache takes what is free
 
 
-def _compared(texts: list[list[int]], others: list[list[int]]) -> dict[str, int]:
+def compared(texts: list[list[int]], others: list[list[int]]) -> dict[str, int]:
     """same: texts that are equal. first_difference: the earliest token that differs; -1 if none does."""
     different = [
         next(i for i, (one, other) in enumerate(zip(text, again, strict=True)) if one != other)

@@ -29,7 +29,10 @@ _MULTIMEM_BYTES: Final = 8 * 2**20
 
 
 class AllReduce(Protocol):
-    """Sums that every rank asks for in the same order, with the same shapes."""
+    """Sums that every rank asks for in the same order, with the same shapes. nbytes: of memory that it keeps on this rank."""
+
+    @property
+    def nbytes(self) -> int: ...
 
     def add_norm(
         self,
@@ -51,6 +54,10 @@ class GroupAllReduce:
         """batch_invariant: add in the order of the ranks, for any T."""
         self._sum = parallel.sum_in_rank_order if batch_invariant else parallel.sum
         self._ops = ops
+
+    @property
+    def nbytes(self) -> int:
+        return 0
 
     def add_norm(
         self,
@@ -74,6 +81,10 @@ class OneShotAllReduce:
         self._memory = memory
         self._large = large
         self._sum_add_norm = sum_add_norm
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
 
     def add_norm(
         self,
@@ -126,6 +137,10 @@ class MultimemAllReduce:
         self._group_name = group_name
         self._ops = ops
         self._large = large
+
+    @property
+    def nbytes(self) -> int:
+        return self._buffer.nbytes
 
     def add_norm(
         self,

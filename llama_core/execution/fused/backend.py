@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 
-from llama_core.checkpoint.rank_share import RankShare
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.backend import Sampled, StepMasks
@@ -18,21 +17,24 @@ from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import Ops, TorchOps
 from llama_core.execution.fused.sampler import unpacked
-from llama_core.execution.fused.sampling_head import Samples, SamplingHead, bucket_sizes, sampling_bytes
+from llama_core.execution.fused.sampling_head import Samples, SamplingHead, bucket_sizes
 from llama_core.execution.fused.step_buffers import StepBuffers
+from llama_core.execution.fused.step_memory import (
+    CAPTURED_PROMPT_TOKENS,
+    LARGEST_PADDING,
+    passing_bytes,
+    received_size,
+    spare_block_bytes,
+)
 from llama_core.execution.fused.step_plan import StepShape, plan_of, split_size
 from llama_core.execution.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.execution.parallel import Parallel, before_leaving, smallest
-from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
 
 # Steps whose outputs may wait to be read. The driver keeps two in flight.
 _TURNS = 4
-# Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
-_CAPTURED_PROMPT_TOKENS = (32, 64, 128, 256, 512)
-_LARGEST_PADDING = 1.06  # of a step with more tokens, whose products are as long as its padding
 
 
 def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
@@ -57,20 +59,6 @@ def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
             param="backend",
         ) from error
     return ops
-
-
-def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
-    """Of the largest step: activations, the parts of attention that are combined afterwards, and sampling."""
-    share = RankShare.of(model, parallel.rank, parallel.world_size)
-    rows, splits = config.max_step_samples, -(-config.max_seq_len // split_size(config.max_seq_len))
-    n_heads, n_kv_heads = len(share.heads), len(share.kv_heads)
-    heads = n_heads + 2 * n_kv_heads
-    activations = config.max_step_tokens * (5 * model.dim + 2 * heads * model.head_dim + 3 * len(share.hidden))
-    partial = rows * n_heads * splits * (model.head_dim + 1) * 4
-    gathered = 0
-    if config.batch_invariant and parallel.world_size > 1:  # all ranks' parts of a sum, and the sum in float32
-        gathered = config.max_step_tokens * model.dim * (parallel.world_size * dtype.itemsize + 8)
-    return activations * dtype.itemsize + 2 * partial + gathered + sampling_bytes(config)
 
 
 class FusedBackend:
@@ -103,16 +91,15 @@ class FusedBackend:
         self._decode_shapes = [StepShape(size, size, 0) for size in self._decode_tokens]
         self._mixed_shapes = [
             StepShape.of_bucket(size, max_samples, self._tile_sizes.chunk)
-            for size in _CAPTURED_PROMPT_TOKENS
+            for size in CAPTURED_PROMPT_TOKENS
             if size <= config.max_step_tokens
         ]
         self._largest = StepShape.of_bucket(config.max_step_tokens, max_samples, self._tile_sizes.chunk)
         # Most steps of a long prompt are as large as a step may be.
-        self._mixed_shapes += [self._largest] if config.max_step_tokens not in _CAPTURED_PROMPT_TOKENS else []
+        self._mixed_shapes += [self._largest] if config.max_step_tokens not in CAPTURED_PROMPT_TOKENS else []
         self._bodies: dict[StepShape, Graph] = {}
         self._spare_slot = config.max_batch_size
-        # Room for the changes of slots that most steps bring, such as a long prompt's tokens and their places.
-        max_size = self._largest.size + 4 * config.max_seq_len
+        max_size = received_size(config, self._largest)
         self._buffers = StepBuffers(max_samples, max_size, self._spare_slot, _TURNS, device)
         # Graphs write to this tensor, so it stays in place. The largest bucket of decodes may be larger than any step.
         max_tokens = max(config.max_step_tokens, max_samples)
@@ -139,16 +126,18 @@ class FusedBackend:
 
     @property
     def working_bytes(self) -> int:
-        return self._allocated_bytes + self.unallocated_bytes(self._config.max_seq_len)
-
-    @property
-    def _allocated_bytes(self) -> int:
-        return self._head.nbytes + self._hidden_states.nbytes
+        kept = (
+            self.model.kept_bytes,
+            self._slots.nbytes,
+            self._buffers.nbytes,
+            self._head.nbytes,
+            self._hidden_states.nbytes,
+        )
+        return sum(kept) + self.unallocated_bytes(self._config.max_seq_len)
 
     def unallocated_bytes(self, max_seq_len: int) -> int:
-        config = replace(self._config, max_seq_len=max_seq_len)
-        need = step_bytes(config, self.model.config, self._parallel, self.model.dtype)
-        return need - self._allocated_bytes
+        about = replace(self._config, max_seq_len=max_seq_len), self.model.config, self._parallel, self.model.dtype
+        return passing_bytes(*about) + spare_block_bytes(*about)
 
     @property
     def seconds_waited(self) -> None:
@@ -197,8 +186,8 @@ class FusedBackend:
         if not shape.chunk_tiles:
             return self._decode_shapes[bisect_left(self._decode_tokens, shape.tokens)]
         bucket = next((bucket for bucket in self._mixed_shapes if bucket.holds(shape)), shape)
-        is_small = bucket.tokens <= _CAPTURED_PROMPT_TOKENS[-1]
-        return bucket if is_small or bucket.tokens <= _LARGEST_PADDING * shape.tokens else shape
+        is_small = bucket.tokens <= CAPTURED_PROMPT_TOKENS[-1]
+        return bucket if is_small or bucket.tokens <= LARGEST_PADDING * shape.tokens else shape
 
     def _compute(self, shape: StepShape) -> None:
         """The layers of the step that was sent, into `_hidden_states`. Nothing waits for the host or depends on a value."""

@@ -44,6 +44,11 @@ class DeviceSlots(SlotTable):
         self._strides = [table.shape[1] for table in tables]
         self._writes: list[list[tuple[int, Seq[int] | Ints]]] = [[] for _ in tables]
 
+    @property
+    def nbytes(self) -> int:
+        """On the device."""
+        return sum(target.nbytes for target in self._targets)
+
     def admit(self, init: SlotInit) -> None:
         self._write(_TOKENS, init.slot, 0, init.tokens)
         self._write(_BLOCKS, init.slot, 0, init.blocks)

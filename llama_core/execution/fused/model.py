@@ -96,6 +96,11 @@ class FusedTransformer:
         tensors = self._embeddings.nbytes + self._norm.nbytes
         return tensors + self._output.nbytes + sum(layer.nbytes for layer in self._layers)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of what lives beside the weights: the rotary table and the memory of the all-reduce."""
+        return self._rotary.nbytes + self._all_reduce.nbytes
+
     def hidden_states(
         self, tokens: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor, cache: KVCache, attend: Attend
     ) -> torch.Tensor:

@@ -11,6 +11,7 @@ from llama_core.host_memory import host_identity
 
 FOREVER: Final = 1 << 62  # polls
 _ALIGNMENT: Final = 128
+_SIGNAL_BYTES: Final = 8
 # Bytes that a rank reads from its peers where one-shot is still faster than NCCL. vLLM's limits for 4 and 8 GPUs with NVLink
 # are 512 and 256 KiB of each peer (`csrc/custom_all_reduce.cuh`).
 _READ_BYTES: Final = 2 * 2**20
@@ -48,6 +49,11 @@ class PeerMemory:
         signals = buffers + 2 * turn_bytes
         return cls(rank, len(bases), max_rows, turn_bytes, buffers, signals, epochs, polls, missed, held)
 
+    @property
+    def nbytes(self) -> int:
+        """Of this rank's part."""
+        return 2 * self.turn_bytes + self.max_rows * self.world_size * _SIGNAL_BYTES
+
 
 def _turn_bytes(max_rows: int, row_bytes: int) -> int:
     return -(-max_rows * row_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -55,7 +61,7 @@ def _turn_bytes(max_rows: int, row_bytes: int) -> int:
 
 def peer_bytes(world_size: int, max_rows: int, row_bytes: int) -> int:
     """Of one rank's part: two buffers of `max_rows` rows, and the signals of its peers."""
-    return 2 * _turn_bytes(max_rows, row_bytes) + max_rows * world_size * 8
+    return 2 * _turn_bytes(max_rows, row_bytes) + max_rows * world_size * _SIGNAL_BYTES
 
 
 def one_shot_rows(world_size: int, row_bytes: int, num_processors: int) -> int:

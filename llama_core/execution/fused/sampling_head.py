@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -11,12 +11,10 @@ from llama_core.config import EngineConfig
 from llama_core.execution.backend import StepMasks
 from llama_core.execution.fused.device import FusedDevice, Graph, Work
 from llama_core.execution.fused.device_slots import DeviceSlots
-from llama_core.execution.fused.mask_buffers import MaskBuffers, mask_bytes
+from llama_core.execution.fused.mask_buffers import MaskBuffers
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import Ops
-from llama_core.execution.fused.rule_table import table_words
 from llama_core.execution.fused.sampler import Mode, SamplingState
-from llama_core.execution.fused.sampling_sizes import sampler_bytes
 from llama_core.execution.fused.step_buffers import StepBuffers
 from llama_core.execution.fused.step_plan import StepPlan
 from llama_core.execution.parallel import Parallel
@@ -24,21 +22,12 @@ from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
 # What is captured for each number of samples.
 Part = Mode | Literal["logprobs"]
-# Memory for each logit while a product ends: of the product, of all ranks', and in float32.
-_BYTES_PER_LOGIT: Final = 12
 
 
 def bucket_sizes(largest: int) -> list[int]:
     """Tokens of the decode steps that are captured: powers of two up to 32, then steps of 32, and `largest` itself."""
     sizes = {1 << i for i in range(6)} | set(range(32, largest, 32)) | {largest}
     return sorted(size for size in sizes if size <= largest)
-
-
-def sampling_bytes(config: EngineConfig) -> int:
-    """Of logits and sampling, in the memory of the graphs and outside of it, and of the slots' rules."""
-    rows, vocab = config.max_step_samples, config.vocab_size
-    rules = (config.max_batch_size + 1) * 8 * table_words(vocab)
-    return rows * vocab * (2 * _BYTES_PER_LOGIT + 4) + sampler_bytes(rows, vocab) + mask_bytes(rows, vocab) + rules
 
 
 class Samples(NamedTuple):
@@ -94,7 +83,8 @@ class SamplingHead:
     @property
     def nbytes(self) -> int:
         """Of what exists before the first step."""
-        return self.logits.nbytes + self._sampler.nbytes + self._masks.nbytes + self._slots.rule_words.nbytes
+        results = self.logits.nbytes + self._sampled.nbytes + self._logprobs.nbytes
+        return results + self._sampler.nbytes + self._masks.nbytes
 
     @property
     def works(self) -> list[Work]:

@@ -70,6 +70,11 @@ class StepBuffers:
         self._sent = [_SentBuffer(device.page_locked(size), max_samples) for _ in range(turns)]
         self._received = torch.zeros(size, dtype=torch.int64, device=device.torch_device)
 
+    @property
+    def nbytes(self) -> int:
+        """On the device."""
+        return self._received.nbytes
+
     def samples(self, count: int) -> SampleTensors:
         """On the device, of the first `count` samples of every step."""
         columns = self._received[: SAMPLE_COLUMNS * self._max_samples].view(SAMPLE_COLUMNS, -1)

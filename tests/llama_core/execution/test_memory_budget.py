@@ -11,7 +11,7 @@ from llama_core import host_memory
 from llama_core.config import BackendName, DType, EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution import memory_budget as memory
-from llama_core.execution.fused import backend as fused
+from llama_core.execution.fused import step_memory as fused
 from llama_core.execution.native import backend as native
 from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.runner import ModelRunner

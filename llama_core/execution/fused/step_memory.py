@@ -1,0 +1,130 @@
+"""The memory of the fused backend beside weights and cache, computed before anything is allocated.
+
+Each graph's intermediate tensors lie in one pool, which is as large as the largest of them needs; a step without a graph needs
+as much again beside it. The tests count the bytes of all tensors on torch's meta device and hold these figures to them.
+What torch's allocator rounds, workspaces of cuBLAS, buffers of NCCL and the device's context come from the tenth of the
+device's memory that no plan uses.
+"""
+
+from typing import Final
+
+import torch
+
+from llama_core.checkpoint.rank_share import RankShare
+from llama_core.config import EngineConfig
+from llama_core.execution.backend import LOGITS_AT_A_TIME
+from llama_core.execution.fused.mask_buffers import mask_bytes
+from llama_core.execution.fused.rule_table import table_words
+from llama_core.execution.fused.sampling_sizes import sampler_bytes
+from llama_core.execution.fused.step_plan import (
+    SAMPLE_COLUMNS,
+    StepShape,
+    split_count,
+    split_size,
+)
+from llama_core.execution.kv_cache import CacheShape, cache_dtype
+from llama_core.execution.parallel import Parallel
+from llama_core.model_config import ModelConfig
+from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
+
+# Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
+CAPTURED_PROMPT_TOKENS: Final = (32, 64, 128, 256, 512)
+LARGEST_PADDING: Final = 1.06  # of a step with more tokens, whose products are as long as its padding
+_INT: Final = 8
+_FLOAT32: Final = 4
+
+
+def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
+    """What the backend takes beside weights, cache and the arrays that grow with max_seq_len only (`memory_budget`)."""
+    about = config, model, parallel, dtype
+    return kept_bytes(config, model, dtype) + passing_bytes(*about) + spare_block_bytes(*about)
+
+
+def spare_block_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
+    """Of the cache block to which padding tokens write."""
+    return CacheShape.of(model, config.block_size, parallel, cache_dtype(config, dtype)).block_bytes
+
+
+def kept_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Of tensors that stay: hidden states, logits, samples, what samplers leave for each other, rules and a step's numbers."""
+    rows, vocab = config.max_step_samples, config.vocab_size
+    hidden_states = max(config.max_step_tokens, rows) * model.dim * dtype.itemsize
+    results = rows * (vocab * _FLOAT32 + _INT * (2 + min(MAX_TOP_LOGPROBS, vocab)))
+    rules = (config.max_batch_size + 1) * _INT * table_words(vocab)
+    numbers = _INT * (
+        SAMPLE_COLUMNS * rows + received_size(config, StepShape.of_bucket(config.max_step_tokens, rows, 1))
+    )
+    return hidden_states + results + rules + numbers + sampler_bytes(rows, vocab) + mask_bytes(rows, vocab)
+
+
+def received_size(config: EngineConfig, largest: StepShape) -> int:
+    """Integers of a step beside its samples, with room for the changes of slots that most steps bring, such as a long prompt's
+    tokens and their places."""
+    return largest.size + 4 * config.max_seq_len
+
+
+def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> int:
+    """Of tensors that live within a step, in the graphs' pool and, for steps without a graph, outside of it."""
+    rows, largest = config.max_step_samples, config.max_step_tokens
+    pool = max(
+        _body_bytes(config, model, parallel, dtype, max(largest, rows)),
+        _head_bytes(config, model, parallel, dtype, rows),
+    )
+    if parallel.device.type == "cpu":  # captures nothing
+        return pool
+    without_graph = int(largest / LARGEST_PADDING)
+    # Of prompt logprobs: logits, and then their logarithms beside them.
+    logprobs = LOGITS_AT_A_TIME * config.vocab_size * 2 * _FLOAT32
+    eager = max(logprobs, _head_bytes(config, model, parallel, dtype, LOGITS_AT_A_TIME))
+    if without_graph > CAPTURED_PROMPT_TOKENS[-1]:
+        eager = max(eager, _body_bytes(config, model, parallel, dtype, without_graph))
+    return pool + eager
+
+
+def _body_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, tokens: int) -> int:
+    """Of the layers over `tokens` tokens, at the moment when most tensors live (`FusedTransformer.hidden_states`).
+
+    Throughout a layer: the residual, normed hidden states, queries, keys and values, and the gated product of the layer before.
+    """
+    share = RankShare.of(model, parallel.rank, parallel.world_size)
+    dim, hidden = model.dim, len(share.hidden)
+    queries = len(share.heads) * model.head_dim
+    projected = queries + 2 * len(share.kv_heads) * model.head_dim
+    throughout = 2 * dim + projected + hidden
+    attention = queries * dtype.itemsize * tokens + _partial_bytes(config, model, len(share.heads), tokens)
+    summed = tokens * _sum_bytes(config, parallel, dim, dtype)
+    moments = (
+        tokens * dtype.itemsize * projected,  # the next layer's
+        attention,
+        tokens * dtype.itemsize * 3 * hidden,  # gate and up, and their gated product
+        tokens * dtype.itemsize * (queries + dim) + max(summed, tokens * dtype.itemsize * dim),  # the sum over ranks
+    )
+    return tokens * (throughout * dtype.itemsize + 3 * _INT) + max(moments)
+
+
+def _partial_bytes(config: EngineConfig, model: ModelConfig, n_heads: int, tokens: int) -> int:
+    """Of the parts of decodes' attention that are combined afterwards, in the layer with the longest window."""
+    rows, size = min(tokens, config.max_step_samples), split_size(config.max_seq_len)
+    positions = config.blocks_per_sequence * config.block_size
+    windows = {model.window(layer) for layer in range(model.n_layers)}
+    splits = max(split_count(positions, size, window) for window in windows)
+    return rows * n_heads * splits * (model.head_dim + 1) * _FLOAT32
+
+
+def _sum_bytes(config: EngineConfig, parallel: Parallel, dim: int, dtype: torch.dtype) -> int:
+    """Of a token's sum over the ranks: with `batch_invariant`, all ranks' parts and two sums in float32."""
+    if not config.batch_invariant or parallel.world_size == 1:
+        return 0
+    return dim * (parallel.world_size * dtype.itemsize + 2 * _FLOAT32)
+
+
+def _head_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, rows: int) -> int:
+    """Of logits while they become whole and float32 (`FusedTransformer.logits`)."""
+    shares = [RankShare.of(model, rank, parallel.world_size) for rank in range(parallel.world_size)]
+    vocab, widest = model.vocab_size, max(len(share.vocab) for share in shares)
+    kept = model.dim + len(shares[parallel.rank].vocab)
+    wide = vocab * _FLOAT32
+    if parallel.world_size == 1:
+        return rows * (kept * dtype.itemsize + wide)
+    gathered = (1 + parallel.world_size) * widest
+    return rows * (kept * dtype.itemsize + vocab * dtype.itemsize + max(gathered * dtype.itemsize, wide))

@@ -1,0 +1,110 @@
+"""The fused backend on torch's meta device, with Triton's kernels left out, and the bytes of all its tensors counted.
+
+Tensors have sizes and no values, so that models of any size fit. All allocations are those of a GPU, because they do not depend
+on values; the allocator's rounding, libraries' workspaces and the device's context are not seen.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet, finalize
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from llama_core.execution.fused.device import Graph, HostDevice, Work
+
+META = torch.device("meta")
+
+
+class LiveBytes(TorchDispatchMode):
+    """now: bytes of the tensors on the meta device that live, and were made in this mode. peak: the most since `restart`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._seen: WeakSet[Any] = WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor) and each.device == META:
+                self._note(each.untyped_storage())
+        return result
+
+    def restart(self) -> int:
+        """Forget the peak. Returns what lives now."""
+        self.peak = self.now
+        return self.now
+
+    def _note(self, storage: Any) -> None:
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        size = storage.nbytes()
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        finalize(storage, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.now -= size
+
+
+@dataclass
+class CountingDevice(HostDevice):
+    """pool: the most bytes that a captured work has at once: graphs share their memory. eager: likewise of other works."""
+
+    live: LiveBytes
+    pool: int = 0
+    eager: int = 0
+    captures: bool = True
+    torch_device: torch.device = field(default=META)
+
+    def queue(self, work: Work) -> None:
+        self.eager = max(self.eager, self.peak_of(work))
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        pass
+
+    def warm_up(self, works: list[Work]) -> None:
+        pass
+
+    def capture(self, work: Work) -> Graph:
+        self.pool = max(self.pool, self.peak_of(work))
+        return _Nothing()
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        before = self.live.restart()
+        work()
+        assert self.live.now == before, "a work leaves no tensors behind"
+        return self.live.peak - before
+
+
+class _Nothing:
+    def replay(self) -> None:
+        pass
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Triton's launches, and collectives, do nothing."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    from llama_core.execution.weight_formats import quantized_matrix
+    from llama_core.execution.weight_formats.kernels import multiply
+
+    def launch(kernel: object, grid: object) -> Callable[..., None]:
+        return lambda *args, **constants: None
+
+    with ExitStack() as stack:
+        for kind in (JITFunction, InterpretedFunction):
+            stack.enter_context(patch.object(kind, "__getitem__", launch))
+        stack.enter_context(patch.object(quantized_matrix, "triton_product", lambda device_type: multiply))
+        for name in ("all_reduce", "all_gather_into_tensor", "broadcast"):
+            stack.enter_context(patch.object(dist, name, lambda *args, **options: None))
+        yield
