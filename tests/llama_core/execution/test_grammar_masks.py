@@ -91,7 +91,7 @@ def test_tokens_that_the_grammar_forces_are_drafted() -> None:
     ],
 )
 def test_answers_follow_other_grammars(grammar: str, pattern: str) -> None:
-    grammars.check_grammar(grammar, "g")
+    grammars.checked_grammar(grammar, "g")
     requests = [request("Say", seed, grammars.for_answer(grammar, TOKENIZER)) for seed in range(8)]
     for output in serve(requests)["outputs"]:
         text = TOKENIZER.decode(output)
@@ -116,7 +116,7 @@ def test_a_grammar_that_cannot_be_followed_refuses_its_row_and_no_other() -> Non
 )
 def test_a_grammar_with_an_error_is_refused_by_name_and_place(grammar: str, words: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
-        grammars.check_grammar(grammar, "g")
+        grammars.checked_grammar(grammar, "g")
     assert words in refused.value.message and refused.value.param == "g"
 
 
