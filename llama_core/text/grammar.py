@@ -13,9 +13,8 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from llama_core.errors import InvalidParameter
-from llama_core.text.answer_format import MAX_GRAMMAR_BYTES
 from llama_core.text.schema_numbers import bounded_schema
-from llama_core.text.schema_rules import Spacing, schema_rules
+from llama_core.text.schema_rules import MAX_CHARS, Spacing, schema_rules
 from llama_core.text.tokenizer import Tokenizer
 
 # Between the parts of JSON: one space, or a new line with its indentation. Unlimited, a model may write spaces for ever.
@@ -93,25 +92,24 @@ def checked_grammar(grammar: str, param: str) -> str:
     """
     if problem := _problem(grammar):
         raise InvalidParameter(f"{param}: {problem}", param=param)
-    if "json_schema" not in grammar:
+    if '"json_schema"' not in grammar:
         return grammar
     first, *others = json.loads(grammar)["grammars"]
-    if "json_schema" not in first:
+    if (schema := first.get("json_schema")) is None:
         return grammar
-    schema = first["json_schema"]
     bounded = [json.dumps({"grammars": [first | {"json_schema": bounded_schema(schema)}, *others]})]
     if (rules := schema_rules(schema, _SPACING)) is not None:
         # The schema stays beside the rules for those who read the grammar. llguidance reads "grammars" alone.
         given = {"grammars": [{"lark_grammar": rules}, *others], "json_schema": schema}
         bounded.insert(0, json.dumps(given))
     # An optional part that no value satisfies, for one, compiles in the schema alone.
-    return next((each for each in bounded if len(each) < MAX_GRAMMAR_BYTES and not _problem(each)), grammar)
+    return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each)), grammar)
 
 
 def schema_of(grammar: str) -> Any:
     """The JSON schema that the grammar was made from; None for another grammar."""
     parsed = json.loads(grammar)
-    return parsed.get("json_schema", parsed["grammars"][0].get("json_schema"))
+    return parsed.get("json_schema") or parsed["grammars"][0].get("json_schema")
 
 
 def _problem(grammar: str) -> str:
