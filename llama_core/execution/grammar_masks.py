@@ -97,7 +97,9 @@ class SlotGrammars:
             return None
         jobs: list[_Job] = []
         has_mask: list[bool] = []
-        known = tokens.numpy() if tokens.device.type == "cpu" else tokens  # numpy takes a quarter of the time for a slice
+        known = (
+            tokens.numpy() if tokens.device.type == "cpu" else tokens
+        )  # numpy takes a quarter of the time for a slice
         for i, row in enumerate(rows):
             if not row.samples:
                 continue

@@ -211,23 +211,23 @@ class _Rules:
         return self._members(pairs, [name in required for name in known], (more, fewest, most))
 
     def _members(self, pairs: Sequence[str], needed: Sequence[bool], rest: tuple[str, int, int | None]) -> str:
-        """An object of `pairs` in their order and then of `rest`. From pair `i` on, there is one rule before any pair, `first`,
-        and one behind a pair, `more`."""
+        """An object of `pairs` in their order and then of `rest`, an item with the fewest and most times.
+
+        Of pair `i`, rule `p` is the pair, `f` goes on from there where no pair came before, and `m` behind another pair.
+        """
         item, fewest, most = rest
         name = f"o{len(self.lines)}"
-        begin = f'"{{" {name}_first_0'
+        begin = f'"{{" {name}f0'
         closed = [self._repeated(item, fewest, most, is_behind) if item else "" for is_behind in (False, True)]
         for i, (pair, is_needed) in enumerate(zip(pairs, needed, strict=True)):
-            self.lines.append(f"{name}_pair_{i}: {pair}")
-            skip = ("", "") if is_needed else (f" | {name}_first_{i + 1}", f" | {name}_more_{i + 1}")
-            self.lines.append(f"{name}_first_{i}: {name}_pair_{i} {name}_more_{i + 1}{skip[0]}")
+            self.lines.append(f"{name}p{i}: {pair}")
+            skip = ("", "") if is_needed else (f" | {name}f{i + 1}", f" | {name}m{i + 1}")
+            self.lines.append(f"{name}f{i}: {name}p{i} {name}m{i + 1}{skip[0]}")
             if i:
-                self.lines.append(
-                    f"{name}_more_{i}: {self._spacing.comma} {name}_pair_{i} {name}_more_{i + 1}{skip[1]}"
-                )
-        self.lines.append(f'{name}_first_{len(pairs)}: {closed[0]} "}}"')
+                self.lines.append(f"{name}m{i}: {self._spacing.comma} {name}p{i} {name}m{i + 1}{skip[1]}")
+        self.lines.append(f'{name}f{len(pairs)}: {closed[0]} "}}"')
         if pairs:
-            self.lines.append(f'{name}_more_{len(pairs)}: {closed[1]} "}}"')
+            self.lines.append(f'{name}m{len(pairs)}: {closed[1]} "}}"')
         return self._rule(begin)
 
     def _key(self, known: Sequence[str]) -> str:

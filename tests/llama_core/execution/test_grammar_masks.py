@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,20 @@ def test_answers_follow_the_schema_beside_rows_without_one(backend: str) -> None
     assert plain["outputs"] == found["outputs"][::2]
     if backend == "native":
         assert plain["logprobs"] == found["logprobs"][::2]
+
+
+def test_all_backends_sample_the_same_tokens_whether_few_or_many_are_allowed() -> None:
+    texts = ("[0-9]{1,20}", "(?s:.)+", "[^q]{2,40}", "(cat|dog|a tree)( and (cat|dog)){0,4}", "[a-m ]+")
+    requests = []
+    for seed in range(15):
+        prompt, params = request("Say", seed, grammars.for_answer(grammars.regex_grammar(texts[seed % 5]), TOKENIZER))
+        how: dict[str, Any] = {"temperature": (0.0, 1.0, 1.4)[seed // 5], "top_p": (1.0, 0.8)[seed % 2]}
+        requests.append(
+            (prompt, replace(params, top_k=(0, 9, 400)[seed % 3], min_p=(0.0, 0.02)[seed % 2], max_tokens=24, **how))
+        )
+    found = [serve(requests, backend=backend)["outputs"] for backend in ("native", "torch", "fused")]
+    assert found[0] == found[1] == found[2]
+    assert sum(map(len, found[0])) > 100
 
 
 def test_tokens_are_the_same_alone_batched_preempted_in_chunks_and_with_drafts() -> None:
