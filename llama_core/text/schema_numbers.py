@@ -1,7 +1,8 @@
 """Numbers of limited length: regular expressions, and JSON schemas that bound integers.
 
-JSON numbers have any number of digits, which RFC 8259 (section 6) leaves to implementations, and a small model may write digits
-until `max_tokens`. The limits here keep every integer of 64 bits, and every double as Python and JavaScript write it.
+A number of JSON has any number of digits, and a small model may write digits until `max_tokens`. RFC 8259, section 6, has
+implementations limit range and precision, and expects no more than doubles. The limits here keep 64-bit integers but for the
+last thousand, and every double as Python and JavaScript write it.
 """
 
 import math
@@ -10,16 +11,15 @@ from decimal import Decimal
 from typing import Any, Final
 
 MAX_INTEGER: Final = 2**63 - 1024  # the largest double below 2^63: llguidance holds limits as doubles
-INTEGER_DIGITS: Final = 19
-FRACTION_DIGITS: Final = 22  # JavaScript writes 0.0000012345678901234567 without an exponent
+WHOLE_DIGITS: Final = 21  # JavaScript writes 123456789012345680000 without an exponent
+FRACTION_DIGITS: Final = 22  # likewise 0.0000012345678901234567
 _TIME_CHARS: Final = {"time": len("23:59:59.123456789+00:00"), "date-time": len("2026-01-01T23:59:59.123456789+00:00")}
 
 # Keywords whose values are schemas by name, or are no schemas.
 SCHEMA_MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 PLAIN_VALUES: Final = frozenset({"const", "enum", "required", "default", "examples", "x-guidance"})
 
-INTEGER: Final = rf"-?(0|[1-9][0-9]{{0,{INTEGER_DIGITS - 1}}})"
-_DECIMAL: Final = rf"(0|[1-9][0-9]{{0,{INTEGER_DIGITS - 1}}})(\.[0-9]{{1,{FRACTION_DIGITS}}})?"
+_DECIMAL: Final = rf"(0|[1-9][0-9]{{0,{WHOLE_DIGITS - 1}}})(\.[0-9]{{1,{FRACTION_DIGITS}}})?"
 NUMBER: Final = rf"-?{_DECIMAL}([eE][+-]?[0-9]{{1,3}})?"
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llama_core.text.schema_numbers import (
-    INTEGER,
     NUMBER,
     bounded_schema,
     has_large_number,
@@ -251,8 +250,6 @@ class _Rules:
             return '("true" | "false")'
         if kind == "null":
             return '"null"'
-        if kind == "integer":
-            return self._shared("integer", f"/{INTEGER}/")
         return self._left_as_schema({"type": kind})
 
     def _shared(self, key: str, body: str) -> str:
