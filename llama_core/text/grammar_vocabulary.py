@@ -8,6 +8,14 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from llama_core.text.tokenizer import Tokenizer
 
+# Texts inside a JSON string by length. llguidance decides about all tokens of a slice at once where the grammar allows any text
+# of it. Near the end of a string with a maximum length only short slices apply; llguidance's own begin at 10 characters.
+_STRING_CHAR: Final = r'[^"\\\x00-\x1F\x7F]'
+_SLICES: Final = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_STRING_CHAR}{{1,{most}}}" for most in (4, 8, 16, 30)),
+    f"{_STRING_CHAR}+",
+)
 _CACHED_TEXTS: Final = 4096  # grammars force the same texts again and again, and each step asks twice
 _BEFORE: Final = "\n"  # a text that no tokenizer merges with what follows it
 
@@ -15,7 +23,7 @@ _BEFORE: Final = "\n"  # a text that no tokenizer merges with what follows it
 def grammar_vocabulary(tokenizer: Tokenizer, stop_ids: Iterable[int]) -> LLTokenizer:
     """stop_ids: what may follow a complete answer. Takes some tenths of a second for 128,000 tokens."""
     wrapped = TokenizerWrapper(_Vocabulary(tokenizer))
-    return LLTokenizer(wrapped, n_vocab=tokenizer.vocab_size, eos_token=sorted(stop_ids))
+    return LLTokenizer(wrapped, n_vocab=tokenizer.vocab_size, eos_token=sorted(stop_ids), slices=list(_SLICES))
 
 
 class _Vocabulary:

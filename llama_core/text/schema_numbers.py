@@ -35,7 +35,10 @@ def has_large_number(value: Any) -> bool:
 def bounded_schema(schema: Any) -> Any:
     """The schema with limits for its integers, and with at most 9 digits for fractions of seconds. A schema with larger numbers
     of its own stays as it is."""
-    return schema if has_large_number(schema) else _bounded(schema)
+    try:
+        return schema if has_large_number(schema) else _bounded(schema)
+    except RecursionError:  # deeper than llguidance takes
+        return schema
 
 
 def _bounded(schema: Any) -> Any:
