@@ -52,7 +52,7 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
 
 @lru_cache(maxsize=128)
 def checked(grammar: str, param: str) -> str:
-    """`grammar.checked_grammar`, kept for requests with the same one. Takes up to 40 ms the first time."""
+    """`grammar.checked_grammar`, kept for requests with the same one. Takes up to 60 ms the first time."""
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         raise InvalidParameter(f"{param}: must have at most {MAX_GRAMMAR_BYTES} bytes", param=param)
     return grammars.checked_grammar(grammar, param)

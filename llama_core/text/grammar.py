@@ -88,7 +88,7 @@ def checked_grammar(grammar: str, param: str) -> str:
     """The grammar in the form in which an answer follows it: numbers of JSON schemas have a limited length (`schema_numbers`).
 
     Raises InvalidParameter that names `param` and the place unless the grammar compiles within the limits. Takes processor
-    time: up to 40 ms.
+    time: up to 60 ms.
     """
     if problem := _problem(grammar):
         raise InvalidParameter(f"{param}: {problem}", param=param)

@@ -18,18 +18,19 @@ from llama_core.text.schema_numbers import (
     has_large_number,
     number_terminal,
 )
+from llama_core.text.schema_parts import (
+    ARRAY,
+    NOTES,
+    NUMBER_FREE,
+    NUMBER_LIMITS,
+    OBJECT,
+    definitions_with_numbers,
+    is_number_free,
+    listed,
+)
 
 MAX_CHARS: Final = 3 * 2**16
-# Keywords that say nothing of a value where they stand.
-_NOTES: Final = frozenset(
-    {"title", "description", "default", "examples", "readOnly", "writeOnly", "deprecated", "$comment", "$schema", "$defs",
-     "definitions", "x-guidance"}
-)  # fmt: skip
-_OBJECT: Final = frozenset({"type", "properties", "required", "additionalProperties", "minProperties", "maxProperties"})
-_ARRAY: Final = frozenset({"type", "items", "prefixItems", "minItems", "maxItems"})
-_NUMBER: Final = frozenset({"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
-_NUMBER_FREE: Final = frozenset({"string", "boolean", "null", "integer"})
-_ALL_TYPES: Final = frozenset({*_NUMBER_FREE, "number", "array", "object"})
+_ALL_TYPES: Final = frozenset({*NUMBER_FREE, "number", "array", "object"})
 # References to other places than definitions, and keywords that change what a reference means.
 _REFERS_OUTSIDE: Final = re.compile(
     r'"\$ref": (?!"#/(?:\$defs|definitions)/[^/"%~]*")|"\$(?:id|anchor|dynamicAnchor|dynamicRef)":'
@@ -83,20 +84,20 @@ class _Rules:
         self._spacing = spacing
         self._named: dict[str, str] = {}  # rules that several places share
         self._num_chars = 0
-        self._with_number = _definitions_with_numbers(self._root)
+        self._with_number = definitions_with_numbers(self._root)
 
     def item(self, schema: Any) -> str:
-        if schema is True or (isinstance(schema, dict) and not schema.keys() - _NOTES):
+        if schema is True or (isinstance(schema, dict) and not schema.keys() - NOTES):
             return self._any()
         try:
             if self.is_number_free(schema):
                 return self._number_free(schema)
-            return self._with_numbers({key: value for key, value in schema.items() if key not in _NOTES})
+            return self._with_numbers({key: value for key, value in schema.items() if key not in NOTES})
         except _Unsaid:
             return self._left_as_schema(schema)
 
     def _left_as_schema(self, schema: Any) -> str:
-        written = {key: value for key, value in schema.items() if key not in _NOTES}
+        written = {key: value for key, value in schema.items() if key not in NOTES}
         if '"$ref"' in json.dumps(written):
             written |= {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
         written = bounded_schema(written) | {"x-guidance": dict(self._spacing.options)}
@@ -108,10 +109,10 @@ class _Rules:
     def is_number_free(self, schema: Any) -> bool:
         """Whether a text of the schema has no number but of limited length."""
         refers: set[str] = set()
-        return _is_number_free(schema, refers) and not refers & self._with_number
+        return is_number_free(schema, refers) and not refers & self._with_number
 
     def _number_free(self, schema: Any) -> str:
-        keys = schema.keys() - _NOTES if isinstance(schema, dict) else set()
+        keys = schema.keys() - NOTES if isinstance(schema, dict) else set()
         if keys == {"$ref"}:
             return self._reference(schema["$ref"])
         if keys == {"type"} and schema["type"] in ("string", "integer", "boolean", "null"):
@@ -123,17 +124,17 @@ class _Rules:
         if keys == {"$ref"}:
             return self._reference(schema["$ref"])
         if keys == {"anyOf"} or keys == {"oneOf"}:  # alternatives of oneOf exclude each other, or it had been refused
-            return self._alternatives([each for each in _listed(*schema.values()) if each is not False])
-        if keys == {"allOf"} and len(_listed(schema["allOf"])) == 1:
+            return self._alternatives([each for each in listed(*schema.values()) if each is not False])
+        if keys == {"allOf"} and len(listed(schema["allOf"])) == 1:
             return self.item(schema["allOf"][0])
         types = schema.get("type")
         if isinstance(types, list) and set(types) <= _ALL_TYPES:
             return self._alternatives([_of_type(schema, each) for each in types])
-        if types == "number" and keys <= _NUMBER and (body := number_terminal(schema)) is not None:
+        if types == "number" and keys <= NUMBER_LIMITS and (body := number_terminal(schema)) is not None:
             return self._shared("number" if keys == {"type"} else f"number {body}", body)
-        if types == "array" and keys <= _ARRAY:
+        if types == "array" and keys <= ARRAY:
             return self._array(schema)
-        if types == "object" and keys <= _OBJECT:
+        if types == "object" and keys <= OBJECT:
             return self._object(schema)
         raise _Unsaid
 
@@ -155,7 +156,7 @@ class _Rules:
         return self._named[name]
 
     def _array(self, schema: dict[str, Any]) -> str:
-        first = _listed(schema.get("prefixItems", []))
+        first = listed(schema.get("prefixItems", []))
         fewest, most = schema.get("minItems", 0), schema.get("maxItems")
         rest = schema.get("items", True)
         if not isinstance(rest, bool | dict) or not _are_counts(fewest, most) or (most is not None and fewest > most):
@@ -210,24 +211,30 @@ class _Rules:
         return self._members(pairs, [name in required for name in known], (more, fewest, most))
 
     def _members(self, pairs: Sequence[str], needed: Sequence[bool], rest: tuple[str, int, int | None]) -> str:
-        """An object of `pairs` in their order and then of `rest`, an item with the fewest and most times.
-
-        Of pair `i`, rule `p` is the pair, `f` goes on from there where no pair came before, and `m` behind another pair.
-        """
+        """An object of `pairs` in their order and then of `rest`, an item with the fewest and most times."""
         item, fewest, most = rest
-        name = f"o{len(self.lines)}"
-        begin = f'"{{" {name}f0'
-        closed = [self._repeated(item, fewest, most, is_behind) if item else "" for is_behind in (False, True)]
-        for i, (pair, is_needed) in enumerate(zip(pairs, needed, strict=True)):
-            self.lines.append(f"{name}p{i}: {pair}")
-            skip = ("", "") if is_needed else (f" | {name}f{i + 1}", f" | {name}m{i + 1}")
-            self.lines.append(f"{name}f{i}: {name}p{i} {name}m{i + 1}{skip[0]}")
-            if i:
-                self.lines.append(f"{name}m{i}: {self._spacing.comma} {name}p{i} {name}m{i + 1}{skip[1]}")
-        self.lines.append(f'{name}f{len(pairs)}: {closed[0]} "}}"')
-        if pairs:
-            self.lines.append(f'{name}m{len(pairs)}: {closed[1]} "}}"')
-        return self._rule(begin)
+        comma = self._spacing.comma
+        alone, behind = (
+            f'{self._repeated(item, fewest, most, is_behind) if item else ""} "}}"'.strip()
+            for is_behind in (False, True)
+        )
+        if not pairs:
+            return self._rule(f'"{{" {alone}')
+        if True in needed:
+            first = needed.index(True)
+            before = [f"({pair} {comma})?" for pair in pairs[:first]]
+            after = [f"{comma} {pair}" for pair in pairs[first + 1 :]]
+            after = [
+                each if is_needed else f"({each})?" for each, is_needed in zip(after, needed[first + 1 :], strict=True)
+            ]
+            return self._rule(" ".join(['"{"', *before, pairs[first], *after, behind]))
+        names = [self._rule(pair) for pair in pairs]
+        follows = self._rule(behind)
+        begins = [alone]
+        for name in reversed(names):
+            begins.append(f"{name} {follows}")
+            follows = self._rule(f"({comma} {name})? {follows}")
+        return self._rule(f'"{{" ({" | ".join(reversed(begins))})')
 
     def _key(self, known: Sequence[str]) -> str:
         if not known:
@@ -255,71 +262,22 @@ class _Rules:
     def _shared(self, key: str, body: str) -> str:
         """A terminal."""
         if key not in self._named:
-            self._named[key] = f"T{len(self.lines)}"
-            self.lines.append(f"{self._named[key]}: {body}")
+            self._named[key] = self._rule(body, "T")
         return self._named[key]
 
-    def _rule(self, body: str) -> str:
+    def _rule(self, body: str, kind: str = "r") -> str:
         self._num_chars += len(body)
         if self._num_chars > MAX_CHARS:
             raise _TooLong
-        name = f"r{len(self.lines)}"
+        name = f"{kind}{len(self.lines)}"
         self.lines.append(f"{name}: {body}")
         return name
 
 
-def _is_number_free(schema: Any, refers: set[str]) -> bool:
-    """Whether a text of the schema has no number but of limited length, if that holds for what it `refers` to."""
-
-    def all_free(schemas: Any) -> bool:
-        return all(_is_number_free(each, refers) for each in _listed(schemas))
-
-    if not isinstance(schema, dict):
-        return schema is False
-    if "const" in schema or "enum" in schema:
-        return True
-    keys = schema.keys() - _NOTES
-    if keys == {"$ref"}:
-        refers.add(schema["$ref"])
-        return True
-    if len(keys) == 1 and (composed := keys & {"anyOf", "oneOf", "allOf"}):
-        return all_free(schema[composed.pop()])
-    types = schema.get("type")
-    if types == "array":
-        return keys <= _ARRAY and all_free([schema.get("items", True), *_listed(schema.get("prefixItems", []))])
-    if types == "object":
-        parts = [schema.get("additionalProperties", True), *schema.get("properties", {}).values()]
-        return keys <= _OBJECT and all_free(parts)
-    return types is not None and set(_listed(types)) <= _NUMBER_FREE
-
-
-def _definitions_with_numbers(root: Mapping[str, Any]) -> set[str]:
-    """References to definitions that may hold a number of any length, also by way of others."""
-    referrers: dict[str, set[str]] = {}
-    found: set[str] = set()
-    for kind in ("$defs", "definitions"):
-        for key, schema in root.get(kind, {}).items():
-            name, refers = f"#/{kind}/{key}", set[str]()
-            if not _is_number_free(schema, refers):
-                found.add(name)
-            for each in refers:
-                referrers.setdefault(each, set()).add(name)
-    unread = list(found)
-    while unread:
-        new = referrers.get(unread.pop(), set()) - found
-        found |= new
-        unread += new
-    return found
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 def _of_type(schema: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The schema of one of its types, without keywords of the others."""
-    own = {"object": _OBJECT, "array": _ARRAY, "number": _NUMBER, "integer": _NUMBER}.get(kind, frozenset())
-    others = (_OBJECT | _ARRAY | _NUMBER) - own
+    own = {"object": OBJECT, "array": ARRAY, "number": NUMBER_LIMITS, "integer": NUMBER_LIMITS}.get(kind, frozenset())
+    others = (OBJECT | ARRAY | NUMBER_LIMITS) - own
     return {key: value for key, value in schema.items() if key not in others} | {"type": kind}
 
 

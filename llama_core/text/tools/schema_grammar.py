@@ -46,21 +46,21 @@ _REASONS: Final = (
 
 
 @lru_cache(maxsize=512)
-def compiled_schema(schema: str, is_strict: bool) -> str:
-    """The schema (JSON text) as an item of a rule in Lark, with numbers of a limited length (`schema_numbers`).
+def compiled_schema(schema: str, is_strict: bool, bounds_numbers: bool = True) -> str:
+    """The schema (JSON text) as an item of a rule in Lark. bounds_numbers: with numbers of a limited length (`schema_numbers`).
 
     A keyword that is not supported constrains nothing, unless `is_strict`. Raises InvalidParameter with the reason for a schema
     that cannot be compiled.
     """
-    body, problem = _compiled(schema, is_lenient=False)
+    body, problem = _compiled(schema, is_lenient=False, bounds_numbers=bounds_numbers)
     if problem and not is_strict:
-        body, problem = _compiled(schema, is_lenient=True)
+        body, problem = _compiled(schema, is_lenient=True, bounds_numbers=bounds_numbers)
     if problem:
         raise InvalidParameter(_reason(problem))
     return body
 
 
-def _compiled(schema: str, *, is_lenient: bool) -> tuple[str, str]:
+def _compiled(schema: str, *, is_lenient: bool, bounds_numbers: bool) -> tuple[str, str]:
     """The item, and llguidance's problem with it, or ""."""
     from llguidance import LLMatcher  # loaded by the first request with a tool
 
@@ -75,7 +75,7 @@ def _compiled(schema: str, *, is_lenient: bool) -> tuple[str, str]:
     if is_lenient:
         options["lenient"] = True
     body = _as_schema(given, options)
-    if problem := problem_of(body):
+    if (problem := problem_of(body)) or not bounds_numbers:
         return body, problem
     bounded = [_as_schema(bounded_schema(given), options)]
     if (rules := schema_rules(given, replace(_RULES, options=_SPACING | options))) is not None:
