@@ -135,6 +135,21 @@ def test_a_grammar_with_an_error_is_refused_by_name_and_place(grammar: str, word
     assert words in refused.value.message and refused.value.param == "g"
 
 
+def test_the_tokenizer_is_asked_once_for_a_text_that_grammars_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
+    asked: list[str] = []
+    encode = type(TOKENIZER).encode
+
+    def counted(self: Any, text: str, **options: Any) -> list[int]:
+        asked.append(text)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(type(TOKENIZER), "encode", counted)
+    for text in (b'"name":', b'\t\t"age"', b'"name":', b'\t\t"age"'):
+        assert vocabulary.decode_bytes(vocabulary.tokenize_bytes(text)) == text
+    assert 0 < len(asked) <= 2
+
+
 def test_a_matcher_is_rebuilt_from_the_tokens_generated_before() -> None:
     slots = SlotGrammars(lambda: grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids), TOKENIZER.vocab_size, 2)
     prompt = TOKENIZER.encode("Say", bos=True, eos=False)
