@@ -17,7 +17,7 @@ from llama_core.errors import InvalidParameter, RequestCancelled
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import Dialog
-from llama_core.text.grammar import check_grammar, for_answer
+from llama_core.text.grammar import checked_grammar, for_answer
 
 Prompt = str | Sequence[int] | Dialog
 
@@ -171,8 +171,8 @@ class TypedHandleApi(HandleApi):
     async def _checked(self, params: SamplingParams) -> SamplingParams:
         if not params.grammar:
             return params
-        await asyncio.to_thread(check_grammar, params.grammar, "grammar")
-        return replace(params, grammar=for_answer(params.grammar, self.service.tokenizer))
+        grammar = await asyncio.to_thread(checked_grammar, params.grammar, "grammar")
+        return replace(params, grammar=for_answer(grammar, self.service.tokenizer))
 
     def _continued(self, prompt: Prompt, before: list[int], continuation: str | Sequence[int]) -> tuple[list[int], int]:
         """The ids of prompt and continuation, and where the continuation begins."""

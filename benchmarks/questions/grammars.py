@@ -23,7 +23,7 @@ from llama_core import Llama
 from llama_core.execution.grammar_masks import SlotGrammars
 from llama_core.scheduling.request import Sequence as LlamaSequence
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.text.grammar import for_answer, json_schema_grammar
+from llama_core.text.grammar import checked_grammar, for_answer, json_schema_grammar
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
 
 # No text of these ends within the outputs, so that all runs have as many rows in all steps.
@@ -90,7 +90,8 @@ def main(argv: Sequence[str]) -> None:
         llama.runner._grammars = SlotGrammars(
             lambda: grammar_vocabulary(tokenizer, tokenizer.stop_ids), vocabulary(llama), options.rows
         )
-        grammars = [for_answer(json_schema_grammar(schema), tokenizer) for schema in SCHEMAS]
+        checked = [checked_grammar(json_schema_grammar(schema), "schema") for schema in SCHEMAS]
+        grammars = [for_answer(grammar, tokenizer) for grammar in checked]
         step_ms(llama, options, grammars, options.rows)  # compiles grammars, builds kernels, touches pages
         pairs: list[tuple[float, float]] = []
         with timed_masks(llama) as masks:

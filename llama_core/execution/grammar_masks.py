@@ -97,18 +97,21 @@ class SlotGrammars:
             return None
         jobs: list[_Job] = []
         has_mask: list[bool] = []
+        known = (
+            tokens.numpy() if tokens.device.type == "cpu" else tokens
+        )  # numpy takes a quarter of the time for a slice
         for i, row in enumerate(rows):
             if not row.samples:
                 continue
             slot = self._slots[row.slot]
             if slot is not None:
-                jobs.append(self._job(i, len(has_mask), row, slot, tokens))
+                jobs.append(self._job(i, len(has_mask), row, slot, known))
             has_mask += [slot is not None] * (1 + row.num_drafts)
         if not jobs:
             return None
         num_samples = len(has_mask)
         masks = GrammarMasks(
-            np.zeros((num_samples, self._num_words), np.uint32), has_mask, np.zeros(num_samples, np.uint32)
+            np.empty((num_samples, self._num_words), np.uint32), has_mask, np.zeros(num_samples, np.uint32)
         )
         masks.work = self._thread.submit(self._fill, jobs, masks)
         return masks
@@ -117,7 +120,7 @@ class SlotGrammars:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @staticmethod
-    def _job(index: int, sample: int, row: Row, slot: _Slot, tokens: torch.Tensor) -> _Job:
+    def _job(index: int, sample: int, row: Row, slot: _Slot, tokens: torch.Tensor | np.ndarray) -> _Job:
         position = row.start + row.length - row.num_drafts
         known = tokens[row.slot, slot.position : position + row.num_drafts].tolist()
         num_new = position - slot.position
@@ -149,6 +152,7 @@ class SlotGrammars:
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             _check(matcher)
             if i == len(job.drafts) or matcher.is_stopped() or not matcher.try_consume_tokens([job.drafts[i]]):
+                masks.bits[job.sample + i + 1 : job.sample + 1 + len(job.drafts)] = 0
                 break  # what is sampled behind a draft that the grammar refuses is dropped
             num_consumed += 1
         if num_consumed:

@@ -101,6 +101,8 @@ class AnswerFormat:
             first, *others = json.loads(answer)["grammars"]
             grammar = json.dumps({"grammars": [*json.loads(grammar)["grammars"], first | {"name": "proper"}, *others]})
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+            if use.bounds_numbers:
+                return self._made_grammar(replace(use, bounds_numbers=False), begun, answer)
             raise InvalidParameter(
                 f"tools: their schemas together make a grammar of more than {MAX_GRAMMAR_BYTES} bytes: send fewer tools, or "
                 "smaller schemas",

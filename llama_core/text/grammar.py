@@ -13,11 +13,19 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from llama_core.errors import InvalidParameter
+from llama_core.text.schema_numbers import bounded_schema
+from llama_core.text.schema_rules import MAX_CHARS, Spacing, schema_rules
 from llama_core.text.tokenizer import Tokenizer
 
 # Between the parts of JSON: one space, or a new line with its indentation. Unlimited, a model may write spaces for ever.
 _WHITESPACE: Final = r"( |\n[ \t]{0,32})?"
 _JSON_OPTIONS: Final[Any] = {"whitespace_pattern": _WHITESPACE, "item_separator": ",", "key_separator": ":"}
+_SPACING: Final = Spacing(
+    header='%llguidance {"ignore_once": true}\n%ignore /' + _WHITESPACE + "/",
+    comma='","',
+    colon='":"',
+    options=_JSON_OPTIONS,
+)
 _MAX_ERROR_CHARS: Final = 300
 _GBNF_RULE: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
@@ -35,7 +43,8 @@ def limits() -> LLParserLimits:
 
 
 def json_schema_grammar(schema: Mapping[str, Any] | bool) -> str:
-    """JSON that the schema describes. `check_grammar` finds out whether every keyword of the schema is known."""
+    """JSON that the schema describes. `checked_grammar` finds out whether every keyword of the schema
+    is known, and limits its numbers."""
     if isinstance(schema, bool):  # llguidance's options need an object
         schema = {} if schema else {"not": {}}
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
@@ -75,12 +84,34 @@ def for_answer(grammar: str, tokenizer: Tokenizer) -> str:
     return json.dumps({"grammars": [start, first | {"name": "answer"}, *others]})
 
 
-def check_grammar(grammar: str, param: str) -> None:
-    """Raises InvalidParameter that names `param` and the place unless the grammar compiles within the limits.
+def checked_grammar(grammar: str, param: str) -> str:
+    """The grammar in the form in which an answer follows it: numbers of JSON schemas have a limited length (`schema_numbers`).
 
-    Takes processor time: up to 20 ms.
+    Raises InvalidParameter that names `param` and the place unless the grammar compiles within the limits. Takes processor
+    time: up to 60 ms.
     """
+    if problem := _problem(grammar):
+        raise InvalidParameter(f"{param}: {problem}", param=param)
+    if '"json_schema"' not in grammar:
+        return grammar
+    first, *others = json.loads(grammar)["grammars"]
+    if (schema := first.get("json_schema")) is None:
+        return grammar
+    bounded = [json.dumps({"grammars": [first | {"json_schema": bounded_schema(schema)}, *others]})]
+    if (rules := schema_rules(schema, _SPACING)) is not None:
+        # The schema stays beside the rules for those who read the grammar. llguidance reads "grammars" alone.
+        given = {"grammars": [{"lark_grammar": rules}, *others], "json_schema": schema}
+        bounded.insert(0, json.dumps(given))
+    # An optional part that no value satisfies, for one, compiles in the schema alone.
+    return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each)), grammar)
+
+
+def schema_of(grammar: str) -> Any:
+    """The JSON schema that the grammar was made from; None for another grammar."""
+    parsed = json.loads(grammar)
+    return parsed.get("json_schema") or parsed["grammars"][0].get("json_schema")
+
+
+def _problem(grammar: str) -> str:
     problem = LLMatcher.validate_grammar(grammar, limits=limits())
-    if problem and not problem.startswith("WARNING"):
-        words = " ".join(problem.split())[:_MAX_ERROR_CHARS]
-        raise InvalidParameter(f"{param}: {words}", param=param)
+    return "" if problem.startswith("WARNING") else " ".join(problem.split())[:_MAX_ERROR_CHARS]

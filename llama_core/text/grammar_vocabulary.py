@@ -1,18 +1,29 @@
 """A tokenizer's vocabulary as llguidance reads it."""
 
 from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from typing import Final
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from llama_core.text.tokenizer import Tokenizer
 
-_BEFORE = "\n"  # a text that no tokenizer merges with what follows it
+# Texts inside a JSON string by length. llguidance decides about all tokens of a slice at once where the grammar allows any text
+# of it. Near the end of a string with a maximum length only short slices apply; llguidance's own begin at 10 characters.
+_STRING_CHAR: Final = r'[^"\\\x00-\x1F\x7F]'
+_SLICES: Final = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_STRING_CHAR}{{1,{most}}}" for most in (4, 8, 16, 30)),
+    f"{_STRING_CHAR}+",
+)
+_CACHED_TEXTS: Final = 4096  # grammars force the same texts again and again, and each step asks twice
+_BEFORE: Final = "\n"  # a text that no tokenizer merges with what follows it
 
 
 def grammar_vocabulary(tokenizer: Tokenizer, stop_ids: Iterable[int]) -> LLTokenizer:
     """stop_ids: what may follow a complete answer. Takes some tenths of a second for 128,000 tokens."""
     wrapped = TokenizerWrapper(_Vocabulary(tokenizer))
-    return LLTokenizer(wrapped, n_vocab=tokenizer.vocab_size, eos_token=sorted(stop_ids))
+    return LLTokenizer(wrapped, n_vocab=tokenizer.vocab_size, eos_token=sorted(stop_ids), slices=list(_SLICES))
 
 
 class _Vocabulary:
@@ -26,11 +37,13 @@ class _Vocabulary:
         self.tokens = [tokenizer.token_bytes(token) or tokenizer.control_text(token).encode() for token in ids]
         self._tokenizer = tokenizer
         self._before = self._encode(_BEFORE)
-        self._ids_of_bytes: dict[bytes, int] | None = None
+        self._ids = lru_cache(_CACHED_TEXTS)(self._ids_of)
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids whose bytes are those of `text`, inside a text: without the space that some tokenizers add in front."""
-        raw = text.encode() if isinstance(text, str) else text
+        return list(self._ids(text.encode() if isinstance(text, str) else text))
+
+    def _ids_of(self, raw: bytes) -> list[int]:
         try:
             ids = self._encode(_BEFORE + raw.decode())
         except UnicodeDecodeError:
@@ -45,13 +58,8 @@ class _Vocabulary:
 
     def _longest_matches(self, raw: bytes) -> list[int]:
         """The longest token again and again, for bytes that are no text and tokenizers that rewrite text."""
-        if self._ids_of_bytes is None:
-            special = set(self.special_token_ids)
-            self._ids_of_bytes = {
-                token: i for i, token in reversed(list(enumerate(self.tokens))) if token and i not in special
-            }
         found: list[int] = []
-        at, longest = 0, max(map(len, self._ids_of_bytes))
+        at, longest = 0, self._longest
         while at < len(raw):
             end = next(
                 (end for end in range(min(len(raw), at + longest), at, -1) if raw[at:end] in self._ids_of_bytes), 0
@@ -61,3 +69,12 @@ class _Vocabulary:
             found.append(self._ids_of_bytes[raw[at:end]])
             at = end
         return found
+
+    @cached_property
+    def _ids_of_bytes(self) -> dict[bytes, int]:
+        special = set(self.special_token_ids)
+        return {token: i for i, token in reversed(list(enumerate(self.tokens))) if token and i not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids_of_bytes))

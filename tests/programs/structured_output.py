@@ -161,7 +161,9 @@ async def check(url: str, num_schemas: int, concurrency: int, frequency_penalty:
         work = [one(seed) for seed in range(1, num_schemas + 1)] + [unchanged(seed) for seed in plain]
         random.Random(1).shuffle(work)
         await asyncio.gather(*work)
-    return {"counts": dict(sorted(counts.items())), "faults": faults}
+    num_unbounded = sum(count for kind, count in counts.items() if kind.startswith("unbounded"))
+    share = counts["unbounded: stop"] / max(1, num_unbounded)
+    return {"counts": dict(sorted(counts.items())), "share of unbounded that finish": round(share, 3), "faults": faults}
 
 
 @asynccontextmanager

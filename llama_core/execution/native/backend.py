@@ -82,8 +82,9 @@ def _shape(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: 
 def _token_masks(masks: StepMasks) -> "ctypes.Array[TokenMask]":
     """The C structs of all samples."""
     bits, ready = masks.bits, masks.is_ready
+    first_bits, first_ready = bits.ctypes.data, ready.ctypes.data
     each = (
-        TokenMask(bits.ctypes.data + i * bits.strides[0] if masked else None, ready.ctypes.data + i * ready.strides[0])
+        TokenMask(first_bits + i * bits.strides[0] if masked else None, first_ready + i * ready.strides[0])
         for i, masked in enumerate(masks.has_mask)
     )
     return (TokenMask * len(masks.has_mask))(*each)

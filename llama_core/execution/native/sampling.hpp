@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <vector>
 
@@ -45,13 +46,50 @@ class Sampler {
     int64_t sample_edited(const float* logits, int vocab, const SlotSampling& how, int64_t position, const int64_t* tokens,
                           const LogitRules* rules, const TokenMask* mask) {
         if (!std::isfinite(greatest(logits, vocab))) return kNotFinite;
+        if (mask && !rules) {
+            wait(*mask);
+            if (collect(mask->bits, vocab)) return sample_collected(logits, how, position);
+        }
         const float* edited = editor_.edit(logits, tokens, position, how, rules, mask);
-        const float highest = *std::max_element(edited, edited + vocab);
+        const float highest = greatest_or_infinite(edited, vocab);
         if (highest == -std::numeric_limits<float>::infinity()) return kNothingAllowed;
         return sample_below<true>(edited, vocab, how, position, highest);
     }
 
   private:
+    // Lists the tokens that have a bit, if they are few enough for a list to be faster than a pass over all.
+    bool collect(const uint32_t* bits, int vocab) {
+        const int words = (vocab + 31) / 32;
+        const auto word = [&](int i) { return i == vocab / 32 ? bits[i] & ((1u << vocab % 32) - 1) : bits[i]; };
+        int count = 0;
+        for (int i = 0; i < words; i++) count += std::popcount(word(i));
+        if (count > vocab / 4 * 3) return false;
+        collected_.clear();
+        for (int i = 0; i < words; i++)
+            for (uint32_t rest = word(i); rest; rest &= rest - 1) collected_.push_back(i * 32 + std::countr_zero(rest));
+        return true;
+    }
+
+    // Samples the token that all logits would give if those of other tokens were -inf, to the bit: such tokens are in no bucket.
+    int64_t sample_collected(const float* logits, const SlotSampling& how, int64_t position) {
+        const int count = int(collected_.size());
+        if (count == 0) return kNothingAllowed;
+        few_.resize(round_up(count, kLanes));
+        for (int i = 0; i < count; i++) few_[i] = logits[collected_[i]];
+        const float highest = *std::max_element(few_.begin(), few_.begin() + count);
+        return collected_[sample_below<true>(few_.data(), count, how, position, highest)];
+    }
+
+    // The greatest of logits that are finite or -inf.
+    static float greatest_or_infinite(const float* logits, int vocab) {
+        Vec most = splat(-std::numeric_limits<float>::infinity());
+        int i = 0;
+        for (; i + kLanes <= vocab; i += kLanes) most = max(most, load(logits + i));
+        float result = max(most);
+        for (; i < vocab; i++) result = std::max(result, logits[i]);
+        return result;
+    }
+
     template <bool kEdited>
     int64_t sample_below(const float* logits, int vocab, const SlotSampling& how, int64_t position, float highest) {
         // If the division leaves float's range, only the greatest logit has a probability above 0, as at temperature 0.
@@ -188,7 +226,8 @@ class Sampler {
 
     std::vector<float> probs_;
     std::vector<uint16_t> bucket_;
-    std::vector<int> members_;
+    std::vector<int> members_, collected_;
+    std::vector<float> few_;  // logits of the tokens in collected_
     double mass_[kBuckets];
     int64_t count_[kBuckets];
     double total_ = 0;

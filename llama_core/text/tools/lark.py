@@ -137,7 +137,7 @@ def schema_body(use: ToolUse, index: int) -> str:
     """The schema of a tool's arguments as a rule's item. Raises InvalidParameter that names the tool's index."""
     tool = use.tools[index]
     try:
-        return compiled_schema(tool.schema, tool.strict)
+        return compiled_schema(tool.schema, tool.strict, use.bounds_numbers)
     except InvalidParameter as error:
         param = f"tools[{index}].function.parameters"
         raise InvalidParameter(f"{param}: {error.message}", param=param) from None

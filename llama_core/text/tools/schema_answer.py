@@ -5,7 +5,6 @@ words: the answer is a JSON object, and if calls are objects too, its keys are k
 with which calls begin.
 """
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from llama_core.errors import InvalidParameter
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
 
 def check_beside_calls(grammar: str, tool_format: ToolFormat, param: str) -> None:
     """Raises InvalidParameter that names `param` unless an answer of `grammar` can be told from a call of the format."""
-    schema = json.loads(grammar)["grammars"][0].get("json_schema")
+    from llama_core.text.grammar import schema_of  # loads llguidance
+
+    schema = schema_of(grammar)
     if not isinstance(schema, dict) or schema.get("type") != "object":
         if (opening := _shared_opening(grammar, tool_format)) is not None:
             raise InvalidParameter(

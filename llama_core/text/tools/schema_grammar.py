@@ -6,12 +6,16 @@ llguidance compiles a schema (https://github.com/guidance-ai/llguidance, docs/js
 
 import json
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
 from llama_core.errors import InvalidParameter
+from llama_core.text.schema_numbers import bounded_schema
+from llama_core.text.schema_rules import Spacing, schema_rules
 
-_SPACING: Final = {"whitespace_flexible": False, "key_separator": ": ?", "item_separator": ", ?"}
+_SPACING: Final[dict[str, Any]] = {"whitespace_flexible": False, "key_separator": ": ?", "item_separator": ", ?"}
+_RULES: Final = Spacing(header="", comma="/, ?/", colon="/: ?/", options=_SPACING)
 _SCALARS: Final = ("string", "integer", "number", "boolean", "null")  # have no white space
 _KEYS: Final = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 # Keywords that an error may name: other words of it may be the caller's.
@@ -42,31 +46,46 @@ _REASONS: Final = (
 
 
 @lru_cache(maxsize=512)
-def compiled_schema(schema: str, is_strict: bool) -> str:
-    """The schema (JSON text) as an item of a rule in Lark. A keyword that is not supported constrains nothing, unless
-    `is_strict`. Raises InvalidParameter with the reason for a schema that cannot be compiled."""
-    body, problem = _compiled(schema, is_lenient=False)
+def compiled_schema(schema: str, is_strict: bool, bounds_numbers: bool = True) -> str:
+    """The schema (JSON text) as an item of a rule in Lark. bounds_numbers: with numbers of a limited length (`schema_numbers`).
+
+    A keyword that is not supported constrains nothing, unless `is_strict`. Raises InvalidParameter with the reason for a schema
+    that cannot be compiled.
+    """
+    body, problem = _compiled(schema, is_lenient=False, bounds_numbers=bounds_numbers)
     if problem and not is_strict:
-        body, problem = _compiled(schema, is_lenient=True)
+        body, problem = _compiled(schema, is_lenient=True, bounds_numbers=bounds_numbers)
     if problem:
         raise InvalidParameter(_reason(problem))
     return body
 
 
-def _compiled(schema: str, *, is_lenient: bool) -> tuple[str, str]:
+def _compiled(schema: str, *, is_lenient: bool, bounds_numbers: bool) -> tuple[str, str]:
     """The item, and llguidance's problem with it, or ""."""
     from llguidance import LLMatcher  # loaded by the first request with a tool
 
     from llama_core.text.grammar import limits
 
+    def problem_of(body: str) -> str:
+        problem: str = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: {body}"), limits=limits())
+        return "" if problem.startswith("WARNING") else problem
+
     given = _without_notes(json.loads(schema))
     options: dict[str, Any] = {} if given.get("type") in _SCALARS else dict(_SPACING)
     if is_lenient:
         options["lenient"] = True
-    written = {**given, "x-guidance": options} if options else given
-    body = "%json " + json.dumps(written, separators=(",", ":"))
-    problem: str = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: {body}"), limits=limits())
-    return body, "" if problem.startswith("WARNING") else problem
+    body = _as_schema(given, options)
+    if (problem := problem_of(body)) or not bounds_numbers:
+        return body, problem
+    bounded = [_as_schema(bounded_schema(given), options)]
+    if (rules := schema_rules(given, replace(_RULES, options=_SPACING | options))) is not None:
+        bounded.insert(0, f"%lark {{\n{rules}\n}}")
+    return next((each for each in bounded if not problem_of(each)), body), ""
+
+
+def _as_schema(schema: dict[str, Any], options: dict[str, Any]) -> str:
+    written = {**schema, "x-guidance": options} if options else schema
+    return "%json " + json.dumps(written, separators=(",", ":"))
 
 
 def _reason(problem: str) -> str:

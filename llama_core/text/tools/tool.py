@@ -28,11 +28,15 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that the answer may call. mode: "required" for calls and nothing else. parallel: more than one call."""
+    """The tools that the answer may call. mode: "required" for calls and nothing else. parallel: more than one call.
+
+    bounds_numbers: whether numbers of arguments have a limited length, which takes a longer grammar.
+    """
 
     tools: tuple[Tool, ...]
     mode: ToolMode = "auto"
     parallel: bool = True
+    bounds_numbers: bool = True
 
     @property
     def names(self) -> frozenset[str]:

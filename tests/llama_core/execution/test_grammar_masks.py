@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,20 @@ def test_answers_follow_the_schema_beside_rows_without_one(backend: str) -> None
         assert plain["logprobs"] == found["logprobs"][::2]
 
 
+def test_all_backends_sample_the_same_tokens_whether_few_or_many_are_allowed() -> None:
+    texts = ("[0-9]{1,20}", "(?s:.)+", "[^q]{2,40}", "(cat|dog|a tree)( and (cat|dog)){0,4}", "[a-m ]+")
+    requests = []
+    for seed in range(15):
+        prompt, params = request("Say", seed, grammars.for_answer(grammars.regex_grammar(texts[seed % 5]), TOKENIZER))
+        how: dict[str, Any] = {"temperature": (0.0, 1.0, 1.4)[seed // 5], "top_p": (1.0, 0.8)[seed % 2]}
+        requests.append(
+            (prompt, replace(params, top_k=(0, 9, 400)[seed % 3], min_p=(0.0, 0.02)[seed % 2], max_tokens=24, **how))
+        )
+    found = [serve(requests, backend=backend)["outputs"] for backend in ("native", "torch", "fused")]
+    assert found[0] == found[1] == found[2]
+    assert sum(map(len, found[0])) > 100
+
+
 def test_tokens_are_the_same_alone_batched_preempted_in_chunks_and_with_drafts() -> None:
     requests = mixed()
     expected = [serve([one])["outputs"][0] for one in requests]
@@ -91,7 +106,7 @@ def test_tokens_that_the_grammar_forces_are_drafted() -> None:
     ],
 )
 def test_answers_follow_other_grammars(grammar: str, pattern: str) -> None:
-    grammars.check_grammar(grammar, "g")
+    grammars.checked_grammar(grammar, "g")
     requests = [request("Say", seed, grammars.for_answer(grammar, TOKENIZER)) for seed in range(8)]
     for output in serve(requests)["outputs"]:
         text = TOKENIZER.decode(output)
@@ -116,8 +131,23 @@ def test_a_grammar_that_cannot_be_followed_refuses_its_row_and_no_other() -> Non
 )
 def test_a_grammar_with_an_error_is_refused_by_name_and_place(grammar: str, words: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
-        grammars.check_grammar(grammar, "g")
+        grammars.checked_grammar(grammar, "g")
     assert words in refused.value.message and refused.value.param == "g"
+
+
+def test_the_tokenizer_is_asked_once_for_a_text_that_grammars_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
+    asked: list[str] = []
+    encode = type(TOKENIZER).encode
+
+    def counted(self: Any, text: str, **options: Any) -> list[int]:
+        asked.append(text)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(type(TOKENIZER), "encode", counted)
+    for text in (b'"name":', b'\t\t"age"', b'"name":', b'\t\t"age"'):
+        assert vocabulary.decode_bytes(vocabulary.tokenize_bytes(text)) == text
+    assert 0 < len(asked) <= 2
 
 
 def test_a_matcher_is_rebuilt_from_the_tokens_generated_before() -> None:
