@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.source import GROUP
-from llama_core.execution.weight_formats.format import TorchMatrixType
+from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrixType
 from llama_core.execution.weight_formats.quantize import Codes, quantize_fp8, quantize_groups, quantize_outputs
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,12 @@ class OneScaleMatrix(ABC):
         self._product = product_for(device, batch_invariant=batch_invariant)
 
     @property
+    def held(self) -> HeldWeights:
+        return HeldWeights(self._codes, self._scales)
+
+    @property
     def nbytes(self) -> int:
-        return self._codes.nbytes + self._scales.nbytes
+        return self.held.nbytes
 
     def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
         assert isinstance(weight, torch.Tensor), "no checkpoint stores these codes"
@@ -146,8 +150,12 @@ class GroupedMatrix:
         self._product = product_for(device, batch_invariant=batch_invariant)
 
     @property
+    def held(self) -> HeldWeights:
+        return HeldWeights(self._codes, self._scales, self._minima, self._is_packed)
+
+    @property
     def nbytes(self) -> int:
-        return self._codes.nbytes + self._scales.nbytes + (0 if self._minima is None else self._minima.nbytes)
+        return self.held.nbytes
 
     def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
         if isinstance(weight, GroupedWeight):
