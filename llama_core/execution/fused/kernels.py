@@ -137,9 +137,9 @@ class TritonOps:
 
     def __init__(self, *, batch_invariant: bool = False, fuses: Fuses = never) -> None:
         """batch_invariant: a token's attention has the same bits in a decode, with drafts and in any chunk of a prompt. fuses:
-        which products run in one kernel with what follows; `never` where the matrices are batch-invariant too."""
+        which products run in one kernel with what follows. No batch-invariant product does."""
         self._batch_invariant = batch_invariant
-        self._fuses = fuses
+        self._fuses = never if batch_invariant else fuses
 
     def add_norm(
         self,

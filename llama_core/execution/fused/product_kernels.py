@@ -1,7 +1,7 @@
 """Products of few rows whose epilogues do what a further kernel would: SwiGLU, or the addition to hidden states.
 
 Reading the weights takes nearly all of their time. Weights stay as cuBLAS and checkpoints have them, [outputs, inputs]: a program
-reads runs of 128 to 256 bytes of its outputs, each a whole number of the memory's sectors, so another layout would read no faster.
+reads runs of 64 to 256 bytes of its outputs, each a whole number of the memory's sectors, so another layout would read no faster.
 For SwiGLU a program takes outputs of gate and of up in turn, by their addresses. Where the outputs are too few for a large GPU,
 the inputs of an addition are cut into splits, each in programs of its own; the kernel of the norm adds them in order.
 
@@ -41,30 +41,31 @@ def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype) -> _Tiles:
     is_plain = weights.scales is None
     if dtype == torch.float32:  # no tensor cores, and both factors in registers
         return _Tiles(16, 32, 32 if is_plain or weights.is_packed else 64, 2)
+    # Two scales of groups for each thread: the compiler copies no fewer than 4 bytes ahead of their use.
     if rows > 32:
-        # Activations are read by each program: more outputs of one program are fewer reads.
-        return _Tiles(64, 64, 32 if weights.is_packed else 64, 4)
-    width = 64 if weights.is_packed else 128
-    return _Tiles(16 if rows <= 16 else 32, 32, width, 4 if is_plain else 5)
+        # Each program reads the activations: more outputs of a program are fewer reads.
+        return _Tiles(64, 64, 64, 4) if is_plain else _Tiles(64, 64, 64 if weights.is_packed else 128, 3)
+    tile_rows = 16 if rows <= 16 else 32
+    if is_plain:
+        return _Tiles(tile_rows, 32, 128, 4)
+    return _Tiles(tile_rows, 32, 128 if weights.is_packed else 256, 4 if tile_rows == 16 else 3)
 
 
 def _programs_for(weights: HeldWeights) -> int:
     return _PROGRAMS if weights.scales is None else 2 * _PROGRAMS
 
 
-def num_splits(weights: HeldWeights, rows: int, dtype: torch.dtype) -> int:
-    """Into which the inputs of an addition are cut."""
-    tiles, (outputs, width) = _tiles_of(weights, rows, dtype), weights.codes.shape
-    if dtype == torch.float32:
-        return 1
-    programs = triton.cdiv(outputs, tiles.outputs)
+def _split_of(weights: HeldWeights, tiles: _Tiles) -> int:
+    """Codes of each split of an addition but the last."""
+    outputs, width = weights.codes.shape
+    wanted = triton.cdiv(_programs_for(weights), triton.cdiv(outputs, tiles.outputs))
     inputs = width * (2 if weights.is_packed else 1)
-    wanted = min(triton.cdiv(_programs_for(weights), programs), inputs // _LEAST_SPLIT, _MOST_SPLITS)
-    return max(1, int(wanted))
+    num_splits = max(1, min(wanted, inputs // _LEAST_SPLIT, _MOST_SPLITS))
+    return int(triton.cdiv(triton.cdiv(width, num_splits), tiles.width) * tiles.width)
 
 
-# Without `do_not_specialize`, Triton compiles further variants by the numbers of rows and groups.
-@triton.jit(do_not_specialize=["rows", "groups"])
+# Without `do_not_specialize`, Triton compiles further variants for some numbers of rows while it serves.
+@triton.jit(do_not_specialize=["rows"])
 def _gated_product(
     x,
     codes,
@@ -114,7 +115,6 @@ def _gated_product(
         block_rows,
         block_outputs,
         block_width,
-        "evict_first",
     )
     gate, up = tl.split(tl.reshape(acc.to(out.dtype.element_ty), (block_rows, block_hidden, 2)))
     column = tl.program_id(0) * block_hidden + tl.arange(0, block_hidden)
@@ -125,7 +125,7 @@ def _gated_product(
     tl.store(target, silu_times(gate, up), mask=(row < rows)[:, None] & (column < hidden)[None, :])
 
 
-@triton.jit(do_not_specialize=["rows", "groups"])
+@triton.jit(do_not_specialize=["rows"])
 def _added_product(
     x,
     codes,
@@ -177,7 +177,6 @@ def _added_product(
         block_rows,
         block_outputs,
         block_width,
-        "evict_first",
     )
     inside = (row < rows)[:, None] & (output < outputs)[None, :]
     target = row[:, None].to(tl.int64) * outputs + output[None, :]
@@ -230,13 +229,13 @@ def add_product(
     """
     x = x.contiguous()
     (rows, inputs), (outputs, width) = x.shape, weights.codes.shape
-    tiles, splits = _tiles_of(weights, rows, x.dtype), num_splits(weights, rows, x.dtype)
-    split = triton.cdiv(triton.cdiv(width, splits), tiles.width) * tiles.width
-    splits = triton.cdiv(width, split)
+    tiles = _tiles_of(weights, rows, x.dtype)
+    split = _split_of(weights, tiles)
+    num_splits = triton.cdiv(width, split)
     partial = None
-    if splits > 1:
-        partial = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device)
-    _added_product[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), splits)](
+    if num_splits > 1:
+        partial = torch.empty((num_splits, rows, outputs), dtype=torch.float32, device=x.device)
+    _added_product[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), num_splits)](
         x,
         *_pointers(weights),
         x if bias is None else bias,

@@ -56,7 +56,6 @@ def _multiply(
         block_rows,
         block_outputs,
         block_width,
-        "",
     )
     target = out + row[:, None].to(tl.int64) * outputs + output[None, :]
     tl.store(target, acc.to(out.dtype.element_ty), mask=(row < rows)[:, None] & is_output[None, :])

@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from functools import cache, partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrixT
 from llama_core.execution.weight_formats.quantize import Codes, quantize_fp8, quantize_groups, quantize_outputs
 
 log = logging.getLogger(__name__)
+
+_FEWEST_PADDED: Final = 256
 
 
 class Product(Protocol):
@@ -125,7 +127,7 @@ class GroupedMatrix:
     """See `TorchMatrix`: weights in groups of GROUP inputs; the last group is filled up with zeros.
 
     codes: int8 [outputs, inputs], or uint8 [outputs, inputs / 2], where byte j of a group has code j in its low half and code
-    j + 16 in its high half. scales and minima: float16 [outputs, groups].
+    j + 16 in its high half. scales and minima: float16 [outputs, groups], padded (`_padded`).
     """
 
     def __init__(
@@ -145,7 +147,8 @@ class GroupedMatrix:
         width = groups * GROUP // (2 if self._is_packed else 1)
         code_type = torch.uint8 if self._is_packed else torch.int8
         self._codes = torch.zeros((outputs, width), dtype=code_type, device=device)
-        self._scales = torch.zeros((outputs, groups), dtype=torch.float16, device=device)
+        self._groups = groups
+        self._scales = torch.zeros((outputs, _padded(groups)), dtype=torch.float16, device=device)
         self._minima = torch.zeros_like(self._scales) if name == "int4_min" else None
         self._product = product_for(device, batch_invariant=batch_invariant)
 
@@ -172,13 +175,13 @@ class GroupedMatrix:
 
     def dequantized(self) -> torch.Tensor:
         """float32 [outputs, inputs]."""
-        codes = self._codes.view(*self._scales.shape, -1)
+        codes = self._codes.view(len(self._codes), self._groups, -1)
         if self._is_packed:
             codes = torch.cat([codes & 15, codes >> 4], dim=-1)
-        scales = self._scales[..., None].float()
+        scales = self._scales[:, : self._groups, None].float()
         weights: torch.Tensor = (codes.float() - 8) * scales if self._name == "int4" else codes * scales
         if self._minima is not None:
-            weights = weights + self._minima[..., None].float()
+            weights = weights + self._minima[:, : self._groups, None].float()
         return weights.flatten(1)[:, : self._inputs]
 
     def _store(self, first: int, rows: Codes) -> None:
@@ -188,10 +191,16 @@ class GroupedMatrix:
             low, high = codes.reshape(len(codes), -1, 2, GROUP // 2).unbind(-2)
             codes = (low | (high << 4)).flatten(1)
         self._codes[target].copy_(codes)
-        self._scales[target].copy_(rows.scales)
+        self._scales[target, : self._groups].copy_(rows.scales)
         if self._minima is not None:
             # A checkpoint may store one part of the matrix without minima: (code - 8) * scale is the same with -8 * scale.
-            self._minima[target].copy_(rows.scales * -8 if rows.minima is None else rows.minima)
+            self._minima[target, : self._groups].copy_(rows.scales * -8 if rows.minima is None else rows.minima)
+
+
+def _padded(groups: int) -> int:
+    """The scales of an output: kernels copy them ahead of their use only where the next output's begin at a multiple of 16. Fewer
+    groups would grow by more than a sixteenth."""
+    return groups if groups < _FEWEST_PADDED else -(-groups // 16) * 16
 
 
 def grouped_matrix(name: str) -> TorchMatrixType:

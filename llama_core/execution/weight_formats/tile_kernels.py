@@ -43,6 +43,27 @@ def _add_product(acc, x, weights, row, column, rows, inputs):
 
 
 @triton.jit
+def _of_groups(
+    values,
+    output,
+    is_output,
+    groups,
+    first,
+    is_packed: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block_width: tl.constexpr,
+):
+    """The scale or minimum of each code from `first`, float32 [block_outputs, block_width]: one load for each group."""
+    width: tl.constexpr = _GROUP // 2 if is_packed else _GROUP
+    count: tl.constexpr = block_width // width
+    group = first // width + tl.arange(0, count)
+    inside = is_output[:, None] & (group < groups)[None, :]
+    of_group = tl.load(values + output[:, None] * groups + group[None, :], mask=inside, other=0.0).to(tl.float32)
+    every = tl.broadcast_to(of_group[:, :, None], (block_outputs, count, width))
+    return tl.reshape(every, (block_outputs, block_width))
+
+
+@triton.jit
 def product_of_tile(
     x,
     codes,
@@ -65,12 +86,11 @@ def product_of_tile(
     block_rows: tl.constexpr,
     block_outputs: tl.constexpr,
     block_width: tl.constexpr,
-    eviction: tl.constexpr,
 ):
     """x[row] @ weights[output].T in float32 [block_rows, block_outputs], over the codes begin .. end of each output.
 
-    x [rows, inputs]. codes [outputs, width]: weights, or bytes. begin is a multiple of block_width. eviction: the policy of the
-    caches for codes, "evict_first" where no other program reads them again.
+    x [rows, inputs]. codes [outputs, width]: weights, or bytes. begin is a multiple of block_width, and block_width of a group's
+    codes.
     """
     wide_output = output.to(tl.int64)
     acc = tl.zeros([block_rows, block_outputs], tl.float32)
@@ -79,20 +99,20 @@ def product_of_tile(
         inside = is_output[:, None] & (place < width)[None, :]
         source = codes + wide_output[:, None] * width + place[None, :]
         if is_plain:
-            weights = tl.load(source, mask=inside, other=0.0, eviction_policy=eviction)
+            weights = tl.load(source, mask=inside, other=0.0)
             acc = _add_product(acc, x, weights, row, place, rows, inputs)
         else:
-            loaded = tl.load(source, mask=inside, other=0, eviction_policy=eviction)
+            loaded = tl.load(source, mask=inside, other=0)
             if has_groups:
-                group = place // (_GROUP // 2 if is_packed else _GROUP)
-                of_group = wide_output[:, None] * groups + group[None, :]
-                scale = tl.load(scales + of_group, mask=inside, other=0.0).to(tl.float32)
+                scale = _of_groups(scales, wide_output, is_output, groups, first, is_packed, block_outputs, block_width)
             if is_packed:
                 # Byte j of a group has code j in its low half, and code j + 16 in its high half.
-                column = group * _GROUP + place % (_GROUP // 2)
+                column = place // (_GROUP // 2) * _GROUP + place % (_GROUP // 2)
                 low, high = (loaded & 15).to(tl.float32), (loaded >> 4).to(tl.float32)
                 if has_minima:
-                    least = tl.load(minima + of_group, mask=inside, other=0.0).to(tl.float32)
+                    least = _of_groups(
+                        minima, wide_output, is_output, groups, first, is_packed, block_outputs, block_width
+                    )
                     acc = _add_product(acc, x, low * scale + least, row, column, rows, inputs)
                     acc = _add_product(acc, x, high * scale + least, row, column + _GROUP // 2, rows, inputs)
                 else:
