@@ -210,9 +210,7 @@ def launch_sampling(vocab: int) -> None:
     sampler.logprobs(logits, index)
 
 
-def compile_for(
-    sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int], formats: Seq[str]
-) -> list[Variant]:
+def compile_for(sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int], formats: Seq[str]) -> list[Variant]:
     """In a process of its own, because Triton has one driver."""
     with tempfile.TemporaryDirectory() as cache:
         environ["TRITON_CACHE_DIR"] = cache

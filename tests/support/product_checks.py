@@ -17,6 +17,7 @@ from llama_core.execution.weight_formats.registry import QUANTIZED
 
 FORMATS = ("plain", *QUANTIZED)
 # Of a rounding to the type, of values near 1; results round up to five times.
+CPU = torch.device("cpu")
 STEPS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
@@ -31,7 +32,7 @@ class ProductCase:
     inputs: int
     has_bias: bool
     seed: int
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     @cached_property
     def generator(self) -> torch.Generator:
@@ -74,7 +75,8 @@ class ProductCase:
 
     def dense(self, matrix: Any) -> torch.Tensor:
         if self.format == "plain":
-            return matrix.weight.double()
+            weight: torch.Tensor = matrix.weight
+            return weight.double()
         dense: torch.Tensor = matrix.dequantized()
         # Values of groups are rounded before the product; one scale of an output is a factor of the sum.
         return (dense.to(self.dtype) if matrix.held.scales.ndim == 2 else dense).double()

@@ -9,8 +9,8 @@ from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.step_time.devices import BANDWIDTH_SHARE
 from llama_core.step_time.fused_products import MOST_ROWS, is_shorter, residual_bytes, swiglu_bytes
 
-# (weights, rows, whether the epilogue is SwiGLU) -> whether the product is fused. Depends on nothing else, so that graphs and steps
-# outside of them compute alike.
+# (weights, rows, whether the epilogue is SwiGLU) -> whether the product is fused. Nothing else decides, so that a step computes
+# the same in a graph and outside.
 Fuses = Callable[[HeldWeights, int, bool], bool]
 
 
@@ -26,8 +26,8 @@ class Estimated:
     """Where the model of a step's time says that it takes less time."""
 
     def __init__(self, bandwidth: float) -> None:
-        """bandwidth: of the device's memory, bytes a second; 0 if it is unknown, and then weights in the model's dtype go to the
-        library."""
+        """bandwidth: of the device's memory, bytes a second; 0 if unknown, and then the library multiplies all weights in the
+        model's dtype."""
         self._read_rate: Final = bandwidth * BANDWIDTH_SHARE
 
     def __call__(self, weights: HeldWeights, rows: int, is_swiglu: bool) -> bool:

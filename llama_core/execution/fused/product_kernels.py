@@ -1,9 +1,9 @@
 """Products of few rows whose epilogues do what a further kernel would: SwiGLU, or the addition to hidden states.
 
-Reading the weights takes nearly all of their time. Weights stay as cuBLAS and checkpoints have them, [outputs, inputs]: a program
-reads runs of 64 to 256 bytes of its outputs, each a whole number of the memory's sectors, so another layout would read no faster.
-For SwiGLU a program takes outputs of gate and of up in turn, by their addresses. Where the outputs are too few for a large GPU,
-the inputs of an addition are cut into splits, each in programs of its own; the kernel of the norm adds them in order.
+Reading the weights takes nearly all of their time. Weights stay as cuBLAS and checkpoints have them, [outputs, inputs]: a
+program reads runs of 64 to 256 bytes of each of its outputs, which are whole sectors of the memory in any layout. For SwiGLU a
+program takes outputs of gate and of up in turn, by their addresses. Where the outputs are too few for a large GPU, the inputs of
+an addition are cut into splits, each in programs of its own; the kernel of the norm adds them in order.
 
 A row's bits depend on its values, the weights and the number of rows, not on other rows' values.
 """
@@ -20,9 +20,9 @@ from llama_core.execution.fused.kernel_functions import plus_bias, silu_times
 from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
 
-# Programs that a product is spread over at least. An H100 has 132 multiprocessors, each of which must have about 18 KB of reads in
-# flight to keep its memory busy (3.35 TB/s for 0.7 us): the stages behind the one that is computed, of one program with weights of 16
-# bits, of two with codes of 8.
+# Programs that a product is spread over at least. An H100 has 132 multiprocessors; 18 KB of reads must be in flight on each to keep
+# its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 KB in the stages that it does not compute yet,
+# one with codes of 4 bits has 12 KB.
 _PROGRAMS: Final = 128
 _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
 _MOST_SPLITS: Final = 4
@@ -150,8 +150,8 @@ def _added_product(
     block_outputs: tl.constexpr,
     block_width: tl.constexpr,
 ):
-    """out [rows, outputs] += the product + bias. is_split: each program computes `split` codes of each output, and stores its sums
-    to `out`, float32 [splits, rows, outputs]."""
+    """out [rows, outputs] += the product + bias. is_split: each program computes `split` codes of each output, and stores its
+    sums to `out`, float32 [splits, rows, outputs]."""
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
     begin = tl.program_id(2) * split

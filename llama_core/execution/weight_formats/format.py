@@ -17,8 +17,8 @@ class HeldWeights(NamedTuple):
     """The weights of one linear layer, [outputs, inputs], as kernels read them.
 
     codes: [outputs, bytes of a row], int8, or uint8 where two codes are packed in a byte or a byte is a float8_e4m3fn; without
-    scales the weights themselves. scales: float16 [outputs, groups], or float32 [outputs]. minima: as scales, of formats that have
-    them.
+    scales the weights themselves. scales: float16 [outputs, groups], or float32 [outputs]. minima: as scales, in formats
+    that have them.
     """
 
     codes: torch.Tensor

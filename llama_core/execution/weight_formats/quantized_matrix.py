@@ -198,7 +198,7 @@ class GroupedMatrix:
 
 
 def _padded(groups: int) -> int:
-    """The scales of an output: kernels copy them ahead of their use only where the next output's begin at a multiple of 16. Fewer
+    """The scales of an output. Kernels copy scales ahead of their use only where each output's begin at a multiple of 16; fewer
     groups would grow by more than a sixteenth."""
     return groups if groups < _FEWEST_PADDED else -(-groups // 16) * 16
 

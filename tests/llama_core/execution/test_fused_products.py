@@ -44,12 +44,12 @@ def check_random(dtype: torch.dtype, formats: tuple[str, ...], examples: int) ->
     from hypothesis import strategies as st
 
     inputs = st.one_of(st.integers(1, 200), st.integers(1024, 1700))
-    sizes = {"rows": st.sampled_from(ROWS), "hidden": st.integers(1, 70), "inputs": inputs}
+    sizes = st.tuples(st.sampled_from(ROWS), st.integers(1, 70), inputs)
 
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.sampled_from(formats), st.booleans(), st.integers(0, 10**6), st.fixed_dictionaries(sizes))
-    def holds(name: str, has_bias: bool, seed: int, size: dict[str, int]) -> None:
-        case = ProductCase(name, dtype, has_bias=has_bias, seed=seed, **size)
+    @given(st.sampled_from(formats), st.booleans(), st.integers(0, 10**6), sizes)
+    def holds(name: str, has_bias: bool, seed: int, size: tuple[int, int, int]) -> None:
+        case = ProductCase(name, dtype, *size, has_bias, seed)
         check_values(case)
         check_bits(case)
         check_neighbours(case)
