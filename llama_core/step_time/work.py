@@ -45,9 +45,9 @@ class Matrices:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """matrices: of the layers, and the output layer's. gate_up, activations, hidden: of one layer. other_bytes: norms and biases.
-    cache_bytes: of one position in one layer. activations: values that a token moves between the products and into and out of
-    them. hidden: of SwiGLU."""
+    """matrices: of the layers, and the output layer's. gate_up, activations, hidden: of one layer. other_bytes: norms and
+    biases. cache_bytes: of one position in one layer. activations: values that a token moves between the products and into and
+    out of them. hidden: of SwiGLU."""
 
     model: ModelConfig
     num_ranks: int

@@ -1,9 +1,9 @@
 """Products of few rows whose epilogues do what a further kernel would: SwiGLU, or the addition to hidden states.
 
 Reading the weights takes nearly all of their time. Weights stay as cuBLAS and checkpoints have them, [outputs, inputs]: a
-program reads runs of 64 to 256 bytes of each of its outputs, which are whole sectors of the memory in any layout. For SwiGLU a
-program takes outputs of gate and of up in turn, by their addresses. Where the outputs are too few for a large GPU, the inputs of
-an addition are cut into splits, each in programs of its own; the kernel of the norm adds them in order.
+program reads runs of 64 to 256 bytes of each of its outputs, which are whole sectors of the memory in any layout. For SwiGLU
+a program takes outputs of gate and of up in turn, by their addresses. Where the outputs are too few for a large GPU, the
+inputs of an addition are cut into splits, each in programs of its own; the kernel of the norm adds them in order.
 
 A row's bits depend on its values, the weights and the number of rows, not on other rows' values.
 """
@@ -20,9 +20,9 @@ from llama_core.execution.fused.kernel_functions import plus_bias, silu_times
 from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
 
-# Programs that a product is spread over at least. An H100 has 132 multiprocessors; 18 KB of reads must be in flight on each to keep
-# its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 KB in the stages that it does not compute yet,
-# one with codes of 4 bits has 12 KB.
+# Programs that a product is spread over at least. An H100 has 132 multiprocessors, and 18 KB of reads must be in flight on each
+# to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 KB in the stages that it does not
+# compute yet, one with codes of 4 bits has 12 KB.
 _PROGRAMS: Final = 128
 _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
 _MOST_SPLITS: Final = 4

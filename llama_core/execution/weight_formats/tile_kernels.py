@@ -89,7 +89,8 @@ def product_of_tile(
 ):
     """x[row] @ weights[output].T in float32 [block_rows, block_outputs], over the codes begin .. end of each output.
 
-    x [rows, inputs]. codes [outputs, width]: weights, or bytes. begin is a multiple of block_width, and that of a group's codes.
+    x [rows, inputs]. codes [outputs, width]: weights, or bytes. begin is a multiple of block_width, and block_width of a
+    group's codes.
     """
     wide_output = output.to(tl.int64)
     acc = tl.zeros([block_rows, block_outputs], tl.float32)

@@ -58,12 +58,10 @@ def check_random(dtype: torch.dtype, formats: tuple[str, ...], examples: int) ->
 
 
 def check_chosen() -> None:
-    """One case for each tile, with splits and without, and what no other program computes in turn."""
+    """One case for each tile of each format, with splits."""
     for number, name in enumerate(FORMATS):
         for rows in (1, 20, 40):
-            case = ProductCase(name, torch.float16, rows, 33 + number, 1100, bool(rows % 2), number)
-            check_values(case)
-            check_bits(case)
+            check_bits(ProductCase(name, torch.float16, rows, 33 + number, 1100, rows != 20, number))
     check_neighbours(ProductCase("plain", torch.float16, 17, 33, 1100, False, 3))
     check_invariant(ProductCase("plain", torch.float16, 3, 33, 75, False, 3))
 
