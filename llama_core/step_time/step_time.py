@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from llama_core.step_time.devices import BANDWIDTH_SHARE, LAUNCH_S, LINK_SHARE, Gpu, Link
-from llama_core.step_time.fused_products import MOST_ROWS, fused_product_s, is_shorter, swiglu_bytes
+from llama_core.step_time.fused_products import ASSUMED_READ_SHARE, MOST_ROWS, fused_product_s, is_shorter, swiglu_bytes
 from llama_core.step_time.work import LOGIT_PASSES, Matrices, RankWork, StepLoad
 
 # Of an all-reduce with NCCL's LL protocol, before the first step of its ring (src/graph/tuning.cc).
@@ -107,6 +107,8 @@ def assumptions(gpu: Gpu) -> list[str]:
         f"{gpu.link.name} ({gpu.source})",
         f"reads reach {BANDWIDTH_SHARE:.0%} of the bandwidth, large products {gpu.product_share:.0%} of the peak, attention "
         f"{ATTENTION_SHARE:.0%} of that, all-reduces {LINK_SHARE:.0%} of the link",
+        f"products of up to {MOST_ROWS} rows with SwiGLU in their epilogue read weights in the model's dtype at "
+        f"{ASSUMED_READ_SHARE:.0%} of that rate; they are counted where the saved launch is worth more",
         f"{LAUNCH_S * 1e6:g} us between two kernels of a graph; an all-reduce takes {COLLECTIVE_S * 1e6:g} us and "
         f"{gpu.link.hop_s * 1e6:g} us for each of 2 (ranks - 1) steps before its bytes (NCCL's tuning table)",
         *(f"left out: {what}" for what in OMITTED),
