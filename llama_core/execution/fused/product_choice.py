@@ -28,6 +28,7 @@ class Estimated:
     def __init__(self, bandwidth: float) -> None:
         """bandwidth: of the device's memory, bytes a second; 0 if unknown, and then the library multiplies all weights in the
         model's dtype."""
+        self.bandwidth: Final = bandwidth
         self._read_rate: Final = bandwidth * BANDWIDTH_SHARE
 
     def __call__(self, weights: HeldWeights, rows: int, is_swiglu: bool) -> bool:
@@ -42,8 +43,9 @@ class Estimated:
         )
 
 
-def choice_for(device: torch.device) -> Fuses:
-    """`Estimated` with the bandwidth that the driver reports."""
+def choice_for(device: torch.device) -> Estimated:
+    """`Estimated` with the bandwidth that the driver reports, which older versions of torch do not give."""
     properties = torch.cuda.get_device_properties(device)
-    # Kilohertz, of which each has two transfers of the whole bus.
-    return Estimated(2e3 * properties.memory_clock_rate * properties.memory_bus_width / 8)
+    kilohertz, bits = (getattr(properties, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
+    # Each cycle has two transfers of the whole bus.
+    return Estimated(2e3 * kilohertz * bits / 8)

@@ -6,13 +6,14 @@ The same checks run on a GPU over the shapes of models.
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from llama_core.execution.fused.product_choice import Estimated, always, never
+from llama_core.execution.fused.product_choice import Estimated, always, choice_for, never
 from llama_core.execution.parallel import alone
 from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.model_config import ModelConfig
@@ -139,6 +140,14 @@ def test_a_product_is_fused_where_the_estimate_says_that_it_takes_less_time() ->
     assert not fuses(held(64, 64, torch.float32), 1, True)
     unknown = Estimated(0)
     assert not unknown(held(64, 64), 1, True) and unknown(held(64, 64, is_quantized=True), 1, True)
+
+
+def test_the_estimate_takes_the_bandwidth_that_the_driver_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100's clock and bus give what its datasheet says; without them the bandwidth is unknown."""
+    h100 = SimpleNamespace(memory_clock_rate=2_619_000, memory_bus_width=5120)
+    for properties, expected in ((h100, find_gpu("h100-sxm").bandwidth), (SimpleNamespace(), 0)):
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda device, found=properties: found)
+        assert choice_for(torch.device("cuda")).bandwidth == pytest.approx(expected, rel=0.01)
 
 
 def test_a_switch_fuses_all_or_none() -> None:
