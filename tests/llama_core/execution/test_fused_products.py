@@ -3,9 +3,6 @@
 The same checks run on a GPU over the shapes of models.
 """
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +18,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from llama_core.step_time.devices import BANDWIDTH_SHARE, find_gpu
 from llama_core.step_time.fused_products import MOST_ROWS
+from tests.support.interpreter import interpret
 from tests.support.plain_model import forward, load_runner, random_weights
 from tests.support.product_checks import (
     FORMATS,
@@ -91,30 +89,24 @@ def check_steps(dtype: str = "float32") -> None:
         assert (logits - expected[MOST_ROWS + 5]).abs().max() < 5e-4
 
 
-def interpret(statement: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import torch\nfrom {__name__} import *\n{statement}"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+def run_interpreted(statement: str) -> None:
+    """Run a statement with this module's names where Triton interprets kernels."""
+    interpret(f"import torch\nfrom {__name__} import *\n{statement}")
 
 
 @pytest.mark.parametrize("case", ["float16, FORMATS, 14", "float32, FORMATS[:3], 4"])
 def test_random_products_in_the_interpreter_are_those_of_float64_and_of_the_kernels_that_they_replace(
     case: str,
 ) -> None:
-    interpret(f"check_random(torch.{case})")
+    run_interpreted(f"check_random(torch.{case})")
 
 
 def test_each_tile_and_split_in_the_interpreter_gives_the_bits_of_separate_kernels() -> None:
-    interpret("check_chosen()")
+    run_interpreted("check_chosen()")
 
 
 def test_steps_in_the_interpreter_have_the_logits_of_float64_with_fewer_kernels() -> None:
-    interpret("check_steps()")
+    run_interpreted("check_steps()")
 
 
 def held(outputs: int, inputs: int, dtype: torch.dtype = torch.bfloat16, *, is_quantized: bool = False) -> HeldWeights:
