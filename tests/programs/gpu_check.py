@@ -280,7 +280,9 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--ranks", type=int, nargs="+", default=list(RANKS))
-    parser.add_argument("--format", nargs="+", default=list(FORMATS), choices=FORMATS, help="of fused products")
+    parser.add_argument(
+        "--format", nargs="*", default=list(FORMATS), choices=FORMATS, help="quantized, of fused products"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compare", type=Path)
