@@ -74,7 +74,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "llama_core.checkpoint.loader",
     ),
     "llama_core.execution.reference": MODEL,
-    "llama_core.execution.fused": MODEL,
+    "llama_core.execution.fused": (*MODEL, "llama_core.step_time"),
     "llama_core.execution.native": MODEL,
     "llama_core.execution.verify_files": MODEL,
     GRAMMARS: MODEL,

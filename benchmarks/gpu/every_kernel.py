@@ -53,6 +53,7 @@ def launch_all(device: torch.device, dtype: torch.dtype) -> None:
     launch_layer(device, dtype)
     launch_sum(device, dtype)
     launch_products(device, dtype)
+    launch_fused_products(device, dtype)
     launch_sampling(device)
 
 
@@ -131,6 +132,28 @@ def launch_products(device: torch.device, dtype: torch.dtype) -> None:
         multiply(x, packed, scales, scales, is_packed=True)
         wide = torch.randn(rows + 1, 1030).to(device, dtype)
         multiply_in_order(wide, torch.randn(outputs, 1030).to(device, dtype))
+
+
+def launch_fused_products(device: torch.device, dtype: torch.dtype) -> None:
+    """Products with epilogues in each format, for a tile of each number of rows, of odd sizes, with splits and without."""
+    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.execution.fused.product_choice import always
+    from llama_core.execution.weight_formats.format import find_weight_format
+    from llama_core.execution.weight_formats.registry import QUANTIZED
+
+    ops = TritonOps(fuses=always)
+    for name in (str(dtype).removeprefix("torch."), *QUANTIZED):
+        make = find_weight_format(name).torch_matrix
+        assert make is not None
+        for rows, inputs, hidden in ((1, 75, 17), (20, 1030, 8), (63, 75, 33)):
+            x, states = torch.randn(rows, inputs).to(device, dtype), torch.randn(rows, hidden).to(device, dtype)
+            up, down = (make(outputs, inputs, dtype, device) for outputs in (2 * hidden, hidden))
+            for matrix, outputs in ((up, 2 * hidden), (down, hidden)):
+                matrix.set_rows(0, torch.randn(outputs, inputs).to(device, dtype))
+            weight = torch.randn(hidden).to(device, dtype)
+            for bias in (None, torch.randn(2 * hidden).to(device, dtype))[: 1 + (rows == 1)]:
+                ops.gated_product(x, up, bias)
+                ops.add_product_norm(states, x, down, weight, 1e-5, None if bias is None else weight)
 
 
 def launch_sampling(device: torch.device) -> None:

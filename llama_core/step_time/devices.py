@@ -16,6 +16,8 @@ BANDWIDTH_SHARE: Final = 0.9
 PRODUCT_SHARE: Final = 0.8
 # Of a link's datasheet bandwidth in one direction, what a large all-reduce gets.
 LINK_SHARE: Final = 0.75
+# Between two kernels of a CUDA graph. Hazy Research measured it on an H100 ("Look Ma, No Bubbles", 2025).
+LAUNCH_S: Final = 1.3e-6
 MAMF: Final = "bfloat16 products measured by ml-engineering, compute/accelerator (MAMF)"
 
 

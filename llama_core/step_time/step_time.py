@@ -4,13 +4,12 @@ Each product takes as long as reading its weights or as its operations, whicheve
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from llama_core.step_time.devices import BANDWIDTH_SHARE, LINK_SHARE, Gpu, Link
+from llama_core.step_time.devices import BANDWIDTH_SHARE, LAUNCH_S, LINK_SHARE, Gpu, Link
+from llama_core.step_time.fused_products import ASSUMED_READ_SHARE, MOST_ROWS, fused_product_s, is_shorter, swiglu_bytes
 from llama_core.step_time.work import LOGIT_PASSES, Matrices, RankWork, StepLoad
 
-# Between two kernels of a CUDA graph. Hazy Research measured it on an H100 ("Look Ma, No Bubbles", 2025).
-LAUNCH_S: Final = 1.3e-6
 # Of an all-reduce with NCCL's LL protocol, before the first step of its ring (src/graph/tuning.cc).
 COLLECTIVE_S: Final = 6.6e-6
 # Of the rate of products, what attention to a prompt reaches: FlashAttention-2 on an A100, 0.5 to 0.7 of the peak.
@@ -55,19 +54,42 @@ def step_time(work: RankWork, load: StepLoad, gpu: Gpu, dtype: str) -> StepTime:
     chunk_bytes = work.chunk_positions(load) * work.cache_bytes
     logit_bytes = LOGIT_PASSES * 4 * model.vocab_size * load.samples
     sums, gathers = 2 * model.n_layers, 2
+    swiglu = _fused_swiglu(work, load, read, itemsize)
     return StepTime(
         products_s=sum(product(each, load.tokens) for each in work.matrices)
         + product(work.output, load.samples)
-        + work.other_bytes / read,
+        + work.other_bytes / read
+        + swiglu.more_product_s,
         attention_s=max(positions * work.cache_bytes / read, operations * positions / attention_rate)
         + max(chunk_bytes / read, operations * pairs / attention_rate),
-        activations_s=load.tokens * model.n_layers * work.activations * itemsize / read,
+        activations_s=load.tokens * model.n_layers * work.activations * itemsize / read - swiglu.saved_bytes / read,
         logits_s=logit_bytes / read,
         collectives_s=sums * all_reduce_s(load.tokens * model.dim * itemsize, work.num_ranks, gpu.link)
         + gathers * all_reduce_s(0, work.num_ranks, gpu.link),
-        launches_s=work.launches(load) * LAUNCH_S,
+        launches_s=(work.launches(load) - swiglu.saved_launches) * LAUNCH_S,
         read_s=(work.weight_bytes + positions * work.cache_bytes + chunk_bytes) / gpu.bandwidth,
     )
+
+
+class _FusedSwiglu(NamedTuple):
+    """What SwiGLU in the epilogue of its product changes in a step."""
+
+    saved_launches: int = 0
+    saved_bytes: int = 0
+    more_product_s: float = 0.0
+
+
+def _fused_swiglu(work: RankWork, load: StepLoad, read: float, itemsize: int) -> _FusedSwiglu:
+    """As the engine chooses it. The sum of a residual in an epilogue saves no launch, and is not counted."""
+    if load.tokens > MOST_ROWS or itemsize == 4:
+        return _FusedSwiglu()
+    num_bytes, layers = work.gate_up.num_bytes, work.model.n_layers
+    is_quantized = num_bytes < work.gate_up.macs * itemsize
+    saved = swiglu_bytes(load.tokens, work.hidden, itemsize)
+    if not is_shorter(num_bytes, read, saved_launches=1, saved_bytes=saved, is_quantized=is_quantized):
+        return _FusedSwiglu()
+    more = fused_product_s(num_bytes, read, is_quantized=is_quantized) - num_bytes / read
+    return _FusedSwiglu(layers, layers * saved, layers * more)
 
 
 def all_reduce_s(num_bytes: int, num_ranks: int, link: Link) -> float:
@@ -85,6 +107,8 @@ def assumptions(gpu: Gpu) -> list[str]:
         f"{gpu.link.name} ({gpu.source})",
         f"reads reach {BANDWIDTH_SHARE:.0%} of the bandwidth, large products {gpu.product_share:.0%} of the peak, attention "
         f"{ATTENTION_SHARE:.0%} of that, all-reduces {LINK_SHARE:.0%} of the link",
+        f"products of up to {MOST_ROWS} rows with SwiGLU in their epilogue read weights in the model's dtype at "
+        f"{ASSUMED_READ_SHARE:.0%} of that rate; they are counted where the saved launch is worth more",
         f"{LAUNCH_S * 1e6:g} us between two kernels of a graph; an all-reduce takes {COLLECTIVE_S * 1e6:g} us and "
         f"{gpu.link.hop_s * 1e6:g} us for each of 2 (ranks - 1) steps before its bytes (NCCL's tuning table)",
         *(f"left out: {what}" for what in OMITTED),

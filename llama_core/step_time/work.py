@@ -45,17 +45,20 @@ class Matrices:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """matrices: of the layers, and the output layer's. other_bytes: norms and biases. cache_bytes: of one position in one
-    layer. activations: values that one token moves in one layer, between the products and into and out of them."""
+    """matrices: of the layers, and the output layer's. gate_up, activations, hidden: of one layer. other_bytes: norms and
+    biases. cache_bytes: of one position in one layer. activations: values that a token moves between the products and into and
+    out of them. hidden: of SwiGLU."""
 
     model: ModelConfig
     num_ranks: int
     matrices: tuple[Matrices, ...]
     output: Matrices
+    gate_up: Matrices
     other_bytes: float
     cache_bytes: int
     activations: int
     n_heads: int
+    hidden: int
 
     @property
     def weight_bytes(self) -> float:
@@ -96,10 +99,12 @@ class RankWork:
             num_ranks,
             tuple(Matrices(size, int(count)) for size, count in groups.values()),
             Matrices(output[0], int(output[1])),
+            Matrices(groups["gate_up"][0] / model.n_layers, int(groups["gate_up"][1]) // model.n_layers),
             other,
             2 * keys * (cache_itemsize or itemsize),
             between + products,
             len(share.heads),
+            hidden,
         )
 
     def seen(self, load: StepLoad) -> tuple[int, int]:

@@ -17,12 +17,15 @@ from dataclasses import asdict
 from importlib.metadata import version
 from os import environ
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from benchmarks.harness.common import machine
 from tests.support.kernel_compiler import TARGETS, Variant, compiling_for
+
+if TYPE_CHECKING:
+    from llama_core.execution.weight_formats.format import HeldWeights
 
 SPILL_LIMIT: Final = 64  # bytes of one thread; more than a few registers would show in a kernel that waits for memory
 DTYPES: Final = ("bfloat16", "float16", "float32")
@@ -66,6 +69,10 @@ FAMILIES: Final = {
     "Qwen2.5 7B": Shape(28, 4, 128, 3584, 18944, has_biases=True),
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
 }
+
+# With many outputs, and with few, whose inputs are split. Compile keys depend on no more than that.
+QUANTIZED_SHAPES: Final = (FAMILIES["Llama 2 70B"], FAMILIES["TinyLlama"].on(4))
+FORMATS: Final = ("int8", "fp8", "int8_groups", "int4", "int4_min")
 
 
 def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len: int) -> None:
@@ -144,6 +151,40 @@ def launch_products(dtype: torch.dtype) -> None:
         multiply(torch.zeros((rows, inputs), dtype=dtype), packed, scales, None, is_packed=True, batch_invariant=True)
 
 
+def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str]) -> None:
+    """Products with SwiGLU and the addition to hidden states in their epilogues, with each number of rows of a tile."""
+    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.execution.fused.product_kernels import add_product, gated_product
+
+    norm = torch.zeros(shape.dim, dtype=dtype)
+    for rows in (1, 20, 64):
+        x, between = torch.zeros((rows, shape.dim), dtype=dtype), torch.zeros((rows, shape.hidden), dtype=dtype)
+        for name in formats:
+            up, down = held(name, 2 * shape.hidden, shape.dim, dtype), held(name, shape.dim, shape.hidden, dtype)
+            gated_product(x, up, None)
+            partial = add_product(x, between, down, None)
+            if partial is not None:
+                TritonOps().add_norm(x, partial, norm, 1e-5, num_splits=len(partial))
+            if shape.has_biases and name == formats[0]:
+                gated_product(x, up, torch.zeros(2 * shape.hidden, dtype=dtype))
+                add_product(x, between, down, norm)
+
+
+def held(name: str, outputs: int, inputs: int, dtype: torch.dtype) -> "HeldWeights":
+    """Weights without values, in memory that is never touched."""
+    from llama_core.execution.weight_formats.format import HeldWeights
+
+    is_packed, groups = name in ("int4", "int4_min"), inputs // 32
+    if name == "plain":
+        return HeldWeights(torch.empty((outputs, inputs), dtype=dtype))
+    code_type = torch.uint8 if is_packed or name == "fp8" else torch.int8
+    codes = torch.empty((outputs, inputs // 2 if is_packed else inputs), dtype=code_type)
+    if name in ("int8", "fp8"):
+        return HeldWeights(codes, torch.empty(outputs))
+    scales = torch.empty((outputs, groups), dtype=torch.float16)
+    return HeldWeights(codes, scales, scales if name == "int4_min" else None, is_packed)
+
+
 def launch_sampling(vocab: int) -> None:
     """Every kernel of a head behind the logits, with and without rules and masks."""
     from typing import get_args
@@ -169,7 +210,7 @@ def launch_sampling(vocab: int) -> None:
     sampler.logprobs(logits, index)
 
 
-def compile_for(sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int]) -> list[Variant]:
+def compile_for(sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int], formats: Seq[str]) -> list[Variant]:
     """In a process of its own, because Triton has one driver."""
     with tempfile.TemporaryDirectory() as cache:
         environ["TRITON_CACHE_DIR"] = cache
@@ -180,8 +221,11 @@ def compile_for(sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int]) 
                 launch_products(dtype)
                 for dim, count in {(FAMILIES[name].dim, count) for name in families for count in ranks if count > 1}:
                     launch_sums(dim, dtype, count)
+                for shape in QUANTIZED_SHAPES:
+                    launch_fused_products(shape, dtype, formats)
                 # Equal shapes are launched once more, and compiled once.
                 for shape in dict.fromkeys(FAMILIES[name].on(count) for name in families for count in ranks):
+                    launch_fused_products(shape, dtype, ("plain",))
                     for block_size in BLOCK_SIZES:
                         for max_seq_len in MAX_SEQ_LENS:
                             launch_layer(shape, dtype, block_size, max_seq_len)
@@ -236,6 +280,9 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--ranks", type=int, nargs="+", default=list(RANKS))
+    parser.add_argument(
+        "--format", nargs="*", default=list(FORMATS), choices=FORMATS, help="quantized, of fused products"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compare", type=Path)
@@ -243,10 +290,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         sm, output = options.child
-        found = compile_for(int(sm), options.family, options.dtype, options.ranks)
+        found = compile_for(int(sm), options.family, options.dtype, options.ranks, options.format)
         Path(output).write_text(json.dumps([asdict(variant) for variant in found]))
         return
     arguments = ["--family", *options.family, "--dtype", *options.dtype, "--ranks", *map(str, options.ranks)]
+    arguments += ["--format", *options.format]
     with ThreadPoolExecutor(options.processes) as pool:
         variants = [each for found in pool.map(lambda sm: run_child(sm, arguments), options.sm) for each in found]
     rows = worst(variants)

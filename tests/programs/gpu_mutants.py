@@ -26,6 +26,8 @@ RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
 SUMS = (f"{TESTS}/test_all_reduce.py", "interpreted")
+PRODUCTS = (f"{TESTS}/test_fused_products.py", "tile_and_split")
+CHOICE = (f"{TESTS}/test_fused_products.py", "estimate")
 DRAWS, LIMITS, LARGE, EDITS, LOGPROBS, ZEROS, REUSE = (
     (f"{TESTS}/test_fused_sampling.py", f"interpreter and {check}")
     for check in ("draws", "limits", "large", "edits", "logprobs", "zeros", "reuse")
@@ -148,11 +150,12 @@ MUTANTS = (
     Mutant(
         "collectives whose order depends on the rank",
         "model",
-        "            delta = sum_of(layer.out.multiply(attend(i, q).flatten(1)))\n",
-        "            delta = layer.out.multiply(attend(i, q).flatten(1))\n"
-        "            self.parallel.broadcast(delta.clone()) if self.parallel.rank else None\n"
-        "            delta = sum_of(delta)\n"
-        "            None if self.parallel.rank else self.parallel.broadcast(delta.clone())\n",
+        "        return self._all_reduce.add_norm(hidden_states, matrix.multiply(x), norm, eps, bias, turn)\n",
+        "        delta = matrix.multiply(x)\n"
+        "        self.parallel.broadcast(delta.clone()) if self.parallel.rank else None\n"
+        "        x = self._all_reduce.add_norm(hidden_states, delta, norm, eps, bias, turn)\n"
+        "        None if self.parallel.rank else self.parallel.broadcast(delta.clone())\n"
+        "        return x\n",
         RANKS,
     ),
     # Masks and indices of the attention kernel.
@@ -263,6 +266,53 @@ MUTANTS = (
     Mutant(
         "a self-test that ignores a peer's absence", "all_reduce", "equal and not memory.missed.item()", "equal", SUMS
     ),
+    # Products with epilogues.
+    Mutant(
+        "a gate in the place of its up",
+        "product_kernels",
+        "of_hidden + index % 2 * hidden,",
+        "of_hidden + (1 - index % 2) * hidden,",
+        PRODUCTS,
+    ),
+    Mutant(
+        "sums of gate and up that are not rounded",
+        "product_kernels",
+        "tl.reshape(acc.to(out.dtype.element_ty), ",
+        "tl.reshape(acc, ",
+        PRODUCTS,
+    ),
+    Mutant(
+        "rows beyond the step's that are written",
+        "product_kernels",
+        "    inside = (row < rows)[:, None] & (output < outputs)[None, :]\n    target",
+        "    inside = (row < rows + 1)[:, None] & (output < outputs)[None, :]\n    target",
+        PRODUCTS,
+    ),
+    Mutant(
+        "sums of a split over those of another",
+        "product_kernels",
+        "tl.program_id(2).to(tl.int64) * rows * outputs + target",
+        "target",
+        PRODUCTS,
+    ),
+    Mutant(
+        "inputs that two splits share",
+        "product_kernels",
+        "tl.minimum(begin + split, width)",
+        "tl.minimum(begin + split + 1, width)",
+        PRODUCTS,
+    ),
+    Mutant("the last split's sums that are not added", "kernels", "(1, num_splits)", "(1, num_splits - 1)", PRODUCTS),
+    Mutant(
+        "a bias that is lost with the splits",
+        "kernels",
+        "partial, weight, eps, bias, num_splits",
+        "partial, weight, eps, None, num_splits",
+        PRODUCTS,
+    ),
+    Mutant("the scale of the group before", "../weight_formats/tile_kernels", "first // width +", "0 +", PRODUCTS),
+    Mutant("a fused product where bits are promised", "kernels", "never if batch_invariant else ", "", PRODUCTS),
+    Mutant("more rows than the estimate is for", "product_choice", "rows > MOST_ROWS or ", "", CHOICE),
     # The draw.
     Mutant(
         "a limit that ends a bin early",

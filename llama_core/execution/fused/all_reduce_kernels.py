@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_core.execution.fused.kernels import plus_bias, store_norm
+from llama_core.execution.fused.kernel_functions import plus_bias, store_norm
 from llama_core.execution.fused.peer_memory import PeerMemory
 
 

@@ -8,31 +8,17 @@ import triton.language as tl
 
 from llama_core.execution.float8_kernels import to_float8
 from llama_core.execution.fused.attention_kernels import attend, tile_sizes
+from llama_core.execution.fused.kernel_functions import plus_bias, silu_times, store_norm
 from llama_core.execution.fused.ops import HeadNorms
+from llama_core.execution.fused.product_choice import Fuses, never
+from llama_core.execution.fused.product_kernels import add_product, gated_product
 from llama_core.execution.fused.sampler import Sampler, SamplingState
 from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.execution.fused.triton_sampler import TritonSampler
+from llama_core.execution.weight_formats.format import TorchMatrix
 from llama_core.model_config import FULL_ATTENTION
 
 _HEADS_A_PROGRAM = 8  # that one program rotates: 8 values of 16 bits for each of its threads, with heads of 128
-
-
-@triton.jit
-def plus_bias(x, bias, inside):
-    return (x.to(tl.float32) + tl.load(bias, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
-
-
-@triton.jit
-def _times(x, factor, inside):
-    return (x.to(tl.float32) * tl.load(factor, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
-
-
-@triton.jit
-def store_norm(out, x, weight, inside, dim, eps):
-    """RMSNorm of one row, to `out`."""
-    wide = x.to(tl.float32)
-    normed = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)).to(x.dtype)
-    tl.store(out, _times(normed, weight, inside), mask=inside)
 
 
 @triton.jit
@@ -46,14 +32,21 @@ def _add_norm(
     eps,
     has_delta: tl.constexpr,
     has_bias: tl.constexpr,
+    num_splits: tl.constexpr,
     block: tl.constexpr,
 ):
+    """num_splits: 0, or of `delta` in float32 [num_splits, T, dim], which are added in order."""
     row = tl.program_id(0).to(tl.int64) * dim
     column = tl.arange(0, block)
     inside = column < dim
     x = tl.load(hidden_states + row + column, mask=inside, other=0.0)
     if has_delta:
         added = tl.load(delta + row + column, mask=inside, other=0.0)
+        if num_splits > 0:
+            stride = tl.num_programs(0).to(tl.int64) * dim
+            for split in tl.static_range(1, num_splits):
+                added += tl.load(delta + split * stride + row + column, mask=inside, other=0.0)
+            added = added.to(x.dtype)
         if has_bias:
             added = plus_bias(added, bias + column, inside)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x.dtype)
@@ -133,9 +126,7 @@ def _gated_silu(gate_up, bias, out, hidden, has_bias: tl.constexpr, block: tl.co
     if has_bias:
         gate = plus_bias(gate, bias + column, inside)
         up = plus_bias(up, bias + hidden + column, inside)
-    wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    tl.store(out + row * hidden + column, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)
+    tl.store(out + row * hidden + column, silu_times(gate, up), mask=inside)
 
 
 class TritonOps:
@@ -144,9 +135,11 @@ class TritonOps:
     Kernels get some other tensor in place of one that is None; they do not read it.
     """
 
-    def __init__(self, *, batch_invariant: bool = False) -> None:
-        """batch_invariant: a token's attention has the same bits in a decode, with drafts and in any chunk of a prompt."""
+    def __init__(self, *, batch_invariant: bool = False, fuses: Fuses = never) -> None:
+        """batch_invariant: a token's attention has the same bits in a decode, with drafts and in any chunk of a prompt. fuses:
+        which products run in one kernel with what follows. No batch-invariant product does."""
         self._batch_invariant = batch_invariant
+        self._fuses = never if batch_invariant else fuses
 
     def add_norm(
         self,
@@ -155,7 +148,10 @@ class TritonOps:
         weight: torch.Tensor,
         eps: float,
         bias: torch.Tensor | None = None,
+        *,
+        num_splits: int = 0,
     ) -> torch.Tensor:
+        """num_splits: 0, or of a delta in float32 [num_splits, T, dim]."""
         out = torch.empty_like(hidden_states)
         count, dim = hidden_states.shape
         _add_norm[(count,)](
@@ -168,6 +164,7 @@ class TritonOps:
             eps,
             has_delta=delta is not None,
             has_bias=bias is not None,
+            num_splits=num_splits,
             block=triton.next_power_of_2(dim),
         )
         return out
@@ -235,6 +232,27 @@ class TritonOps:
             gate_up, bias if has_bias else gate_up, out, hidden, has_bias=has_bias, block=block
         )
         return out
+
+    def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if self._fuses(matrix.held, len(x), True):
+            return gated_product(x, matrix.held, bias)
+        return self.gated_silu(matrix.multiply(x), bias)
+
+    def add_product_norm(
+        self,
+        hidden_states: torch.Tensor,
+        x: torch.Tensor,
+        matrix: TorchMatrix,
+        weight: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if not self._fuses(matrix.held, len(x), False):
+            return self.add_norm(hidden_states, matrix.multiply(x), weight, eps, bias)
+        partial = add_product(hidden_states, x, matrix.held, bias)
+        if partial is None:
+            return self.add_norm(hidden_states, None, weight, eps)
+        return self.add_norm(hidden_states, partial, weight, eps, bias, num_splits=len(partial))
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         return TritonSampler(state, max_samples, vocab)

@@ -109,7 +109,7 @@ class FusedTransformer:
 
         Each layer calls `attend` after it has written its keys and values to the cache.
         """
-        ops, eps, add_norm = self._ops, self.config.norm_eps, self._all_reduce.add_norm
+        ops, eps = self._ops, self.config.norm_eps
         columns = [len(share.columns) for share in self._shares]
         h = self.parallel.gather_columns(F.embedding(tokens, self._embeddings), columns)
         x = ops.add_norm(h, None, self._layers[0].attention_norm, eps)
@@ -119,10 +119,25 @@ class FusedTransformer:
             qkv = layer.qkv.multiply(x).view(len(x), -1, self.head_dim)
             place = (positions, slot_mapping, cache.keys[i], cache.values[i])
             q = ops.rotate_and_store(qkv, self._rotary, *place, biases.get("qkv"), layer.head_norms)
-            x = add_norm(h, layer.out.multiply(attend(i, q).flatten(1)), layer.ffn_norm, eps, biases.get("out"), 0)
-            gated = ops.gated_silu(layer.gate_up.multiply(x), biases.get("gate_up"))
-            x = add_norm(h, layer.down.multiply(gated), next_norm, eps, biases.get("down"), 1)
+            x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, biases.get("out"), 0)
+            gated = ops.gated_product(x, layer.gate_up, biases.get("gate_up"))
+            x = self._add_product(h, gated, layer.down, next_norm, biases.get("down"), 1)
         return x
+
+    def _add_product(
+        self,
+        hidden_states: torch.Tensor,
+        x: torch.Tensor,
+        matrix: TorchMatrix,
+        norm: torch.Tensor,
+        bias: torch.Tensor | None,
+        turn: int,
+    ) -> torch.Tensor:
+        """hidden_states += the product, summed over the ranks, + bias; then their norm. turn: of the all-reduce."""
+        eps = self.config.norm_eps
+        if self.parallel.world_size == 1:
+            return self._ops.add_product_norm(hidden_states, x, matrix, norm, eps, bias)
+        return self._all_reduce.add_norm(hidden_states, matrix.multiply(x), norm, eps, bias, turn)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [R, dim] -> float32 [R, vocab_size], whole on every rank."""

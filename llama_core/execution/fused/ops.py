@@ -10,6 +10,7 @@ from llama_core.execution.fused.sampler import Sampler, SamplingState, TorchSamp
 from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.execution.rotary import rotate
+from llama_core.execution.weight_formats.format import TorchMatrix
 from llama_core.model_config import FULL_ATTENTION
 
 _WHOLE_ROWS: Final = TileSizes(1 << 30, 1 << 30)
@@ -79,6 +80,20 @@ class Ops(Protocol):
 
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """silu(gate) * up for gate_up [T, 2 * hidden] + bias [2 * hidden], gate first: [T, hidden]."""
+
+    def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`gated_silu` of x [T, inputs] times a matrix [2 * hidden, inputs]: [T, hidden]."""
+
+    def add_product_norm(
+        self,
+        hidden_states: torch.Tensor,
+        x: torch.Tensor,
+        matrix: TorchMatrix,
+        weight: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`add_norm` of x [T, inputs] times a matrix [dim, inputs] as its delta."""
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         """Of at most `max_samples` rows of `vocab` logits."""
@@ -157,6 +172,20 @@ class TorchOps:
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self.gated_silu(matrix.multiply(x), bias)
+
+    def add_product_norm(
+        self,
+        hidden_states: torch.Tensor,
+        x: torch.Tensor,
+        matrix: TorchMatrix,
+        weight: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self.add_norm(hidden_states, matrix.multiply(x), weight, eps, bias)
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         return TorchSampler(state)

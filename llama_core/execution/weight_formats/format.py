@@ -5,7 +5,7 @@ backend computes with the C++ header of the same name in `native/weight_formats/
 """
 
 import importlib
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 
@@ -13,8 +13,30 @@ from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.execution.weight_formats.registry import PLAIN, QUANTIZED
 
 
+class HeldWeights(NamedTuple):
+    """The weights of one linear layer, [outputs, inputs], as kernels read them.
+
+    codes: [outputs, bytes of a row], int8, or uint8 where two codes are packed in a byte or a byte is a float8_e4m3fn; without
+    scales the weights themselves. scales: float16 [outputs, groups], or float32 [outputs]. minima: as scales, in formats
+    that have them.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor | None = None
+    minima: torch.Tensor | None = None
+    is_packed: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (self.codes, self.scales, self.minima) if each is not None)
+
+
 class TorchMatrix(Protocol):
     """The weights of one linear layer on a device, [outputs, inputs], as the fused backend multiplies them."""
+
+    @property
+    def held(self) -> HeldWeights:
+        """The same tensors for the life of the matrix."""
 
     @property
     def nbytes(self) -> int: ...

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from llama_core.checkpoint.loader import GroupedWeight
-from llama_core.execution.weight_formats.format import TorchMatrixType
+from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrixType
 
 # x [T, inputs], weight [outputs, inputs] -> [T, outputs]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -26,6 +26,10 @@ class PlainMatrix:
             from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order
 
             self._product = multiply_in_order
+
+    @property
+    def held(self) -> HeldWeights:
+        return HeldWeights(self.weight)
 
     @property
     def nbytes(self) -> int:

@@ -3,17 +3,19 @@
 import logging
 from abc import ABC, abstractmethod
 from functools import cache, partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.source import GROUP
-from llama_core.execution.weight_formats.format import TorchMatrixType
+from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrixType
 from llama_core.execution.weight_formats.quantize import Codes, quantize_fp8, quantize_groups, quantize_outputs
 
 log = logging.getLogger(__name__)
+
+_FEWEST_PADDED: Final = 256
 
 
 class Product(Protocol):
@@ -68,8 +70,12 @@ class OneScaleMatrix(ABC):
         self._product = product_for(device, batch_invariant=batch_invariant)
 
     @property
+    def held(self) -> HeldWeights:
+        return HeldWeights(self._codes, self._scales)
+
+    @property
     def nbytes(self) -> int:
-        return self._codes.nbytes + self._scales.nbytes
+        return self.held.nbytes
 
     def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
         assert isinstance(weight, torch.Tensor), "no checkpoint stores these codes"
@@ -121,7 +127,7 @@ class GroupedMatrix:
     """See `TorchMatrix`: weights in groups of GROUP inputs; the last group is filled up with zeros.
 
     codes: int8 [outputs, inputs], or uint8 [outputs, inputs / 2], where byte j of a group has code j in its low half and code
-    j + 16 in its high half. scales and minima: float16 [outputs, groups].
+    j + 16 in its high half. scales and minima: float16 [outputs, groups], padded (`_padded`).
     """
 
     def __init__(
@@ -141,13 +147,18 @@ class GroupedMatrix:
         width = groups * GROUP // (2 if self._is_packed else 1)
         code_type = torch.uint8 if self._is_packed else torch.int8
         self._codes = torch.zeros((outputs, width), dtype=code_type, device=device)
-        self._scales = torch.zeros((outputs, groups), dtype=torch.float16, device=device)
+        self._groups = groups
+        self._scales = torch.zeros((outputs, _padded(groups)), dtype=torch.float16, device=device)
         self._minima = torch.zeros_like(self._scales) if name == "int4_min" else None
         self._product = product_for(device, batch_invariant=batch_invariant)
 
     @property
+    def held(self) -> HeldWeights:
+        return HeldWeights(self._codes, self._scales, self._minima, self._is_packed)
+
+    @property
     def nbytes(self) -> int:
-        return self._codes.nbytes + self._scales.nbytes + (0 if self._minima is None else self._minima.nbytes)
+        return self.held.nbytes
 
     def set_rows(self, first: int, weight: torch.Tensor | GroupedWeight) -> None:
         if isinstance(weight, GroupedWeight):
@@ -164,13 +175,13 @@ class GroupedMatrix:
 
     def dequantized(self) -> torch.Tensor:
         """float32 [outputs, inputs]."""
-        codes = self._codes.view(*self._scales.shape, -1)
+        codes = self._codes.view(len(self._codes), self._groups, -1)
         if self._is_packed:
             codes = torch.cat([codes & 15, codes >> 4], dim=-1)
-        scales = self._scales[..., None].float()
+        scales = self._scales[:, : self._groups, None].float()
         weights: torch.Tensor = (codes.float() - 8) * scales if self._name == "int4" else codes * scales
         if self._minima is not None:
-            weights = weights + self._minima[..., None].float()
+            weights = weights + self._minima[:, : self._groups, None].float()
         return weights.flatten(1)[:, : self._inputs]
 
     def _store(self, first: int, rows: Codes) -> None:
@@ -180,10 +191,16 @@ class GroupedMatrix:
             low, high = codes.reshape(len(codes), -1, 2, GROUP // 2).unbind(-2)
             codes = (low | (high << 4)).flatten(1)
         self._codes[target].copy_(codes)
-        self._scales[target].copy_(rows.scales)
+        self._scales[target, : self._groups].copy_(rows.scales)
         if self._minima is not None:
             # A checkpoint may store one part of the matrix without minima: (code - 8) * scale is the same with -8 * scale.
-            self._minima[target].copy_(rows.scales * -8 if rows.minima is None else rows.minima)
+            self._minima[target, : self._groups].copy_(rows.scales * -8 if rows.minima is None else rows.minima)
+
+
+def _padded(groups: int) -> int:
+    """The scales of an output. Kernels copy scales ahead of their use only where each output's begin at a multiple of 16; fewer
+    groups would grow by more than a sixteenth."""
+    return groups if groups < _FEWEST_PADDED else -(-groups // 16) * 16
 
 
 def grouped_matrix(name: str) -> TorchMatrixType:

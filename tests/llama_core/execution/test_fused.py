@@ -135,7 +135,7 @@ def test_every_kernel_compiles_for_gpus_that_this_machine_lacks() -> None:
     command = [sys.executable, "-m", "tests.programs.gpu_check", "--sm", "90", "--dtype", "bfloat16"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [*command, "--ranks", "1", "--family", "Llama 3 8B"],
+        [*command, "--ranks", "1", "--family", "Llama 3 8B", "--format"],
         env=environment,
         capture_output=True,
         text=True,
@@ -143,6 +143,7 @@ def test_every_kernel_compiles_for_gpus_that_this_machine_lacks() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     layer = ("_add_norm", "_attend", "_combine_splits", "_gated_silu", "_multiply", "_rotate_and_store")
+    products = ("_gated_product", "_added_product")
     head = ("_greatest", "_spread", "_pick", "_copy_allowed", "_apply_rules", "_chunk_logprobs", "_combine_logprobs")
-    for kernel in (*layer, *head):
+    for kernel in (*layer, *products, *head):
         assert done.stdout.count(f"{kernel} ") == 1, done.stdout

@@ -1,0 +1,268 @@
+"""Products of few rows whose epilogues do what a further kernel would: SwiGLU, or the addition to hidden states.
+
+Reading the weights takes nearly all of their time. Weights stay as cuBLAS and checkpoints have them, [outputs, inputs]: a
+program reads runs of 64 to 256 bytes of each of its outputs, which are whole sectors of the memory in any layout. For SwiGLU
+a program takes outputs of gate and of up in turn, by their addresses. Where the outputs are too few for a large GPU, the
+inputs of an addition are cut into splits, each in programs of its own; the kernel of the norm adds them in order.
+
+A row's bits depend on its values, the weights and the number of rows, not on other rows' values.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from llama_core.execution.fused.kernel_functions import plus_bias, silu_times
+from llama_core.execution.weight_formats.format import HeldWeights
+from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
+
+# Programs that a product is spread over at least. An H100 has 132 multiprocessors, and 18 KB of reads must be in flight on each
+# to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 KB in the stages that it does not
+# compute yet, one with codes of 4 bits has 12 KB.
+_PROGRAMS: Final = 128
+_LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
+_MOST_SPLITS: Final = 4
+
+
+class _Tiles(NamedTuple):
+    """Of one program. width: codes of an output at a time."""
+
+    rows: int
+    outputs: int
+    width: int
+    num_stages: int
+
+
+def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype) -> _Tiles:
+    is_plain = weights.scales is None
+    if dtype == torch.float32:  # no tensor cores, and both factors in registers
+        return _Tiles(16, 32, 32 if is_plain or weights.is_packed else 64, 2)
+    # Two scales of groups for each thread: the compiler copies no fewer than 4 bytes ahead of their use.
+    if rows > 32:
+        # Each program reads the activations: more outputs of a program are fewer reads.
+        return _Tiles(64, 64, 64, 4) if is_plain else _Tiles(64, 64, 64 if weights.is_packed else 128, 3)
+    tile_rows = 16 if rows <= 16 else 32
+    if is_plain:
+        return _Tiles(tile_rows, 32, 128, 4)
+    return _Tiles(tile_rows, 32, 128 if weights.is_packed else 256, 4 if tile_rows == 16 else 3)
+
+
+def _programs_for(weights: HeldWeights) -> int:
+    return _PROGRAMS if weights.scales is None else 2 * _PROGRAMS
+
+
+def _split_of(weights: HeldWeights, tiles: _Tiles) -> int:
+    """Codes of each split of an addition but the last."""
+    outputs, width = weights.codes.shape
+    wanted = triton.cdiv(_programs_for(weights), triton.cdiv(outputs, tiles.outputs))
+    inputs = width * (2 if weights.is_packed else 1)
+    num_splits = max(1, min(wanted, inputs // _LEAST_SPLIT, _MOST_SPLITS))
+    return int(triton.cdiv(triton.cdiv(width, num_splits), tiles.width) * tiles.width)
+
+
+# Without `do_not_specialize`, Triton compiles further variants for some numbers of rows while it serves.
+@triton.jit(do_not_specialize=["rows"])
+def _gated_product(
+    x,
+    codes,
+    scales,
+    minima,
+    bias,
+    out,
+    rows,
+    hidden,
+    inputs,
+    width,
+    groups,
+    is_plain: tl.constexpr,
+    is_packed: tl.constexpr,
+    has_groups: tl.constexpr,
+    has_minima: tl.constexpr,
+    is_fp8: tl.constexpr,
+    has_bias: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block_width: tl.constexpr,
+):
+    """Outputs 2 i and 2 i + 1 of a tile are output i of gate and of up, so that both meet in a thread."""
+    block_hidden: tl.constexpr = block_outputs // 2
+    index = tl.arange(0, block_outputs)
+    of_hidden = tl.program_id(0) * block_hidden + index // 2
+    row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    acc = product_of_tile(
+        x,
+        codes,
+        scales,
+        minima,
+        row,
+        of_hidden + index % 2 * hidden,
+        of_hidden < hidden,
+        rows,
+        inputs,
+        width,
+        groups,
+        0,
+        width,
+        is_plain,
+        is_packed,
+        has_groups,
+        has_minima,
+        is_fp8,
+        block_rows,
+        block_outputs,
+        block_width,
+    )
+    gate, up = tl.split(tl.reshape(acc.to(out.dtype.element_ty), (block_rows, block_hidden, 2)))
+    column = tl.program_id(0) * block_hidden + tl.arange(0, block_hidden)
+    if has_bias:
+        gate = plus_bias(gate, bias + column[None, :], (column < hidden)[None, :])
+        up = plus_bias(up, bias + hidden + column[None, :], (column < hidden)[None, :])
+    target = out + row[:, None].to(tl.int64) * hidden + column[None, :]
+    tl.store(target, silu_times(gate, up), mask=(row < rows)[:, None] & (column < hidden)[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _added_product(
+    x,
+    codes,
+    scales,
+    minima,
+    bias,
+    out,
+    rows,
+    outputs,
+    inputs,
+    width,
+    groups,
+    split,
+    is_plain: tl.constexpr,
+    is_packed: tl.constexpr,
+    has_groups: tl.constexpr,
+    has_minima: tl.constexpr,
+    is_fp8: tl.constexpr,
+    has_bias: tl.constexpr,
+    is_split: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block_width: tl.constexpr,
+):
+    """out [rows, outputs] += the product + bias. is_split: each program computes `split` codes of each output, and stores its
+    sums to `out`, float32 [splits, rows, outputs]."""
+    output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    begin = tl.program_id(2) * split
+    acc = product_of_tile(
+        x,
+        codes,
+        scales,
+        minima,
+        row,
+        output,
+        output < outputs,
+        rows,
+        inputs,
+        width,
+        groups,
+        begin,
+        tl.minimum(begin + split, width),
+        is_plain,
+        is_packed,
+        has_groups,
+        has_minima,
+        is_fp8,
+        block_rows,
+        block_outputs,
+        block_width,
+    )
+    inside = (row < rows)[:, None] & (output < outputs)[None, :]
+    target = row[:, None].to(tl.int64) * outputs + output[None, :]
+    if is_split:
+        tl.store(out + tl.program_id(2).to(tl.int64) * rows * outputs + target, acc, mask=inside)
+    else:
+        added = acc.to(out.dtype.element_ty)
+        if has_bias:
+            added = plus_bias(added, bias + output[None, :], (output < outputs)[None, :])
+        states = tl.load(out + target, mask=inside, other=0.0)
+        tl.store(out + target, (states.to(tl.float32) + added.to(tl.float32)).to(states.dtype), mask=inside)
+
+
+def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | None) -> torch.Tensor:
+    """silu(gate) * up for gate and up of x [T, inputs] times weights [2 * hidden, inputs], gate first, + bias: [T, hidden]."""
+    x = x.contiguous()
+    (rows, inputs), (outputs, width) = x.shape, weights.codes.shape
+    hidden, tiles = outputs // 2, _tiles_of(weights, len(x), x.dtype)
+    out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
+    if triton.cdiv(outputs, tiles.outputs) < _programs_for(weights):
+        tiles = tiles._replace(outputs=tiles.outputs // 2)
+    _gated_product[(triton.cdiv(hidden, tiles.outputs // 2), triton.cdiv(rows, tiles.rows))](
+        x,
+        *_pointers(weights),
+        x if bias is None else bias,
+        out,
+        rows,
+        hidden,
+        inputs,
+        width,
+        _num_groups(weights),
+        *Format.of(weights),
+        has_bias=bias is not None,
+        block_rows=tiles.rows,
+        block_outputs=tiles.outputs,
+        block_width=tiles.width,
+        num_warps=4,
+        num_stages=tiles.num_stages,
+    )
+    return out
+
+
+def add_product(
+    hidden_states: torch.Tensor, x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    """hidden_states [T, outputs] += x [T, inputs] times weights + bias, in place.
+
+    Where the inputs are split, the hidden states stay as they are, and the result is the sums of the splits without the bias,
+    float32 [splits, T, outputs].
+    """
+    x = x.contiguous()
+    (rows, inputs), (outputs, width) = x.shape, weights.codes.shape
+    tiles = _tiles_of(weights, rows, x.dtype)
+    split = _split_of(weights, tiles)
+    num_splits = triton.cdiv(width, split)
+    partial = None
+    if num_splits > 1:
+        partial = torch.empty((num_splits, rows, outputs), dtype=torch.float32, device=x.device)
+    _added_product[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), num_splits)](
+        x,
+        *_pointers(weights),
+        x if bias is None else bias,
+        hidden_states if partial is None else partial,
+        rows,
+        outputs,
+        inputs,
+        width,
+        _num_groups(weights),
+        split,
+        *Format.of(weights),
+        has_bias=bias is not None and partial is None,
+        is_split=partial is not None,
+        block_rows=tiles.rows,
+        block_outputs=tiles.outputs,
+        block_width=tiles.width,
+        num_warps=4,
+        num_stages=tiles.num_stages,
+    )
+    return partial
+
+
+def _pointers(weights: HeldWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Kernels get some other tensor in place of one that is None; they do not read it."""
+    codes, scales, minima, _ = weights
+    return codes, codes if scales is None else scales, codes if minima is None else minima
+
+
+def _num_groups(weights: HeldWeights) -> int:
+    return weights.scales.shape[1] if weights.scales is not None and weights.scales.ndim == 2 else 1

@@ -1,0 +1,128 @@
+"""The part that all products with weights of a format share in Triton: a tile of activations times a tile of weights.
+
+Quantized weights are dequantized in registers, block by block.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from llama_core.execution.float8_kernels import from_float8
+from llama_core.execution.weight_formats.format import HeldWeights
+
+_GROUP = tl.constexpr(32)
+
+
+class Format(NamedTuple):
+    """Of weights, for a kernel. is_plain: in the dtype of the activations. is_packed: two codes a byte. has_groups: a scale for
+    each group of inputs. is_fp8: bytes of float8_e4m3fn."""
+
+    is_plain: bool
+    is_packed: bool
+    has_groups: bool
+    has_minima: bool
+    is_fp8: bool
+
+    @classmethod
+    def of(cls, weights: HeldWeights) -> "Format":
+        codes, scales, minima, is_packed = weights
+        is_fp8 = scales is not None and not is_packed and codes.dtype == torch.uint8
+        return cls(scales is None, is_packed, scales is not None and scales.ndim == 2, minima is not None, is_fp8)
+
+
+@triton.jit
+def _add_product(acc, x, weights, row, column, rows, inputs):
+    """acc [rows, outputs] + x[row, column] @ weights [outputs, columns]."""
+    inside = (row[:, None] < rows) & (column[None, :] < inputs)
+    part = tl.load(x + row[:, None].to(tl.int64) * inputs + column[None, :], mask=inside, other=0.0)
+    return acc + tl.dot(part, tl.trans(weights.to(part.dtype)), input_precision="ieee")
+
+
+@triton.jit
+def _of_groups(
+    values,
+    output,
+    is_output,
+    groups,
+    first,
+    is_packed: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block_width: tl.constexpr,
+):
+    """The scale or minimum of each code from `first`, float32 [block_outputs, block_width]: one load for each group."""
+    width: tl.constexpr = _GROUP // 2 if is_packed else _GROUP
+    count: tl.constexpr = block_width // width
+    group = first // width + tl.arange(0, count)
+    inside = is_output[:, None] & (group < groups)[None, :]
+    of_group = tl.load(values + output[:, None] * groups + group[None, :], mask=inside, other=0.0).to(tl.float32)
+    every = tl.broadcast_to(of_group[:, :, None], (block_outputs, count, width))
+    return tl.reshape(every, (block_outputs, block_width))
+
+
+@triton.jit
+def product_of_tile(
+    x,
+    codes,
+    scales,
+    minima,
+    row,
+    output,
+    is_output,
+    rows,
+    inputs,
+    width,
+    groups,
+    begin,
+    end,
+    is_plain: tl.constexpr,
+    is_packed: tl.constexpr,
+    has_groups: tl.constexpr,
+    has_minima: tl.constexpr,
+    is_fp8: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block_width: tl.constexpr,
+):
+    """x[row] @ weights[output].T in float32 [block_rows, block_outputs], over the codes begin .. end of each output.
+
+    x [rows, inputs]. codes [outputs, width]: weights, or bytes. begin is a multiple of block_width, and block_width of a
+    group's codes.
+    """
+    wide_output = output.to(tl.int64)
+    acc = tl.zeros([block_rows, block_outputs], tl.float32)
+    for first in range(begin, end, block_width):
+        place = first + tl.arange(0, block_width)
+        inside = is_output[:, None] & (place < width)[None, :]
+        source = codes + wide_output[:, None] * width + place[None, :]
+        if is_plain:
+            weights = tl.load(source, mask=inside, other=0.0)
+            acc = _add_product(acc, x, weights, row, place, rows, inputs)
+        else:
+            loaded = tl.load(source, mask=inside, other=0)
+            if has_groups:
+                scale = _of_groups(scales, wide_output, is_output, groups, first, is_packed, block_outputs, block_width)
+            if is_packed:
+                # Byte j of a group has code j in its low half, and code j + 16 in its high half.
+                column = place // (_GROUP // 2) * _GROUP + place % (_GROUP // 2)
+                low, high = (loaded & 15).to(tl.float32), (loaded >> 4).to(tl.float32)
+                if has_minima:
+                    least = _of_groups(
+                        minima, wide_output, is_output, groups, first, is_packed, block_outputs, block_width
+                    )
+                    acc = _add_product(acc, x, low * scale + least, row, column, rows, inputs)
+                    acc = _add_product(acc, x, high * scale + least, row, column + _GROUP // 2, rows, inputs)
+                else:
+                    acc = _add_product(acc, x, (low - 8) * scale, row, column, rows, inputs)
+                    acc = _add_product(acc, x, (high - 8) * scale, row, column + _GROUP // 2, rows, inputs)
+            else:
+                weights = from_float8(loaded) if is_fp8 else loaded.to(tl.float32)
+                if has_groups:
+                    weights = weights * scale
+                acc = _add_product(acc, x, weights, row, place, rows, inputs)
+    if not is_plain and not has_groups:
+        acc = acc * tl.load(scales + output, mask=is_output, other=0.0)[None, :]
+    return acc

@@ -1,0 +1,158 @@
+"""Products of few rows with SwiGLU and the residual in their epilogues, in Triton's interpreter, and when they are chosen.
+
+The same checks run on a GPU over the shapes of models.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from llama_core.execution.fused.product_choice import Estimated, always, choice_for, never
+from llama_core.execution.parallel import alone
+from llama_core.execution.weight_formats.format import HeldWeights
+from llama_core.model_config import ModelConfig
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
+from llama_core.step_time.devices import BANDWIDTH_SHARE, find_gpu
+from llama_core.step_time.fused_products import MOST_ROWS
+from tests.support.interpreter import interpret
+from tests.support.plain_model import forward, load_runner, random_weights
+from tests.support.product_checks import (
+    FORMATS,
+    ProductCase,
+    check_bits,
+    check_invariant,
+    check_neighbours,
+    check_values,
+    random_case,
+)
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+ROWS = (1, 2, 15, 16, 17, 32, 33, 63, 64)
+TOKENS = [1 + (7 * i) % 89 for i in range(80)]
+MODEL = ModelConfig(48, 2, 4, 2, 16, 96, 90, attention_out_bias=True, mlp_bias=True)
+
+
+def check_random(dtype: torch.dtype, formats: tuple[str, ...], examples: int) -> None:
+    """Over random shapes of each format: any rows, odd sizes, inputs in one split and in several, with and without biases."""
+    # Imported here, because machines with GPUs that run the tests marked cuda may lack it.
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    inputs = st.one_of(st.integers(1, 200), st.integers(1024, 1700))
+    sizes = st.tuples(st.sampled_from(ROWS), st.integers(1, 70), inputs)
+
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.sampled_from(formats), st.booleans(), st.integers(0, 10**6), sizes)
+    def holds(name: str, has_bias: bool, seed: int, size: tuple[int, int, int]) -> None:
+        case = ProductCase(name, dtype, *size, has_bias, seed)
+        check_values(case)
+        check_bits(case)
+        check_neighbours(case)
+
+    holds()
+
+
+def check_chosen() -> None:
+    """Each format, and each number of rows of a tile, with splits and biases."""
+    for number, name in enumerate((*FORMATS, "plain", "plain")):
+        check_bits(ProductCase(name, torch.float16, (1, 40, 20)[number % 3], 17 + number, 1030, number != 1, number))
+    check_neighbours(ProductCase("plain", torch.float16, 17, 33, 1100, False, 3))
+    check_invariant(ProductCase("plain", torch.float16, 3, 33, 75, False, 3))
+
+
+def check_steps(dtype: str = "float32") -> None:
+    """A prompt of more rows than the products take, decodes and drafts, with the launches of each step."""
+    from benchmarks.gpu.every_kernel import recorded_launches
+    from llama_core.execution.fused.kernels import TritonOps
+
+    expected = forward(MODEL, random_weights(MODEL), TOKENS, 160)
+    for fuses, gated, added in ((always, "_gated_product", "_added_product"), (never, "_gated_silu", None)):
+        with patch("llama_core.execution.runner.ops_for", lambda *a, fuses=fuses, **k: TritonOps(fuses=fuses)):
+            runner = load_runner(alone("cpu"), MODEL, device="cpu", backend="fused", dtype=dtype)
+        params = SamplingParams(temperature=0.0, logprobs=0)
+        slot = SlotInit(0, TOKENS, list(range(runner.config.blocks_per_sequence)), params)
+        with recorded_launches() as names:
+            runner.step(StepInput(0, 0, [Row(0, 0, MOST_ROWS + 5, True)], admit=[slot]))
+        assert "_gated_silu" in names and not names & {"_gated_product", "_added_product"}
+        logits = runner.backend.logits_of_samples([0]).double()
+        assert (logits - expected[MOST_ROWS + 4]).abs().max() < 5e-4
+        with recorded_launches() as names:
+            known = Draft(0, MOST_ROWS + 5, [TOKENS[MOST_ROWS + 5]])  # in the place of the sampled token
+            runner.step(StepInput(0, 1, [Row(0, MOST_ROWS + 5, 1, True)], drafts=[known]))
+        assert gated in names and (added in names if added else "_added_product" not in names)
+        assert ("_gated_silu" in names) == (fuses is never)
+        logits = runner.backend.logits_of_samples([0]).double()
+        assert (logits - expected[MOST_ROWS + 5]).abs().max() < 5e-4
+
+
+def run_interpreted(statement: str) -> None:
+    """Run a statement with this module's names where Triton interprets kernels."""
+    interpret(f"import torch\nfrom {__name__} import *\n{statement}")
+
+
+@pytest.mark.parametrize("case", ["float16, FORMATS, 14", "float32, FORMATS[:3], 4"])
+def test_random_products_in_the_interpreter_are_those_of_float64_and_of_the_kernels_that_they_replace(
+    case: str,
+) -> None:
+    run_interpreted(f"check_random(torch.{case})")
+
+
+def test_each_tile_and_split_in_the_interpreter_gives_the_bits_of_separate_kernels() -> None:
+    run_interpreted("check_chosen()")
+
+
+def test_steps_in_the_interpreter_have_the_logits_of_float64_with_fewer_kernels() -> None:
+    run_interpreted("check_steps()")
+
+
+def held(outputs: int, inputs: int, dtype: torch.dtype = torch.bfloat16, *, is_quantized: bool = False) -> HeldWeights:
+    if not is_quantized:
+        return HeldWeights(torch.empty((outputs, inputs), dtype=dtype, device="meta"))
+    codes = torch.empty((outputs, inputs), dtype=torch.int8, device="meta")
+    return HeldWeights(codes, torch.empty(outputs, device="meta"))
+
+
+def test_a_product_is_fused_where_the_estimate_says_that_it_takes_less_time() -> None:
+    """Computed by hand for an H100, at 3.0 TB/s: a launch of 1.3 us is a ninth of the reading of 35 MB."""
+    fuses = Estimated(find_gpu("h100-sxm").bandwidth)
+    threshold = 1.3e-6 * 3.35e12 * BANDWIDTH_SHARE * 9
+    outputs = int(threshold / 2 / 4096) // 2 * 2
+    assert fuses(held(outputs - 64, 4096), 1, True) and not fuses(held(outputs + 64, 4096), 1, True)
+    # More rows also save the traffic between the kernels.
+    assert fuses(held(outputs + 64, 4096), 8, True)
+    assert not fuses(held(4096, 4096), 64, False), "a residual in the epilogue saves no launch"
+    assert all(fuses(held(2 * 28672, 8192, is_quantized=True), MOST_ROWS, is_swiglu) for is_swiglu in (True, False))
+    for weights in (held(64, 64), held(64, 64, is_quantized=True)):
+        assert fuses(weights, MOST_ROWS, True) and not fuses(weights, MOST_ROWS + 1, True)
+    assert not fuses(held(64, 64, torch.float32), 1, True)
+    unknown = Estimated(0)
+    assert not unknown(held(64, 64), 1, True) and unknown(held(64, 64, is_quantized=True), 1, True)
+
+
+def test_the_estimate_takes_the_bandwidth_that_the_driver_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100's clock and bus give what its datasheet says; without them the bandwidth is unknown."""
+    h100 = SimpleNamespace(memory_clock_rate=2_619_000, memory_bus_width=5120)
+    for properties, expected in ((h100, find_gpu("h100-sxm").bandwidth), (SimpleNamespace(), 0)):
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda device, found=properties: found)
+        assert choice_for(torch.device("cuda")).bandwidth == pytest.approx(expected, rel=0.01)
+
+
+def test_a_switch_fuses_all_or_none() -> None:
+    weights: Any = held(2 * 28672, 8192)
+    assert always(weights, MOST_ROWS, False) and not always(weights, MOST_ROWS + 1, False)
+    assert not never(weights, 1, True)
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_products_on_a_gpu_are_those_of_float64_and_of_the_kernels_that_they_replace(dtype: torch.dtype) -> None:
+    for seed in range(60):
+        case = random_case(seed, dtype, torch.device("cuda"))
+        check_values(case)
+        check_bits(case)
+        check_neighbours(case)

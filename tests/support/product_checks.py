@@ -1,0 +1,173 @@
+"""Checks of products with epilogues, on a GPU or in Triton's interpreter. Needs torch and Triton alone.
+
+The interpreter truncates to bfloat16, so that type is for GPUs.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from llama_core.execution.fused.product_choice import always
+from llama_core.execution.weight_formats.format import HeldWeights, TorchMatrix, find_weight_format
+from llama_core.execution.weight_formats.registry import QUANTIZED
+
+FORMATS = ("plain", *QUANTIZED)
+# Of a rounding to the type, of values near 1; results round up to five times.
+CPU = torch.device("cpu")
+STEPS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@dataclass(frozen=True)
+class ProductCase:
+    """hidden: outputs of gate and of up, and of the addition."""
+
+    format: str
+    dtype: torch.dtype
+    rows: int
+    hidden: int
+    inputs: int
+    has_bias: bool
+    seed: int
+    device: torch.device = CPU
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
+
+    def values(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.device, self.dtype)
+
+    def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high + 1, shape, generator=self.generator).to(self.device)
+
+    def bias(self, outputs: int) -> torch.Tensor | None:
+        return self.values(outputs) if self.has_bias else None
+
+    def matrix(self, outputs: int) -> tuple[TorchMatrix, torch.Tensor]:
+        """Random weights, and their values as the kernel multiplies them, float64."""
+        name = str(self.dtype).removeprefix("torch.") if self.format == "plain" else self.format
+        make = find_weight_format(name).torch_matrix
+        assert make is not None
+        matrix: Any = make(outputs, self.inputs, self.dtype, self.device)
+        matrix.set_rows(0, self.values(outputs, self.inputs) / self.inputs**0.5)
+        return matrix, self.dense(matrix)
+
+    def exact_matrix(self, outputs: int) -> tuple[TorchMatrix, torch.Tensor]:
+        """Small integers, with scales that are powers of two: sums are exact in any order."""
+        matrix, _ = self.matrix(outputs)
+        codes, scales, minima, is_packed = matrix.held
+        if self.format == "plain" or self.format == "int8" or self.format == "int8_groups":
+            codes.copy_(self.integers(-3, 3, *codes.shape))
+        elif self.format == "fp8":
+            small = self.integers(-3, 3, *codes.shape).float().to(torch.float8_e4m3fn)
+            codes.copy_(small.view(torch.uint8))
+        else:
+            codes.copy_(self.integers(0, 255, *codes.shape))
+        for each in (scales, minima):
+            if each is not None:
+                each.copy_(2.0 ** self.integers(-3, 0, *each.shape))
+        assert is_packed == (self.format in ("int4", "int4_min"))
+        return matrix, self.dense(matrix)
+
+    def dense(self, matrix: Any) -> torch.Tensor:
+        if self.format == "plain":
+            weight: torch.Tensor = matrix.weight
+            return weight.double()
+        dense: torch.Tensor = matrix.dequantized()
+        # Values of groups are rounded before the product; one scale of an output is a factor of the sum.
+        return (dense.to(self.dtype) if matrix.held.scales.ndim == 2 else dense).double()
+
+
+def check_values(case: ProductCase) -> None:
+    """Beside float64, within some roundings of each result."""
+    from llama_core.execution.fused.kernels import TritonOps
+
+    ops, x, norm = TritonOps(fuses=always), case.values(case.rows, case.inputs), case.values(case.hidden)
+    for outputs in (2 * case.hidden, case.hidden):
+        matrix, dense = case.matrix(outputs)
+        bias = case.bias(outputs)
+        total = F.linear(x.double(), dense, None if bias is None else bias.double())
+        if outputs > case.hidden:
+            gate, up = total.chunk(2, dim=-1)
+            assert_near(ops.gated_product(x, matrix, bias), F.silu(gate) * up, gate.abs() + up.abs() + 1, case)
+        else:
+            states = case.values(case.rows, case.hidden)
+            total += states.double()
+            scale = torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5)
+            # The norm multiplies the rounding of the sum.
+            normed = ops.add_product_norm(states, x, matrix, norm, 1e-5, bias)
+            assert_near(states, total, total.abs() + 3, case)
+            size = (total.abs() + 3) * scale * (norm.double().abs() + 1)
+            assert_near(normed, total * scale * norm.double(), size * (1 + scale), case)
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor, size: torch.Tensor, case: ProductCase) -> None:
+    assert got.shape == expected.shape and got.dtype == case.dtype
+    wrong = (got.double() - expected).abs() / size
+    assert wrong.max().item() <= 5 * STEPS[case.dtype], case
+
+
+def check_bits(case: ProductCase) -> None:
+    """Equal to a product, rounded once, before the kernels that the epilogues replace; nothing beyond the rows is written."""
+    from llama_core.execution.fused.kernels import TritonOps
+
+    ops, separate, norm = TritonOps(fuses=always), TritonOps(), case.values(case.hidden)
+    x = case.integers(-3, 3, case.rows, case.inputs).to(case.dtype)
+    matrix, dense = case.exact_matrix(2 * case.hidden)
+    bias = case.bias(2 * case.hidden)
+    product = F.linear(x.double(), dense).to(case.dtype)
+    assert torch.equal(ops.gated_product(x, matrix, bias), separate.gated_silu(product, bias)), case
+    matrix, dense = case.exact_matrix(case.hidden)
+    bias = case.bias(case.hidden)
+    states = case.values(case.rows + 2, case.hidden)
+    before, expected = states.clone(), states[: case.rows].clone()
+    product = F.linear(x.double(), dense).to(case.dtype)
+    normed = ops.add_product_norm(states[: case.rows], x, matrix, norm, 1e-5, bias)
+    assert torch.equal(normed, separate.add_norm(expected, product, norm, 1e-5, bias)), case
+    assert torch.equal(states[: case.rows], expected) and torch.equal(states[case.rows :], before[case.rows :]), case
+
+
+def check_neighbours(case: ProductCase) -> None:
+    """A row has the same bits beside other rows, which may hold anything."""
+    from llama_core.execution.fused.kernels import TritonOps
+
+    ops, norm = TritonOps(fuses=always), case.values(case.hidden)
+    kept = case.seed % case.rows
+    x, states = case.values(case.rows, case.inputs), case.values(case.rows, case.hidden)
+    others, other_states = case.values(*x.shape) * 100, case.values(*states.shape)
+    others[:kept] = float("nan")
+    others[kept], other_states[kept] = x[kept], states[kept]
+    up, down = case.matrix(2 * case.hidden)[0], case.matrix(case.hidden)[0]
+    found = []
+    for given, into in ((x, states), (others, other_states)):
+        gated = ops.gated_product(given, up)
+        found.append((gated[kept], ops.add_product_norm(into, given, down, norm, 1e-5)[kept], into[kept]))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other), case
+
+
+def check_invariant(case: ProductCase) -> None:
+    """Batch-invariant operations multiply by the matrix, whose product is batch-invariant, whatever else is asked for."""
+    from llama_core.execution.fused.kernels import TritonOps
+
+    class Multiplied:
+        held = HeldWeights(torch.empty(0))
+
+        def multiply(self, x: torch.Tensor) -> torch.Tensor:
+            return case.values(len(x), 2 * case.hidden)
+
+    ops, stub, x = TritonOps(batch_invariant=True, fuses=always), Multiplied(), case.values(case.rows, case.inputs)
+    assert ops.gated_product(x, stub).shape == (case.rows, case.hidden)  # type: ignore[arg-type]
+
+
+def random_case(seed: int, dtype: torch.dtype, device: torch.device) -> ProductCase:
+    """Shapes of models and their neighbours, for GPUs."""
+    draw = np.random.default_rng(seed)
+    hidden = int(draw.choice([576, 1376, 2048, 4096, 4100, 11008]))
+    inputs = int(draw.choice([512, 576, 1376, 4096, 11008])) + int(draw.choice([0, 0, 3]))
+    rows = int(draw.choice([1, 2, 15, 16, 17, 32, 33, 64]))
+    return ProductCase(FORMATS[seed % len(FORMATS)], dtype, rows, hidden, inputs, bool(seed % 2), seed, device)
