@@ -8,6 +8,7 @@ A line is the JSON of `Program`. Two lines answer it: the process's id, and its 
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from threading import Lock, Timer
+from threading import Event, Lock, Timer
 
 from tests.support.programs import REPOSITORY
 
@@ -57,12 +58,17 @@ class ForkServer:
                 path.write_text(text)
             program = Program(source, list(argv), dict(env), [str(path) for path in paths])
             pid = self._asked(json.dumps(asdict(program)))
-            expired: list[bool] = []
-            timer = Timer(timeout_s, lambda: (expired.append(True), os.kill(pid, 9)))
+            expired = Event()
+
+            def end() -> None:
+                expired.set()
+                os.kill(pid, signal.SIGKILL)
+
+            timer = Timer(timeout_s, end)
             timer.start()
             status = self._asked("")
             timer.cancel()
-            if expired:
+            if expired.is_set():
                 raise subprocess.TimeoutExpired(list(argv), timeout_s, paths[1].read_text(), paths[2].read_text())
             return subprocess.CompletedProcess(list(argv), status, paths[1].read_text(), paths[2].read_text())
 
