@@ -83,7 +83,7 @@ async def client_of(server: Server, **headers: str) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-async def test_a_stream_cut_at_any_event_equals_the_uncut_one(server: Server, kind: str) -> None:
+async def test_a_stream_cut_between_events_equals_the_uncut_one(server: Server, kind: str) -> None:
     path, body = REQUESTS[kind]
     async with client_of(server) as client:
         uncut = await client.events(path, body)
@@ -94,7 +94,8 @@ async def test_a_stream_cut_at_any_event_equals_the_uncut_one(server: Server, ki
             first = await client.events(path, body, key, most=num_events)
             return first + await client.events(path, body, key, id_of(first[-1]) if first else "")
 
-        numbers = range(len(uncut) + 1)
+        # The first and the last events differ from those between them, of which every fourth is enough.
+        numbers = sorted({0, 1, 2, len(uncut) - 2, len(uncut) - 1, len(uncut), *range(3, len(uncut) - 2, 4)})
         for begin in range(0, len(numbers), 8):
             for events in await asyncio.gather(*map(resumed, numbers[begin : begin + 8])):
                 found = joined(events)
