@@ -56,9 +56,8 @@ def llama_ray(
     *words: str, stdin: str = "", env: dict[str, str] | None = None, timeout_s: float = 120
 ) -> "subprocess.CompletedProcess[str]":
     """Run the command. Its history goes nowhere."""
-    server = fork_server(MODULES, tuple(sorted(environment().items())))
     given = environment(**{"LLAMA_RAY_HISTORY": "", "COLUMNS": "200", "NO_COLOR": "1"} | (env or {}))
-    return server.run(COMMAND, ["llama-ray", *words], given, stdin=stdin, timeout_s=timeout_s)
+    return fork_server(MODULES).run(COMMAND, ["llama-ray", *words], given, stdin=stdin, timeout_s=timeout_s)
 
 
 def on_one_line(text: str | Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from threading import Event, Lock, Timer
 
-from tests.support.programs import REPOSITORY
+from tests.support.programs import REPOSITORY, environment
 
 STREAMS = ("stdin", "stdout", "stderr")
 
@@ -35,7 +35,7 @@ class Program:
 
 
 class ForkServer:
-    """Starts with the environment `env`. The modules must start no thread, which a fork would lack."""
+    """Imports the modules with the environment `env`. They must start no thread, which a fork would lack."""
 
     def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -82,9 +82,9 @@ class ForkServer:
 
 
 @cache
-def fork_server(modules: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> ForkServer:
-    """One for the whole session, which ends when this process closes its pipe."""
-    return ForkServer(modules, dict(env))
+def fork_server(modules: tuple[str, ...], changes: tuple[tuple[str, str], ...] = ()) -> ForkServer:
+    """One for the whole session, which ends when this process closes its pipe. changes: to `environment()`."""
+    return ForkServer(modules, environment(**dict(changes)))
 
 
 def _become(program: Program) -> int:

@@ -12,7 +12,6 @@ import os
 from typing import Any
 
 from tests.support.forking import fork_server
-from tests.support.programs import environment
 
 _VARIABLE = "TRITON_INTERPRET"
 _MODULES = ("torch", "triton", "llama_core.execution.runner")  # what most programs import
@@ -26,9 +25,8 @@ def interpreted_environment(**others: str) -> dict[str, str]:
 
 def interpret(source: str, *args: str, timeout_s: float = 300) -> str:
     """What a Python program prints, run in a process of its own whose kernels are interpreted. args: its `sys.argv[1:]`."""
-    env = interpreted_environment()
-    server = fork_server(_MODULES, ((_VARIABLE, "1"), *sorted(environment().items())))
-    done = server.run(_FIRST + source, ["-c", *args], env, timeout_s=timeout_s)
+    server = fork_server(_MODULES, ((_VARIABLE, "1"),))
+    done = server.run(_FIRST + source, ["-c", *args], interpreted_environment(), timeout_s=timeout_s)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
