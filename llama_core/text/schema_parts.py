@@ -44,7 +44,8 @@ def definitions_with_numbers(root: Mapping[str, Any]) -> set[str]:
     referrers: dict[str, set[str]] = {}
     found: set[str] = set()
     for kind in ("$defs", "definitions"):
-        for key, schema in root.get(kind, {}).items():
+        schemas = root.get(kind)
+        for key, schema in schemas.items() if isinstance(schemas, dict) else ():
             name, refers = f"#/{kind}/{key}", set[str]()
             if not is_number_free(schema, refers):
                 found.add(name)

@@ -98,13 +98,13 @@ class _Rules:
 
     def _left_as_schema(self, schema: Any) -> str:
         written = {key: value for key, value in schema.items() if key not in NOTES}
-        if '"$ref"' in json.dumps(written):
-            written |= {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-        written = bounded_schema(written) | {"x-guidance": dict(self._spacing.options)}
-        body = "%json " + json.dumps(written, separators=(",", ":"))
-        if body not in self._named:
-            self._named[body] = self._rule(body)
-        return self._named[body]
+        own = f"schema {json.dumps(written)}"
+        if own not in self._named:
+            if '"$ref"' in own:
+                written |= {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+            written = bounded_schema(written) | {"x-guidance": dict(self._spacing.options)}
+            self._named[own] = self._rule("%json " + json.dumps(written, separators=(",", ":")))
+        return self._named[own]
 
     def is_number_free(self, schema: Any) -> bool:
         """Whether a text of the schema has no number but of limited length."""
@@ -203,7 +203,7 @@ class _Rules:
         fewest, most = max(fewest - len(known), 0), None if most is None else most - len(known)
         if (most is not None and most < fewest) or (rest is False and fewest):
             raise _Unsaid
-        pairs = [f"{_quoted(json.dumps(name))} {self._spacing.colon} {self.item(each)}" for name, each in known.items()]
+        pairs = [f"{_key_text(name)} {self._spacing.colon} {self.item(each)}" for name, each in known.items()]
         has_more = rest is not False and most != 0
         more = f"{self._key(list(properties))} {self._spacing.colon} {self.item(rest)}" if has_more else ""
         if has_more:
@@ -239,7 +239,7 @@ class _Rules:
     def _key(self, known: Sequence[str]) -> str:
         if not known:
             return self._plain("string")
-        names = " | ".join(_quoted(json.dumps(name, ensure_ascii=False)) for name in known)
+        names = " | ".join(map(_key_text, known))
         return self._shared(f"key {names}", f"{_KEY} & ~({names})")
 
     def _any(self) -> str:
@@ -291,6 +291,6 @@ def _times(fewest: int, most: int | None) -> str:
     return f"{{{fewest},{'' if most is None else most}}}"
 
 
-def _quoted(text: str) -> str:
-    """`text` as a string of Lark."""
-    return json.dumps(text, ensure_ascii=False)
+def _key_text(name: str) -> str:
+    """A key of JSON as a string of Lark. As in llguidance's grammars, letters beyond ASCII are not escaped."""
+    return json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False)

@@ -187,9 +187,10 @@ def choose_all_reduce(config: EngineConfig, parallel: Parallel, ops: Ops, dim: i
 def _one_shot(parallel: Parallel, dim: int, dtype: torch.dtype, group: AllReduce) -> AllReduce | str:
     row_bytes = dim * dtype.itemsize
     num_processors = torch.cuda.get_device_properties(parallel.device).multi_processor_count
-    rows = smallest(parallel, one_shot_rows(parallel.world_size, row_bytes, num_processors))
+    own_rows = one_shot_rows(parallel.world_size, row_bytes, num_processors)
+    rows = smallest(parallel, own_rows)
     if rows == 0:
-        return f"a row has {row_bytes} bytes"
+        return "another rank cannot" if own_rows else f"a row has {row_bytes} bytes"
     memory = share_memory(parallel, rows, row_bytes)
     if isinstance(memory, str):
         return memory

@@ -110,6 +110,7 @@ def _symmetric(parallel: Parallel, nbytes: int) -> _Symmetric | str:
     reason = _obstacle(parallel)
     if smallest(parallel, not reason) == 0:
         return reason or "another rank cannot"
+    tensor: torch.Tensor | None = None
     part: _Symmetric | None = None
     try:
         import torch.distributed._symmetric_memory as symmetric_memory
@@ -118,12 +119,22 @@ def _symmetric(parallel: Parallel, nbytes: int) -> _Symmetric | str:
         tensor.zero_()
         # All ranks' signals are zero before a rank learns their addresses.
         torch.cuda.synchronize()
-        part = _Symmetric(tensor, symmetric_memory.rendezvous(tensor, world_group()))
     except Exception as error:  # of the driver, of torch, or of a container that forbids the system calls
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = _first_line(error)
+    # `rendezvous` waits for all ranks.
+    if smallest(parallel, tensor is not None and not reason) == 0 or tensor is None:
+        return reason or "another rank cannot"
+    try:
+        part = _Symmetric(tensor, symmetric_memory.rendezvous(tensor, world_group()))
+    except Exception as error:
+        reason = _first_line(error)
     if smallest(parallel, part is not None) == 0 or part is None:
         return reason or "another rank cannot"
     return part
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _obstacle(parallel: Parallel) -> str:

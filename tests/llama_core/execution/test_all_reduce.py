@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed._symmetric_memory as symmetric_memory
 
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
@@ -103,10 +104,25 @@ def test_why_gpus_cannot_share_memory_is_said_and_auto_takes_nccl(monkeypatch: p
     gpus.indices, gpus.can_read = ["0", "1"], False
     assert refused() == refused(all_reduce="multimem") == "GPU 0 cannot read the memory of GPU 1"
     gpus.can_read, gpus.smallest = True, lambda value: 0
-    assert refused() in ("another rank cannot", "a row has 8192 bytes")
+    assert refused() == "another rank cannot"
+    gpus.multi_processor_count = 0
+    assert refused() == "a row has 8192 bytes"
+    gpus.multi_processor_count = 132
+    gpus.smallest = lambda value: value if value > 1 else 0
+    assert refused() == "another rank cannot"
     gpus.smallest = int
     assert refused(), "this machine has no symmetric memory"
     assert "batch_invariant" in refused(all_reduce="multimem", batch_invariant=True)
+
+
+def test_no_rank_waits_at_the_rendezvous_for_one_that_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, parallel = Gpus(monkeypatch), Parallel(0, 2, torch.device("cuda", 0))
+    votes = iter([1, 0])
+    gpus.smallest = lambda value: next(votes)
+    monkeypatch.setattr(symmetric_memory, "empty", lambda *args, **options: torch.empty(1, dtype=torch.uint8))
+    monkeypatch.setattr(symmetric_memory, "rendezvous", lambda *args: pytest.fail("the other rank does not come"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert peer_memory.share_memory(parallel, 1, 64) == "another rank cannot"
 
 
 def test_a_self_test_that_fails_leaves_the_sums_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

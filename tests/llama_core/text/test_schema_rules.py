@@ -154,6 +154,19 @@ def test_a_known_key_cannot_be_written_in_another_way() -> None:
         assert not follows(bounded(schema), f'{{"a": "x", "{key}": 1}}')
 
 
+def test_keys_beyond_ascii_are_written_as_they_are() -> None:
+    schema = {"type": "object", "properties": {"größe": NUMBER, "名前": NUMBER}, "required": ["名前"]}
+    for grammar in (bounded(schema), of_arguments(schema)):
+        assert follows(grammar, '{"größe": 1.5, "名前": 2, "x": 3}')
+        for key in ("größe", "gr\\u00f6\\u00dfe"):
+            assert not follows(grammar, f'{{"名前": 2, "{key}": 3}}')
+
+
+def test_definitions_that_are_no_object_define_nothing() -> None:
+    for definitions in (None, []):
+        assert follows(bounded(NUMBER | {"$defs": definitions}), "1.5")
+
+
 def test_what_the_rules_cannot_say_stays_a_schema() -> None:
     impossible = {"type": "object", "properties": {"a": NUMBER, "b": {"type": "integer", "minimum": 5, "maximum": 1}}}
     assert follows(bounded(impossible), '{"a": 1.5}')
