@@ -14,7 +14,8 @@ PARTS = ("products_s", "attention_s", "activations_s", "logits_s", "collectives_
 
 
 def test_the_estimate_of_each_rank_agrees_with_its_measured_memory() -> None:
-    rows = seen_by("tests.programs.estimate")["ranks"]
+    # The first run compiles the modules that a rank loads late, which leaves its heap larger.
+    _, rows = (seen_by("tests.programs.estimate", PYTHONDONTWRITEBYTECODE="")["ranks"] for _ in range(2))
     assert [row["rank"] for row in rows] == [0, 1]
     for row in rows:
         assert row["ratio"] == pytest.approx(1, abs=TOLERANCE), row

@@ -17,8 +17,8 @@ DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 60.0  # instead o
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
-    """The demo model, started by `make serve`'s command, behind HAProxy, with the context that clients' programs need."""
-    with served(args={"max_seq_len": 2048}) as server:
+    """The demo model, started by `make serve`'s command, behind HAProxy."""
+    with served() as server:
         server.wait_ready()
         yield server
 

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.clients.__main__ import run_client
+from tests.programs.clients.__main__ import SERVER_ARGS, run_client
 from tests.programs.clients.table import CLIENTS
-from tests.support.server import Server
+from tests.support.server import served
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_the_openai_package_finds_what_its_program_expects(demo: Server, tmp_path: Path) -> None:
+def test_the_openai_package_finds_what_its_program_expects(tmp_path: Path) -> None:
     client = replace(CLIENTS["openai-3"], kind="command")  # in this environment
-    result = run_client("openai", client, demo.url, tmp_path)
+    with served(args=SERVER_ARGS) as server:
+        server.wait_ready()
+        result = run_client("openai", client, server.url, tmp_path)
     assert result.outcome == "passed", result.failures
     assert result.passed >= 10
 

@@ -1,5 +1,7 @@
 """What the host does for a step of the fused backend, and what it refuses, without a GPU."""
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,12 +27,14 @@ def test_a_step_takes_few_calls_of_the_device_and_few_operations_of_torch() -> N
 
 def test_a_gpu_on_which_triton_does_not_work_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """In torch, attention would gather block tables for which no memory is planned."""
-    kernels = pytest.importorskip("llama_core.execution.fused.kernels")
+    kernels: Any = ModuleType("llama_core.execution.fused.kernels")
 
     def fails(**options: Any) -> None:
         raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr(kernels, "TritonOps", fails)
+    kernels.TritonOps = fails
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    monkeypatch.setattr("llama_core.execution.fused.backend.choice_for", lambda device: None)  # asks the GPU
     with pytest.raises(ConfigError, match=r"Failed to find C compiler.*install a C compiler and Python's headers"):
         ops_for(torch.device("cuda"))
 
