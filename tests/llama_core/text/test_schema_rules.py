@@ -163,7 +163,8 @@ def test_keys_beyond_ascii_are_written_as_they_are() -> None:
 
 
 def test_definitions_that_are_no_object_define_nothing() -> None:
-    for definitions in (None, []):
+    values: tuple[Any, ...] = (None, [])
+    for definitions in values:
         assert follows(bounded(NUMBER | {"$defs": definitions}), "1.5")
 
 
