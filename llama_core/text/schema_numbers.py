@@ -12,7 +12,7 @@ from typing import Any, Final
 
 MAX_INTEGER: Final = 2**63 - 1024  # the largest double below 2^63: llguidance holds limits as doubles
 WHOLE_DIGITS: Final = 21  # JavaScript writes 123456789012345680000 without an exponent
-FRACTION_DIGITS: Final = 22  # likewise 0.0000012345678901234567
+FRACTION_DIGITS: Final = 22  # JavaScript writes 0.0000012345678901234567 so too
 _TIME_CHARS: Final = {"time": len("23:59:59.123456789+00:00"), "date-time": len("2026-01-01T23:59:59.123456789+00:00")}
 
 # Keywords whose values are schemas by name, or are no schemas.
@@ -145,7 +145,7 @@ def _at_least(limit: Decimal, is_excluded: bool) -> str:
 
 
 def _at_most(limit: Decimal, is_excluded: bool) -> str:
-    """Decimals up to `limit`, which is not negative, likewise."""
+    """A regular expression of the decimals up to `limit`, which is not negative."""
     whole, fraction = _digits(limit)
     found = []
     if len(whole) > 1:

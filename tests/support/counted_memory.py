@@ -56,7 +56,7 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass
 class CountingDevice(HostDevice):
-    """pool: the most bytes that a captured work has at once: graphs share their memory. eager: likewise of other works."""
+    """pool: the most bytes that a captured work has at once: graphs share their memory. eager: those of other works."""
 
     live: LiveBytes
     pool: int = 0
