@@ -10,15 +10,16 @@ from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.programs import seen_by
 
 TOLERANCE = 0.05
+# Pages of libraries that a rank touches when it first computes. The estimate leaves them out; processors differ in them.
+CODE_BYTES = 4 * 2**20
 PARTS = ("products_s", "attention_s", "activations_s", "logits_s", "collectives_s", "launches_s")
 
 
 def test_the_estimate_of_each_rank_agrees_with_its_measured_memory() -> None:
-    # The first run compiles the modules that a rank loads late, which leaves its heap larger.
-    _, rows = (seen_by("tests.programs.estimate", PYTHONDONTWRITEBYTECODE="")["ranks"] for _ in range(2))
+    rows = seen_by("tests.programs.estimate", PYTHONDONTWRITEBYTECODE="")["ranks"]
     assert [row["rank"] for row in rows] == [0, 1]
     for row in rows:
-        assert row["ratio"] == pytest.approx(1, abs=TOLERANCE), row
+        assert abs(row["estimated"] - row["measured"]) <= TOLERANCE * row["measured"] + CODE_BYTES, row
 
 
 def test_ranks_and_contexts_are_shown_as_a_table_and_as_json() -> None:

@@ -9,7 +9,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ pytestmark = pytest.mark.timeout(600)
 
 # Ray guards its cluster by a token in the user's home. With an explicit address the token must be enabled.
 WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
+
+READ_AFTER_S = 15.0  # half of the time after which a client that reads nothing is disconnected
 
 # Lets a process run for a fifth of the time only.
 THROTTLE = """
@@ -551,17 +555,29 @@ def test_the_first_ctrl_c_completes_live_streams_and_refuses_new_requests(demo: 
                 reason = chunk.choices[0].finish_reason or reason
             return reason, refused, ready, health
 
-    # A client that begins to read when the whole answer is generated, which is larger than the kernel's buffers.
+    # A client that reads late an answer which is larger than the kernel's buffers, but before it would be disconnected.
     late = connect(demo)
     body = {"prompt": "Once", "n": 32, "max_tokens": 450, "logprobs": 20, "ignore_eos": True, "stream": True}
     late.sendall(message(COMPLETIONS, body | {"temperature": 1.5}))
     wait_until("the late client's request runs", lambda: demo.get("/props")[1].get("requests_running"), pause_s=0.01)
-    reason, refused, ready, health = asyncio.run(drained())
+    with ThreadPoolExecutor(1) as pool:
+        live_has_ended = threading.Event()
+
+        def read_late() -> tuple[int, bytes]:
+            live_has_ended.wait(READ_AFTER_S)
+            received, last = len(late.recv(2**20)), b""
+            while piece := late.recv(2**20):
+                received, last = received + len(piece), (last + piece)[-100:]
+            return received, last
+
+        reading = pool.submit(read_late)
+        try:
+            reason, refused, ready, health = asyncio.run(drained())
+        finally:
+            live_has_ended.set()
+        received, last = reading.result()
     assert reason == "length", "the stream is complete"
     assert ready[0] == 503 and ready[1]["phase"] == "draining" and health[0] == 200
-    received, last = len(late.recv(2**20)), b""
-    while piece := late.recv(2**20):
-        received, last = received + len(piece), (last + piece)[-100:]
     assert received > 2**23 and b"data: [DONE]" in last and last.endswith(b"0\r\n\r\n")
     assert refused["status"] == 503 and refused["code"] == "not_ready" and int(refused["after"]) >= 1
     assert demo.process.wait(180) == 0
