@@ -88,7 +88,10 @@ def main(argv: Sequence[str]) -> None:
     ) as llama:
         tokenizer = llama.tokenizer
         llama.runner._grammars = SlotGrammars(
-            lambda: grammar_vocabulary(tokenizer, tokenizer.stop_ids), vocabulary(llama), options.rows
+            lambda: grammar_vocabulary(tokenizer, tokenizer.stop_ids),
+            vocabulary(llama),
+            options.rows,
+            options.prompt + options.output,
         )
         checked = [checked_grammar(json_schema_grammar(schema), "schema") for schema in SCHEMAS]
         grammars = [for_answer(grammar, tokenizer) for grammar in checked]

@@ -5,6 +5,7 @@ sequence or new ranks have from their `SlotInit`. One thread makes matchers and 
 rows, not for others'. A matcher that exceeds the limits of time and memory refuses its row only.
 """
 
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from llama_core.execution.json_ending import JsonEnding, JsonVocabulary
 from llama_core.log_lines import where
 from llama_core.scheduling.step import ForcedTokens, Row, SlotInit
 
@@ -33,7 +35,9 @@ _UNAVAILABLE: Final = "this engine has no tokenizer, so that it cannot follow gr
 class _Slot:
     grammar: str
     position: int  # of the first token that the matcher has not consumed
+    limit: int  # the position behind the last token that may be sampled
     matcher: "LLMatcher | None" = None
+    ending: JsonEnding | None = None  # of an answer by a JSON schema, made with the matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,16 @@ class _Job:
 
 @dataclass(slots=True)
 class GrammarMasks:
-    """The masks of one step: `execution.backend.StepMasks`. After `wait`: the reason of each sample that has no token, and the
-    tokens that grammars leave no choice but to generate."""
+    """The masks of one step: `execution.backend.StepMasks`. After `wait`: the reason of each sample that has no token, the
+    tokens that grammars leave no choice but to generate, and the rows whose masks were narrowed so that the answer ends in time
+    (`json_ending`)."""
 
     bits: np.ndarray
     has_mask: list[bool]
     is_ready: np.ndarray
     reasons: dict[int, str] = field(default_factory=dict)
     forced: list[ForcedTokens] = field(default_factory=list)
+    shortened: list[int] = field(default_factory=list)
     work: "Future[None] | None" = None
 
     def wait(self) -> None:
@@ -71,23 +77,28 @@ class SlotGrammars:
 
     `vocabulary` is called once, in the thread, by `prepare` or for the first grammar; None: every grammar is refused."""
 
-    def __init__(self, vocabulary: "Callable[[], LLTokenizer] | None", vocab_size: int, num_slots: int) -> None:
+    def __init__(
+        self, vocabulary: "Callable[[], LLTokenizer] | None", vocab_size: int, num_slots: int, max_seq_len: int
+    ) -> None:
+        self._max_seq_len = max_seq_len
         self._slots: list[_Slot | None] = [None] * num_slots
         self.has_grammars = False
         self._num_words = -(-vocab_size // 32)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, tuple[LLMatcher, str]] = OrderedDict()  # with the schema's text
         self._load = vocabulary
         self._vocabulary: LLTokenizer | None = None
+        self._json: JsonVocabulary | None = None
 
     def prepare(self) -> None:
         if self._load is not None:
-            self._thread.submit(self._loaded)
+            self._thread.submit(lambda: self._loaded()[1].prepare())
 
     def admit(self, init: SlotInit) -> None:
         grammar = init.params.grammar
         begin = len(init.tokens) if init.prompt_length is None else init.prompt_length
-        self._slots[init.slot] = _Slot(grammar, begin) if grammar else None
+        limit = min(begin + init.params.max_tokens, self._max_seq_len)
+        self._slots[init.slot] = _Slot(grammar, begin, limit) if grammar else None
         self.has_grammars = bool(grammar) or any(slot is not None for slot in self._slots)
 
     def begin(self, rows: Seq[Row], tokens: torch.Tensor) -> GrammarMasks | None:
@@ -143,14 +154,22 @@ class SlotGrammars:
 
     def _fill_row(self, job: _Job, masks: GrammarMasks) -> None:
         """Write the bits of the row's samples, each after the drafts before it."""
-        matcher = job.slot.matcher = job.slot.matcher or self._new_matcher(job.slot.grammar)
+        if job.slot.matcher is None:
+            self._begin_matching(job.slot)
+        matcher, ending = job.slot.matcher, job.slot.ending
+        assert matcher is not None
         if matcher.try_consume_tokens(job.tokens) < len(job.tokens) and not matcher.is_stopped():
             raise _Refused("the tokens generated so far do not follow the grammar")
+        if ending is not None:
+            ending.append(job.tokens)
+        is_shortened = False
         num_consumed = 0
         for i in range(1 + len(job.drafts)):
             bits = masks.bits[job.sample + i]
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             _check(matcher)
+            if ending is not None and ending.is_near(position := job.position + i):
+                is_shortened |= ending.narrow(bits, matcher, job.drafts[:i], position)
             if i == len(job.drafts) or matcher.is_stopped() or not matcher.try_consume_tokens([job.drafts[i]]):
                 masks.bits[job.sample + i + 1 : job.sample + 1 + len(job.drafts)] = 0
                 break  # what is sampled behind a draft that the grammar refuses is dropped
@@ -159,28 +178,35 @@ class SlotGrammars:
             matcher.rollback(num_consumed)
         if not job.drafts and len(forced := matcher.compute_ff_tokens()) > 1:
             masks.forced.append(ForcedTokens(job.row, job.position, forced[:_MAX_FORCED]))
+        if is_shortened:
+            masks.shortened.append(job.row)
         _check(matcher)
 
-    def _new_matcher(self, grammar: str) -> "LLMatcher":
+    def _begin_matching(self, slot: _Slot) -> None:
         from llguidance import LLMatcher  # the engine runs without it where no request has a grammar
 
-        from llama_core.text.grammar import limits
+        from llama_core.text.grammar import limits, schema_of
 
-        compiled = self._compiled.pop(grammar, None)
-        if compiled is None:
-            compiled = LLMatcher(self._loaded(), grammar, log_level=0, limits=limits())
+        vocabulary, json_vocabulary = self._loaded()
+        kept = self._compiled.pop(slot.grammar, None)
+        if kept is None:
+            compiled = LLMatcher(vocabulary, slot.grammar, log_level=0, limits=limits())
             _check(compiled)
-        self._compiled[grammar] = compiled
+            schema = schema_of(slot.grammar)
+            kept = compiled, "" if schema is None else json.dumps(schema)
+        compiled, schema = self._compiled[slot.grammar] = kept
         if len(self._compiled) > _KEPT_GRAMMARS:
             self._compiled.popitem(last=False)
-        return compiled.deep_copy()
+        slot.matcher = compiled.deep_copy()
+        slot.ending = JsonEnding.of_schema(schema, json_vocabulary, slot.limit) if schema else None
 
-    def _loaded(self) -> "LLTokenizer":
+    def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
         if self._load is None:
             raise _Refused(_UNAVAILABLE)
-        if self._vocabulary is None:
+        if self._vocabulary is None or self._json is None:
             self._vocabulary = self._load()
-        return self._vocabulary
+            self._json = JsonVocabulary(self._vocabulary, self._num_words)
+        return self._vocabulary, self._json
 
 
 class _Refused(Exception):

@@ -73,7 +73,11 @@ class ModelRunner:
         self.report = report
         self._slots = slots
         # Rank 0 samples for all ranks.
-        self._grammars = SlotGrammars(vocabulary, config.vocab_size, len(slots.rules)) if parallel.rank == 0 else None
+        self._grammars = (
+            SlotGrammars(vocabulary, config.vocab_size, len(slots.rules), config.max_seq_len)
+            if parallel.rank == 0
+            else None
+        )
         self._ended = 0.0  # when the latest result was read
         self._num_results = self._device_bytes = 0
 
@@ -279,6 +283,7 @@ class ModelRunner:
                 non_finite=sampled.non_finite,
                 refused=[(i, reasons.get(i, CONTRADICTION)) for i in sampled.refused],
                 forced=masks.forced if masks is not None else [],
+                shortened=masks.shortened if masks is not None else [],
                 # The previous step may have ended after this step was started.
                 elapsed_ms=(time.perf_counter() - max(begin, self._ended)) * 1e3,
                 device_memory_bytes=self._allocated_bytes(),

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, or a stop string
-    LENGTH = "length"  # max_tokens or the context reached
+    LENGTH = "length"  # max_tokens or the context reached, or an answer by a JSON schema shortened before
     ABORT = "abort"  # the client disconnected or cancelled
     ERROR = "error"  # `Sequence.error` says which
 
@@ -97,6 +97,7 @@ class Sequence:
     num_drafts: int = 0
     drafting: Drafting | None = None  # made when drafts could pay
     forced: tuple[int, list[int]] = (0, [])  # a position and the tokens that the grammar expects from there on
+    is_shortened: bool = False  # its answer ends earlier than the grammar asks, so that it ends within max_length
     block_hashes: list[bytes] = field(default_factory=list)  # prefix hashes of its full blocks, as far as computed
     num_registered: int = 0  # of `blocks`, those registered in the prefix cache
     num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
@@ -116,6 +117,7 @@ class Sequence:
         first `num_read` tokens, which have been read."""
         seq = Sequence(self.prompt, self.params, self.max_length, self.owner, self.priority, self.cache_scope)
         seq.tokens += self.output
+        seq.is_shortened = self.is_shortened
         if self.logprobs:
             num_new = num_read - self.prompt_len
             seq.logprobs = [READ_LOGPROB] * num_new + self.logprobs[num_new:]

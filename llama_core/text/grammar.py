@@ -81,7 +81,7 @@ def for_answer(grammar: str, tokenizer: Tokenizer) -> str:
         return grammar
     first, *others = json.loads(grammar)["grammars"]
     start = {"lark_grammar": 'start: " "? @answer'}
-    return json.dumps({"grammars": [start, first | {"name": "answer"}, *others]})
+    return _beside_schema([start, first | {"name": "answer"}, *others], schema_of(grammar))
 
 
 def checked_grammar(grammar: str, param: str) -> str:
@@ -99,15 +99,20 @@ def checked_grammar(grammar: str, param: str) -> str:
         return grammar
     bounded = [json.dumps({"grammars": [first | {"json_schema": bounded_schema(schema)}, *others]})]
     if (rules := schema_rules(schema, _SPACING)) is not None:
-        # The schema stays beside the rules for those who read the grammar. llguidance reads "grammars" alone.
-        given = {"grammars": [{"lark_grammar": rules}, *others], "json_schema": schema}
-        bounded.insert(0, json.dumps(given))
+        bounded.insert(0, _beside_schema([{"lark_grammar": rules}, *others], schema))
     # An optional part that no value satisfies, for one, compiles in the schema alone.
     return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each)), grammar)
 
 
+def _beside_schema(grammars: Sequence[Any], schema: Any) -> str:
+    """The grammars' text. The schema stays beside them for those who read it: llguidance reads "grammars" alone."""
+    return json.dumps({"grammars": grammars} | ({} if schema is None else {"json_schema": schema}))
+
+
 def schema_of(grammar: str) -> Any:
     """The JSON schema that the grammar was made from; None for another grammar."""
+    if '"json_schema"' not in grammar:
+        return None
     parsed = json.loads(grammar)
     return parsed.get("json_schema") or parsed["grammars"][0].get("json_schema")
 

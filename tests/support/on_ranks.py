@@ -159,5 +159,6 @@ def serve(
         "prefix_hits": scheduler.num_prefix_hits,
         "drafts_accepted": scheduler.num_drafts_accepted,
         "errors": [None if seq.error is None else seq.error.message for seq in sequences],
+        "reasons": [seq.finish_reason.value if seq.finish_reason else None for seq in sequences],
         "blocks_used": pool.num_used,
     }

@@ -151,7 +151,7 @@ def test_the_tokenizer_is_asked_once_for_a_text_that_grammars_force(monkeypatch:
 
 
 def test_a_matcher_is_rebuilt_from_the_tokens_generated_before() -> None:
-    slots = SlotGrammars(lambda: grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids), TOKENIZER.vocab_size, 2)
+    slots = SlotGrammars(lambda: grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids), TOKENIZER.vocab_size, 2, 160)
     prompt = TOKENIZER.encode("Say", bos=True, eos=False)
     generated = TOKENIZER.encode('{"name": "Tom", "kind', bos=False, eos=False)
     params = request("", 0, OBJECT)[1]
@@ -173,3 +173,51 @@ def test_a_matcher_is_rebuilt_from_the_tokens_generated_before() -> None:
     assert (whole.bits == masks[-1].bits).all() and int(whole.bits.any()) > 0 and not whole.reasons
     assert slots.begin([Row(1, 0, 3, False)], tokens) is None
     slots.close()
+
+
+UNLIMITED: tuple[dict[str, Any], ...] = (
+    {"type": "string"},
+    {"type": "array", "items": {"type": "string"}, "minItems": 2},
+    {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1},
+    {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}},
+)
+
+
+def unlimited(max_tokens: int) -> list[tuple[list[int], SamplingParams]]:
+    """Answers that go on and on: no token of their own ends them, and brackets are all but always opened."""
+    closing = (token for token in range(TOKENIZER.n_words) if TOKENIZER.token_bytes(token)[:1] in (b'"', b"]", b"}"))
+    bias = tuple((token, -8.0) for token in (*closing, *TOKENIZER.stop_ids))
+    found = []
+    for seed, schema in enumerate(UNLIMITED):
+        grammar = grammars.for_answer(grammars.checked_grammar(grammars.json_schema_grammar(schema), "g"), TOKENIZER)
+        prompt, params = request("Write", seed, grammar)
+        found.append((prompt, replace(params, max_tokens=max_tokens, logit_bias=bias)))
+    return found
+
+
+@pytest.mark.parametrize("backend", ["native", "torch", "fused"])
+def test_answers_by_schemas_without_limits_end_within_max_tokens(backend: str) -> None:
+    found = serve(unlimited(40), backend=backend)
+    for schema, output, reason in zip(UNLIMITED, found["outputs"], found["reasons"], strict=True):
+        jsonschema.validate(json.loads(TOKENIZER.decode(output)), schema)
+        assert 25 < len(output) <= 40 and reason == "length"
+
+
+def test_shortened_answers_are_the_same_alone_batched_preempted_in_chunks_and_with_drafts() -> None:
+    requests = unlimited(60)
+    expected = [serve([one])["outputs"][0] for one in requests]
+    assert serve(requests)["outputs"] == expected
+    assert serve(requests, max_step_tokens=9, arrivals=[0, 4, 2, 9])["outputs"] == expected
+    crowded = serve(requests, num_blocks=8)
+    assert crowded["preemptions"] > 0 and crowded["outputs"] == expected
+    assert serve(requests, max_drafts=24)["outputs"] == expected
+
+
+def test_an_answer_that_has_room_or_cannot_end_in_time_is_what_it_would_be() -> None:
+    [(prompt, params)] = mixed()[1:2]
+    expected = serve([(prompt, params)])
+    length = len(expected["outputs"][0])
+    assert expected["reasons"] == ["stop"]
+    for most, output in ((length + 14, expected["outputs"]), (8, [expected["outputs"][0][:8]])):
+        found = serve([(prompt, replace(params, max_tokens=most))])
+        assert found["outputs"] == output and found["reasons"] == ["stop" if most > length else "length"]
