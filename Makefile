@@ -7,11 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 CXX_FILES := $(wildcard llama_core/execution/native/*.[ch]pp llama_core/execution/native/weight_formats/*.hpp benchmarks/harness/*.cpp tests/support/*.[ch]pp)
 
-.PHONY: help setup serve test chaos soak fuzz gpu-check gpu-bench audit lint clean
+.PHONY: help setup serve test test-full chaos soak fuzz gpu-check gpu-bench audit lint clean
 
 help:
 	@sed -n '1,2p' Makefile
-	@echo "targets: setup serve test chaos soak fuzz gpu-check gpu-bench audit lint clean"
+	@echo "targets: setup serve test test-full chaos soak fuzz gpu-check gpu-bench audit lint clean"
 
 setup: $(VENV)/.ready
 
@@ -32,15 +32,17 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
-# All tests in lanes side by side, with the linters and a soak of 45 seconds.
+# The tests in lanes side by side, with the linters and a soak of 30 seconds. test-full adds the full matrices: every combination
+# of instruction sets, ranks, proxies and faults that `make test` takes one or two of.
 # They start hundreds of Python processes, in which importing torch takes twice as long without compiled modules on the disk.
-test: export PYTHONDONTWRITEBYTECODE :=
-test:
+test test-full: export PYTHONDONTWRITEBYTECODE :=
+test-full: FULL := --full
+test test-full:
 	@# Beside the set-up, which keeps one core busy: the native engine for the instruction sets that the tests compare.
 	@# pip compiles no module, because most are never imported: Python compiles a module when it is first imported.
-	@$(PYTHON) tests/support/native_builds.py & \
+	@$(PYTHON) tests/support/native_builds.py $(FULL) & \
 	PIP_COMPILE=0 $(MAKE) --no-print-directory setup; status=$$?; wait; exit $$status
-	$(BIN)/python -m tests
+	$(BIN)/python -m tests $(FULL)
 
 # 200 faults at random moments under 50 live streams: ten minutes.
 chaos: setup

@@ -5,7 +5,7 @@ Then three lanes run at a time: one that computes beside two that mostly wait fo
 that compute have a lower priority, because Ray and Ray Serve allow a process only seconds to start. A lane
 prints one line when it ends, and all of its output if it failed. The last line counts all tests. The exit status is 1 if a
 lane failed.
-Further arguments go to every pytest.
+Further arguments go to every pytest: --full, as in `make test-full`, adds the tests marked full.
 """
 
 import argparse
@@ -43,7 +43,7 @@ COMPUTING = ("unit", "lint")  # one at a time; the longest first
 WAITING = ("starts", "nodes", "servers", "soak", "chaos")  # the longest first
 AT_ONCE = 3
 NICENESS = 19  # of a lane that computes: less than the workers of Ray have, whose niceness is 15
-SOAK = ("--seconds", "45", "--every", "15", "--streams", "3", "--pause", "1")
+SOAK = ("--seconds", "30", "--every", "14", "--streams", "2", "--pause", "1")
 CXX_FILES = [str(path) for folder in ("llama_core", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[ch]pp"))]
 COMMANDS = {
     "lint": (
@@ -52,7 +52,7 @@ COMMANDS = {
         (sys.executable, "-m", "mypy"),
         (str(Path(sys.executable).with_name("clang-format")), "--dry-run", "--Werror", *CXX_FILES),
     ),
-    # 45 seconds under load, with a rank killed every 15.
+    # 30 seconds under load, in which a rank is killed twice.
     "soak": ((sys.executable, "-m", "tests.chaos.soak", *SOAK),),
 }
 ENDING = re.compile(

@@ -140,6 +140,7 @@ def test_a_test_module_that_lacks_a_library_is_named_and_a_failing_one_fails_the
     assert list(record.figures.values()) == [{"lacks": "no_such_library"}, {"passed": 1}, {"failed": 1}]
 
 
+@pytest.mark.full
 def test_every_kernel_of_the_source_is_launched_for_memcheck() -> None:
     """In Triton's interpreter. A new kernel belongs into `benchmarks.gpu.every_kernel`, and into a test marked cuda."""
     in_source = every_kernel.kernels_in_source()
@@ -339,6 +340,7 @@ def test_the_command_runs_sections_in_processes(tmp_path: Path) -> None:
     assert figures["kill_to_token_s"] >= figures["next_load_s"] and "  load_s: " in done.stdout
 
 
+@pytest.mark.full
 def test_sections_of_several_gpus_run_in_processes_that_gloo_joins(tmp_path: Path) -> None:
     words = [*TINY.arguments, "--out", str(tmp_path), "--only", *OF_RANKS]
     done = subprocess.run(

@@ -12,7 +12,10 @@ from tests.support.programs import REPOSITORY, environment
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("standby", [True, False], ids=["with standby processes", "without"])
+@pytest.mark.parametrize(
+    "standby",
+    [pytest.param(True, id="with standby processes"), pytest.param(False, id="without", marks=pytest.mark.full)],
+)
 def test_faults_lose_no_token_of_live_streams(standby: bool, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     flags = ["--faults", "7" if standby else "4", "--streams", "12", "--pause", "1.5", "--step-timeout", "6"]

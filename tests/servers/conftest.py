@@ -1,6 +1,6 @@
-"""Two servers for the whole session, because a start takes as long as many tests together.
+"""Three servers for the whole session, because a start takes as long as many tests together.
 
-`test_end_to_end.py` ends both. The other files that use them come before it in alphabetical order.
+`test_end_to_end.py` ends the first two. The other files that use them come before it in alphabetical order.
 """
 
 import hashlib
@@ -12,6 +12,8 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from tests.conftest import GOLDEN
 from tests.support.server import GOLDEN_ARGS, SERVE_RUN, Server, served
 
+API_KEYS = ("kq7-one", "kq7-two")
+RESUME_WINDOW_S = 5.0
 DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 60.0  # instead of 5 s, because the machine may be busy
 
 
@@ -34,6 +36,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with served(command=SERVE_RUN, args=args, env={"RAY_SERVE_ENABLE_HA_PROXY": "0"}) as server:
         server.wait_ready()
         yield server
+
+
+@pytest.fixture(scope="session")
+def with_keys() -> Iterator[Server]:
+    """The demo model for several API keys, which keeps streams for a few seconds. `test_up_command.py` ends it."""
+    args = {"spare_ranks": False, "resume_window_s": RESUME_WINDOW_S}
+    with served(args=args, env={"LLAMA_API_KEYS": ",".join(API_KEYS)}) as running:
+        running.wait_ready()
+        yield running
 
 
 @pytest.fixture(params=["demo", "plain"], ids=["through HAProxy", "through Serve's proxy"])

@@ -3,22 +3,21 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 
-from deployments.api_keys import digests_of
+from tests.servers.conftest import API_KEYS, RESUME_WINDOW_S
 from tests.support.joined_events import id_of, joined
 from tests.support.raw_http import CHAT, COMPLETIONS
-from tests.support.server import Server, is_idle, served
+from tests.support.server import Server, is_idle
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
-WINDOW_S = 5.0
 TOKENS = 48
 HELLO = {"messages": [{"role": "user", "content": "Tell me a story about a dog."}]}
 SEEDED = {"temperature": 0.9, "seed": 11, "max_tokens": TOKENS, "stream_options": {"include_usage": True}}
@@ -109,46 +108,37 @@ def _comparable(found: list[Any]) -> list[Any]:
     return [(place, value) for place, value in found if "cache" not in place and place not in VARYING]
 
 
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[Server]:
-    """A server with two API keys, for the tests that kill its ranks."""
-    args = {"api_key_digests": list(digests_of("one,two")), "resume_window_s": WINDOW_S, "spare_ranks": False}
-    with served(args=args) as running:
-        running.wait_ready()
-        yield running
-
-
 LONG = TALE | {"max_tokens": 300, "ignore_eos": True, "n": 2, "logprobs": 0}
 
 
-async def test_one_api_key_reads_no_stream_of_another_and_a_stream_expires(guarded: Server) -> None:
-    async with client_of(guarded, authorization="Bearer one") as client:
+async def test_one_api_key_reads_no_stream_of_another_and_a_stream_expires(with_keys: Server) -> None:
+    async with client_of(with_keys, authorization=f"Bearer {API_KEYS[0]}") as client:
         events = await client.events(COMPLETIONS, LONG, "mine", most=5)
         last = id_of(events[-1])
-        assert await client.status(COMPLETIONS, LONG, "mine", last, authorization="Bearer two") == (
+        assert await client.status(COMPLETIONS, LONG, "mine", last, authorization=f"Bearer {API_KEYS[1]}") == (
             404,
             "stream_not_found",
         )
         assert await client.status(COMPLETIONS, TALE, "mine", last) == (422, "idempotency_key_reused")
         rest = await client.events(COMPLETIONS, LONG, "mine", last)
         assert joined(events + rest) == joined(await client.events(COMPLETIONS, LONG))
-        await asyncio.sleep(WINDOW_S + 1)
+        await asyncio.sleep(RESUME_WINDOW_S + 1)
         assert await client.status(COMPLETIONS, LONG, "mine", last) == (404, "stream_not_found")
 
 
-async def test_a_stream_is_cut_and_resumed_while_a_rank_is_killed(guarded: Server) -> None:
+async def test_a_stream_is_cut_and_resumed_while_a_rank_is_killed(with_keys: Server) -> None:
     """Once before the ranks fail, and once while they are replaced; another connection takes over a stream that still runs."""
-    async with client_of(guarded, authorization="Bearer one") as client:
+    async with client_of(with_keys, authorization=f"Bearer {API_KEYS[0]}") as client:
         uncut = await client.events(COMPLETIONS, LONG)
         first = await client.events(COMPLETIONS, LONG, "killed", most=20)
         half_open = asyncio.create_task(client.events(COMPLETIONS, LONG, "killed", id_of(first[-1])))
         await asyncio.sleep(0.05)
-        ranks = await asyncio.to_thread(lambda: guarded.get("/props"))
+        ranks = await asyncio.to_thread(lambda: with_keys.get("/props"))
         assert ranks[0] == 401, "the routes are guarded"
-        pids = [pid for pid, command in guarded.processes().items() if command.startswith("ray::RankWorker")]
+        pids = [pid for pid, command in with_keys.processes().items() if command.startswith("ray::RankWorker")]
         os.kill(pids[0], signal.SIGKILL)
         second = await client.events(COMPLETIONS, LONG, "killed", id_of(first[-1]), most=30)
         third = await client.events(COMPLETIONS, LONG, "killed", id_of(second[-1]))
         assert joined(first + second + third) == joined(uncut)
         await asyncio.gather(half_open, return_exceptions=True)
-    assert "recovered after" in guarded.output()
+    assert "recovered after" in with_keys.output()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_the_openai_package_finds_what_its_program_expects(tmp_path: Path) -> None:
     client = replace(CLIENTS["openai-3"], kind="command")  # in this environment
-    with served(args=SERVER_ARGS) as server:
+    with served(args=SERVER_ARGS | {"spare_ranks": False}) as server:
         server.wait_ready()
         result = run_client("openai", client, server.url, tmp_path)
     assert result.outcome == "passed", result.failures

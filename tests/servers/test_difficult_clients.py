@@ -37,6 +37,7 @@ pytestmark = pytest.mark.timeout(600)
 
 QUICK_S = 60.0  # for operations of milliseconds, on a machine that other tests share
 SEND_TIMEOUT_S = HttpLimits().send_timeout_s
+NUM_STALLED = 16
 LONG = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "temperature": 1.5}
 
 
@@ -49,14 +50,14 @@ def servers(demo: Server, plain: Server) -> tuple[Server, Server]:
 def stalled(servers: tuple[Server, Server]) -> Iterator[list[socket.socket]]:
     """A client of each server that reads nothing of its stream, started now for the last test, which needs half a minute to
     have passed. Its stream is larger than the kernel's buffers."""
-    body = LONG | {"stream": True, "n": 64, "logprobs": 20}
+    body = LONG | {"stream": True, "n": NUM_STALLED, "logprobs": 20}
     connections = []
     for server in servers:
         before = num_generated(server)
         connections.append(connect(server, receive_buffer=4096))
         connections[-1].sendall(message(COMPLETIONS, body))
         # The whole answer is generated, or its client was disconnected.
-        most = before + 64
+        most = before + NUM_STALLED
         wait_until("the stream has begun", lambda s=server, n=most: num_generated(s) >= n)  # type: ignore[misc]
         wait_until("the stream has ended", partial(is_idle, server), 240)
     yield connections
@@ -198,7 +199,16 @@ def test_a_thousand_simultaneous_streams_are_complete_or_refused_with_retry_afte
             assert answer.error()["code"] == "queue_full" and int(answer.headers["retry-after"]) >= 1
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize(
+    ("server", "stream"),
+    [
+        pytest.param("demo", True, id="through HAProxy-streamed"),
+        pytest.param("plain", False, id="through Serve's proxy-whole"),
+        pytest.param("demo", False, id="through HAProxy-whole", marks=pytest.mark.full),
+        pytest.param("plain", True, id="through Serve's proxy-streamed", marks=pytest.mark.full),
+    ],
+    indirect=["server"],
+)
 def test_clients_that_disconnect_while_queued_are_removed_and_running_streams_continue(
     server: Server, stream: bool
 ) -> None:

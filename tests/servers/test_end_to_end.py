@@ -502,7 +502,7 @@ def test_live_streams_lose_no_token_when_a_rank_is_killed(server: str, request: 
 
     async def all_streams(*, kill: bool) -> list[tuple[str, str | None]]:
         async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=180) as api:
-            began = [asyncio.Event() for _ in range(24)]
+            began = [asyncio.Event() for _ in range(12)]
             streams = [asyncio.create_task(stream(api, number, event)) for number, event in enumerate(began)]
             if kill:
                 await asyncio.gather(*(event.wait() for event in began))

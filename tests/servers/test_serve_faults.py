@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def asks(num_tokens: int = 1000) -> list[Ask]:
+def asks(num_tokens: int = 600) -> list[Ask]:
     body = {"model": "llama-demo", "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     body |= {"stream_options": {"include_usage": True}}
     return [
@@ -42,7 +42,7 @@ def asks(num_tokens: int = 1000) -> list[Ask]:
 
 
 async def streams(
-    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 1000
+    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 600
 ) -> list[Heard]:
     """The answer of each stream; `meanwhile` is called when all streams have begun."""
     async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
@@ -146,7 +146,7 @@ async def test_every_replica_completes_its_live_streams_at_a_shutdown() -> None:
         server.wait_ready()
         await until("both replicas are ready", partial(replicas, 0), 240)
         async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
-            streaming = [asyncio.create_task(stream_on(client, ask)) for ask in asks(3000)]
+            streaming = [asyncio.create_task(stream_on(client, ask)) for ask in asks(1500)]
             await until("both replicas run streams", partial(replicas, 1), pause_s=0.01)
             begun = [each for each in heard if each.times]
             assert not all(each.done for each in begun)

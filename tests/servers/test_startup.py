@@ -75,8 +75,14 @@ def ray_directory() -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("answer_after_s", "fault"),
-    [(20, "does not match its checksum"), (0, "not a checkpoint that can be loaded safely")],
-    ids=["a flipped bit, while requests wait", "a malicious pickle, while requests are answered 503"],
+    [
+        pytest.param(
+            *(20, "does not match its checksum"), id="a flipped bit, while requests wait", marks=pytest.mark.full
+        ),
+        pytest.param(
+            *(0, "not a checkpoint that can be loaded safely"), id="a malicious pickle, while requests are answered 503"
+        ),
+    ],
 )
 def test_a_damaged_file_is_named_and_ends_the_server_with_an_error_and_no_process(
     tmp_path: Path, ray_directory: str, answer_after_s: int, fault: str

@@ -184,6 +184,7 @@ def test_every_line_of_the_log_is_json_and_has_no_prompt(run: Observed) -> None:
     assert not any(SECRET.encode() in body for body in run.collector.bodies)
 
 
+@pytest.mark.full
 def test_prompts_are_logged_where_that_is_asked_for() -> None:
     for run in observed(log_prompts=True, log_format="text", model_parallel_size=1):
         assert ask(run, "/v1/completions", "asked", prompt=f"the {SECRET}", max_tokens=2).status_code == 200

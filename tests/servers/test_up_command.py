@@ -3,25 +3,18 @@
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from tests.servers.conftest import API_KEYS
 from tests.support.programs import REPOSITORY, environment
 from tests.support.server import UP, Server, served
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
-WITH_KEY = {"Authorization": "Bearer kq7-two"}
-
-
-@pytest.fixture(scope="module")
-def with_keys() -> Iterator[Server]:
-    with served(args={"spare_ranks": False}, env={"LLAMA_API_KEYS": "kq7-one,kq7-two"}) as running:
-        running.wait_ready()
-        yield running
+WITH_KEY = {"Authorization": f"Bearer {API_KEYS[1]}"}
 
 
 def test_with_keys_the_server_reports_ready_and_asks_for_a_key(with_keys: Server) -> None:

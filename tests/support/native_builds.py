@@ -1,6 +1,7 @@
 """The native engine's builds for other instruction sets than this CPU's, which tests of its bits compare.
 
-`python tests/support/native_builds.py` makes them all: `make test` runs it beside the set-up, so it needs no package.
+`python tests/support/native_builds.py` makes those of each run, with --full all: `make test` runs it beside the set-up, so it
+needs no package.
 """
 
 import importlib.util
@@ -11,6 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 FLAGS = ("", "-DLLAMA_NO_AMX", "-march=skylake-avx512", "-march=x86-64-v3", "-march=x86-64-v2")
+IN_EACH_RUN = (
+    "",
+    "-march=skylake-avx512",
+    "-march=x86-64-v3",
+)  # with AMX, with AVX-512 and with AVX2, where the CPU has them
 _BUILD = Path(__file__).parents[2] / "llama_core" / "execution" / "native" / "build.py"
 
 
@@ -47,7 +53,7 @@ def _load_build() -> ModuleType:
 def main() -> None:
     """Build for each set of flags that this CPU can run. Without a compiler nothing is built, and the tests say why."""
     build = _load_build()
-    for flags in FLAGS:
+    for flags in FLAGS if "--full" in sys.argv else IN_EACH_RUN:
         if unsupported_reason(flags) is None:
             os.environ.update(variables(flags))
             build.library_path.cache_clear()

@@ -18,10 +18,10 @@ def environment(**changes: str) -> dict[str, str]:
     return inherited | PATIENT_SERVE | {"PYTHONPATH": str(REPOSITORY)} | changes
 
 
-def seen_by(module: str, timeout_s: float = 240.0, **changes: str) -> dict[str, Any]:
+def seen_by(module: str, *words: str, timeout_s: float = 240.0, **changes: str) -> dict[str, Any]:
     """The JSON that the program `module` prints after the word SEEN. `changes` are set in its environment."""
     finished = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", module, *words],
         cwd=REPOSITORY,
         env=environment(**changes),
         capture_output=True,

@@ -118,7 +118,11 @@ def test_requests_differ_from_each_other(alone_one_by_one: dict[str, Any]) -> No
     assert sum(len(set(output)) > 3 for output in outputs) > 8
 
 
-@pytest.mark.parametrize("budget", [8, 17, 64], ids=lambda budget: f"{budget} tokens a step")
+@pytest.mark.parametrize(
+    "budget",
+    [8, pytest.param(17, marks=pytest.mark.full), pytest.param(64, marks=pytest.mark.full)],
+    ids=lambda budget: f"{budget} tokens a step",
+)
 def test_batched_with_others_and_prefilled_in_chunks_equals_alone(
     ranks: Any, wide: str, world_size: int, budget: int, backend: str, alone_one_by_one: dict[str, Any]
 ) -> None:

@@ -103,7 +103,7 @@ def test_rules_masks_and_logprobs_take_one_copy_more_each_and_no_wait_for_the_de
         assert len(device.host_accesses) == before[3]
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_all_ranks_join_the_same_collectives_in_the_same_order(ranks: Any, world_size: int) -> None:
     runs: list[SimulatedRun] = ranks(world_size).call(simulated, MP1, requests_of(7), 7, 0.3)
     for run in runs:

@@ -30,6 +30,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
+from tests.support.builds_to_test import with_full_ones
 from tests.support.native_builds import FLAGS, unsupported_reason, variables
 
 DEMO = Path(__file__).parents[3] / "demo"
@@ -117,7 +118,7 @@ for dtype, quantization in TOLERANCE:
 """
 
 
-@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: flags or "this CPU")
+@pytest.mark.parametrize("flags", with_full_ones(FLAGS), ids=lambda flags: flags or "this CPU")
 def test_a_sequences_bits_do_not_depend_on_its_batch_or_chunks_whatever_the_instructions(
     flags: str, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from llama_core.model_config import ModelConfig, RopeConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from tests.support import plain_model
+from tests.support.builds_to_test import with_full_ones
 from tests.support.native_builds import FLAGS, unsupported_reason, variables
 
 # Divided by 1 rank only: 6 query heads on 3 key/value heads, and dimensions that neither 2 nor 4 ranks divide.
@@ -190,7 +191,7 @@ for switch in ("narrow heads, q, k norm", "windows", "one window", "all"):
 """
 
 
-@pytest.mark.parametrize("flags", FLAGS[1:])
+@pytest.mark.parametrize("flags", with_full_ones(FLAGS[1:]))
 def test_bits_do_not_depend_on_how_the_tokens_are_computed_whatever_the_instructions(flags: str) -> None:
     if reason := unsupported_reason(flags):
         pytest.skip(reason)
