@@ -5,7 +5,6 @@ sequence or new ranks have from their `SlotInit`. One thread makes matchers and 
 rows, not for others'. A matcher that exceeds the limits of time and memory refuses its row only.
 """
 
-import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -37,7 +36,7 @@ class _Slot:
     position: int  # of the first token that the matcher has not consumed
     limit: int  # the position behind the last token that may be sampled
     matcher: "LLMatcher | None" = None
-    ending: JsonEnding | None = None  # of an answer by a JSON schema, made with the matcher
+    ending: JsonEnding | None = None  # of JSON and calls of tools, made with the matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class SlotGrammars:
         self.has_grammars = False
         self._num_words = -(-vocab_size // 32)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._compiled: OrderedDict[str, tuple[LLMatcher, str]] = OrderedDict()  # with the schema's text
+        self._compiled: OrderedDict[str, tuple[LLMatcher, str]] = OrderedDict()  # with its description
         self._load = vocabulary
         self._vocabulary: LLTokenizer | None = None
         self._json: JsonVocabulary | None = None
@@ -185,20 +184,19 @@ class SlotGrammars:
     def _begin_matching(self, slot: _Slot) -> None:
         from llguidance import LLMatcher  # the engine runs without it where no request has a grammar
 
-        from llama_core.text.grammar import limits, schema_of
+        from llama_core.text.grammar import json_description, limits
 
         vocabulary, json_vocabulary = self._loaded()
         kept = self._compiled.pop(slot.grammar, None)
         if kept is None:
             compiled = LLMatcher(vocabulary, slot.grammar, log_level=0, limits=limits())
             _check(compiled)
-            schema = schema_of(slot.grammar)
-            kept = compiled, "" if schema is None else json.dumps(schema)
-        compiled, schema = self._compiled[slot.grammar] = kept
+            kept = compiled, json_description(slot.grammar)
+        compiled, description = self._compiled[slot.grammar] = kept
         if len(self._compiled) > _KEPT_GRAMMARS:
             self._compiled.popitem(last=False)
         slot.matcher = compiled.deep_copy()
-        slot.ending = JsonEnding.of_schema(schema, json_vocabulary, slot.limit) if schema else None
+        slot.ending = JsonEnding.of(description, json_vocabulary, slot.limit) if description else None
 
     def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
         if self._load is None:

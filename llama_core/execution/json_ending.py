@@ -1,4 +1,4 @@
-"""Brings answers of a JSON schema to their end within `max_tokens`: near the limit, masks lose the tokens that lead on.
+"""Brings JSON and calls of tools to their end within `max_tokens`: near the limit, masks lose the tokens that lead on.
 
 Without this an answer that reaches the limit is cut where it is, and no client can parse it. The number of tokens that the
 answer needs at least is found by following its grammar, always with the token that closes most. While the limit is further
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 # With fewer tokens beyond the fewest the model has no choice: a string's last character may take several, and so may an escape.
 _SLACK: Final = 4
 _TIGHT: Final = 8  # tokens beyond the fewest that must be left behind a token that opens or continues something
+_FEW: Final = 16  # tokens that are looked at one by one
 _MAX_WATCHED: Final = 512  # tokens before the limit in which masks are looked at
 _QUOTE: Final = 0x22
 _BACKSLASH: Final = 0x5C
 _IN_NUMBERS: Final = frozenset(b"0123456789+-.eE")
-_VALUES: Final = b"0123456789tfn"  # the first characters of short values
+_CLOSERS: Final = b"}])"  # the last one of pythonic calls
+_VALUES: Final = b"0123456789tfnTFN"  # the first characters of short values
+_BETWEEN_CALLS: Final = b";<"  # what formats of tools write before another call
 _SPACES: Final = b" \n\r\t"
 
 
@@ -74,7 +77,7 @@ class JsonVocabulary:
     @cached_property
     def closing(self) -> list[np.ndarray]:
         """Outside a string, from what closes most to what opens least."""
-        closes = self._mask(lambda text: not text.strip(b"}]"))
+        closes = self._mask(lambda text: not text.strip(_CLOSERS))
         return [
             _bits_of(self.ends, self._num_words),
             closes,
@@ -84,7 +87,7 @@ class JsonVocabulary:
     @cached_property
     def closing_string(self) -> list[np.ndarray]:
         """Inside a string."""
-        closes = self._mask(lambda text: text[0] == _QUOTE and not text[1:].strip(b"}]"))
+        closes = self._mask(lambda text: text[0] == _QUOTE and not text[1:].strip(_CLOSERS))
         return [closes, self._beginning(b'"')]
 
     @cached_property
@@ -113,9 +116,10 @@ class JsonEnding:
     text: JsonText = field(default_factory=JsonText)
 
     @classmethod
-    def of_schema(cls, schema: str, vocabulary: JsonVocabulary, limit: int) -> "JsonEnding":
-        # The schema names every key and the type of every value. The shortest text has each key once, and shorter values.
-        return cls(vocabulary, limit, min(vocabulary.num_tokens(schema) + 4 * _TIGHT, _MAX_WATCHED))
+    def of(cls, description: str, vocabulary: JsonVocabulary, limit: int) -> "JsonEnding":
+        """description: `text.grammar.json_description`."""
+        # Schemas name every key and the type of every value. The shortest text has each key once, and shorter values.
+        return cls(vocabulary, limit, min(vocabulary.num_tokens(description) + 4 * _TIGHT, _MAX_WATCHED))
 
     def append(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -137,17 +141,26 @@ class JsonEnding:
             return False
         if left - len(path) < _SLACK:
             kept = _bits_of(path[:1], len(bits))
+        elif _count(bits) <= _FEW:
+            kept = self._each_in_time(matcher, bits, text, left)
         elif text.in_string or text.in_number:
             return False
         else:
-            kept = self._in_time(matcher, bits, text, left)
+            kept = self._groups_in_time(matcher, bits, text, left)
         dropped = bits & ~kept & ~self.vocabulary.spaces
         bits &= kept
         return bool(dropped.any())
 
-    def _in_time(self, matcher: "LLMatcher", bits: np.ndarray, text: JsonText, left: int) -> np.ndarray:
-        """The allowed tokens between two values after which the answer can end within `left` tokens, by groups of tokens that
-        do the same."""
+    def _each_in_time(self, matcher: "LLMatcher", bits: np.ndarray, text: JsonText, left: int) -> np.ndarray:
+        """The allowed tokens after which the answer can end within `left` tokens."""
+
+        def is_in_time(token: int) -> bool:
+            return self._shortest(matcher, _bits_of([token], len(bits)), text, left) is not None
+
+        return _bits_of(filter(is_in_time, _tokens_of(bits)), len(bits))
+
+    def _groups_in_time(self, matcher: "LLMatcher", bits: np.ndarray, text: JsonText, left: int) -> np.ndarray:
+        """As `_each_in_time`, for groups of tokens that do the same between two values, by one token of each."""
         kept: np.ndarray = np.zeros_like(bits)
         rest = bits.copy()
         for group in self.vocabulary.closing:
@@ -193,6 +206,14 @@ def _first_bit(bits: np.ndarray) -> int:
     word = int(np.flatnonzero(bits)[0])
     value = int(bits[word])
     return 32 * word + (value & -value).bit_length() - 1
+
+
+def _tokens_of(bits: np.ndarray) -> list[int]:
+    return [int(token) for token in np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))]
+
+
+def _count(bits: np.ndarray) -> int:
+    return int(np.unpackbits(bits.view(np.uint8)).sum())
 
 
 def _bits_of(tokens: Iterable[int], num_words: int) -> np.ndarray:

@@ -96,10 +96,11 @@ class AnswerFormat:
             spaced=self._is_spaced,
             otherwise="@proper" if answer else "",
         )
-        grammar = lark_grammar(source)
+        made = json.loads(lark_grammar(source))
         if answer:
             first, *others = json.loads(answer)["grammars"]
-            grammar = json.dumps({"grammars": [*json.loads(grammar)["grammars"], first | {"name": "proper"}, *others]})
+            made["grammars"] += [first | {"name": "proper"}, *others]
+        grammar = json.dumps(made)
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
             if use.bounds_numbers:
                 return self._made_grammar(replace(use, bounds_numbers=False), begun, answer)
@@ -108,6 +109,11 @@ class AnswerFormat:
                 "smaller schemas",
                 param="tools",
             )
+        if (
+            use.mode == "required" and thought is None and not answer
+        ):  # beside other text quotation marks may be unpaired
+            described = json.dumps(made | {"tool_schemas": " ".join(tool.schema for tool in use.tools)})
+            return described if len(described.encode()) <= MAX_GRAMMAR_BYTES else grammar
         return grammar
 
 

@@ -117,6 +117,14 @@ def schema_of(grammar: str) -> Any:
     return parsed.get("json_schema") or parsed["grammars"][0].get("json_schema")
 
 
+def json_description(grammar: str) -> str:
+    """What describes the JSON of a grammar whose text is JSON or calls of tools: the schemas' text; "" for other grammars."""
+    if '"tool_schemas"' in grammar and (schemas := json.loads(grammar).get("tool_schemas")):
+        return str(schemas)
+    schema = schema_of(grammar)
+    return "" if schema is None else json.dumps(schema)
+
+
 def _problem(grammar: str) -> str:
     problem = LLMatcher.validate_grammar(grammar, limits=limits())
     return "" if problem.startswith("WARNING") else " ".join(problem.split())[:_MAX_ERROR_CHARS]

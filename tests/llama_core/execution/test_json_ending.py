@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -10,10 +11,15 @@ import pytest
 from llguidance import LLMatcher
 
 from llama_core.execution.json_ending import JsonEnding, JsonText, JsonVocabulary
-from llama_core.text.grammar import checked_grammar, json_schema_grammar, limits
+from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.grammar import checked_grammar, json_description, json_schema_grammar, limits
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from llama_core.text.registry import load_tokenizer
+from llama_core.text.tools.pieces import Arguments, CallStart, joined
+from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.tool import ToolUse
 from tests.programs.structured_output import bounded, unbounded
+from tests.support.tool_calls import FORMATS, TOOLS
 
 TOKENIZER = load_tokenizer(Path(__file__).parents[3] / "demo" / "tokenizer.model")
 NUM_WORDS = -(-TOKENIZER.n_words // 32)
@@ -21,11 +27,10 @@ VOCABULARY = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
 JSON_VOCABULARY = JsonVocabulary(VOCABULARY, NUM_WORDS)
 
 
-def sampled(schema: object, limit: int, seed: int) -> tuple[list[int], bool, bool]:
+def sampled(grammar: str, limit: int, seed: int) -> tuple[list[int], bool, bool]:
     """Tokens by chance among those allowed; whether the answer ended, and whether a mask was narrowed."""
-    grammar = checked_grammar(json_schema_grammar(schema), "g")  # type: ignore[arg-type]
     matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
-    ending = JsonEnding.of_schema(json.dumps(schema), JSON_VOCABULARY, limit)
+    ending = JsonEnding.of(json_description(grammar), JSON_VOCABULARY, limit)
     draw, bits = np.random.default_rng(seed), np.zeros(NUM_WORDS, np.uint32)
     tokens: list[int] = []
     was_narrowed = False
@@ -42,13 +47,17 @@ def sampled(schema: object, limit: int, seed: int) -> tuple[list[int], bool, boo
     return tokens, False, was_narrowed
 
 
+def grammar_of(schema: Any) -> str:
+    return checked_grammar(json_schema_grammar(schema), "g")
+
+
 @pytest.mark.parametrize("kind", ["bounded", "unbounded"])
 def test_random_answers_end_and_validate(kind: str) -> None:
     num_narrowed = 0
     for seed in range(120):
         schema = (bounded if kind == "bounded" else unbounded)(random.Random(seed))
         limit = (160, 400)[seed % 2] if kind == "bounded" else (40, 64, 100)[seed % 3]
-        tokens, has_ended, was_narrowed = sampled(schema, limit, seed)
+        tokens, has_ended, was_narrowed = sampled(grammar_of(schema), limit, seed)
         assert has_ended, (schema, TOKENIZER.decode(tokens))
         jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
         num_narrowed += was_narrowed
@@ -57,17 +66,36 @@ def test_random_answers_end_and_validate(kind: str) -> None:
 
 def test_an_answer_far_from_its_limit_is_left_alone() -> None:
     for seed in range(60):
-        schema = bounded(random.Random(seed))
-        tokens, has_ended, _ = sampled(schema, 4000, seed)
+        grammar = grammar_of(bounded(random.Random(seed)))
+        tokens, has_ended, _ = sampled(grammar, 4000, seed)
         assert has_ended
-        again, _, was_narrowed = sampled(schema, len(tokens) + 100, seed)
+        again, _, was_narrowed = sampled(grammar, len(tokens) + 100, seed)
         assert again == tokens and not was_narrowed
 
 
 def test_an_answer_that_cannot_end_in_time_is_left_alone() -> None:
-    schema = {"const": "a text of more tokens than are left"}
-    tokens, has_ended, was_narrowed = sampled(schema, 6, 0)
+    grammar = grammar_of({"const": "a text of more tokens than are left"})
+    tokens, has_ended, was_narrowed = sampled(grammar, 6, 0)
     assert len(tokens) == 6 and not has_ended and not was_narrowed
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_calls_of_tools_end_and_their_arguments_follow_the_schemas(tool_format: str) -> None:
+    answers = AnswerFormat(TOKENIZER, find_tool_format(tool_format), None)
+    schemas = {tool.name: json.loads(tool.schema) for tool in TOOLS}
+    use = ToolUse(TOOLS, "required")
+    num_narrowed = 0
+    for seed in range(30):
+        tokens, has_ended, was_narrowed = sampled(answers.grammar(use, begun=False), 120, seed)
+        assert has_ended, TOKENIZER.decode(tokens)
+        reader = answers.reader(use, begun=False)
+        pieces = joined([*reader.push(TOKENIZER.decode(tokens)), *reader.finish()])
+        assert {type(piece) for piece in pieces} == {CallStart, Arguments}, pieces
+        for start, arguments in zip(pieces[::2], pieces[1::2], strict=True):
+            assert isinstance(start, CallStart) and isinstance(arguments, Arguments)
+            jsonschema.validate(json.loads(arguments.text), schemas[start.name])
+        num_narrowed += was_narrowed
+    assert num_narrowed > 5
 
 
 @pytest.mark.parametrize(
