@@ -1,8 +1,8 @@
 """Run by test_own_cluster.py as a program of its own: a cluster of two nodes from the commands of cluster/deploy.
 
 `start_node.sh` starts the head and a second raylet, `serve deploy` deploys serve_cluster.yaml, then scales and updates it, all
-under streams. With --no-scaling there are two replicas from the start to the end. Both nodes have one address of the loopback
-interface, so HAProxy runs on the head only, and free ports replace the files' own. Prints its observations as one line of JSON.
+under streams. Both nodes have one address of the loopback interface, so HAProxy runs on the head only, and free ports replace
+the files' own. Prints its observations as one line of JSON.
 """
 
 import contextlib
@@ -249,10 +249,10 @@ def ready(url: str) -> tuple[int, str]:
     return 0, ""
 
 
-def run(cluster: Cluster, *, scales: bool) -> dict[str, Any]:
+def run(cluster: Cluster) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     cluster.start()
-    cluster.deploy(1 if scales else 2)
+    cluster.deploy(1)
     answers: list[tuple[int, str]] = []
     began = time.monotonic()
 
@@ -265,22 +265,18 @@ def run(cluster: Cluster, *, scales: bool) -> dict[str, Any]:
     seen["without_key"] = httpx.get(f"{cluster.url}/v1/models", timeout=60).status_code
     streams = Streams(cluster.url)
     try:
-        if scales:
-            first = cluster.replicas()
-            cluster.deploy(2)
-            seen["scaled_up_s"] = wait("two replicas", lambda: all_run(two := cluster.replicas(), 2) and first < two)
-        else:
-            wait("two replicas", lambda: all_run(cluster.replicas(), 2))
+        first = cluster.replicas()
+        cluster.deploy(2)
+        seen["scaled_up_s"] = wait("two replicas", lambda: all_run(two := cluster.replicas(), 2) and first < two)
         seen["draining_periods"] = sorted(cluster.draining_periods())
         old = cluster.replicas()
         cluster.deploy(2, max_batch_size=16)
         stopping = Stopping(cluster)
         seen["updated_s"] = wait("two new replicas", lambda: all_run(now := stopping.look(), 2) and not now & old)
         seen["longest_stop_s"] = stopping.longest_s
-        if scales:
-            cluster.deploy(1, max_batch_size=16)
-            seen["scaled_down_s"] = wait("one replica's process", lambda: len(cluster.replica_processes()) == 1)
-            wait("one replica", lambda: all_run(cluster.replicas(), 1))
+        cluster.deploy(1, max_batch_size=16)
+        seen["scaled_down_s"] = wait("one replica's process", lambda: len(cluster.replica_processes()) == 1)
+        wait("one replica", lambda: all_run(cluster.replicas(), 1))
     finally:
         seen["endings"] = streams.stop()
     seen["longest_pause_s"] = streams.longest_pause_s
@@ -294,7 +290,7 @@ def main() -> None:
         cluster = Cluster(Path(directory))
         began = time.monotonic()
         try:
-            seen = run(cluster, scales="--no-scaling" not in sys.argv)
+            seen = run(cluster)
         except BaseException:
             logs = Path(directory) / "ray" / "session_latest" / "logs" / "serve"
             for log in [

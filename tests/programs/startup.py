@@ -1,6 +1,6 @@
 """Run by test_startup.py as a program: deploys checkpoints with faults by Serve, each as an application.
 
-Prints its observations as one line of JSON.
+With arguments, only these cases. Prints its observations as one line of JSON.
 """
 
 import json
@@ -159,7 +159,7 @@ def deploy(directory: Path, port: int, cases: dict[str, int | None]) -> dict[str
     return {"cases": seen, "ready": sorted(ready), "most_ranks": max(most_ranks), "ranks_left": left, "states": states}
 
 
-def run(directory: Path) -> dict[str, Any]:
+def run(directory: Path, chosen: list[str]) -> dict[str, Any]:
     import ray  # only in the program: the test imports this module without Ray
     from ray import serve
 
@@ -183,7 +183,11 @@ def run(directory: Path) -> dict[str, Any]:
         )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        seen = {what: deploy(directory, port, cases) for what, cases in BATCHES.items()}
+        batches = {
+            what: {name: count for name, count in cases.items() if not chosen or name in chosen}
+            for what, cases in BATCHES.items()
+        }
+        seen = {what: deploy(directory, port, cases) for what, cases in batches.items() if cases}
         return {"batches": seen, "sprung": (directory / "sprung").exists()}
     finally:
         serve.shutdown()
@@ -192,4 +196,4 @@ def run(directory: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-        print("SEEN " + json.dumps(run(Path(temporary))), file=sys.stdout)
+        print("SEEN " + json.dumps(run(Path(temporary), sys.argv[1:])), file=sys.stdout)

@@ -6,18 +6,12 @@ import pytest
 
 from tests.support.programs import seen_by
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(("--no-scaling",), id="two replicas"),
-        pytest.param((), id="one to two to one", marks=pytest.mark.full),
-    ],
-)
-def seen(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return seen_by("tests.programs.own_cluster", *request.param, timeout_s=540)
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    return seen_by("tests.programs.own_cluster", timeout_s=540)
 
 
 def test_the_shipped_commands_start_a_cluster_that_serves_with_api_keys(seen: dict[str, Any]) -> None:

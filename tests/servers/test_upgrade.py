@@ -41,7 +41,7 @@ async def deploy(server: Server, **changes: object) -> int:
 
 
 async def test_no_request_fails_during_a_failed_or_a_successful_update() -> None:
-    with served(args=ARGS) as server:
+    with served(args=ARGS, env={"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1"}) as server:
         server.wait_ready()
         stopping, errors, num_answers = asyncio.Event(), [], 0
 

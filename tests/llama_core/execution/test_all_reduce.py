@@ -24,7 +24,7 @@ from tests.support.interpreter import interpreted_environment
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
 
-@pytest.mark.parametrize(("world_size", "dtype"), [(2, "float16"), (4, "float32")])
+@pytest.mark.parametrize(("world_size", "dtype"), [(2, "float16"), pytest.param(4, "float32", marks=pytest.mark.full)])
 def test_interpreted_sums_are_those_in_the_order_of_ranks_however_late_a_rank_comes(
     world_size: int, dtype: str, tmp_path: Path
 ) -> None:
