@@ -34,7 +34,7 @@ _UNAVAILABLE: Final = "this engine has no tokenizer, so that it cannot follow gr
 class _Slot:
     grammar: str
     position: int  # of the first token that the matcher has not consumed
-    limit: int  # the position behind the last token that may be sampled
+    limit: int | None  # the position behind the last token that may be sampled; None: the end is not brought about
     matcher: "LLMatcher | None" = None
     ending: JsonEnding | None = None  # of JSON and calls of tools, made with the matcher
 
@@ -96,8 +96,11 @@ class SlotGrammars:
     def admit(self, init: SlotInit) -> None:
         grammar = init.params.grammar
         begin = len(init.tokens) if init.prompt_length is None else init.prompt_length
-        limit = min(begin + init.params.max_tokens, self._max_seq_len)
-        self._slots[init.slot] = _Slot(grammar, begin, limit) if grammar else None
+        params = init.params
+        limit = min(begin + params.max_tokens, self._max_seq_len)
+        # These rules may forbid the tokens that close.
+        closes = not (params.allowed_token_ids or params.bad_words or params.min_tokens)
+        self._slots[init.slot] = _Slot(grammar, begin, limit if closes else None) if grammar else None
         self.has_grammars = bool(grammar) or any(slot is not None for slot in self._slots)
 
     def begin(self, rows: Seq[Row], tokens: torch.Tensor) -> GrammarMasks | None:
@@ -196,7 +199,8 @@ class SlotGrammars:
         if len(self._compiled) > _KEPT_GRAMMARS:
             self._compiled.popitem(last=False)
         slot.matcher = compiled.deep_copy()
-        slot.ending = JsonEnding.of(description, json_vocabulary, slot.limit) if description else None
+        if description and slot.limit is not None:
+            slot.ending = JsonEnding.of(description, json_vocabulary, slot.limit)
 
     def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
         if self._load is None:

@@ -81,7 +81,7 @@ class JsonVocabulary:
         return [
             _bits_of(self.ends, self._num_words),
             closes,
-            *map(self._beginning, (b",", b":", _VALUES, b'"', b"[", b"{")),
+            *map(self._beginning, (b",", b":", _VALUES, b'"', b"[", b"{", _BETWEEN_CALLS)),
         ]
 
     @cached_property
@@ -133,6 +133,8 @@ class JsonEnding:
 
         bits: uint32 [words], what the grammar allows at `position`. drafts: tokens that the matcher has consumed beyond
         `append`'s. The matcher is left as it is. An answer that cannot end in time is left as it is, too."""
+        if not bits.any():
+            return False
         left, text = self.limit - position, self.text.copy()
         for token in drafts:
             text.append(self.vocabulary.text(token))

@@ -122,6 +122,8 @@ def json_description(grammar: str) -> str:
     if '"tool_schemas"' in grammar and (schemas := json.loads(grammar).get("tool_schemas")):
         return str(schemas)
     schema = schema_of(grammar)
+    if isinstance(schema, dict):
+        schema = {key: value for key, value in schema.items() if key != "x-guidance"}
     return "" if schema is None else json.dumps(schema)
 
 

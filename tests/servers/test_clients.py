@@ -12,6 +12,7 @@ from tests.support.server import served
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.full
 def test_the_openai_package_finds_what_its_program_expects(tmp_path: Path) -> None:
     client = replace(CLIENTS["openai-3"], kind="command")  # in this environment
     with served(args=SERVER_ARGS | {"spare_ranks": False}) as server:

@@ -203,7 +203,7 @@ def test_a_thousand_simultaneous_streams_are_complete_or_refused_with_retry_afte
     ("server", "stream"),
     [
         pytest.param("demo", True, id="through HAProxy-streamed"),
-        pytest.param("plain", False, id="through Serve's proxy-whole"),
+        pytest.param("plain", False, id="through Serve's proxy-whole", marks=pytest.mark.full),
         pytest.param("demo", False, id="through HAProxy-whole", marks=pytest.mark.full),
         pytest.param("plain", True, id="through Serve's proxy-streamed", marks=pytest.mark.full),
     ],

@@ -483,7 +483,13 @@ def test_a_rank_that_is_five_times_slower_is_named_and_serving_continues(demo: S
 # The last tests of each server, which end it.
 
 
-@pytest.mark.parametrize("server", ["plain", "demo"], ids=["through Serve's proxy", "through HAProxy"])
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param("plain", id="through Serve's proxy", marks=pytest.mark.full),
+        pytest.param("demo", id="through HAProxy"),
+    ],
+)
 def test_live_streams_lose_no_token_when_a_rank_is_killed(server: str, request: pytest.FixtureRequest) -> None:
     running: Server = request.getfixturevalue(server)
     ranks = running.get("/props")[1]["ranks"]

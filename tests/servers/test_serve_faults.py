@@ -146,7 +146,7 @@ async def test_every_replica_completes_its_live_streams_at_a_shutdown() -> None:
         server.wait_ready()
         await until("both replicas are ready", partial(replicas, 0), 240)
         async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
-            streaming = [asyncio.create_task(stream_on(client, ask)) for ask in asks(1500)]
+            streaming = [asyncio.create_task(stream_on(client, ask)) for ask in asks(1000)]
             await until("both replicas run streams", partial(replicas, 1), pause_s=0.01)
             begun = [each for each in heard if each.times]
             assert not all(each.done for each in begun)

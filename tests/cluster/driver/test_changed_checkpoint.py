@@ -20,7 +20,10 @@ from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.waiting import until_true
 
 
-@pytest.mark.parametrize("with_standbys", [False, True], ids=["new processes", "standbys"])
+@pytest.mark.parametrize(
+    "with_standbys",
+    [pytest.param(False, id="new processes", marks=pytest.mark.full), pytest.param(True, id="standbys")],
+)
 async def test_live_streams_end_with_checkpoint_changed_when_ranks_recover_onto_other_weights(
     two_rank_placement: PlacementGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_standbys: bool
 ) -> None:

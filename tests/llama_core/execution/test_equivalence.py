@@ -35,8 +35,15 @@ def on(ranks: Any, world_size: int, function: Any, *args: Any, **kwargs: Any) ->
     return ranks(world_size).call(partial(function, **kwargs), *args)[0]
 
 
-@pytest.mark.parametrize("ckpt_dir", [MP1, MP2], ids=["1 shard", "2 shards"])
-@pytest.mark.parametrize("num_ranks", [1, 2], ids=["1 rank", "2 ranks"])
+@pytest.mark.parametrize(
+    ("num_ranks", "ckpt_dir"),
+    [
+        pytest.param(1, MP1, id="1 rank-1 shard", marks=pytest.mark.full),
+        pytest.param(1, MP2, id="1 rank-2 shards"),
+        pytest.param(2, MP1, id="2 ranks-1 shard"),
+        pytest.param(2, MP2, id="2 ranks-2 shards", marks=pytest.mark.full),
+    ],
+)
 def test_every_golden_case_has_the_reference_tokens(
     ranks: Any, golden: dict[str, Any], num_ranks: int, ckpt_dir: str, backend: str
 ) -> None:

@@ -191,7 +191,7 @@ leave()
 @pytest.mark.parametrize(
     "device",
     [
-        "cpu",
+        pytest.param("cpu", marks=pytest.mark.full),
         pytest.param(
             "cuda",
             marks=[

@@ -221,3 +221,12 @@ def test_an_answer_that_has_room_or_cannot_end_in_time_is_what_it_would_be() -> 
     for most, output in ((length + 14, expected["outputs"]), (8, [expected["outputs"][0][:8]])):
         found = serve([(prompt, replace(params, max_tokens=most))])
         assert found["outputs"] == output and found["reasons"] == ["stop" if most > length else "length"]
+
+
+@pytest.mark.parametrize(
+    "rule", [{"min_tokens": 40}, {"bad_words": ((TOKENIZER.encode('"', bos=False, eos=False)[-1],),)}]
+)
+def test_rules_that_may_forbid_the_end_leave_the_answer_as_it_would_be(rule: dict[str, Any]) -> None:
+    [(prompt, params)] = unlimited(40)[:1]
+    found = serve([(prompt, replace(params, **rule))])
+    assert found["errors"] == [None] and found["reasons"] == ["length"] and len(found["outputs"][0]) == 40

@@ -54,14 +54,14 @@ def grammar_of(schema: Any) -> str:
 @pytest.mark.parametrize("kind", ["bounded", "unbounded"])
 def test_random_answers_end_and_validate(kind: str) -> None:
     num_narrowed = 0
-    for seed in range(120):
+    for seed in range(60):
         schema = (bounded if kind == "bounded" else unbounded)(random.Random(seed))
         limit = (160, 400)[seed % 2] if kind == "bounded" else (40, 64, 100)[seed % 3]
         tokens, has_ended, was_narrowed = sampled(grammar_of(schema), limit, seed)
         assert has_ended, (schema, TOKENIZER.decode(tokens))
         jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
         num_narrowed += was_narrowed
-    assert (num_narrowed > 60) if kind == "unbounded" else (num_narrowed < 60)
+    assert (num_narrowed > 30) if kind == "unbounded" else (num_narrowed < 30)
 
 
 def test_an_answer_far_from_its_limit_is_left_alone() -> None:
@@ -85,7 +85,7 @@ def test_calls_of_tools_end_and_their_arguments_follow_the_schemas(tool_format: 
     schemas = {tool.name: json.loads(tool.schema) for tool in TOOLS}
     use = ToolUse(TOOLS, "required")
     num_narrowed = 0
-    for seed in range(30):
+    for seed in range(12):
         tokens, has_ended, was_narrowed = sampled(answers.grammar(use, begun=False), 120, seed)
         assert has_ended, TOKENIZER.decode(tokens)
         reader = answers.reader(use, begun=False)
@@ -95,7 +95,7 @@ def test_calls_of_tools_end_and_their_arguments_follow_the_schemas(tool_format: 
             assert isinstance(start, CallStart) and isinstance(arguments, Arguments)
             jsonschema.validate(json.loads(arguments.text), schemas[start.name])
         num_narrowed += was_narrowed
-    assert num_narrowed > 5
+    assert num_narrowed > 2
 
 
 @pytest.mark.parametrize(
