@@ -157,25 +157,24 @@ class SlotGrammars:
     def _fill_row(self, job: _Job, masks: GrammarMasks) -> None:
         """Write the bits of the row's samples, each after the drafts before it."""
         if job.slot.matcher is None:
-            self._begin_matching(job.slot)
+            self._begin_matching(job.slot, job.position - len(job.tokens))
         matcher, ending = job.slot.matcher, job.slot.ending
         assert matcher is not None
-        if matcher.try_consume_tokens(job.tokens) < len(job.tokens) and not matcher.is_stopped():
-            raise _Refused("the tokens generated so far do not follow the grammar")
-        if ending is not None:
-            ending.append(job.tokens)
+        self._consume(job, matcher, ending)
         is_shortened = False
         num_consumed = 0
         for i in range(1 + len(job.drafts)):
             bits = masks.bits[job.sample + i]
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             _check(matcher)
-            if ending is not None and ending.is_near(position := job.position + i):
-                is_shortened |= ending.narrow(bits, matcher, job.drafts[:i], position)
+            if ending is not None and job.position + i >= ending.first:
+                is_shortened |= ending.narrow(bits, matcher, job.position + i)
             if i == len(job.drafts) or matcher.is_stopped() or not matcher.try_consume_tokens([job.drafts[i]]):
                 masks.bits[job.sample + i + 1 : job.sample + 1 + len(job.drafts)] = 0
                 break  # what is sampled behind a draft that the grammar refuses is dropped
             num_consumed += 1
+            if ending is not None:
+                ending = ending.after(job.drafts[i : i + 1])
         if num_consumed:
             matcher.rollback(num_consumed)
         if not job.drafts and len(forced := matcher.compute_ff_tokens()) > 1:
@@ -184,7 +183,25 @@ class SlotGrammars:
             masks.shortened.append(job.row)
         _check(matcher)
 
-    def _begin_matching(self, slot: _Slot) -> None:
+    def _consume(self, job: _Job, matcher: "LLMatcher", ending: JsonEnding | None) -> None:
+        """Follow the tokens since the matcher's last row."""
+        begin = job.position - len(job.tokens)
+        # A matcher that is made anew may follow many tokens at once, past the position at which its end is looked at first.
+        parts = [job.tokens]
+        if ending is not None and begin <= ending.first < job.position:
+            parts = [job.tokens[: ending.first - begin], job.tokens[ending.first - begin :]]
+        for tokens in parts:
+            if matcher.try_consume_tokens(tokens) < len(tokens) and not matcher.is_stopped():
+                raise _Refused("the tokens generated so far do not follow the grammar")
+            if ending is None:
+                continue
+            ending.append(tokens)
+            if len(parts) == 2 and ending.can_end is None:
+                bits = np.zeros(self._num_words, np.uint32)
+                matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+                ending.decide(bits, matcher)
+
+    def _begin_matching(self, slot: _Slot, begin: int) -> None:
         from llguidance import LLMatcher  # the engine runs without it where no request has a grammar
 
         from llama_core.text.grammar import json_description, limits
@@ -200,7 +217,7 @@ class SlotGrammars:
             self._compiled.popitem(last=False)
         slot.matcher = compiled.deep_copy()
         if description and slot.limit is not None:
-            slot.ending = JsonEnding.of(description, json_vocabulary, slot.limit)
+            slot.ending = JsonEnding.of(description, json_vocabulary, begin, slot.limit)
 
     def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
         if self._load is None:

@@ -6,7 +6,7 @@ away than that, masks stay as they are.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -107,38 +107,49 @@ class JsonVocabulary:
 
 @dataclass(slots=True)
 class JsonEnding:
-    """The end of one answer. limit: the position behind the last token that may be sampled. num_watched: positions before it at
-    which masks are narrowed where they must be."""
+    """The end of one answer. An answer that cannot end in time is left as it is.
+
+    first: the position from which on masks are narrowed where they must be. limit: the position behind the last token that may
+    be sampled. can_end: whether the shortest text from `first` on fits before the limit; None before that is known.
+    `can_end` is found at `first` alone, so that a matcher which follows the same tokens at another time finds the same."""
 
     vocabulary: JsonVocabulary
+    first: int
     limit: int
-    num_watched: int
     text: JsonText = field(default_factory=JsonText)
+    can_end: bool | None = None
 
     @classmethod
-    def of(cls, description: str, vocabulary: JsonVocabulary, limit: int) -> "JsonEnding":
-        """description: `text.grammar.json_description`."""
+    def of(cls, description: str, vocabulary: JsonVocabulary, begin: int, limit: int) -> "JsonEnding":
+        """description: `text.grammar.json_description`. begin: the position of the answer's first token."""
         # Schemas name every key and the type of every value. The shortest text has each key once, and shorter values.
-        return cls(vocabulary, limit, min(vocabulary.num_tokens(description) + 4 * _TIGHT, _MAX_WATCHED))
+        num_watched = min(vocabulary.num_tokens(description) + 4 * _TIGHT, _MAX_WATCHED)
+        return cls(vocabulary, max(begin, limit - num_watched), limit)
 
     def append(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self.text.append(self.vocabulary.text(token))
 
-    def is_near(self, position: int) -> bool:
-        return self.limit - position <= self.num_watched
+    def decide(self, bits: np.ndarray, matcher: "LLMatcher") -> None:
+        """Set `can_end`. The matcher has consumed the tokens before `first`; bits: what it allows there."""
+        path = self._shortest(matcher, bits, self.text, self.limit - self.first) if bits.any() else None
+        self.can_end = path is not None
 
-    def narrow(self, bits: np.ndarray, matcher: "LLMatcher", drafts: Sequence[int], position: int) -> bool:
+    def after(self, drafts: Sequence[int]) -> "JsonEnding":
+        """The same beyond `drafts`, without a change of this one."""
+        ending = replace(self, text=self.text.copy())
+        ending.append(drafts)
+        return ending
+
+    def narrow(self, bits: np.ndarray, matcher: "LLMatcher", position: int) -> bool:
         """Drop from the mask the tokens after which the answer may not end in time. Returns whether the model lost a choice.
 
-        bits: uint32 [words], what the grammar allows at `position`. drafts: tokens that the matcher has consumed beyond
-        `append`'s. The matcher is left as it is. An answer that cannot end in time is left as it is, too."""
-        if not bits.any():
-            return False
-        left, text = self.limit - position, self.text.copy()
-        for token in drafts:
-            text.append(self.vocabulary.text(token))
-        path = self._shortest(matcher, bits, text, left)
+        bits: uint32 [words], what the grammar allows at `position`, behind the tokens of the matcher, which is left as it is.
+        """
+        if position == self.first and self.can_end is None:
+            self.decide(bits, matcher)
+        left, text = self.limit - position, self.text
+        path = self._shortest(matcher, bits, text, left) if self.can_end and bits.any() else None
         if path is None:
             return False
         if left - len(path) < _SLACK:

@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jsonschema
 import numpy as np
@@ -30,14 +31,14 @@ JSON_VOCABULARY = JsonVocabulary(VOCABULARY, NUM_WORDS)
 def sampled(grammar: str, limit: int, seed: int) -> tuple[list[int], bool, bool]:
     """Tokens by chance among those allowed; whether the answer ended, and whether a mask was narrowed."""
     matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
-    ending = JsonEnding.of(json_description(grammar), JSON_VOCABULARY, limit)
+    ending = JsonEnding.of(json_description(grammar), JSON_VOCABULARY, 0, limit)
     draw, bits = np.random.default_rng(seed), np.zeros(NUM_WORDS, np.uint32)
     tokens: list[int] = []
     was_narrowed = False
     for position in range(limit):
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        if ending.is_near(position):
-            was_narrowed |= ending.narrow(bits, matcher, [], position)
+        if position >= ending.first:
+            was_narrowed |= ending.narrow(bits, matcher, position)
         token = int(draw.choice(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))))
         if token in TOKENIZER.stop_ids:
             return tokens, True, was_narrowed
@@ -77,6 +78,18 @@ def test_an_answer_that_cannot_end_in_time_is_left_alone() -> None:
     grammar = grammar_of({"const": "a text of more tokens than are left"})
     tokens, has_ended, was_narrowed = sampled(grammar, 6, 0)
     assert len(tokens) == 6 and not has_ended and not was_narrowed
+
+
+def test_whether_an_answer_can_end_is_found_once() -> None:
+    """Else each of its tokens would cost as much as following its whole grammar."""
+    grammar = grammar_of({"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 500})
+    matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
+    ending = JsonEnding.of(json_description(grammar), JSON_VOCABULARY, 0, 200)
+    bits = np.zeros(NUM_WORDS, np.uint32)
+    matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+    assert not ending.narrow(bits, matcher, ending.first) and ending.can_end is False
+    with patch.object(JsonEnding, "_shortest", side_effect=AssertionError):
+        assert not ending.narrow(bits, matcher, ending.first + 1)
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
