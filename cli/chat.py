@@ -213,7 +213,7 @@ def _converse(conversation: Conversation, client: OpenAIHttp, model: str | None)
             status = 1
         screen.end()
         if answer.finish_reason == "length":
-            print("[the answer is cut off: max_tokens or the model's context is reached]", file=sys.stderr)
+            print("[the answer ends here because max_tokens or the model's context is reached]", file=sys.stderr)
     return status
 
 

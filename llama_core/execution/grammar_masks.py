@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from llama_core.execution.json_ending import JsonEnding, JsonVocabulary
+from llama_core.execution.json_ending import JsonEnding, JsonVocabulary, Lookahead
 from llama_core.log_lines import where
 from llama_core.scheduling.step import ForcedTokens, Row, SlotInit
 
@@ -40,6 +40,14 @@ class _Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class _Grammar:
+    """ahead: None for a grammar whose text is not JSON."""
+
+    compiled: "LLMatcher"
+    ahead: Lookahead | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Job:
     """One row: its samples begin at `sample` of the step, its first sampled position is `position`. tokens: generated since
     the matcher's last row. drafts: proposed for `position` and after."""
@@ -55,7 +63,7 @@ class _Job:
 @dataclass(slots=True)
 class GrammarMasks:
     """The masks of one step: `execution.backend.StepMasks`. After `wait`: the reason of each sample that has no token, the
-    tokens that grammars leave no choice but to generate, and the rows whose masks were narrowed so that the answer ends in time
+    tokens that grammars leave no choice but to generate, and the samples that lost a text so that the answer ends in time
     (`json_ending`)."""
 
     bits: np.ndarray
@@ -84,7 +92,7 @@ class SlotGrammars:
         self.has_grammars = False
         self._num_words = -(-vocab_size // 32)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._compiled: OrderedDict[str, tuple[LLMatcher, str]] = OrderedDict()  # with its description
+        self._compiled: OrderedDict[str, _Grammar] = OrderedDict()
         self._load = vocabulary
         self._vocabulary: LLTokenizer | None = None
         self._json: JsonVocabulary | None = None
@@ -156,68 +164,57 @@ class SlotGrammars:
 
     def _fill_row(self, job: _Job, masks: GrammarMasks) -> None:
         """Write the bits of the row's samples, each after the drafts before it."""
+        begin = job.position - len(job.tokens)
         if job.slot.matcher is None:
-            self._begin_matching(job.slot, job.position - len(job.tokens))
+            self._begin_matching(job.slot, begin)
         matcher, ending = job.slot.matcher, job.slot.ending
         assert matcher is not None
-        self._consume(job, matcher, ending)
-        is_shortened = False
+        if matcher.try_consume_tokens(job.tokens) < len(job.tokens) and not matcher.is_stopped():
+            raise _Refused("the tokens generated so far do not follow the grammar")
+        if ending is not None:
+            ending.append(job.tokens, begin)
         num_consumed = 0
         for i in range(1 + len(job.drafts)):
             bits = masks.bits[job.sample + i]
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             _check(matcher)
-            if ending is not None and job.position + i >= ending.first:
-                is_shortened |= ending.narrow(bits, matcher, job.position + i)
+            if ending is not None and ending.narrow(bits, job.position + i, job.drafts[:i]):
+                masks.shortened.append(job.sample + i)
             if i == len(job.drafts) or matcher.is_stopped() or not matcher.try_consume_tokens([job.drafts[i]]):
                 masks.bits[job.sample + i + 1 : job.sample + 1 + len(job.drafts)] = 0
                 break  # what is sampled behind a draft that the grammar refuses is dropped
             num_consumed += 1
-            if ending is not None:
-                ending = ending.after(job.drafts[i : i + 1])
         if num_consumed:
             matcher.rollback(num_consumed)
         if not job.drafts and len(forced := matcher.compute_ff_tokens()) > 1:
             masks.forced.append(ForcedTokens(job.row, job.position, forced[:_MAX_FORCED]))
-        if is_shortened:
-            masks.shortened.append(job.row)
         _check(matcher)
 
-    def _consume(self, job: _Job, matcher: "LLMatcher", ending: JsonEnding | None) -> None:
-        """Follow the tokens since the matcher's last row."""
-        begin = job.position - len(job.tokens)
-        # A matcher that is made anew may follow many tokens at once, past the position at which its end is looked at first.
-        parts = [job.tokens]
-        if ending is not None and begin <= ending.first < job.position:
-            parts = [job.tokens[: ending.first - begin], job.tokens[ending.first - begin :]]
-        for tokens in parts:
-            if matcher.try_consume_tokens(tokens) < len(tokens) and not matcher.is_stopped():
-                raise _Refused("the tokens generated so far do not follow the grammar")
-            if ending is None:
-                continue
-            ending.append(tokens)
-            if len(parts) == 2 and ending.can_end is None:
-                bits = np.zeros(self._num_words, np.uint32)
-                matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-                ending.decide(bits, matcher)
-
     def _begin_matching(self, slot: _Slot, begin: int) -> None:
-        from llguidance import LLMatcher  # the engine runs without it where no request has a grammar
-
-        from llama_core.text.grammar import json_description, limits
-
-        vocabulary, json_vocabulary = self._loaded()
         kept = self._compiled.pop(slot.grammar, None)
-        if kept is None:
-            compiled = LLMatcher(vocabulary, slot.grammar, log_level=0, limits=limits())
-            _check(compiled)
-            kept = compiled, json_description(slot.grammar)
-        compiled, description = self._compiled[slot.grammar] = kept
+        if kept is None or kept.compiled.is_error() or (kept.ahead is not None and kept.ahead.is_broken):
+            kept = _Grammar(self._compile(slot.grammar), self._lookahead(slot.grammar))
+        self._compiled[slot.grammar] = kept
         if len(self._compiled) > _KEPT_GRAMMARS:
             self._compiled.popitem(last=False)
-        slot.matcher = compiled.deep_copy()
-        if description and slot.limit is not None:
-            slot.ending = JsonEnding.of(description, json_vocabulary, begin, slot.limit)
+        slot.matcher = kept.compiled.deep_copy()
+        if kept.ahead is not None and kept.ahead.num_watched and slot.limit is not None:
+            slot.ending = JsonEnding.of(kept.ahead, begin, slot.limit)
+
+    def _compile(self, grammar: str) -> "LLMatcher":
+        from llguidance import LLMatcher  # the engine runs without it where no request has a grammar
+
+        from llama_core.text.grammar import limits
+
+        compiled = LLMatcher(self._loaded()[0], grammar, log_level=0, limits=limits())
+        _check(compiled)
+        return compiled
+
+    def _lookahead(self, grammar: str) -> Lookahead | None:
+        from llama_core.text.grammar import json_description
+
+        description = json_description(grammar)
+        return Lookahead(self._compile(grammar), self._loaded()[1], description) if description else None
 
     def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
         if self._load is None:

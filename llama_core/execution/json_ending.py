@@ -1,12 +1,12 @@
 """Brings JSON and calls of tools to their end within `max_tokens`: near the limit, masks lose the tokens that lead on.
 
-Without this an answer that reaches the limit is cut where it is, and no client can parse it. The number of tokens that the
-answer needs at least is found by following its grammar, always with the token that closes most. While the limit is further
-away than that, masks stay as they are.
+Without this an answer that reaches the limit is cut where it is, and no client can parse it. How many tokens the answer needs
+to end is found by following its grammar ahead, always with the token that closes most. While the limit is further away than
+that, masks stay as they are.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -15,23 +15,27 @@ import numpy as np
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# With fewer tokens beyond the fewest the model has no choice: a string's last character may take several, and so may an escape.
-_SLACK: Final = 4
-_TIGHT: Final = 8  # tokens beyond the fewest that must be left behind a token that opens or continues something
-_FEW: Final = 16  # tokens that are looked at one by one
-_MAX_WATCHED: Final = 512  # tokens before the limit in which masks are looked at
+# With fewer tokens beyond those of the closing path the model has no choice: a character or an escape may take several.
+_FORCED_BELOW: Final = 4
+_MARGIN: Final = 8  # tokens to spare behind a token that stands for a group of tokens
+_FEW: Final = 16  # tokens that are tried one by one
+_FEW_IN_STRING: Final = 64  # as in an enum
+_MAX_PATH: Final = (
+    128  # tokens of the shortest answer; longer ones are left as they are, because looking ahead costs more
+)
+_MAX_WATCHED: Final = 512  # positions before the limit at which masks may be narrowed
 _QUOTE: Final = 0x22
 _BACKSLASH: Final = 0x5C
 _IN_NUMBERS: Final = frozenset(b"0123456789+-.eE")
 _CLOSERS: Final = b"}])"  # the last one of pythonic calls
-_VALUES: Final = b"0123456789tfnTFN"  # the first characters of short values
+_VALUES: Final = b"0123456789tfnTFN"  # the first characters of short values, as JSON and pythonic calls write them
 _BETWEEN_CALLS: Final = b";<"  # what formats of tools write before another call
 _SPACES: Final = b" \n\r\t"
 
 
 @dataclass(slots=True)
 class JsonText:
-    """Where a text of JSON stands: inside a string, behind a backslash in one, or in a number."""
+    """Where a text of JSON stands: inside a string, behind a backslash in one, or in a number (or a word of such letters)."""
 
     in_string: bool = False
     is_escaped: bool = False
@@ -57,11 +61,11 @@ class JsonVocabulary:
 
     def __init__(self, vocabulary: "LLTokenizer", num_words: int) -> None:
         self._vocabulary = vocabulary
-        self._num_words = num_words
+        self.num_words = num_words
 
     def prepare(self) -> None:
         """Make all masks, which takes some tenths of a second for 128,000 tokens."""
-        assert self.closing and self.closing_string and self.spaces.size
+        assert self.between and self.closing_string and self.leaving_string and self.spaces.size
 
     def text(self, token: int) -> bytes:
         return self._texts[token] if token < len(self._texts) else b""
@@ -75,20 +79,36 @@ class JsonVocabulary:
         return frozenset(self._vocabulary.eos_tokens)
 
     @cached_property
-    def closing(self) -> list[np.ndarray]:
-        """Outside a string, from what closes most to what opens least."""
-        closes = self._mask(lambda text: not text.strip(_CLOSERS))
-        return [
-            _bits_of(self.ends, self._num_words),
-            closes,
-            *map(self._beginning, (b",", b":", _VALUES, b'"', b"[", b"{", _BETWEEN_CALLS)),
-        ]
+    def end_bits(self) -> np.ndarray:
+        return bits_of(self.ends, self.num_words)
+
+    @cached_property
+    def between(self) -> list[np.ndarray]:
+        """Outside a string, by the first character behind spaces: from what closes most to what opens most."""
+        closes = self._mask(lambda text: not text.strip(_CLOSERS + _SPACES) and bool(text.strip(_SPACES)))
+        by_first = (b",", b":", _VALUES, b'"', b"[", b"{", _BETWEEN_CALLS)
+        groups = [self._mask(lambda text, chars=chars: _begins(text, chars)) for chars in by_first]  # type: ignore[misc]
+        return [self.end_bits, closes, *(group & ~closes for group in groups)]
 
     @cached_property
     def closing_string(self) -> list[np.ndarray]:
-        """Inside a string."""
+        """Inside a string: what ends it and closes more, then all else that begins with its end."""
         closes = self._mask(lambda text: text[0] == _QUOTE and not text[1:].strip(_CLOSERS))
-        return [closes, self._beginning(b'"')]
+        return [closes, self._mask(lambda text: text[0] == _QUOTE)]
+
+    @cached_property
+    def leaving_string(self) -> list[np.ndarray]:
+        """Inside a string: the tokens that end it, by the first character behind it."""
+        known = (b",", b":")
+        groups = [self._mask(lambda text, chars=chars: _begins(_behind(text), chars)) for chars in known]  # type: ignore[misc]
+        others = self._mask(
+            lambda text: bool(_behind(text).strip(_CLOSERS + _SPACES)) and not _begins(_behind(text), b",:")
+        )
+        return [*groups, others]
+
+    @cached_property
+    def in_numbers(self) -> np.ndarray:
+        return self._mask(lambda text: _IN_NUMBERS.issuperset(text))
 
     @cached_property
     def spaces(self) -> np.ndarray:
@@ -98,138 +118,190 @@ class JsonVocabulary:
     def _texts(self) -> list[bytes]:
         return [self._vocabulary.decode_bytes([token]) for token in range(self._vocabulary.vocab_size)]
 
-    def _beginning(self, chars: bytes) -> np.ndarray:
-        return self._mask(lambda text: text[0] in chars)
-
     def _mask(self, belongs: Callable[[bytes], bool]) -> np.ndarray:
-        return _bits_of((i for i, text in enumerate(self._texts) if text and belongs(text)), self._num_words)
+        return bits_of((i for i, text in enumerate(self._texts) if text and belongs(text)), self.num_words)
+
+
+def _begins(text: bytes, chars: bytes) -> bool:
+    return text.lstrip(_SPACES)[:1] in {chars[i : i + 1] for i in range(len(chars))}
+
+
+def _behind(text: bytes) -> bytes:
+    """Of a token's text inside a string, what comes behind the string's end; nothing where it does not end the string."""
+    place = JsonText(in_string=True)
+    for i in range(len(text)):
+        place.append(text[i : i + 1])
+        if not place.in_string:
+            return text[i + 1 :]
+    return b""
+
+
+class Lookahead:
+    """A grammar compiled for looking ahead. Its matchers are apart from those that decide masks, because llguidance's limits of
+    one request may be exceeded by looking ahead alone, and matchers made from one another share what they have built."""
+
+    def __init__(self, matcher: "LLMatcher", vocabulary: JsonVocabulary, description: str) -> None:
+        """description: `text.grammar.json_description`."""
+        self.matcher = matcher
+        self.vocabulary = vocabulary
+        self.is_broken = False
+        path = closing_path(vocabulary, matcher.deep_copy(), None, JsonText(), _MAX_PATH)
+        # Schemas also name the keys that are not required, and the type of every value.
+        longest = 0 if path is None else max(2 * len(path), vocabulary.num_tokens(description)) + 8 * _MARGIN
+        self.num_watched = min(longest, _MAX_WATCHED)  # 0: answers are not brought to their end
 
 
 @dataclass(slots=True)
 class JsonEnding:
     """The end of one answer. An answer that cannot end in time is left as it is.
 
-    first: the position from which on masks are narrowed where they must be. limit: the position behind the last token that may
-    be sampled. can_end: whether the shortest text from `first` on fits before the limit; None before that is known.
-    `can_end` is found at `first` alone, so that a matcher which follows the same tokens at another time finds the same."""
+    first_watched: the position from which on masks are narrowed where they must be. limit: the position behind the last token
+    that may be sampled. could_end: whether the closing path from `first_watched` on fits before the limit; None before that is
+    known. It is found at that position alone: masks must not depend on when a matcher is made anew from the same tokens.
+    """
 
-    vocabulary: JsonVocabulary
-    first: int
+    ahead: Lookahead
+    matcher: "LLMatcher"
+    first_watched: int
     limit: int
     text: JsonText = field(default_factory=JsonText)
-    can_end: bool | None = None
+    could_end: bool | None = None
 
     @classmethod
-    def of(cls, description: str, vocabulary: JsonVocabulary, begin: int, limit: int) -> "JsonEnding":
-        """description: `text.grammar.json_description`. begin: the position of the answer's first token."""
-        # Schemas name every key and the type of every value. The shortest text has each key once, and shorter values.
-        num_watched = min(vocabulary.num_tokens(description) + 4 * _TIGHT, _MAX_WATCHED)
-        return cls(vocabulary, max(begin, limit - num_watched), limit)
+    def of(cls, ahead: Lookahead, begin: int, limit: int) -> "JsonEnding":
+        """begin: the position of the answer's first token."""
+        return cls(ahead, ahead.matcher.deep_copy(), max(begin, limit - ahead.num_watched), limit)
 
-    def append(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self.text.append(self.vocabulary.text(token))
+    def append(self, tokens: Sequence[int], begin: int) -> None:
+        """Follow the answer's next tokens, of which the first is at position `begin`."""
+        num_before = self.first_watched - begin
+        if self.could_end is None and 0 <= num_before < len(tokens):
+            self._follow(tokens[:num_before], self.text)
+            self.could_end = self._closing_path(None, self.text, self.limit - self.first_watched) is not None
+            tokens = tokens[num_before:]
+        self._follow(tokens, self.text)
 
-    def decide(self, bits: np.ndarray, matcher: "LLMatcher") -> None:
-        """Set `can_end`. The matcher has consumed the tokens before `first`; bits: what it allows there."""
-        path = self._shortest(matcher, bits, self.text, self.limit - self.first) if bits.any() else None
-        self.can_end = path is not None
+    def narrow(self, bits: np.ndarray, position: int, drafts: Sequence[int] = ()) -> bool:
+        """Drop from the mask the tokens after which the answer may not end in time. Returns whether a text was lost.
 
-    def after(self, drafts: Sequence[int]) -> "JsonEnding":
-        """The same beyond `drafts`, without a change of this one."""
-        ending = replace(self, text=self.text.copy())
-        ending.append(drafts)
-        return ending
+        bits: uint32 [words], what the grammar allows at `position`. drafts: the tokens before it that are not known to be the
+        answer's."""
+        if self.ahead.is_broken or self.could_end is False or position < self.first_watched or not bits.any():
+            return False
+        text, num_followed = self.text.copy(), 0
+        could_end: bool | None = self.could_end
+        if could_end is None:
+            num_before = len(drafts) - (position - self.first_watched)
+            num_followed = self._follow(drafts[:num_before], text)
+            could_end = self._closing_path(None, text, self.limit - self.first_watched) is not None
+            if not drafts:
+                self.could_end = could_end
+            drafts = drafts[num_before:]
+        num_followed += self._follow(drafts, text)
+        lost = bool(could_end) and self._narrow(bits, text, self.limit - position)
+        self.matcher.rollback(num_followed)
+        return lost
 
-    def narrow(self, bits: np.ndarray, matcher: "LLMatcher", position: int) -> bool:
-        """Drop from the mask the tokens after which the answer may not end in time. Returns whether the model lost a choice.
-
-        bits: uint32 [words], what the grammar allows at `position`, behind the tokens of the matcher, which is left as it is.
-        """
-        if position == self.first and self.can_end is None:
-            self.decide(bits, matcher)
-        left, text = self.limit - position, self.text
-        path = self._shortest(matcher, bits, text, left) if self.can_end and bits.any() else None
+    def _narrow(self, bits: np.ndarray, text: JsonText, left: int) -> bool:
+        path = self._closing_path(bits, text, left)
         if path is None:
             return False
-        if left - len(path) < _SLACK:
-            kept = _bits_of(path[:1], len(bits))
-        elif _count(bits) <= _FEW:
-            kept = self._each_in_time(matcher, bits, text, left)
-        elif text.in_string or text.in_number:
-            return False
+        vocabulary = self.ahead.vocabulary
+        if left - len(path) < _FORCED_BELOW:
+            kept = bits & vocabulary.end_bits if path[0] in vocabulary.ends else bits_of(path[:1], len(bits))
+        elif _count(bits) <= (_FEW_IN_STRING if text.in_string else _FEW):
+            each = (token for token in tokens_of(bits) if self._fits([token], text, left))
+            kept = bits_of(each, len(bits))
         else:
-            kept = self._groups_in_time(matcher, bits, text, left)
-        dropped = bits & ~kept & ~self.vocabulary.spaces
+            kept = self._groups_in_time(bits, text, left)
+        dropped = bits & ~kept & ~vocabulary.spaces
         bits &= kept
-        return bool(dropped.any())
+        # Another division of the same text into tokens is no loss.
+        continuation = b"".join(map(vocabulary.text, path))
+        return any(not continuation.startswith(vocabulary.text(token)) for token in tokens_of(dropped))
 
-    def _each_in_time(self, matcher: "LLMatcher", bits: np.ndarray, text: JsonText, left: int) -> np.ndarray:
-        """The allowed tokens after which the answer can end within `left` tokens."""
-
-        def is_in_time(token: int) -> bool:
-            return self._shortest(matcher, _bits_of([token], len(bits)), text, left) is not None
-
-        return _bits_of(filter(is_in_time, _tokens_of(bits)), len(bits))
-
-    def _groups_in_time(self, matcher: "LLMatcher", bits: np.ndarray, text: JsonText, left: int) -> np.ndarray:
-        """As `_each_in_time`, for groups of tokens that do the same between two values, by one token of each."""
-        kept: np.ndarray = np.zeros_like(bits)
-        rest = bits.copy()
-        for group in self.vocabulary.closing:
-            both = bits & group
+    def _groups_in_time(self, bits: np.ndarray, text: JsonText, left: int) -> np.ndarray:
+        """The allowed tokens without the groups of which the longest token leaves too few."""
+        vocabulary = self.ahead.vocabulary
+        groups = vocabulary.leaving_string if text.in_string else vocabulary.between
+        kept = bits.copy()
+        is_first = not (text.in_string or text.in_number)
+        for group in groups:
+            both = bits & group & ~vocabulary.in_numbers if text.in_number else bits & group
             if not both.any():
                 continue
-            rest &= ~group
-            first = _bits_of([_first_bit(both)], len(bits))
-            # The first group that is allowed closes most, and has been found to be in time.
-            if not kept.any() or self._shortest(matcher, first, text, left - _TIGHT) is not None:
-                kept |= both
-        kept |= rest
+            longest = max(tokens_of(both), key=lambda token: len(vocabulary.text(token)))
+            # The first group between two values closes most, and its path has been found to be in time.
+            if not is_first and not self._fits([longest], text, left - _MARGIN):
+                kept &= ~both
+            is_first = False
         return kept
 
-    def _shortest(self, matcher: "LLMatcher", bits: np.ndarray, text: JsonText, most: int) -> list[int] | None:
-        """The tokens to the end, with the one that closes most at each position; None if they are more than `most`."""
-        text, bits, path, num_consumed = text.copy(), bits.copy(), list[int](), 0
-        while len(path) < most:
-            token = _first_bit(self._closing(bits, text))
-            path.append(token)
-            if token in self.vocabulary.ends:
-                break
-            num_consumed += matcher.try_consume_tokens([token])
-            path += (forced := matcher.compute_ff_tokens())
-            num_consumed += matcher.try_consume_tokens(forced)
-            for each in (token, *forced):
-                text.append(self.vocabulary.text(each))
-            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            if matcher.is_error():
-                break
-        matcher.rollback(num_consumed)
-        return path if len(path) <= most and path and path[-1] in self.vocabulary.ends else None
+    def _fits(self, tokens: Sequence[int], text: JsonText, left: int) -> bool:
+        return self._closing_path(bits_of(tokens, self.ahead.vocabulary.num_words), text, left) is not None
 
-    def _closing(self, bits: np.ndarray, text: JsonText) -> np.ndarray:
-        """The allowed tokens that close most."""
-        outside = not text.in_string
-        groups = self.vocabulary.closing if outside else [] if text.is_escaped else self.vocabulary.closing_string
-        allowed: Iterable[np.ndarray] = (bits & group for group in groups)
-        return next((each for each in allowed if each.any()), bits)
+    def _closing_path(self, bits: np.ndarray | None, text: JsonText, most: int) -> list[int] | None:
+        path = closing_path(self.ahead.vocabulary, self.matcher, bits, text, most)
+        self.ahead.is_broken = self.ahead.is_broken or self.matcher.is_error()
+        return path
+
+    def _follow(self, tokens: Sequence[int], text: JsonText) -> int:
+        for token in tokens:
+            text.append(self.ahead.vocabulary.text(token))
+        return int(self.matcher.try_consume_tokens(list(tokens)))
 
 
-def _first_bit(bits: np.ndarray) -> int:
+def closing_path(
+    vocabulary: JsonVocabulary, matcher: "LLMatcher", bits: np.ndarray | None, text: JsonText, most: int
+) -> list[int] | None:
+    """The tokens to the end of the answer, with the one that closes most at each position; None if they are more than `most`.
+
+    bits: the choice of the first token; None for all that the matcher allows. The matcher is left as it was."""
+    mask = np.zeros(vocabulary.num_words, np.uint32)
+    if bits is None:
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    else:
+        mask[:] = bits
+    text, path, num_consumed = text.copy(), list[int](), 0
+    while len(path) < most and mask.any() and not matcher.is_error():
+        token = _first_of(_closing(vocabulary, mask, text))
+        path.append(token)
+        if token in vocabulary.ends:
+            break
+        num_consumed += matcher.try_consume_tokens([token])
+        path += (forced := matcher.compute_ff_tokens())
+        num_consumed += matcher.try_consume_tokens(forced)
+        for each in (token, *forced):
+            text.append(vocabulary.text(each))
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    matcher.rollback(num_consumed)
+    return path if path and len(path) <= most and path[-1] in vocabulary.ends else None
+
+
+def _closing(vocabulary: JsonVocabulary, bits: np.ndarray, text: JsonText) -> np.ndarray:
+    """The allowed tokens that close most."""
+    outside = not text.in_string
+    groups = vocabulary.between if outside else [] if text.is_escaped else vocabulary.closing_string
+    allowed: Iterable[np.ndarray] = (bits & group for group in groups)
+    return next((each for each in allowed if each.any()), bits)
+
+
+def _first_of(bits: np.ndarray) -> int:
     word = int(np.flatnonzero(bits)[0])
     value = int(bits[word])
     return 32 * word + (value & -value).bit_length() - 1
 
 
-def _tokens_of(bits: np.ndarray) -> list[int]:
-    return [int(token) for token in np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))]
+def tokens_of(bits: np.ndarray) -> list[int]:
+    found: list[int] = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+    return found
 
 
 def _count(bits: np.ndarray) -> int:
     return int(np.unpackbits(bits.view(np.uint8)).sum())
 
 
-def _bits_of(tokens: Iterable[int], num_words: int) -> np.ndarray:
+def bits_of(tokens: Iterable[int], num_words: int) -> np.ndarray:
     ids = np.fromiter(tokens, np.int64)
     words = np.zeros(num_words, np.uint32)
     np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, or a stop string
-    LENGTH = "length"  # max_tokens or the context reached, or an answer by a JSON schema shortened before
+    LENGTH = "length"  # max_tokens or the context reached, or JSON or calls of tools shortened to end before
     ABORT = "abort"  # the client disconnected or cancelled
     ERROR = "error"  # `Sequence.error` says which
 
@@ -97,7 +97,7 @@ class Sequence:
     num_drafts: int = 0
     drafting: Drafting | None = None  # made when drafts could pay
     forced: tuple[int, list[int]] = (0, [])  # a position and the tokens that the grammar expects from there on
-    is_shortened: bool = False  # its answer ends earlier than the grammar asks, so that it ends within max_length
+    is_shortened: bool = False  # its answer ends earlier than it might have, so that JSON ends within max_length
     block_hashes: list[bytes] = field(default_factory=list)  # prefix hashes of its full blocks, as far as computed
     num_registered: int = 0  # of `blocks`, those registered in the prefix cache
     num_cached: int | None = None  # prompt tokens found in the cache; None before it has run
@@ -170,4 +170,4 @@ def log_unfinished(sequences: Seq[Sequence]) -> None:
     """Log, at INFO because it is usual, how many sequences reached their limit before the model ended them."""
     unfinished = sum(seq.finish_reason is FinishReason.LENGTH for seq in sequences)
     if unfinished:
-        log.info("%d of %d generations ended without EOS, at their limit", unfinished, len(sequences))
+        log.info("%d of %d generations ended at their limit", unfinished, len(sequences))

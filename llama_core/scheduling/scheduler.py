@@ -253,8 +253,6 @@ class Scheduler:
                 gained[seq] = []
         for index, start, tokens in output.forced:
             step.sequences[index].forced = start, tokens
-        for index in output.shortened:
-            step.sequences[index].is_shortened = True
         learns = self.speculation.max_drafts_per_row(len(self._running)) > 0
         drafts = iter(batch.drafts)
         begin = 0  # of the row's samples
@@ -288,6 +286,8 @@ class Scheduler:
                 seq.error = NoTokenAllowed(words)
                 reason = FinishReason.ERROR
                 break
+            if output.shortened and i in output.shortened:
+                seq.is_shortened = True
             if (token in self.config.stop_ids and not seq.params.ignore_eos) or token in seq.params.stop_token_ids:
                 reason = FinishReason.LENGTH if seq.is_shortened else FinishReason.STOP
                 if not seq.params.include_stop_str_in_output:

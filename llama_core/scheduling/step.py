@@ -116,8 +116,8 @@ class StepOutput:
     logprobs is empty when no row asked for them, else one entry for each sample (None where its row did not ask). non_finite
     lists each i for which the logits of tokens[i] held NaN or infinity: that token is undefined, as is that of each i in
     refused: no token was allowed there, for the reason that the pair gives. forced: the tokens that rows' grammars leave no
-    choice but to generate, where rank 0 has found some. shortened: the rows that lost a choice so that their answers by JSON
-    schemas end within max_tokens.
+    choice but to generate, where rank 0 has found some. shortened: each i for which tokens[i] could not be any that
+    the grammar allows, so that JSON or calls of tools end within max_tokens.
     """
 
     epoch: int

@@ -41,7 +41,7 @@ class MessagesSerializer:
 
     def __init__(self, engine: Engine, plan: Plan, streams: Sequence[TokenStream], body: MessagesBody) -> None:
         self._answer = SingleAnswer(engine, plan, streams)
-        self._max_tokens = body.max_tokens
+        self._max_tokens, self._max_seq_len = body.max_tokens, engine.max_seq_len
         self._shows_thinking = body.shows_thinking
         self._head: Fields = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": engine.model_id}
         self._has_begun = False
@@ -118,7 +118,7 @@ class MessagesSerializer:
 
     def _stop_reason(self) -> str:
         if self._answer.finish_reason is FinishReason.LENGTH:
-            ran_out = self._answer.num_generated < self._max_tokens
+            ran_out = self._answer.num_prompt + self._max_tokens > self._max_seq_len
             return "model_context_window_exceeded" if ran_out else "max_tokens"
         if self._answer.matched_stop is not None:
             return "stop_sequence"

@@ -205,12 +205,18 @@ def test_answers_by_schemas_without_limits_end_within_max_tokens(backend: str) -
 
 def test_shortened_answers_are_the_same_alone_batched_preempted_in_chunks_and_with_drafts() -> None:
     requests = unlimited(60)
-    expected = [serve([one])["outputs"][0] for one in requests]
-    assert serve(requests)["outputs"] == expected
-    assert serve(requests, max_step_tokens=9, arrivals=[0, 4, 2, 9])["outputs"] == expected
-    crowded = serve(requests, num_blocks=8)
-    assert crowded["preemptions"] > 0 and crowded["outputs"] == expected
-    assert serve(requests, max_drafts=24)["outputs"] == expected
+    alone_each = [serve([one]) for one in requests]
+    expected = {key: [run[key][0] for run in alone_each] for key in ("outputs", "reasons")}
+
+    def served(**options: Any) -> dict[str, Any]:
+        found = serve(requests, **options)
+        assert {key: found[key] for key in expected} == expected
+        return found
+
+    served()
+    served(max_step_tokens=9, arrivals=[0, 4, 2, 9])
+    assert served(num_blocks=8)["preemptions"] > 0
+    served(max_drafts=24)
 
 
 def test_an_answer_that_has_room_or_cannot_end_in_time_is_what_it_would_be() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -9,9 +10,13 @@ from unittest.mock import patch
 import jsonschema
 import numpy as np
 import pytest
+import torch
 from llguidance import LLMatcher
 
-from llama_core.execution.json_ending import JsonEnding, JsonText, JsonVocabulary
+from llama_core.execution.grammar_masks import SlotGrammars
+from llama_core.execution.json_ending import JsonEnding, JsonText, JsonVocabulary, Lookahead, tokens_of
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import Row, SlotInit
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.grammar import checked_grammar, json_description, json_schema_grammar, limits
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
@@ -28,24 +33,43 @@ VOCABULARY = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
 JSON_VOCABULARY = JsonVocabulary(VOCABULARY, NUM_WORDS)
 
 
-def sampled(grammar: str, limit: int, seed: int) -> tuple[list[int], bool, bool]:
-    """Tokens by chance among those allowed; whether the answer ended, and whether a mask was narrowed."""
+def ending_of(grammar: str, limit: int) -> JsonEnding:
+    ahead = Lookahead(
+        LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits()), JSON_VOCABULARY, json_description(grammar)
+    )
+    return JsonEnding.of(ahead, 0, limit)
+
+
+Choose = Callable[[list[int]], int]
+
+
+def by_chance(seed: int, *preferred: bytes) -> Choose:
+    """A token whose text is preferred, if one is allowed; else any."""
+    draw = random.Random(seed)
+
+    def choose(allowed: list[int]) -> int:
+        first = [token for token in allowed if JSON_VOCABULARY.text(token) in preferred]
+        return draw.choice(first or allowed)
+
+    return choose
+
+
+def sampled(grammar: str, limit: int, choose: Choose) -> tuple[list[int], bool, bool]:
+    """The chosen tokens; whether the answer ended, and whether a text was lost."""
     matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
-    ending = JsonEnding.of(json_description(grammar), JSON_VOCABULARY, 0, limit)
-    draw, bits = np.random.default_rng(seed), np.zeros(NUM_WORDS, np.uint32)
+    ending, bits = ending_of(grammar, limit), np.zeros(NUM_WORDS, np.uint32)
     tokens: list[int] = []
-    was_narrowed = False
+    is_shortened = False
     for position in range(limit):
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        if position >= ending.first:
-            was_narrowed |= ending.narrow(bits, matcher, position)
-        token = int(draw.choice(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))))
+        is_shortened |= ending.narrow(bits, position)
+        token = choose(tokens_of(bits))
         if token in TOKENIZER.stop_ids:
-            return tokens, True, was_narrowed
+            return tokens, True, is_shortened
         assert matcher.try_consume_tokens([token]) == 1
         tokens.append(token)
-        ending.append([token])
-    return tokens, False, was_narrowed
+        ending.append([token], position)
+    return tokens, False, is_shortened
 
 
 def grammar_of(schema: Any) -> str:
@@ -54,42 +78,95 @@ def grammar_of(schema: Any) -> str:
 
 @pytest.mark.parametrize("kind", ["bounded", "unbounded"])
 def test_random_answers_end_and_validate(kind: str) -> None:
-    num_narrowed = 0
+    num_shortened = 0
     for seed in range(60):
         schema = (bounded if kind == "bounded" else unbounded)(random.Random(seed))
         limit = (160, 400)[seed % 2] if kind == "bounded" else (40, 64, 100)[seed % 3]
-        tokens, has_ended, was_narrowed = sampled(grammar_of(schema), limit, seed)
+        tokens, has_ended, is_shortened = sampled(grammar_of(schema), limit, by_chance(seed))
         assert has_ended, (schema, TOKENIZER.decode(tokens))
         jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
-        num_narrowed += was_narrowed
-    assert (num_narrowed > 30) if kind == "unbounded" else (num_narrowed < 30)
+        num_shortened += is_shortened
+    assert (num_shortened > 15) if kind == "unbounded" else (num_shortened < 30)
 
 
 def test_an_answer_far_from_its_limit_is_left_alone() -> None:
     for seed in range(60):
         grammar = grammar_of(bounded(random.Random(seed)))
-        tokens, has_ended, _ = sampled(grammar, 4000, seed)
+        tokens, has_ended, _ = sampled(grammar, 4000, by_chance(seed))
         assert has_ended
-        again, _, was_narrowed = sampled(grammar, len(tokens) + 100, seed)
-        assert again == tokens and not was_narrowed
+        again, _, is_shortened = sampled(grammar, len(tokens) + 100, by_chance(seed))
+        assert again == tokens and not is_shortened
 
 
 def test_an_answer_that_cannot_end_in_time_is_left_alone() -> None:
     grammar = grammar_of({"const": "a text of more tokens than are left"})
-    tokens, has_ended, was_narrowed = sampled(grammar, 6, 0)
-    assert len(tokens) == 6 and not has_ended and not was_narrowed
+    tokens, has_ended, is_shortened = sampled(grammar, 6, by_chance(0))
+    assert len(tokens) == 6 and not has_ended and not is_shortened
 
 
 def test_whether_an_answer_can_end_is_found_once() -> None:
     """Else each of its tokens would cost as much as following its whole grammar."""
-    grammar = grammar_of({"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 500})
-    matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
-    ending = JsonEnding.of(json_description(grammar), JSON_VOCABULARY, 0, 200)
-    bits = np.zeros(NUM_WORDS, np.uint32)
-    matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-    assert not ending.narrow(bits, matcher, ending.first) and ending.can_end is False
-    with patch.object(JsonEnding, "_shortest", side_effect=AssertionError):
-        assert not ending.narrow(bits, matcher, ending.first + 1)
+    ending = ending_of(grammar_of({"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 40}), 60)
+    bits = np.full(NUM_WORDS, 2**32 - 1, np.uint32)
+    assert not ending.narrow(bits, ending.first_watched) and ending.could_end is False
+    with patch.object(JsonEnding, "_closing_path", side_effect=AssertionError):
+        assert not ending.narrow(bits, ending.first_watched + 1)
+
+
+def test_an_answer_that_takes_long_at_least_is_not_watched() -> None:
+    ending = ending_of(grammar_of({"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 5000}), 200)
+    assert ending.first_watched == 200
+
+
+BIG = {"type": "object", "properties": {f"key_number_{i}": {"type": "integer"} for i in range(12)}}
+BIG["required"] = list(BIG["properties"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "preferred"),
+    [
+        ({"type": "object", "properties": {"n": {"type": "number"}, "big": BIG}, "required": ["n"]}, (b",", b"1")),
+        ({"type": "array", "items": {"anyOf": [{"type": "integer"}, BIG]}}, (b" {", b"{", b",{")),
+        ({"type": "array", "items": {"enum": [chr(97 + i) + " long text" * 9 * (i % 13 > 0) for i in range(26)]}}, ()),
+        ({"type": "array", "items": BIG}, (b'"},{"', b'"},{', b'"},')),
+        ({"type": "object", "properties": {"id": {"type": "string", "pattern": "^(foo|barbar)+$"}}}, (b" ",)),
+    ],
+)
+def test_what_a_token_opens_is_in_time(schema: Any, preferred: tuple[bytes, ...]) -> None:
+    for seed in range(12):
+        grammar = grammar_of(schema)
+        tokens, has_ended, _ = sampled(grammar, 120 + seed, by_chance(seed, *preferred))
+        assert has_ended, TOKENIZER.decode(tokens)
+        jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
+
+
+@pytest.mark.parametrize("spare", range(1, 5))
+def test_an_answer_of_which_no_text_is_lost_is_not_shortened(spare: int) -> None:
+    for schema in (
+        {"const": "hello world"},
+        {"type": "object", "properties": {"n": {"const": "x"}}, "required": ["n"]},
+    ):
+        grammar = grammar_of(schema | {"additionalProperties": False} if "type" in schema else schema)
+        tokens, _, _ = sampled(grammar, 4000, min)
+        again, has_ended, is_shortened = sampled(grammar, len(tokens) + spare, min)
+        assert has_ended and not is_shortened and TOKENIZER.decode(again).split() == TOKENIZER.decode(tokens).split()
+
+
+def test_looking_ahead_beyond_the_limits_of_a_grammar_breaks_no_request() -> None:
+    pattern = {"type": "string", "pattern": "^(.{0,100}[aeiou].{0,100}[xyz]){4}$"}
+    schema = {"type": "object", "properties": {"t": {"type": "string"}, "s": pattern}, "required": ["t", "s"]}
+    grammars = SlotGrammars(lambda: VOCABULARY, TOKENIZER.n_words, 2, 4096)
+    text = VOCABULARY.tokenize_str('{"t":"some words of a text')
+    known = torch.zeros((2, 4096), dtype=torch.int64)
+    for max_tokens in (60, 4000, 60):
+        params = SamplingParams(max_tokens=max_tokens, grammar=grammar_of(schema))
+        grammars.admit(SlotInit(0, [1, *text], [], params, prompt_length=1))
+        known[0, : 1 + len(text)] = torch.tensor([1, *text])
+        masks = grammars.begin([Row(0, 0, 1 + len(text), True)], known)
+        assert masks is not None
+        masks.wait()
+        assert masks.reasons == {} and masks.bits.any()
+    grammars.close()
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
@@ -97,9 +174,9 @@ def test_calls_of_tools_end_and_their_arguments_follow_the_schemas(tool_format: 
     answers = AnswerFormat(TOKENIZER, find_tool_format(tool_format), None)
     schemas = {tool.name: json.loads(tool.schema) for tool in TOOLS}
     use = ToolUse(TOOLS, "required")
-    num_narrowed = 0
+    num_shortened = 0
     for seed in range(12):
-        tokens, has_ended, was_narrowed = sampled(answers.grammar(use, begun=False), 120, seed)
+        tokens, has_ended, is_shortened = sampled(answers.grammar(use, begun=False), 120, by_chance(seed))
         assert has_ended, TOKENIZER.decode(tokens)
         reader = answers.reader(use, begun=False)
         pieces = joined([*reader.push(TOKENIZER.decode(tokens)), *reader.finish()])
@@ -107,8 +184,8 @@ def test_calls_of_tools_end_and_their_arguments_follow_the_schemas(tool_format: 
         for start, arguments in zip(pieces[::2], pieces[1::2], strict=True):
             assert isinstance(start, CallStart) and isinstance(arguments, Arguments)
             jsonschema.validate(json.loads(arguments.text), schemas[start.name])
-        num_narrowed += was_narrowed
-    assert num_narrowed > 2
+        num_shortened += is_shortened
+    assert num_shortened > 2
 
 
 @pytest.mark.parametrize(
