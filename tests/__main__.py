@@ -1,10 +1,10 @@
 """`python -m tests` runs every test and the linters in lanes, as `make test` does, and reports each lane's time.
 
 The tests of ranks run first, beside one lane that computes, because they pin cores that the ranks of a server would claim.
-Then three lanes run at a time: one that computes beside two that mostly wait for servers to start, fail and recover. Lanes
-that compute have a lower priority, because Ray and Ray Serve allow a process only seconds to start. A lane
-prints one line when it ends, and all of its output if it failed. The last line counts all tests. The exit status is 1 if a
-lane failed.
+Then three lanes run at a time: one that computes beside two that mostly wait for servers to start, fail and recover; at the
+end those that are left. Lanes that compute have a lower priority, because Ray and Ray Serve allow a process only seconds to
+start. A lane prints one line when it ends, and all of its output if it failed. The last line counts all tests. The exit status
+is 1 if a lane failed.
 Further arguments go to every pytest: --full, as in `make test-full`, adds the tests marked full.
 """
 
@@ -37,9 +37,10 @@ LANE_OF_PATH = {
     "tests/servers": "servers",
     "tests/chaos/test_chaos.py": "chaos",
     "tests/cluster": "ranks",
+    "tests/llama_core": "model",
 }
 FIRST = ("ranks",)  # before any lane of WAITING
-COMPUTING = ("unit", "lint")  # one at a time; the longest first
+COMPUTING = ("model", "unit", "lint")  # one at a time while lanes of WAITING are left; the longest first
 WAITING = ("starts", "nodes", "servers", "soak", "chaos")  # the longest first
 AT_ONCE = 3
 NICENESS = 19  # of a lane that computes: less than the workers of Ray have, whose niceness is 15
@@ -143,7 +144,8 @@ def commands(extra: Sequence[str]) -> Mapping[str, Sequence[Sequence[str]]]:
 def run_lanes(
     first: Sequence[Lane], computing: Sequence[Lane], waiting: Sequence[Lane], stopping: threading.Event, at_once: int
 ) -> None:
-    """Run all lanes, `at_once` at a time; computing lanes one at a time, lanes of `waiting` after those of `first`."""
+    """Run all lanes, `at_once` at a time; lanes of `waiting` after those of `first`, and computing lanes one at a time until no
+    lane of `waiting` is left to start."""
     queues = {"first": deque(first), "computing": deque(computing), "waiting": deque(waiting)}
     lock, first_has_ended = threading.Lock(), threading.Event()
 
@@ -162,6 +164,7 @@ def run_lanes(
         finally:
             first_has_ended.set()
         run_all_of("waiting")
+        run_all_of("computing")
 
     def compute() -> None:
         run_all_of("computing")
@@ -171,6 +174,7 @@ def run_lanes(
     def wait() -> None:
         first_has_ended.wait()
         run_all_of("waiting")
+        run_all_of("computing")
 
     workers = [threading.Thread(target=target) for target in (run_first, compute, *[wait] * (at_once - 2))]
     for worker in workers:

@@ -64,25 +64,27 @@ from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from tests import __main__ as lanes
 clean = '''
-import time
+import sys, time
 from pathlib import Path
 try:
-    Path({str(tmp_path / "runs")!r}).touch()
+    Path({str(tmp_path)!r}, sys.argv[1]).touch()
     time.sleep(300)
 except KeyboardInterrupt:
     print("cleaned up")
 '''
 lanes.COMMANDS = {{}}
-lanes.commands = lambda extra: {{name: [(sys.executable, "-c", clean)] for name in ("unit", "lint")}}
+names = ("chaos", "model", "unit", "lint")
+lanes.commands = lambda extra: {{name: [(sys.executable, "-c", clean, name)] for name in names}}
 lanes.report = lambda lane: print(lane.name, lane.text, flush=True)
-lanes.main(["--lanes", "unit", "lint"])
+lanes.main(["--lanes", *names])
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True)
-    wait_until("the first lane's command runs", (tmp_path / "runs").exists)
+    wait_until("three lanes' commands run", lambda: len(list(tmp_path.iterdir())) == 3)
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert output.split() == ["unit", "cleaned", "up"]
+    assert output.count("cleaned up") == 3
+    assert not (tmp_path / "lint").exists() and "lint" not in output
 
 
 def test_a_lane_that_computes_leaves_servers_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

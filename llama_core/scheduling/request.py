@@ -168,6 +168,6 @@ def describe_request(prompts: Seq[Seq[int]], max_gen_len: int, temperature: floa
 
 def log_unfinished(sequences: Seq[Sequence]) -> None:
     """Log, at INFO because it is usual, how many sequences reached their limit before the model ended them."""
-    unfinished = sum(seq.finish_reason is FinishReason.LENGTH for seq in sequences)
+    unfinished = sum(seq.finish_reason is FinishReason.LENGTH and not seq.is_shortened for seq in sequences)
     if unfinished:
-        log.info("%d of %d generations ended at their limit", unfinished, len(sequences))
+        log.info("%d of %d generations ended without EOS, at their limit", unfinished, len(sequences))
