@@ -154,6 +154,7 @@ class SlotGrammars:
             try:
                 self._fill_row(job, masks)
             except _Refused as refused:
+                self._compiled.pop(job.slot.grammar, None)  # a matcher beyond its limits breaks others of its grammar
                 masks.bits[samples.start : samples.stop] = 0
                 masks.reasons |= dict.fromkeys(samples, str(refused))
             except Exception as error:
@@ -192,7 +193,7 @@ class SlotGrammars:
 
     def _begin_matching(self, slot: _Slot, begin: int) -> None:
         kept = self._compiled.pop(slot.grammar, None)
-        if kept is None or kept.compiled.is_error() or (kept.ahead is not None and kept.ahead.is_broken):
+        if kept is None or (kept.ahead is not None and kept.ahead.is_broken):
             kept = _Grammar(self._compile(slot.grammar), self._lookahead(slot.grammar))
         self._compiled[slot.grammar] = kept
         if len(self._compiled) > _KEPT_GRAMMARS:

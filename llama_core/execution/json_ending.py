@@ -7,7 +7,7 @@ that, masks stay as they are.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -87,8 +87,7 @@ class JsonVocabulary:
         """Outside a string, by the first character behind spaces: from what closes most to what opens most."""
         closes = self._mask(lambda text: not text.strip(_CLOSERS + _SPACES) and bool(text.strip(_SPACES)))
         by_first = (b",", b":", _VALUES, b'"', b"[", b"{", _BETWEEN_CALLS)
-        groups = [self._mask(lambda text, chars=chars: _begins(text, chars)) for chars in by_first]  # type: ignore[misc]
-        return [self.end_bits, closes, *(group & ~closes for group in groups)]
+        return [self.end_bits, closes, *(self._mask(partial(_begins, chars=chars)) for chars in by_first)]
 
     @cached_property
     def closing_string(self) -> list[np.ndarray]:
@@ -99,12 +98,7 @@ class JsonVocabulary:
     @cached_property
     def leaving_string(self) -> list[np.ndarray]:
         """Inside a string: the tokens that end it, by the first character behind it."""
-        known = (b",", b":")
-        groups = [self._mask(lambda text, chars=chars: _begins(_behind(text), chars)) for chars in known]  # type: ignore[misc]
-        others = self._mask(
-            lambda text: bool(_behind(text).strip(_CLOSERS + _SPACES)) and not _begins(_behind(text), b",:")
-        )
-        return [*groups, others]
+        return [self._mask(partial(_goes_on, chars=chars)) for chars in (b",", b":", b"")]
 
     @cached_property
     def in_numbers(self) -> np.ndarray:
@@ -123,7 +117,16 @@ class JsonVocabulary:
 
 
 def _begins(text: bytes, chars: bytes) -> bool:
-    return text.lstrip(_SPACES)[:1] in {chars[i : i + 1] for i in range(len(chars))}
+    first = text.lstrip(_SPACES)[:1]
+    return bool(first) and first in chars
+
+
+def _goes_on(text: bytes, chars: bytes) -> bool:
+    """Whether a token's text inside a string ends it and goes on with one of `chars`; without any, with all else that opens."""
+    behind = _behind(text)
+    if chars:
+        return _begins(behind, chars)
+    return bool(behind.strip(_CLOSERS + _SPACES)) and not _begins(behind, b",:")
 
 
 def _behind(text: bytes) -> bytes:
@@ -138,7 +141,9 @@ def _behind(text: bytes) -> bytes:
 
 class Lookahead:
     """A grammar compiled for looking ahead. Its matchers are apart from those that decide masks, because llguidance's limits of
-    one request may be exceeded by looking ahead alone, and matchers made from one another share what they have built."""
+    one request may be exceeded by looking ahead alone, and matchers made from one another share what they have built.
+
+    is_broken: the limits were exceeded, so that the answers that follow are left as they are."""
 
     def __init__(self, matcher: "LLMatcher", vocabulary: JsonVocabulary, description: str) -> None:
         """description: `text.grammar.json_description`."""

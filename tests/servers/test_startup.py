@@ -3,7 +3,7 @@
 import signal
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from tests.programs.startup import BATCHES, Malicious, flip_a_bit
 from tests.support.checkpoints import WIDE, random_weights, split, write
+from tests.support.full_runs import with_full_ones
 from tests.support.programs import seen_by
 from tests.support.server import served
 from tests.support.waiting import wait_until
@@ -37,10 +38,6 @@ BATCH_OF = {name: batch for batch, cases in BATCHES.items() for name in cases}
 def seen(request: pytest.FixtureRequest) -> dict[str, Any]:
     words = () if request.config.getoption("--full") else IN_EACH_RUN
     return seen_by("tests.programs.startup", *words, timeout_s=540)
-
-
-def with_full_ones(names: Iterable[str], in_each_run: Iterable[str]) -> list[Any]:
-    return [name if name in in_each_run else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
 @pytest.mark.parametrize("case", with_full_ones(NAMED, IN_EACH_RUN))

@@ -12,11 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 FLAGS = ("", "-DLLAMA_NO_AMX", "-march=skylake-avx512", "-march=x86-64-v3", "-march=x86-64-v2")
-IN_EACH_RUN = (
-    "",
-    "-march=skylake-avx512",
-    "-march=x86-64-v3",
-)  # with AMX, with AVX-512 and with AVX2, where the CPU has them
+IN_EACH_RUN = ("", "-march=skylake-avx512", "-march=x86-64-v3")  # this CPU's, AVX-512 and AVX2
 _BUILD = Path(__file__).parents[2] / "llama_core" / "execution" / "native" / "build.py"
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
+from llama_core.execution import json_ending
 from llama_core.execution.grammar_masks import SlotGrammars
 from llama_core.execution.json_ending import JsonEnding, JsonText, JsonVocabulary, Lookahead, tokens_of
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -152,20 +153,32 @@ def test_an_answer_of_which_no_text_is_lost_is_not_shortened(spare: int) -> None
         assert has_ended and not is_shortened and TOKENIZER.decode(again).split() == TOKENIZER.decode(tokens).split()
 
 
-def test_looking_ahead_beyond_the_limits_of_a_grammar_breaks_no_request() -> None:
-    pattern = {"type": "string", "pattern": "^(.{0,100}[aeiou].{0,100}[xyz]){4}$"}
-    schema = {"type": "object", "properties": {"t": {"type": "string"}, "s": pattern}, "required": ["t", "s"]}
+def test_looking_ahead_beyond_the_limits_of_a_grammar_breaks_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = grammar_of({"type": "array", "items": {"type": "string"}})
     grammars = SlotGrammars(lambda: VOCABULARY, TOKENIZER.n_words, 2, 4096)
-    text = VOCABULARY.tokenize_str('{"t":"some words of a text')
+    text = VOCABULARY.tokenize_str('["some words of a text')
     known = torch.zeros((2, 4096), dtype=torch.int64)
-    for max_tokens in (60, 4000, 60):
-        params = SamplingParams(max_tokens=max_tokens, grammar=grammar_of(schema))
+    known[0, : 1 + len(text)] = torch.tensor([1, *text])
+
+    def mask(max_tokens: int) -> np.ndarray:
+        params = SamplingParams(max_tokens=max_tokens, grammar=grammar)
         grammars.admit(SlotInit(0, [1, *text], [], params, prompt_length=1))
-        known[0, : 1 + len(text)] = torch.tensor([1, *text])
         masks = grammars.begin([Row(0, 0, 1 + len(text), True)], known)
         assert masks is not None
         masks.wait()
-        assert masks.reasons == {} and masks.bits.any()
+        assert masks.reasons == {}
+        bits: np.ndarray = masks.bits[0]
+        return bits
+
+    def exceeding(vocabulary: object, matcher: LLMatcher, *_: object) -> None:
+        assert not matcher.consume_token(0) and matcher.is_error()  # no text has this token
+
+    expected, closing = mask(4000), mask(len(text) + 3)
+    assert expected.any() and not np.array_equal(closing, expected)
+    with monkeypatch.context() as patched:
+        patched.setattr(json_ending, "closing_path", exceeding)
+        assert np.array_equal(mask(len(text) + 3), expected), "the answer is left as it is"
+    assert np.array_equal(mask(len(text) + 3), closing), "the grammar is compiled again for looking ahead"
     grammars.close()
 
 

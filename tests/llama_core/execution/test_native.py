@@ -30,8 +30,8 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
-from tests.support.builds_to_test import with_full_ones
-from tests.support.native_builds import FLAGS, unsupported_reason, variables
+from tests.support.full_runs import with_full_ones
+from tests.support.native_builds import FLAGS, IN_EACH_RUN, unsupported_reason, variables
 
 DEMO = Path(__file__).parents[3] / "demo"
 PROMPT = [1] + [3 + i * 37 % 600 for i in range(90)]
@@ -118,7 +118,7 @@ for dtype, quantization in TOLERANCE:
 """
 
 
-@pytest.mark.parametrize("flags", with_full_ones(FLAGS), ids=lambda flags: flags or "this CPU")
+@pytest.mark.parametrize("flags", with_full_ones(FLAGS, IN_EACH_RUN), ids=lambda flags: flags or "this CPU")
 def test_a_sequences_bits_do_not_depend_on_its_batch_or_chunks_whatever_the_instructions(
     flags: str, tmp_path: Path
 ) -> None:

@@ -20,8 +20,8 @@ from llama_core.model_config import ModelConfig, RopeConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from tests.support import plain_model
-from tests.support.builds_to_test import with_full_ones
-from tests.support.native_builds import FLAGS, unsupported_reason, variables
+from tests.support.full_runs import with_full_ones
+from tests.support.native_builds import FLAGS, IN_EACH_RUN, unsupported_reason, variables
 
 # Divided by 1 rank only: 6 query heads on 3 key/value heads, and dimensions that neither 2 nor 4 ranks divide.
 BASE = ModelConfig(dim=72, n_layers=3, n_heads=6, n_kv_heads=3, head_dim=16, hidden_dim=200, vocab_size=131)
@@ -191,7 +191,7 @@ for switch in ("narrow heads, q, k norm", "windows", "one window", "all"):
 """
 
 
-@pytest.mark.parametrize("flags", with_full_ones(FLAGS[1:]))
+@pytest.mark.parametrize("flags", with_full_ones(FLAGS[1:], IN_EACH_RUN))
 def test_bits_do_not_depend_on_how_the_tokens_are_computed_whatever_the_instructions(flags: str) -> None:
     if reason := unsupported_reason(flags):
         pytest.skip(reason)

@@ -1,0 +1,11 @@
+"""Parameters of tests, of which only some are part of each run."""
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
+
+
+def with_full_ones(values: Iterable[str], in_each_run: Container[str]) -> list[Any]:
+    """Parameters of a test. Those that are not part of each run are for `--full` alone."""
+    return [value if value in in_each_run else pytest.param(value, marks=pytest.mark.full) for value in values]
