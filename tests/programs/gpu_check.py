@@ -32,6 +32,7 @@ DTYPES: Final = ("bfloat16", "float16", "float32")
 RANKS: Final = (1, 2, 4, 8)
 BLOCK_SIZES: Final = (16, 32)
 MAX_SEQ_LENS: Final = (4096, 131_072)
+MULTICAST_SM: Final = 90  # the first that has the instructions
 VOCABULARIES: Final = (640, 32_000, 128_256, 151_936)  # of the small model of the tests, and of families
 
 
@@ -115,16 +116,17 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
         )
 
 
-def launch_sums(dim: int, dtype: torch.dtype, num_ranks: int) -> None:
-    """The one-shot all-reduce of a group."""
+def launch_sums(dim: int, dtype: torch.dtype, num_ranks: int, *, has_switch: bool) -> None:
+    """The one-shot all-reduce of a group, by reading and by NVLink's switch."""
     from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
     from llama_core.execution.fused.peer_memory import PeerMemory
 
     device = torch.device("cpu")
-    memory = PeerMemory.of(0, 8, dim * dtype.itemsize, [1 << 20] * num_ranks, device, None)
     rows, weight = torch.zeros((2, dim), dtype=dtype), torch.zeros(dim, dtype=dtype)
-    for bias in (None, weight):
-        sum_add_norm(memory, 0, rows, rows, weight, 1e-5, bias)
+    for multicast in (0, 1 << 20) if has_switch and dtype != torch.float16 else (0,):
+        memory = PeerMemory.of(0, 8, dim * dtype.itemsize, [1 << 20] * num_ranks, device, None, multicast)
+        for bias in (None, weight):
+            sum_add_norm(memory, 0, rows, rows, weight, 1e-5, bias)
 
 
 def launch_products(dtype: torch.dtype) -> None:
@@ -220,7 +222,7 @@ def compile_for(sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int], 
             for dtype in (getattr(torch, name) for name in dtypes):
                 launch_products(dtype)
                 for dim, count in {(FAMILIES[name].dim, count) for name in families for count in ranks if count > 1}:
-                    launch_sums(dim, dtype, count)
+                    launch_sums(dim, dtype, count, has_switch=sm >= MULTICAST_SM)
                 for shape in QUANTIZED_SHAPES:
                     launch_fused_products(shape, dtype, formats)
                 # Equal shapes are launched once more, and compiled once.

@@ -28,6 +28,7 @@ import yaml
 from benchmarks.harness.programs import free_port
 from deployments.local.haproxy import settings
 from deployments.local.process_tag import VARIABLE, end_tagged_processes, tagged_processes
+from tests.support import http
 from tests.support.programs import REPOSITORY, environment
 from tests.support.waiting import wait_until
 
@@ -117,7 +118,7 @@ class Cluster:
         try:
             token = (self.directory / ".ray" / "auth_token").read_text().strip()
             address = f"http://{HOST}:{self._dashboard}/api/serve/applications/"
-            found = httpx.get(address, headers={"Authorization": f"Bearer {token}"}, timeout=60).json()
+            found = http.get(address, headers={"Authorization": f"Bearer {token}"}, timeout=60).json()
             replicas = found["applications"]["llama"]["deployments"]["LlamaIngress"]["replicas"]
         except (httpx.HTTPError, KeyError, ValueError):
             return set()
@@ -243,7 +244,7 @@ def wait(what: str, look: Callable[[], object], limit_s: float = LIMIT_S) -> flo
 def ready(url: str) -> tuple[int, str]:
     """Status and phase; 0 while nothing answers, or not within 3 s."""
     with contextlib.suppress(httpx.HTTPError):
-        answer = httpx.get(f"{url}/ready", timeout=3)
+        answer = http.get(f"{url}/ready", timeout=3)
         if "phase" in answer.text:
             return answer.status_code, answer.json()["phase"]
     return 0, ""
@@ -262,7 +263,7 @@ def run(cluster: Cluster) -> dict[str, Any]:
 
     wait("a replica serves", serves)
     seen["serves_s"], seen["ready_before"] = time.monotonic() - began, sorted(set(answers[:-1]))
-    seen["without_key"] = httpx.get(f"{cluster.url}/v1/models", timeout=60).status_code
+    seen["without_key"] = http.get(f"{cluster.url}/v1/models", timeout=60).status_code
     streams = Streams(cluster.url)
     try:
         first = cluster.replicas()
@@ -280,7 +281,7 @@ def run(cluster: Cluster) -> dict[str, Any]:
     finally:
         seen["endings"] = streams.stop()
     seen["longest_pause_s"] = streams.longest_pause_s
-    answer = httpx.get(f"{cluster.url}/props", headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+    answer = http.get(f"{cluster.url}/props", headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
     seen["max_batch_size"] = answer.json()["max_batch_size"]
     return seen
 

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from llama_core.checkpoint.digest import CheckpointDigest, sha256_of
 from tests.cli.conftest import llama_ray
 from tests.conftest import GOLDEN
+from tests.support import http
 from tests.support.server import Server
 
 pytestmark = pytest.mark.timeout(600)
@@ -47,5 +47,5 @@ def _orders(named: dict[str, str]) -> list[list[str]]:
 
 def test_a_server_without_a_folder_refuses(demo: Server) -> None:
     body = {"prompt": "once", "max_tokens": 2}
-    answer = httpx.post(f"{demo.url}/v1/completions", json=body, headers={"X-Capture": "1"}, timeout=60)
+    answer = http.post(f"{demo.url}/v1/completions", json=body, headers={"X-Capture": "1"}, timeout=60)
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "capture_not_allowed"

@@ -24,6 +24,7 @@ from deployments.local.controller_interval import SERVING_S
 from llama_core import Llama
 from tests.conftest import GOLDEN
 from tests.programs import structured_output
+from tests.support import http
 from tests.support.programs import REPOSITORY, environment
 from tests.support.raw_http import COMPLETIONS, connect, message
 from tests.support.server import Server, is_idle, num_generated
@@ -174,7 +175,7 @@ def test_another_ray_app_gets_the_same_tokens_by_handle(
 
 def test_scores_are_the_log_likelihoods_of_the_model_in_process(plain: Server, in_process: Llama) -> None:
     prompt, texts = "The quick brown", [" fox jumps", " dog", " fox sleeps here"]
-    answer = httpx.post(f"{plain.url}/v1/score", json={"prompt": prompt, "continuations": texts}, timeout=60)
+    answer = http.post(f"{plain.url}/v1/score", json={"prompt": prompt, "continuations": texts}, timeout=60)
     scored = answer.raise_for_status().json()
     tokenizer = in_process.tokenizer
     before = len(tokenizer.encode(prompt, bos=True, eos=False))
@@ -189,14 +190,14 @@ def test_scores_are_the_log_likelihoods_of_the_model_in_process(plain: Server, i
         greedy = in_process.generate([ids[:before]], len(ids) - before, temperature=0)[0][0]
         assert one["is_greedy"] == (greedy == ids[before:])
     by_ids = {"prompt": tokenizer.encode(prompt, bos=True, eos=False), "continuations": [[5, 6], [7]]}
-    same = httpx.post(f"{plain.url}/v1/score", json=by_ids, timeout=60).raise_for_status().json()
+    same = http.post(f"{plain.url}/v1/score", json=by_ids, timeout=60).raise_for_status().json()
     assert [one["tokens"] for one in same["data"]] == [[5, 6], [7]]
     body = {"prompt": prompt, "labels": texts}
-    [chosen] = httpx.post(f"{plain.url}/v1/classify", json=body, timeout=60).raise_for_status().json()["data"]
+    [chosen] = http.post(f"{plain.url}/v1/classify", json=body, timeout=60).raise_for_status().json()["data"]
     scores = [one["score"] for one in scored["data"]]
     assert chosen["label"] == texts[scores.index(max(scores))]
     assert sum(chosen["probs"]) == pytest.approx(1)
-    refused = httpx.post(f"{plain.url}/v1/classify", json={"prompt": "x", "labels": ["a", "a"]}, timeout=60)
+    refused = http.post(f"{plain.url}/v1/classify", json={"prompt": "x", "labels": ["a", "a"]}, timeout=60)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "labels"
 
 
@@ -214,7 +215,7 @@ def address_of(server: Server) -> str:
 
 def test_ray_metrics_have_the_documented_names(plain: Server) -> None:
     client(plain).completions.create(model="golden", prompt="hi", max_tokens=5, temperature=0)
-    text = httpx.get(f"{plain.url}/metrics").text
+    text = http.get(f"{plain.url}/metrics").text
     for name in (
         "tokens_generated_per_second", "prefill_time_ms", "time_per_decoding_step_ms", "gpu_memory_used_bytes",
         "cuda_oom_errors_count", "invalid_dialog_assertions_count",
@@ -271,7 +272,7 @@ print("SEEN", ray.get(controller.__ray_call__.remote(interval)))
 
 def test_nothing_listens_beyond_loopback(demo: Server) -> None:
     """HTTP, HAProxy's statistics, Ray's processes, Serve's gRPC, the ranks' store."""
-    httpx.post(f"{demo.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=30).raise_for_status()
+    http.post(f"{demo.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=30).raise_for_status()
     listening = demo.listening()
     commands = " ".join(listening.values())
     assert all(name in commands for name in ("gcs_server", "raylet", "haproxy", "ServeReplica", "RankWorker")), commands
@@ -290,11 +291,11 @@ def test_serves_control_loop_slows_down_once_the_server_is_ready(demo: Server) -
 def test_a_request_timeout_is_answered_with_our_error_not_serves(demo: Server) -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True, "temperature": 1.5}
     url, header = f"{demo.url}/v1/completions", "x-request-timeout-seconds"
-    answer = httpx.post(url, json=body, headers={header: "0.05"})
+    answer = http.post(url, json=body, headers={header: "0.05"})
     assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded", answer.text
     # The first token must come within this time, the last of 61,440 must not. A busy machine may need longer for the first.
     for seconds in (2, 4, 8):
-        answer = httpx.post(url, json=body | {"n": 128, "stream": True}, headers={header: str(seconds)})
+        answer = http.post(url, json=body | {"n": 128, "stream": True}, headers={header: str(seconds)})
         if answer.status_code == 200:
             break
     assert answer.status_code == 200, answer.text
@@ -304,7 +305,7 @@ def test_a_request_timeout_is_answered_with_our_error_not_serves(demo: Server) -
 
 @pytest.mark.parametrize("name", [b"x-request-timeout-seconds", b"x-request-id", b"x-request-disconnect-disabled"])
 def test_a_header_that_is_not_utf8_is_no_server_error(demo: Server, name: bytes) -> None:
-    answer = httpx.post(
+    answer = http.post(
         f"{demo.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=[(name, b"caf\xe9")]
     )
     if b"timeout" in name:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support import http
 from tests.support.otlp_collector import Collector, collecting
 from tests.support.server import Server, served
 from tests.support.waiting import until, until_true, wait_until
@@ -80,7 +81,7 @@ def run() -> Iterator[Observed]:
 
 def ask(run: Observed, path: str, request_id: str, **body: Any) -> httpx.Response:
     headers = {"x-request-id": request_id} | body.pop("headers", {})
-    return httpx.post(run.server.url + path, json=body, headers=headers, timeout=120, trust_env=False)
+    return http.post(run.server.url + path, json=body, headers=headers, timeout=120, trust_env=False)
 
 
 def stages(run: Observed, request_id: str) -> dict[str, int]:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.servers.conftest import API_KEYS
+from tests.support import http
 from tests.support.programs import REPOSITORY, environment
 from tests.support.server import UP, Server, served
 from tests.support.waiting import wait_until
@@ -20,7 +21,7 @@ WITH_KEY = {"Authorization": f"Bearer {API_KEYS[1]}"}
 def test_with_keys_the_server_reports_ready_and_asks_for_a_key(with_keys: Server) -> None:
     assert with_keys.get("/props")[0] == with_keys.get("/v1/models")[0] == 401
     assert with_keys.get("/health")[0] == 200
-    answer = httpx.get(f"{with_keys.url}/metrics", headers=WITH_KEY, timeout=60)
+    answer = http.get(f"{with_keys.url}/metrics", headers=WITH_KEY, timeout=60)
     assert answer.status_code == 200
     # The command itself sends GET /props once the server is ready.
     assert 'requests_total{outcome="invalid_api_key",path="/v1/models"} 1.0' in answer.text

@@ -9,6 +9,7 @@
 
 // After the compiler's own header, which these macros would break.
 #if defined(EMULATE_VNNI)
+#define LLAMA_REGISTER_BYTES 64
 #define __AVX512VNNI__ 1
 #endif
 #if defined(EMULATE_AMX)

@@ -1,8 +1,10 @@
-"""One rank of a one-shot all-reduce in Triton's interpreter, as a program: one_shot_ranks.py RANK WORLD FOLDER DTYPE SEED.
+"""One rank of a one-shot all-reduce in Triton's interpreter: one_shot_ranks.py RANK WORLD FOLDER DTYPE SEED [switch].
 
 The ranks are processes that map one file of the folder and join a group of gloo. They run the self-test, also with memory that
 does not work, and then many sums. Each rests at random places, also between the meeting of a kernel and its reads. Exit
 status 1 if a sum differs from the sum in the order of ranks by a bit. Not for bfloat16, to which the interpreter truncates.
+
+switch: a simulated NVLink switch adds, in float32 alone. The interpreter has no inline assembly.
 """
 
 import os
@@ -28,12 +30,35 @@ MAX_ROWS, DIM, ROUNDS = 3, 24, 12
 PAGE = 4096
 
 
-def mapped_memory(path: Path, rank: int, world_size: int, row_bytes: int) -> PeerMemory:
-    """Of all ranks' parts in a file of `file_bytes` zeros."""
+def mapped_memory(path: Path, rank: int, world_size: int, row_bytes: int, *, has_switch: bool) -> PeerMemory:
+    """Of all ranks' parts in a file of `file_bytes` zeros. With a switch, the first part's address is the multicast address."""
     part = file_bytes(world_size, row_bytes) // world_size
     memory = np.memmap(path, np.uint8, "r+")
     bases = [memory.ctypes.data + peer * part for peer in range(world_size)]
-    return PeerMemory.of(rank, MAX_ROWS, row_bytes, bases, torch.device("cpu"), memory)
+    if has_switch:
+        simulate_switch(world_size, part)
+    return PeerMemory.of(rank, MAX_ROWS, row_bytes, bases, torch.device("cpu"), memory, bases[0] if has_switch else 0)
+
+
+def simulate_switch(world_size: int, part: int) -> None:
+    """Let what the kernel reads at a multicast address be the sum over the ranks' parts, which lie `part` bytes apart."""
+    import triton
+    import triton.language as tl
+
+    from llama_core.execution.fused import all_reduce_kernels
+
+    @triton.jit
+    def add_at(address, inside, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+        sums = []
+        for word in range(4):
+            total = tl.zeros(address.shape, dtype=tl.float32)
+            for peer in range(world_size):
+                theirs = (address + peer * part + word * 4).to(tl.pointer_type(tl.float32))
+                total += tl.load(theirs, mask=inside, other=0.0)
+            sums.append(total)
+        return sums
+
+    all_reduce_kernels._add_at = add_at
 
 
 def file_bytes(world_size: int, row_bytes: int) -> int:
@@ -70,11 +95,14 @@ def parts(world_size: int, dtype: torch.dtype, seed: int, turn: int, rows: int) 
 
 
 def check_self_test(memory: PeerMemory, parallel: Parallel, dtype: torch.dtype) -> None:
-    """It passes, and fails on all ranks where a rank reads its own memory in place of a peer's, and where no signal arrives."""
+    """It passes, and fails on all ranks where a rank reads other memory than its peers', and where no signal arrives."""
     large = GroupAllReduce(parallel, TorchOps())
     all_reduce._TEST_POLLS, all_reduce._TEST_ROUNDS = 30, 1  # type: ignore[misc]
     buffers, signals = (each[memory.rank].repeat(memory.world_size) for each in (memory.buffers, memory.signals))
-    for broken in (replace(memory, buffers=buffers), replace(memory, signals=signals)):
+    misread = (
+        replace(memory, multicast=memory.multicast + 64) if memory.has_multicast else replace(memory, buffers=buffers)
+    )
+    for broken in (misread, replace(memory, signals=signals)):
         assert OneShotAllReduce(broken, large).fault(parallel, DIM, dtype)
         smallest(parallel, 1)
     all_reduce._TEST_POLLS = 1 << 40  # type: ignore[misc]
@@ -82,12 +110,12 @@ def check_self_test(memory: PeerMemory, parallel: Parallel, dtype: torch.dtype) 
     assert not OneShotAllReduce(memory, large).fault(parallel, DIM, dtype)
 
 
-def run(rank: int, world_size: int, folder: Path, dtype: torch.dtype, seed: int) -> None:
+def run(rank: int, world_size: int, folder: Path, dtype: torch.dtype, seed: int, *, has_switch: bool) -> None:
     from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
 
     store = dist.FileStore(str(folder / "store"), world_size)  # type: ignore[attr-defined]
     parallel = join(rank, world_size, "cpu", store)
-    memory = mapped_memory(folder / "memory", rank, world_size, DIM * dtype.itemsize)
+    memory = mapped_memory(folder / "memory", rank, world_size, DIM * dtype.itemsize, has_switch=has_switch)
     check_self_test(memory, parallel, dtype)
     shared, own = random.Random(seed), random.Random(f"{seed} {rank}")
     rest_at_barriers(own)
@@ -108,5 +136,7 @@ def run(rank: int, world_size: int, folder: Path, dtype: torch.dtype, seed: int)
 if __name__ == "__main__":
     prepare_interpreter()
     yield_at_polls()
-    run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), getattr(torch, sys.argv[4]), int(sys.argv[5]))
+    rank, world_size, folder, dtype, seed = sys.argv[1:6]
+    has_switch = sys.argv[6:] == ["switch"]
+    run(int(rank), int(world_size), Path(folder), getattr(torch, dtype), int(seed), has_switch=has_switch)
     leave()

@@ -30,6 +30,7 @@ from llama_core.text.chat_format import ChatFormat
 from llama_core.text.detokenizer import IncrementalDetokenizer, StopChecker
 from llama_core.text.registry import find_chat_format, load_tokenizer
 from tests.conftest import GOLDEN
+from tests.support import http
 from tests.support.waiting import wait_until
 
 MODEL_ID = "fake-llama"
@@ -328,7 +329,7 @@ def serve(
 def canary(served: Served) -> None:
     """Check after a test that the server answers and that no sequence is left in the engine."""
     body = {"messages": [{"role": "user", "content": "Are you there?"}]}
-    answer = httpx.post(f"{served.url}/v1/chat/completions", json=body)
+    answer = http.post(f"{served.url}/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] == served.engine.answer
     eventually(lambda: served.engine.num_open == 0)

@@ -1,4 +1,7 @@
-"""The attention kernel alone: decodes beside the read bandwidth, and chunks of a prompt beside the product rate."""
+"""The attention kernel alone: decodes beside the read bandwidth, and chunks of a prompt beside the product rate.
+
+Each beside torch's FlashAttention 2 of the same rows, which gets keys and values without pages.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +13,7 @@ from benchmarks.gpu.clock import Clock, clock_of, product_tflop_s, rates, read_g
 from benchmarks.gpu.engine import model_of
 from benchmarks.gpu.recorder import Recorder, median
 from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.varlen import varlen_attention
 from llama_core.execution.fused.backend import ops_for
 from llama_core.execution.fused.ops import Ops
 from llama_core.execution.fused.step_plan import (
@@ -46,12 +50,14 @@ def run(record: Recorder, settings: Settings) -> None:
                 f"{rows}_rows_of_{length}",
                 partial(_decodes, clock, ops, model, work, cached, bandwidth, dtype, sizes.repeats),
             )
+            _beside(record, f"{rows}_rows_of_{length}", clock, model, work, dtype, sizes.repeats)
         chunk = min(sizes.prompt, length)
         row = Row(0, length - chunk, chunk, True)
         record.measure(
             f"chunk_of_{chunk}_at_{length - chunk}",
             partial(_chunk, clock, ops, model, row, product_rate, dtype, sizes.repeats),
         )
+        _beside(record, f"chunk_of_{chunk}_at_{length - chunk}", clock, model, [row], dtype, sizes.repeats)
 
 
 def _decodes(
@@ -76,6 +82,29 @@ def _chunk(
     pairs = row.length * row.start + row.length * (row.length + 1) // 2
     reached = rates(times, 4 * pairs * model.query_width / 1e9)
     return {"ms": times, "tflop_s": reached, "share_of_products": reached.median / product_rate}
+
+
+def _beside(
+    record: Recorder, name: str, clock: Clock, model: ModelConfig, rows: list[Row], dtype: torch.dtype, n: int
+) -> None:
+    """FlashAttention 2 of the same rows, where it can compute them."""
+    if clock.device.type != "cuda" or dtype == torch.float32:
+        return
+
+    def measured() -> object:
+        q, keys, values = (
+            torch.randn(count, heads, model.head_dim, device=clock.device, dtype=dtype)
+            for count, heads in (
+                (sum(row.length for row in rows), model.n_heads),
+                *[(sum(row.start + row.length for row in rows), model.n_kv_heads)] * 2,
+            )
+        )
+        try:
+            return {"ms": clock.milliseconds(varlen_attention(q, keys, values, rows), n)}
+        except (ImportError, RuntimeError) as error:  # this build of torch, or this GPU
+            return {"lacks": str(error).partition("\n")[0]}
+
+    record.measure(f"flash_attention_2_{name}", measured)
 
 
 def _attention(

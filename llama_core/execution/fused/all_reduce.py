@@ -72,7 +72,8 @@ class GroupAllReduce:
 
 
 class OneShotAllReduce:
-    """In the kernel that adds and norms. Steps with more rows go to `large`."""
+    """In the kernel that adds and norms; by NVLink's switch if the memory has a multicast address. Steps with more rows go to
+    `large`."""
 
     def __init__(self, memory: PeerMemory, large: AllReduce) -> None:
         # Imported here, because most machines without a GPU have no Triton.
@@ -84,7 +85,7 @@ class OneShotAllReduce:
 
     @property
     def nbytes(self) -> int:
-        return self._memory.nbytes
+        return self._memory.nbytes + self._large.nbytes
 
     def add_norm(
         self,
@@ -99,10 +100,15 @@ class OneShotAllReduce:
             return self._large.add_norm(hidden_states, partial, weight, eps, bias, turn)
         return self._sum_add_norm(self._memory, turn, hidden_states, partial, weight, eps, bias)
 
+    @property
+    def max_rows(self) -> int:
+        return self._memory.max_rows
+
     def fault(self, parallel: Parallel, dim: int, dtype: torch.dtype) -> str:
         """What is wrong with sums through this memory, or nothing. All ranks call it together.
 
-        Waits are limited meanwhile, so that a GPU which does not see its peers' writes ends the test, not the server.
+        Sums have the bits of those in the order of ranks; the switch's differ by rounding. Waits are limited meanwhile, so that
+        a GPU which does not see its peers' writes ends the test, not the server.
         """
         memory, device = self._memory, parallel.device
         generator = torch.Generator(device).manual_seed(parallel.rank)
@@ -122,14 +128,18 @@ class OneShotAllReduce:
                 self._sum_add_norm(memory, turn, states, partial, weight, 1e-5)
                 # A rank that has found a wrong sum goes on: the others wait for it in this collective.
                 expected = parallel.sum_in_rank_order(partial)
-                equal = torch.equal(states, expected) and equal
+                if memory.has_multicast:
+                    rounding = torch.finfo(dtype).eps * expected.abs().clamp(min=1) * parallel.world_size
+                    equal = bool(((states - expected).abs() <= rounding).all()) and equal
+                else:
+                    equal = torch.equal(states, expected) and equal
         memory.polls.fill_(FOREVER)
         return "" if equal and not memory.missed.item() else "sums in the self-test were wrong"
 
 
 class MultimemAllReduce:
-    """By the switch of NVLink, which adds what all GPUs hold at one address, with torch's kernel. Steps with more rows go to
-    `large`."""
+    """By the switch of NVLink with torch's kernel, for steps of more rows than one kernel computes with the norm. Steps with
+    still more rows go to `large`."""
 
     def __init__(self, buffer: torch.Tensor, group_name: str, ops: Ops, large: AllReduce) -> None:
         """buffer: symmetric memory [rows, dim] in the dtype of the model."""
@@ -186,20 +196,24 @@ def choose_all_reduce(config: EngineConfig, parallel: Parallel, ops: Ops, dim: i
 
 def _one_shot(parallel: Parallel, dim: int, dtype: torch.dtype, group: AllReduce) -> AllReduce | str:
     row_bytes = dim * dtype.itemsize
-    num_processors = torch.cuda.get_device_properties(parallel.device).multi_processor_count
-    own_rows = one_shot_rows(parallel.world_size, row_bytes, num_processors)
+    own_rows = one_shot_rows(parallel.world_size, row_bytes, _num_processors(parallel))
     rows = smallest(parallel, own_rows)
     if rows == 0:
         return "another rank cannot" if own_rows else f"a row has {row_bytes} bytes"
     memory = share_memory(parallel, rows, row_bytes)
-    if isinstance(memory, str):
-        return memory
-    made = OneShotAllReduce(memory, group)
+    return memory if isinstance(memory, str) else _tested(OneShotAllReduce(memory, group), parallel, dim, dtype)
+
+
+def _tested(made: OneShotAllReduce, parallel: Parallel, dim: int, dtype: torch.dtype) -> OneShotAllReduce | str:
     fault = made.fault(parallel, dim, dtype)
     if not smallest(parallel, not fault):
         return fault or "another rank's self-test failed"
-    log.info("rank %d sums steps of up to %d tokens in one kernel", parallel.rank, rows)
+    log.info("rank %d sums steps of up to %d tokens in one kernel", parallel.rank, made.max_rows)
     return made
+
+
+def _num_processors(parallel: Parallel) -> int:
+    return int(torch.cuda.get_device_properties(parallel.device).multi_processor_count)
 
 
 def _multimem(
@@ -209,7 +223,11 @@ def _multimem(
         return "its order of summation is not known, which batch_invariant needs"
     if dtype == torch.float16:
         return "it has no float16"
-    buffer = multicast_buffer(parallel, _MULTIMEM_BYTES // (dim * dtype.itemsize), dim, dtype)
+    row_bytes = dim * dtype.itemsize
+    buffer = multicast_buffer(parallel, _MULTIMEM_BYTES // row_bytes, dim, dtype)
     if isinstance(buffer, str):
         return buffer
-    return MultimemAllReduce(buffer, world_group().group_name, ops, group)
+    large = MultimemAllReduce(buffer, world_group().group_name, ops, group)
+    # All rows' programs run at once, because each waits for its peers'.
+    memory = share_memory(parallel, smallest(parallel, _num_processors(parallel)), row_bytes, multicast=True)
+    return memory if isinstance(memory, str) else _tested(OneShotAllReduce(memory, large), parallel, dim, dtype)

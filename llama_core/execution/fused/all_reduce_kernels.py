@@ -2,7 +2,8 @@
 
 Every rank writes its part to a buffer that its peers can read (`peer_memory.py`), tells them, waits for theirs, and reads all
 parts itself: a one-shot all-reduce. Parts are added in float32 in the order of the ranks, so all ranks have the same bits,
-whatever the number of rows.
+whatever the number of rows. Where the buffers have a multicast address, NVLink's switch adds them in float32, in an order of
+its own, and a rank reads the sum.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -52,6 +53,58 @@ def _meet(signals, epochs, row, rank, polls, world: tl.constexpr, world_block: t
     return tl.min(tl.where(is_peer, seen, epoch), axis=0) >= epoch
 
 
+# In $0 to $3: the sums of 16 bytes at a multicast address, or zeros where $5 is 0 (PTX ISA, "multimem.ld_reduce").
+_ADD_BFLOAT16 = tl.constexpr("""{
+    .reg .pred p;
+    setp.ne.s32 p, $5, 0;
+    mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+    @p multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {$0, $1, $2, $3}, [$4];
+}""")
+_ADD_FLOAT32 = tl.constexpr("""{
+    .reg .pred p;
+    setp.ne.s32 p, $5, 0;
+    mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+    @p multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {$0, $1, $2, $3}, [$4];
+}""")
+
+
+@triton.jit
+def _add_at(address, inside, dtype: tl.constexpr):
+    """Four words of 32 bits for each address: the sum of the 16 bytes that all ranks hold there.
+
+    What ranks wrote at their buffers' own addresses is seen at this one after a fence (PTX ISA, "Causality order": proxies).
+    """
+    tl.inline_asm_elementwise("fence.proxy.alias; mov.b32 $0, 0;", "=r,r", [tl.program_id(0)], tl.int32, False, 1)
+    arguments = [address, inside.to(tl.int32)]
+    if dtype == tl.float32:
+        floats = (tl.float32, tl.float32, tl.float32, tl.float32)
+        words = tl.inline_asm_elementwise(_ADD_FLOAT32, "=&f,=&f,=&f,=&f,l,r", arguments, floats, False, 1)
+    else:
+        integers = (tl.int32, tl.int32, tl.int32, tl.int32)
+        words = tl.inline_asm_elementwise(_ADD_BFLOAT16, "=&r,=&r,=&r,=&r,l,r", arguments, integers, False, 1)
+    return words
+
+
+@triton.jit
+def _in_order(words, dtype: tl.constexpr, block: tl.constexpr):
+    """float32 [block] of the four words of each vector: of float32, or of pairs of bfloat16."""
+    values = tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3]))
+    if dtype != tl.float32:
+        # The upper 16 bits of a float32 are a bfloat16; the first of a pair is in the lower half.
+        first, second = (values << 16).to(tl.float32, bitcast=True), (values & -65536).to(tl.float32, bitcast=True)
+        values = tl.join(first, second)
+    return tl.reshape(values, (block,))
+
+
+@triton.jit
+def _switch_sum(address, dim, dtype: tl.constexpr, block: tl.constexpr):
+    """float32 [block]: the sum of the rows [dim] that all ranks hold at a multicast address."""
+    values: tl.constexpr = 128 // dtype.primitive_bitwidth
+    vector = tl.arange(0, block // values)
+    words = _add_at(address + vector * 16, vector * values < dim, dtype)
+    return _in_order(words, dtype, block)
+
+
 @triton.jit
 def _sum_add_norm(
     hidden_states,
@@ -61,6 +114,7 @@ def _sum_add_norm(
     out,
     buffers,
     signals,
+    multicast,
     epochs,
     polls,
     missed,
@@ -68,6 +122,7 @@ def _sum_add_norm(
     first_byte,
     dim,
     eps,
+    uses_switch: tl.constexpr,
     has_bias: tl.constexpr,
     is_aligned: tl.constexpr,
     world: tl.constexpr,
@@ -83,10 +138,13 @@ def _sum_add_norm(
     tl.store(mine, tl.load(partial + row * dim + column, mask=inside, other=0.0), mask=inside)
     if not _meet(signals, epochs, row, rank, tl.load(polls), world, world_block):
         tl.store(missed, 1)
-    total = tl.zeros((block,), dtype=tl.float32)
-    for peer in tl.static_range(world):
-        theirs = _row_of(buffers, peer, place, dtype, block, is_aligned)
-        total += tl.load(theirs, mask=inside, other=0.0).to(tl.float32)
+    if uses_switch:
+        total = _switch_sum(tl.load(multicast) + place, dim, dtype, block)
+    else:
+        total = tl.zeros((block,), dtype=tl.float32)
+        for peer in tl.static_range(world):
+            theirs = _row_of(buffers, peer, place, dtype, block, is_aligned)
+            total += tl.load(theirs, mask=inside, other=0.0).to(tl.float32)
     added = total.to(dtype)
     if has_bias:
         added = plus_bias(added, bias + column, inside)
@@ -122,6 +180,7 @@ def sum_add_norm(
         out,
         memory.buffers,
         memory.signals,
+        memory.multicast,
         memory.epochs,
         memory.polls,
         memory.missed,
@@ -129,6 +188,7 @@ def sum_add_norm(
         turn * memory.turn_bytes,
         dim,
         eps,
+        uses_switch=memory.has_multicast,
         has_bias=bias is not None,
         is_aligned=dim * partial.itemsize % 16 == 0,
         world=world,

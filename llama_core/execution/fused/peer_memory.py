@@ -10,6 +10,8 @@ from llama_core.execution.parallel import Parallel, gather_bytes, ranks_with, sm
 from llama_core.host_memory import host_identity
 
 FOREVER: Final = 1 << 62  # polls
+VECTOR_BYTES: Final = 16  # that NVLink's switch adds at a time
+NO_MULTICAST: Final = "the GPUs have no multicast"
 _ALIGNMENT: Final = 128
 _SIGNAL_BYTES: Final = 8
 # Bytes that a rank reads from its peers where one-shot is still faster than NCCL. vLLM's limits for 4 and 8 GPUs with NVLink
@@ -22,8 +24,10 @@ class PeerMemory:
     """Two buffers and the signals of each rank. Addresses are valid on this rank's device.
 
     turn_bytes: of one buffer; the second lies behind the first. buffers, signals: int64 [world_size], addresses by rank; the
-    signals of a rank are int64 [max_rows, world_size]. epochs: int64 [max_rows], this rank's meetings by row. polls: int64 [1],
-    of a signal at most. missed: int64 [1], not 0 once a peer did not come in so many. held: what keeps the memory alive.
+    signals of a rank are int64 [max_rows, world_size]. multicast: int64 [1], the address at which NVLink's switch reaches the
+    buffers of all ranks, whose rows are multiples of 16 bytes then; 0 without `has_multicast`. epochs: int64 [max_rows], this
+    rank's meetings by row. polls: int64 [1], of a signal at most. missed: int64 [1], not 0 once a peer did not come in so many.
+    held: what keeps the memory alive.
     """
 
     rank: int
@@ -32,6 +36,8 @@ class PeerMemory:
     turn_bytes: int
     buffers: torch.Tensor
     signals: torch.Tensor
+    multicast: torch.Tensor
+    has_multicast: bool
     epochs: torch.Tensor
     polls: torch.Tensor
     missed: torch.Tensor
@@ -39,15 +45,36 @@ class PeerMemory:
 
     @classmethod
     def of(
-        cls, rank: int, max_rows: int, row_bytes: int, bases: list[int], device: torch.device, held: Any
+        cls,
+        rank: int,
+        max_rows: int,
+        row_bytes: int,
+        bases: list[int],
+        device: torch.device,
+        held: Any,
+        multicast: int = 0,
     ) -> "PeerMemory":
-        """bases: by rank, the address of `nbytes` zeros."""
+        """bases: by rank, the address of `nbytes` zeros. multicast: their address at the switch, or 0."""
         turn_bytes = _turn_bytes(max_rows, row_bytes)
         buffers = torch.tensor(bases, dtype=torch.int64, device=device)
         epochs = torch.zeros(max_rows, dtype=torch.int64, device=device)
         polls, missed = torch.full_like(epochs[:1], FOREVER), torch.zeros_like(epochs[:1])
         signals = buffers + 2 * turn_bytes
-        return cls(rank, len(bases), max_rows, turn_bytes, buffers, signals, epochs, polls, missed, held)
+        at_switch = torch.full_like(polls, multicast)
+        return cls(
+            rank,
+            len(bases),
+            max_rows,
+            turn_bytes,
+            buffers,
+            signals,
+            at_switch,
+            multicast != 0,
+            epochs,
+            polls,
+            missed,
+            held,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -72,14 +99,23 @@ def one_shot_rows(world_size: int, row_bytes: int, num_processors: int) -> int:
     return min(_READ_BYTES // (row_bytes * (world_size - 1)), num_processors)
 
 
-def share_memory(parallel: Parallel, max_rows: int, row_bytes: int) -> PeerMemory | str:
-    """The memory of this group, or why there is none. Every rank gets memory, or none does. All ranks call it together."""
+def share_memory(parallel: Parallel, max_rows: int, row_bytes: int, *, multicast: bool = False) -> PeerMemory | str:
+    """The memory of this group, or why there is none. Every rank gets memory, or none does. All ranks call it together.
+
+    multicast: with an address at NVLink's switch.
+    """
     part = _symmetric(parallel, peer_bytes(parallel.world_size, max_rows, row_bytes))
     if isinstance(part, str):
         return part
-    handle = part.handle
+    handle, at_switch = part.handle, 0
+    if multicast:
+        if row_bytes % VECTOR_BYTES:
+            return f"a row's {row_bytes} bytes are no multiple of {VECTOR_BYTES}"
+        if smallest(parallel, handle.multicast_ptr != 0) == 0:
+            return NO_MULTICAST
+        at_switch = handle.multicast_ptr + handle.offset
     bases = [address + handle.offset for address in handle.buffer_ptrs]
-    return PeerMemory.of(parallel.rank, max_rows, row_bytes, bases, parallel.device, part)
+    return PeerMemory.of(parallel.rank, max_rows, row_bytes, bases, parallel.device, part, at_switch)
 
 
 def multicast_buffer(parallel: Parallel, rows: int, dim: int, dtype: torch.dtype) -> torch.Tensor | str:
@@ -89,7 +125,7 @@ def multicast_buffer(parallel: Parallel, rows: int, dim: int, dtype: torch.dtype
     if isinstance(part, str):
         return part
     if smallest(parallel, part.handle.multicast_ptr != 0) == 0:
-        return "the GPUs have no multicast"
+        return NO_MULTICAST
     return part.tensor.view(dtype).view(rows, dim)
 
 

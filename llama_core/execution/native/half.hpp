@@ -36,14 +36,12 @@ inline float widen(half x) {
 // 16 values. Those that are not finite are not kept so: no weight has them.
 inline Vec load(const half* p) {
 #if defined(__AVX512F__)
-    return (Vec)_mm512_cvtph_ps((__m256i)load_as<HVec>(p));
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__AVX2__) && defined(__F16C__)
-    struct {
-        __m256 low, high;
-    } both = {_mm256_cvtph_ps(load_as<__m128i>(p)), _mm256_cvtph_ps(load_as<__m128i>(p + 8))};
-    return load_as<Vec>(&both);
+    const __m256 both[] = {_mm256_cvtph_ps(load_as<__m128i>(p)), _mm256_cvtph_ps(load_as<__m128i>(p + 8))};
+    return load_as<Vec>(both);
 #else
-    UVec bits = __builtin_convertvector(load_as<HVec>(p), UVec);
+    UVec bits = load_wide<UVec>(p);
     Vec magnitude = (Vec)((bits & 0x7fff) << 13) * splat(0x1p112f);
     return (Vec)((UVec)magnitude | (bits & 0x8000) << 16);
 #endif

@@ -77,14 +77,15 @@ class LogitEditor {
 
     // A bit for each lane selects its logit: a branch for each token takes ten times as long where bits are mixed.
     void keep(const uint32_t* bits) {
-        IVec lane_bit;
-        for (int lane = 0; lane < kLanes; lane++) lane_bit[lane] = 1 << lane;
+        int32_t bits_of_lanes[kLanes];
+        for (int lane = 0; lane < kLanes; lane++) bits_of_lanes[lane] = 1 << lane;
+        const IVec lane_bit = load_as<IVec>(bits_of_lanes);
         int i = 0;
         for (; i + kLanes <= vocab_; i += kLanes) {
             const int32_t part = bits[i / 32] >> i % 32 & ((1u << kLanes) - 1);
             if (part == (1 << kLanes) - 1) continue;
             const IVec is_allowed = ((IVec{} + part) & lane_bit) != 0;
-            store(&edited_[i], is_allowed ? load(&edited_[i]) : splat(kNever));
+            store(&edited_[i], select(is_allowed, load(&edited_[i]), splat(kNever)));
         }
         for (; i < vocab_; i++)
             if (!(bits[i / 32] >> i % 32 & 1)) edited_[i] = kNever;

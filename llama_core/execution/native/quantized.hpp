@@ -70,7 +70,7 @@ struct Quantized {
                 total += code;
             }
             if (rows > kMostNumberRows) continue;
-            const int32_t sum = fold(total, [](IVec a, IVec b) { return a + b; });
+            const int32_t sum = fold(total, [](auto a, auto b) { return a + b; });
             int16_t* parts = sums[row] + i / kGroupInputs * 2;
             parts[0] = int16_t(sum >> 5), parts[1] = int16_t(sum & 31);
         }
@@ -85,9 +85,7 @@ struct Quantized {
         store_low(reinterpret_cast<int8_t*>(to), (code >> 8) + 128);
         store_low(reinterpret_cast<int8_t*>(to + kTileBytes), code);
     }
-    void put_number(size_t row, int at, IVec code) {
-        store_low(pairs[row] + at, __builtin_shufflevector(code, code, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
-    }
+    void put_number(size_t row, int at, IVec code) { store_low(pairs[row] + at, swap_middles(code)); }
 };
 
 // Activations as 8-bit integers with one scale for each group of inputs: x = scale * code, codes from -127 to 127.
@@ -131,7 +129,7 @@ struct GroupQuantized {
             const Vec low = load(x + at), high = whole ? load(x + at + kLanes) : Vec{};
             const UVec a = (UVec)low & 0x7fffffff, b = (UVec)high & 0x7fffffff;
             // Absolute values compare as their bits do, and NaN and infinity are above all others.
-            const uint32_t most = fold((UVec)(a > b ? a : b), [](UVec p, UVec q) { return (UVec)(p > q ? p : q); });
+            const uint32_t most = fold(select(a > b, a, b), [](auto p, auto q) { return select(p > q, p, q); });
             float limit;
             std::memcpy(&limit, &most, 4);
             const bool multiplies = limit < kMultiplies;  // false for NaN too
@@ -140,7 +138,7 @@ struct GroupQuantized {
             const IVec p = rounded_to_integers(low, inverse), q = rounded_to_integers(high, inverse);
             put(row, at, p);
             if (whole) put(row, at + kLanes, q);
-            const int32_t sum = fold(p + q, [](IVec u, IVec v) { return u + v; });
+            const int32_t sum = fold(p + q, [](auto u, auto v) { return u + v; });
             scales[row][group] = scale;
             sums[row][group] = sum;
 #if defined(LLAMA_AMX)
@@ -164,8 +162,8 @@ struct GroupQuantized {
         store_low(codes[row] + at, v);
 #if defined(LLAMA_AMX)
         // Inputs 0 and 2, 1 and 3 of each four are neighbours, as the codes of weights are when bytes become 16-bit numbers.
-        const IVec pairs = __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-        store(numbers_of(row, at / kGroupInputs) + at % kGroupInputs, __builtin_convertvector(pairs, Vec));
+        const IVec pairs = swap_middles(v);
+        store(numbers_of(row, at / kGroupInputs) + at % kGroupInputs, to_float(pairs));
 #endif
     }
 };

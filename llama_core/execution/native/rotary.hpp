@@ -28,7 +28,7 @@ class Rotary {
         const float* rotary = of(position);
         for (int i = 0; i < head_dim_; i += kLanes) {
             Vec v = load(x + i);
-            Vec other = __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+            Vec other = swap_neighbours(v);
             store(to + i, fma(v, load(rotary + i), other * load(rotary + head_dim_ + i)));
         }
     }

@@ -132,16 +132,20 @@ class Sampler {
         float lanes[kLanes];
         for (int i = 0; i < vocab; i += kLanes) {
             const int count = std::min(kLanes, vocab - i);
-            Vec below = splat(-std::numeric_limits<float>::infinity());
-            if (count == kLanes)
+            Vec below;
+            if (count == kLanes) {
                 below = load(logits + i) / splat(temperature) - splat(top);
-            else
-                for (int lane = 0; lane < count; lane++) below[lane] = logits[i + lane] / temperature - top;
+            } else {
+                std::fill(lanes, lanes + kLanes, -std::numeric_limits<float>::infinity());
+                for (int lane = 0; lane < count; lane++) lanes[lane] = logits[i + lane] / temperature - top;
+                below = load(lanes);
+            }
             Vec p = exp(below);
             store(&probs_[i], p);
             Vec place = below * splat(-kPerNat);
-            place = place < splat(float(kBuckets - 1)) ? place : splat(float(kBuckets - 1));
-            IVec index = __builtin_convertvector(place, IVec);
+            const Vec last = splat(float(kBuckets - 1));
+            place = select(place < last, place, last);
+            IVec index = convert<IVec>(place);
             store(lanes, p);
             for (int lane = 0; lane < count; lane++) {
                 if (kExcludes && !(lanes[lane] > 0 && lanes[lane] >= how.min_p)) {

@@ -1,7 +1,7 @@
 // Vectors of 16 float lanes and the few functions on them that a Transformer needs; the same code for every CPU.
 //
-// GCC and Clang lower these vectors to the instructions of the target (AVX-512, AVX2, NEON). The result of a lane depends
-// neither on the width of the hardware's registers nor on the number of rows that are computed together.
+// A vector is one register of AVX-512, two of AVX2 or four of SSE (split.hpp). The result of a lane depends neither on
+// the width of the hardware's registers nor on the number of rows that are computed together.
 #pragma once
 
 #include <cmath>
@@ -15,12 +15,14 @@
 // Goes before a loop with a compile-time count, and keeps the loop's variables in registers.
 #define UNROLL _Pragma("GCC unroll 16")
 
+#include "split.hpp"
+
 namespace llama {
 
-typedef float Vec __attribute__((vector_size(64)));
-typedef int32_t IVec __attribute__((vector_size(64)));
-typedef uint32_t UVec __attribute__((vector_size(64)));
-typedef uint16_t HVec __attribute__((vector_size(32)));
+typedef VecOf<float> Vec;
+typedef VecOf<int32_t> IVec;
+typedef VecOf<uint32_t> UVec;
+typedef VecOf<uint16_t> Halves;  // 32 lanes of 16 bits
 
 constexpr int kLanes = 16;
 
@@ -28,16 +30,10 @@ struct bf16 {
     uint16_t bits;
 };
 
-template <class V, class T>
-inline V load_as(const T* p) {
-    V v;
-    std::memcpy(&v, p, sizeof v);
-    return v;
-}
-
 inline Vec load(const float* p) { return load_as<Vec>(p); }
-inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-inline Vec splat(float x) { return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+inline void store(float* p, Vec v) { store_as(p, v); }
+inline Vec splat(float x) { return splat_as<Vec>(x); }
+inline Vec to_float(IVec v) { return convert<Vec>(v); }
 
 inline Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
@@ -56,42 +52,29 @@ inline float fma(float a, float b, float c) {
 #endif
 }
 
-inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec max(Vec a, Vec b) { return select(a > b, a, b); }
 
 // Stores the lowest 8 or 16 bits of each lane.
 inline void store_low(int8_t* p, IVec v) {
 #if defined(__AVX512F__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)v));
 #else
-    typedef int8_t Narrow __attribute__((vector_size(16)));
-    const Narrow narrow = __builtin_convertvector(v, Narrow);
-    std::memcpy(p, &narrow, sizeof narrow);
+    store_narrow(p, v);
 #endif
 }
 inline void store_low(int16_t* p, IVec v) {
 #if defined(__AVX512F__)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)v));
 #else
-    typedef int16_t Narrow __attribute__((vector_size(32)));
-    const Narrow narrow = __builtin_convertvector(v, Narrow);
-    std::memcpy(p, &narrow, sizeof narrow);
+    store_narrow(p, v);
 #endif
 }
 
-// Reduces all lanes in a tree: `f` combines the upper half with the lower half, four times.
-template <class V, class F>
-inline auto fold(V v, F&& f) {
-    v = f(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
-    v = f(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
-    v = f(v, __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));
-    v = f(v, __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1));
-    return v[0];
-}
 inline float sum(Vec v) {
-    return fold(v, [](Vec a, Vec b) { return a + b; });
+    return fold(v, [](auto a, auto b) { return a + b; });
 }
 inline float max(Vec v) {
-    return fold(v, [](Vec a, Vec b) { return max(a, b); });
+    return fold(v, [](auto a, auto b) { return select(a > b, a, b); });
 }
 
 // bfloat16 is the upper half of a float, rounded to nearest even.
@@ -114,8 +97,7 @@ inline Vec load(const bf16* p) {
 #if defined(__AVX512F__)  // GCC converts a vector in two halves
     return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16);
 #else
-    UVec wide = __builtin_convertvector(load_as<HVec>(p), UVec) << 16;
-    return (Vec)wide;
+    return (Vec)(load_wide<UVec>(p) << 16);
 #endif
 }
 
@@ -127,8 +109,7 @@ inline void store(bf16* p, Vec v) {
     UVec bits = (UVec)v;
     UVec rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     UVec nan = bits >> 16 | 0x40;
-    HVec half = __builtin_convertvector((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded, HVec);
-    std::memcpy(p, &half, sizeof half);
+    store_narrow(&p->bits, select((bits & 0x7fffffff) > 0x7f800000, nan, rounded));
 #endif
 }
 
@@ -159,7 +140,7 @@ inline Vec round_to<bf16>(Vec v) {
 #else
     UVec bits = (UVec)v;
     UVec rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-    return (Vec)((bits & 0x7fffffff) > 0x7f800000 ? bits : rounded);
+    return (Vec)select((bits & 0x7fffffff) > 0x7f800000, bits, rounded);
 #endif
 }
 
@@ -209,7 +190,8 @@ inline Vec exp(Vec x) {
     // These instructions return the second operand if one operand is NaN.
     Vec inside = (Vec)_mm512_max_ps((__m512)low, _mm512_min_ps((__m512)splat(88.0f), (__m512)x));
 #else
-    Vec inside = x > low ? (x < splat(88.0f) ? x : splat(88.0f)) : low;
+    const Vec high = splat(88.0f);
+    Vec inside = select(x > low, select(x < high, x, high), low);
 #endif
     Vec shifted = fma(inside, splat(1.44269504f), magic);
     Vec n = shifted - magic;
@@ -228,9 +210,8 @@ inline Vec exp(Vec x) {
     return (Vec)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
 #else
     IVec exponent = ((IVec)shifted - (IVec)magic + 127) << 23;
-    Vec result = p * (Vec)exponent;
-    result = x > low ? result : Vec{};
-    return x == x ? result : x;  // NaN stays NaN
+    Vec result = select(x > low, p * (Vec)exponent, Vec{});
+    return select(x == x, result, x);  // NaN stays NaN
 #endif
 }
 

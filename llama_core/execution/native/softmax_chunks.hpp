@@ -47,12 +47,13 @@ struct RunningSoftmax {
   private:
     template <bool HidesFirst, class T>
     float add_seen(const float* products, float scale, T* weights, int count, int begin, int first, int last) {
-        const IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        static constexpr int32_t kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const IVec lanes = load_as<IVec>(kNumbers);
         Vec scores[kChunkTiles], highest = splat(kLowest), sums = Vec{};
         for (int c = 0; c < count; c++) {
             const int seen = last - begin - c * kKvTile;  // the last lane that the query sees
-            scores[c] = lanes <= seen ? load(products + c * kKvTile) * splat(scale) : splat(kLowest);
-            if constexpr (HidesFirst) scores[c] = lanes >= first - begin - c * kKvTile ? scores[c] : splat(kLowest);
+            scores[c] = select(lanes <= seen, load(products + c * kKvTile) * splat(scale), splat(kLowest));
+            if constexpr (HidesFirst) scores[c] = select(lanes >= first - begin - c * kKvTile, scores[c], splat(kLowest));
             highest = max(highest, scores[c]);
         }
         const float now = std::max(most, max(highest));

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support import http
 from tests.support.scripted_engine import MAX_SEQ_LEN, MODEL_ID, FakeEngine, Served, assert_error, canary, serve
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -31,7 +32,7 @@ def _canary(served: Served) -> Iterator[None]:
 
 
 def post(served: Served, path: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(served.url + path, content=json.dumps(body), headers=JSON)
+    return http.post(served.url + path, content=json.dumps(body), headers=JSON)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
@@ -42,20 +43,20 @@ def post(served: Served, path: str, body: dict[str, Any]) -> httpx.Response:
     ids=["empty", "cut", "utf8", "deep", "digits", "text", "surrogate", "control", "nan", "infinity"],
 )  # fmt: skip
 def test_a_body_that_is_not_json_is_400(served: Served, path: str, raw: bytes) -> None:
-    assert_error(httpx.post(served.url + path, content=raw, headers=JSON), 400, "invalid_json")
+    assert_error(http.post(served.url + path, content=raw, headers=JSON), 400, "invalid_json")
 
 
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
 )
 def test_a_content_type_that_is_not_json_is_415(served: Served, kind: str) -> None:
-    answer = httpx.post(served.url + COMPLETIONS, content=b'{"prompt": "x"}', headers={"content-type": kind})
+    answer = http.post(served.url + COMPLETIONS, content=b'{"prompt": "x"}', headers={"content-type": kind})
     assert_error(answer, 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/problem+json"])
 def test_every_json_content_type_is_taken(served: Served, kind: str) -> None:
-    answer = httpx.post(served.url + COMPLETIONS, content=b'{"prompt": "x"}', headers={"content-type": kind})
+    answer = http.post(served.url + COMPLETIONS, content=b'{"prompt": "x"}', headers={"content-type": kind})
     assert answer.status_code == 200
 
 
@@ -68,7 +69,7 @@ def test_a_float_that_is_not_finite_is_400(
     served: Served, path: str, body: dict[str, Any], field: str, number: str
 ) -> None:
     raw = json.dumps(body)[:-1] + f', "{field}": {number}}}'
-    answer = httpx.post(served.url + path, content=raw, headers=JSON)
+    answer = http.post(served.url + path, content=raw, headers=JSON)
     assert_error(answer, 400, "invalid_json" if "N" in number or "I" in number else "invalid_parameter")
 
 
@@ -159,7 +160,7 @@ def beside_health_checks(served: Served, raw: str) -> tuple[httpx.Response, floa
     watching.start()
     start = time.monotonic()
     try:
-        answer = httpx.post(served.url + COMPLETIONS, content=raw, headers=JSON)
+        answer = http.post(served.url + COMPLETIONS, content=raw, headers=JSON)
         took_s = time.monotonic() - start
     finally:
         done.set()
@@ -214,7 +215,7 @@ def test_no_value_of_a_request_reaches_the_log_or_the_answer(served: Served, cap
         {"prompt": "x", "response_format": {"type": secret}}, {"prompt": {secret: secret}},
     ]  # fmt: skip
     for body in bodies:
-        answer = httpx.post(served.url + COMPLETIONS, json=body, headers={"x-request-id": "a b\tc;<script>"})
+        answer = http.post(served.url + COMPLETIONS, json=body, headers={"x-request-id": "a b\tc;<script>"})
         assert answer.status_code in (400, 404)
         assert "hunter2" not in answer.text
         assert answer.headers["x-request-id"] == "abcscript"
@@ -228,12 +229,12 @@ def test_an_unknown_model_is_404_and_names_the_valid_one(served: Served) -> None
         error = assert_error(post(served, path, body | {"model": "gpt-9"}), 404, "model_not_found")
         assert MODEL_ID in (error["message"] or "")
         assert post(served, path, body | {"model": MODEL_ID}).status_code == 200
-    assert_error(httpx.get(served.url + "/v1/models/some/other"), 404, "model_not_found")
+    assert_error(http.get(served.url + "/v1/models/some/other"), 404, "model_not_found")
 
 
 def test_a_wrong_route_is_404_and_a_wrong_method_405(served: Served) -> None:
-    assert_error(httpx.get(served.url + "/v2/nothing"), 404, "not_found")
-    answer = httpx.get(served.url + CHAT)
+    assert_error(http.get(served.url + "/v2/nothing"), 404, "not_found")
+    answer = http.get(served.url + CHAT)
     assert_error(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "POST"
 

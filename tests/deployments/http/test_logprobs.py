@@ -10,6 +10,7 @@ import pytest
 
 from deployments.http.logprobs import ChatLogprobs, CompletionLogprobs
 from llama_core.scheduling.request import TokenLogprob
+from tests.support import http
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, serve, sse
 
 
@@ -20,7 +21,7 @@ def served() -> Iterator[Served]:
 
 
 def completion(served: Served, **fields: Any) -> httpx.Response:
-    return httpx.post(served.url + "/v1/completions", json={"prompt": "Once upon", "max_tokens": 50} | fields)
+    return http.post(served.url + "/v1/completions", json={"prompt": "Once upon", "max_tokens": 50} | fields)
 
 
 def test_completion_logprobs_have_four_lists_of_one_length(served: Served) -> None:

@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.engine.interface import Readiness
 from llama_core.errors import NonFiniteLogits
+from tests.support import http
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, Served, canary, eventually, serve
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -24,7 +24,7 @@ def served() -> Iterator[Served]:
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_a_page_refers_to_no_other_host(served: Served, path: str) -> None:
-    answer = httpx.get(served.url + path)
+    answer = http.get(served.url + path)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
     assert not re.findall(r"""(?:src|href|url|from|import|fetch)\s*[=(]?\s*["']?(?:https?:)?//""", answer.text)
@@ -35,7 +35,7 @@ def test_a_page_refers_to_no_other_host(served: Served, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_only_the_pages_own_script_and_style_may_run(served: Served, path: str) -> None:
-    answer = httpx.get(served.url + path)
+    answer = http.get(served.url + path)
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "connect-src 'self'" in policy
@@ -375,7 +375,7 @@ def test_the_api_reference_shows_every_route_and_its_fields(browser: Any, served
     page.on("request", lambda request: faults.extend([] if request.url.startswith(served.url) else [request.url]))
     page.goto(served.url + "/docs")
     page.wait_for_selector("details")
-    document = httpx.get(served.url + "/openapi.json").json()
+    document = http.get(served.url + "/openapi.json").json()
     operations = [path for path, methods in document["paths"].items() for _ in methods]
     assert page.locator("summary code").all_text_contents() == operations
     fields = page.locator("td code").all_text_contents()

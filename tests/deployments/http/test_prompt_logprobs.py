@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support import http
 from tests.support.scripted_engine import FakeEngine, Served, serve
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Once upon"}]}
@@ -19,7 +20,7 @@ def served() -> Iterator[Served]:
 
 def post(served: Served, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
     body = {"prompt": "Once upon", "max_tokens": 8, "seed": 1} if path == "/v1/completions" else CHAT
-    return httpx.post(served.url + path, json=body | fields)
+    return http.post(served.url + path, json=body | fields)
 
 
 @pytest.mark.parametrize("num_top", [0, 3])

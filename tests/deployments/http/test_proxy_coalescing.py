@@ -5,7 +5,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-import httpx
 import pytest
 
 from deployments.engine.interface import Delta
@@ -16,6 +15,7 @@ from deployments.http.proxy_coalescing import ProxyCoalescing
 from deployments.http.sse import SLICE_BYTES, EventStream
 from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams
+from tests.support import http
 from tests.support.scripted_engine import FakeEngine, eventually, serve
 
 NUM_TOKENS = 50
@@ -150,7 +150,7 @@ def test_the_http_limits_reach_every_stream() -> None:
     coalescing = ProxyCoalescing()
     with serve(FakeEngine("x " * 200, step_s=0.05), HttpLimits(coalescing=coalescing)) as served:
         body = {"prompt": "x", "stream": True, "max_tokens": 200}
-        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
+        with http.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()  # httpx closes the connection with its generator
             next(lines)
             assert coalescing.num_streams == 1

@@ -18,6 +18,7 @@ from deployments.http import request_id as middleware
 from deployments.http.app import HttpLimits
 from deployments.http.request_body import BodyLimits, BodyReader
 from llama_core.errors import InvalidRequest, QueueFull
+from tests.support import http
 from tests.support.scripted_engine import FakeEngine, Served, canary, serve
 from tests.support.waiting import wait_until
 
@@ -181,7 +182,7 @@ COMPLETION = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
 
 def post_gzip(served: Served, content: bytes, encoding: str = "gzip") -> httpx.Response:
     headers = {"content-type": "application/json", "content-encoding": encoding}
-    return httpx.post(served.url + "/v1/completions", content=content, headers=headers)
+    return http.post(served.url + "/v1/completions", content=content, headers=headers)
 
 
 def test_a_gzip_body_and_a_byte_order_mark_are_read(served: Served) -> None:
@@ -189,7 +190,7 @@ def test_a_gzip_body_and_a_byte_order_mark_are_read(served: Served) -> None:
     assert post_gzip(served, COMPLETION, "identity").status_code == 200
     assert post_gzip(served, gzip.compress(b"\xef\xbb\xbf" + COMPLETION)).status_code == 200
     headers = {"content-type": "application/json"}
-    marked = httpx.post(served.url + "/v1/completions", content=b"\xef\xbb\xbf" + COMPLETION, headers=headers)
+    marked = http.post(served.url + "/v1/completions", content=b"\xef\xbb\xbf" + COMPLETION, headers=headers)
     assert marked.status_code == 200
 
 

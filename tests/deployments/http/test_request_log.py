@@ -5,11 +5,11 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 
-import httpx
 import pytest
 
 from deployments.http.request_log import MOST_IN_A_BATCH, Batched
 from llama_core.log_lines import JsonFormatter, SubjectFilter
+from tests.support import http
 from tests.support.scripted_engine import FakeEngine, serve
 
 
@@ -107,15 +107,15 @@ def test_no_line_has_a_prompt_after_any_error(lines: Callable[[], list[str]]) ->
             {SECRET: 1},
             {"prompt": SECRET * 999},
         ):
-            assert httpx.post(url, json=body).status_code in (200, 400)
-        assert httpx.post(url, content=SECRET.encode()).status_code == 415
+            assert http.post(url, json=body).status_code in (200, 400)
+        assert http.post(url, content=SECRET.encode()).status_code == 415
         head = {"content-type": "application/json"}
-        assert httpx.post(url, content=SECRET.encode(), headers=head).status_code == 400
+        assert http.post(url, content=SECRET.encode(), headers=head).status_code == 400
         engine.fail_at = (1, ValueError(f"the model cannot read {SECRET}"))
         ids = {"x-request-id": "broken"}
-        assert httpx.post(url, json={"prompt": SECRET}, headers=ids).status_code == 500
+        assert http.post(url, json={"prompt": SECRET}, headers=ids).status_code == 500
         ids = {"x-request-id": "broken-stream"}
-        assert "error" in httpx.post(url, json={"prompt": SECRET, "stream": True}, headers=ids).text
+        assert "error" in http.post(url, json={"prompt": SECRET, "stream": True}, headers=ids).text
     written = lines()
     assert not any(SECRET in line for line in written)
     parsed = [json.loads(line) for line in written[::2]]
@@ -129,6 +129,6 @@ def test_no_line_has_a_prompt_after_any_error(lines: Callable[[], list[str]]) ->
 def test_prompts_are_logged_only_where_that_is_asked_for(lines: Callable[[], list[str]]) -> None:
     with serve(FakeEngine(), log_prompts=True) as served:
         body = {"prompt": [SECRET, "second"], "max_tokens": 2}
-        assert httpx.post(served.url + "/v1/completions", json=body).status_code == 200
+        assert http.post(served.url + "/v1/completions", json=body).status_code == 200
     (line,) = (json.loads(line) for line in lines() if line.startswith("{"))
     assert line["prompts"] == [SECRET, "second"]

@@ -18,6 +18,7 @@ from deployments.http.prompt_encoder import TextLimits
 from llama_core.errors import CheckpointChanged, NonFiniteLogits, RankFailure
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
+from tests.support import http
 from tests.support.scripted_engine import (
     MAX_SEQ_LEN,
     MODEL_ID,
@@ -136,7 +137,7 @@ def test_defaults_are_the_references_and_limits_are_openais(served: Served, clie
 def test_the_developer_role_means_system(served: Served) -> None:
     for role in ("system", "developer"):
         messages = [{"role": role, "content": "Be brief."}, USER]
-        assert httpx.post(served.url + "/v1/chat/completions", json={"messages": messages}).status_code == 200
+        assert http.post(served.url + "/v1/chat/completions", json={"messages": messages}).status_code == 200
     assert served.engine.streams[-1].prompt == served.engine.streams[-2].prompt
 
 
@@ -199,7 +200,7 @@ def test_an_engine_error_before_the_first_token_is_a_status(
 ) -> None:
     served.engine.fail_at = (0, error)
     body = {"prompt": "x", "stream": stream, "n": 2}
-    answer = httpx.post(served.url + "/v1/completions", json=body, headers={"x-request-id": "one"})
+    answer = http.post(served.url + "/v1/completions", json=body, headers={"x-request-id": "one"})
     assert_error(answer, status, code)
     assert ("retry-after" in answer.headers) == (status == 503)
     assert answer.headers["x-request-id"] == "one"
@@ -211,7 +212,7 @@ def test_a_failed_choice_fails_the_whole_answer_and_cancels_the_others(served: S
     served.engine.step_s = 0.01
     served.engine.fail_at = (2, NonFiniteLogits("NaN"))
     served.engine.fail_prompt = lambda stream: stream is served.engine.streams[1]
-    answer = httpx.post(served.url + "/v1/completions", json={"prompt": "x", "n": 4})
+    answer = http.post(served.url + "/v1/completions", json={"prompt": "x", "n": 4})
     assert_error(answer, 500, "non_finite_logits")
     eventually(lambda: served.engine.num_open == 0)
     assert [stream.cancelled for stream in served.engine.streams] == [True, False, True, True]
@@ -221,24 +222,24 @@ def test_a_loading_or_draining_server_answers_503_and_is_alive(served: Served) -
     for phase in ("loading", "draining", "failed"):
         served.engine.state = Readiness(False, phase, "rank 1 of 2 has its weights", retry_after_s=2.5)
         for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-            answer = httpx.post(served.url + path, json={"prompt": "x"})
+            answer = http.post(served.url + path, json={"prompt": "x"})
             assert_error(answer, 503, "not_ready")
             assert answer.headers["retry-after"] == "3"
-        ready = httpx.get(served.url + "/ready")
+        ready = http.get(served.url + "/ready")
         assert ready.status_code == 503
         assert ready.headers["retry-after"] == "3"
         assert ready.json()["phase"] == phase
         assert ready.json()["error"]["code"] == "not_ready"
-        assert httpx.get(served.url + "/health").status_code == 200
+        assert http.get(served.url + "/health").status_code == 200
     served.engine.state = Readiness(True, "ready")
-    assert httpx.get(served.url + "/ready").json() == {"ready": True, "phase": "ready", "detail": ""}
+    assert http.get(served.url + "/ready").json() == {"ready": True, "phase": "ready", "detail": ""}
     served.engine.alive = False
-    assert httpx.get(served.url + "/health").status_code == 503
+    assert http.get(served.url + "/health").status_code == 503
 
 
 def test_a_request_id_is_echoed_clean_and_bounded_or_made(served: Served) -> None:
     def answered(given: dict[str, str]) -> str:
-        return httpx.get(served.url + "/health", headers=given).headers["x-request-id"]
+        return http.get(served.url + "/health", headers=given).headers["x-request-id"]
 
     assert answered({"x-request-id": "abc-1.2:3_4"}) == "abc-1.2:3_4"
     assert answered({"x-request-id": "a<b>\tc d"}) == "abcd"
@@ -267,7 +268,7 @@ def test_long_texts_of_all_routes_share_two_threads_and_more_than_may_wait_are_r
 
     def ask(number: int) -> httpx.Response:
         path, body = bodies[number % 2]
-        return httpx.post(running.url + path, json=body, timeout=120)
+        return http.post(running.url + path, json=body, timeout=120)
 
     limits = HttpLimits(text=TextLimits(threads=2, max_chars=10 * len(text)))
     with serve(FakeEngine(), limits) as running, monkeypatch.context() as patched, ThreadPoolExecutor(14) as pool:
@@ -285,16 +286,16 @@ def test_long_texts_of_all_routes_share_two_threads_and_more_than_may_wait_are_r
 
 
 def test_a_text_to_tokenize_has_a_bound(served: Served) -> None:
-    too_long = httpx.post(served.url + "/tokenize", json={"prompt": "x" * (2**20 + 1)})
+    too_long = http.post(served.url + "/tokenize", json={"prompt": "x" * (2**20 + 1)})
     assert_error(too_long, 400, "invalid_parameter")
     assert too_long.json()["error"]["message"] == "prompt: must have at most 1048576 characters"
     for text, status in (("🙂" * 2**18, 200), ("🙂" * 2**18 + "x", 400)):  # a byte may become a token
-        assert httpx.post(served.url + "/tokenize", json={"prompt": text}).status_code == status
+        assert http.post(served.url + "/tokenize", json={"prompt": text}).status_code == status
 
 
 def test_text_survives_tokenize_and_detokenize(served: Served) -> None:
     def post(path: str, body: object) -> dict[str, object]:
-        answer: dict[str, object] = httpx.post(served.url + path, json=body).json()
+        answer: dict[str, object] = http.post(served.url + path, json=body).json()
         return answer
 
     tokens = post("/tokenize", {"prompt": "Once upon a time 🙂"})
@@ -303,30 +304,30 @@ def test_text_survives_tokenize_and_detokenize(served: Served) -> None:
     assert tokens["tokens"] == [served.engine.tokenizer.bos_id, *bare["tokens"]]  # type: ignore[misc]
     assert tokens["max_model_len"] == MAX_SEQ_LEN
     chat = post("/tokenize", {"messages": [USER]})
-    httpx.post(served.url + "/v1/chat/completions", json={"messages": [USER]})
+    http.post(served.url + "/v1/chat/completions", json={"messages": [USER]})
     assert chat["tokens"] == served.engine.streams[-1].prompt
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
     served.engine.max_seq_len = 4096
     offered = post("/tokenize", {"messages": [USER], "tools": tools})
-    httpx.post(served.url + "/v1/chat/completions", json={"messages": [USER], "tools": tools})
+    http.post(served.url + "/v1/chat/completions", json={"messages": [USER], "tools": tools})
     assert offered["tokens"] == served.engine.streams[-1].prompt != chat["tokens"]
-    info = httpx.get(served.url + "/tokenizer_info").json()
+    info = http.get(served.url + "/tokenizer_info").json()
     assert info["chat_template"] == served.engine.chat_format.client_template is not None
     assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
 
 
 def test_bad_ids_and_ambiguous_bodies_of_the_tokenizer_routes_are_400(served: Served) -> None:
     for tokens in ([-1], [10**6], [2**70], ["1"], [True], None):
-        assert_error(httpx.post(served.url + "/detokenize", json={"tokens": tokens}), 400, "invalid_parameter")
+        assert_error(http.post(served.url + "/detokenize", json={"tokens": tokens}), 400, "invalid_parameter")
     tool = {"type": "function", "function": {"name": "f"}}
     for body in ({}, {"prompt": "x", "messages": [USER]}, {"prompt": 3}, {"prompt": "x", "tools": [tool]}):
-        assert_error(httpx.post(served.url + "/tokenize", json=body), 400, "invalid_parameter")
+        assert_error(http.post(served.url + "/tokenize", json=body), 400, "invalid_parameter")
 
 
 def test_props_docs_and_the_openapi_document_are_there(served: Served) -> None:
-    assert httpx.get(served.url + "/props").json()["model"] == MODEL_ID
-    assert httpx.get(served.url + "/docs").status_code == 200
-    document = httpx.get(served.url + "/openapi.json").json()
+    assert http.get(served.url + "/props").json()["model"] == MODEL_ID
+    assert http.get(served.url + "/docs").status_code == 200
+    document = http.get(served.url + "/openapi.json").json()
     assert "temperature" in document["components"]["schemas"]["ChatBody"]["properties"]
     references = {word for word in json.dumps(document).split('"') if word.startswith("#/components/schemas/")}
     names = {reference.rsplit("/", 1)[1] for reference in references}
@@ -337,8 +338,8 @@ def test_props_docs_and_the_openapi_document_are_there(served: Served) -> None:
 def test_each_request_is_one_line_of_the_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="llama.requests")
     body = {"prompt": ["a", "b b"], "n": 2, "max_tokens": 3, "temperature": 0.5, "top_p": 0.8}
-    httpx.post(served.url + "/v1/completions", json=body, headers={"x-request-id": "r1"})
-    httpx.post(served.url + "/v1/completions", json={"prompt": 3}, headers={"x-request-id": "r2"})
+    http.post(served.url + "/v1/completions", json=body, headers={"x-request-id": "r1"})
+    http.post(served.url + "/v1/completions", json={"prompt": 3}, headers={"x-request-id": "r2"})
     lines = [record.getMessage() for record in caplog.records if record.name == "llama.requests"]
     first, second = lines
     levels = [record.levelno for record in caplog.records if record.name == "llama.requests"]
@@ -374,7 +375,7 @@ async def test_the_request_id_is_sent_once_behind_a_server_that_sends_it() -> No
     ],
 )
 def test_head_has_the_headers_of_get_without_a_body(served: Served, path: str) -> None:
-    head, get = httpx.head(served.url + path), httpx.get(served.url + path)
+    head, get = http.head(served.url + path), http.get(served.url + path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"] == get.headers["content-type"]
 
@@ -391,13 +392,13 @@ def test_head_has_the_headers_of_get_without_a_body(served: Served, path: str) -
     ],
 )
 def test_a_wrong_base_url_is_told_the_path_that_exists(served: Served, path: str, meant: str) -> None:
-    error = assert_error(httpx.post(served.url + path, json={}), 404, "not_found")
+    error = assert_error(http.post(served.url + path, json={}), 404, "not_found")
     assert f"Did you mean {meant}?" in str(error["message"])
 
 
 def test_other_unknown_paths_get_no_suggestion_and_are_not_repeated(served: Served) -> None:
     for path in ("/v2/secret", "/v1", "/v1/", "/v1/secret"):
-        error = assert_error(httpx.get(served.url + path), 404, "not_found")
+        error = assert_error(http.get(served.url + path), 404, "not_found")
         assert "Did you mean" not in str(error["message"])
         assert "secret" not in str(error["message"])
 
@@ -409,7 +410,7 @@ def test_context_overflow_has_the_words_that_langchain_and_litellm_look_for(serv
         ("/v1/completions", {"prompt": "x", "max_tokens": 2 * MAX_SEQ_LEN}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 2 * MAX_SEQ_LEN}]}),
     ):
-        error = assert_error(httpx.post(served.url + path, json=body), 400, "context_length_exceeded")
+        error = assert_error(http.post(served.url + path, json=body), 400, "context_length_exceeded")
         assert words in str(error["message"])
 
 
@@ -418,7 +419,7 @@ def test_the_name_of_one_control_token_is_that_token_without_special_tokens(serv
     tokenizer = served.engine.tokenizer
 
     def ids(**body: object) -> list[int]:
-        tokens: list[int] = httpx.post(served.url + "/tokenize", json=body).json()["tokens"]
+        tokens: list[int] = http.post(served.url + "/tokenize", json=body).json()["tokens"]
         return tokens
 
     assert ids(prompt="<s>", add_special_tokens=False) == [tokenizer.bos_id]
@@ -443,13 +444,13 @@ def test_no_new_tokens_with_echo_score_the_prompt(served: Served, client: openai
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             assert getattr(without.logprobs, name) == getattr(with_token.logprobs, name)[:-1]
     body = {"prompt": "Once upon", "echo": True, "max_tokens": 0}
-    assert httpx.post(served.url + "/v1/completions", json=body).json()["choices"][0]["text"] == "Once upon"
-    parts = sse(httpx.post(served.url + "/v1/completions", json={**body, "stream": True, "logprobs": 1}).text)
+    assert http.post(served.url + "/v1/completions", json=body).json()["choices"][0]["text"] == "Once upon"
+    parts = sse(http.post(served.url + "/v1/completions", json={**body, "stream": True, "logprobs": 1}).text)
     choices = [part["choices"][0] for part in parts]
     assert "".join(choice["text"] for choice in choices) == "Once upon"
     assert choices[-1]["finish_reason"] == "length"
     for path, bad in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
-        assert_error(httpx.post(served.url + path, json={**bad, "max_tokens": 0}), 400, "invalid_parameter")
+        assert_error(http.post(served.url + path, json={**bad, "max_tokens": 0}), 400, "invalid_parameter")
 
 
 def test_minus_one_is_no_limit_and_top_p_zero_is_greedy(served: Served) -> None:
@@ -459,7 +460,7 @@ def test_minus_one_is_no_limit_and_top_p_zero_is_greedy(served: Served) -> None:
     ]
     for path, body in bodies:
         sent = {**body, "max_tokens": -1, "top_p": 0, "temperature": 1.5}
-        assert httpx.post(served.url + path, json=sent).status_code == 200
+        assert http.post(served.url + path, json=sent).status_code == 200
         stream = served.engine.streams[-1]
         assert stream.params.max_tokens == MAX_SEQ_LEN - len(stream.prompt)
         assert (stream.params.temperature, stream.params.top_p) == (0, 1)
@@ -467,12 +468,12 @@ def test_minus_one_is_no_limit_and_top_p_zero_is_greedy(served: Served) -> None:
 
 def test_fields_that_change_nothing_are_accepted_and_a_service_tier_is_answered(served: Served) -> None:
     fields = {"metadata": {"a": "b"}, "user": "u", "store": False, "parallel_tool_calls": True, "service_tier": "auto"}
-    answer = httpx.post(served.url + "/v1/chat/completions", json={"messages": [USER], **fields})
+    answer = http.post(served.url + "/v1/chat/completions", json={"messages": [USER], **fields})
     assert (answer.status_code, answer.json()["service_tier"]) == (200, "default")
     assert answer.json()["system_fingerprint"].startswith("fp_")
-    chunks = sse(httpx.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True, **fields}).text)
+    chunks = sse(http.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True, **fields}).text)
     assert {chunk["service_tier"] for chunk in chunks} == {"default"}
-    assert "service_tier" not in httpx.post(served.url + "/v1/completions", json={"prompt": "x"}).json()
+    assert "service_tier" not in http.post(served.url + "/v1/completions", json={"prompt": "x"}).json()
 
 
 def test_a_field_that_is_not_supported_says_why_and_what_to_do(served: Served) -> None:
@@ -482,14 +483,14 @@ def test_a_field_that_is_not_supported_says_why_and_what_to_do(served: Served) -
         ({"truncate_prompt_tokens": 5}, "never cut"),
     ):
         body = {"prompt": "x", **fields}
-        error = assert_error(httpx.post(served.url + "/v1/completions", json=body), 400, "unsupported")
+        error = assert_error(http.post(served.url + "/v1/completions", json=body), 400, "unsupported")
         assert "not supported by this server" in str(error["message"]) and words in str(error["message"])
 
 
 def test_usage_in_a_stream_is_null_until_the_last_chunk_or_continuous(served: Served) -> None:
     def chunks(**options: bool) -> list[dict[str, Any]]:
         body = {"prompt": "x", "stream": True, "stream_options": options}
-        return sse(httpx.post(served.url + "/v1/completions", json=body).text)
+        return sse(http.post(served.url + "/v1/completions", json=body).text)
 
     *parts, last = chunks(include_usage=True)
     assert {part["usage"] for part in parts} == {None}
@@ -511,23 +512,23 @@ def test_best_of_returns_the_choices_with_the_highest_mean_logprob(
     seeds = [mix_seed(7, i) if i else 7 for i in range(5)]
     monkeypatch.setattr(served.engine, "logprob", by_seed)
     body = {"prompt": ["a", "b b"], "max_tokens": 4, "seed": 7, "best_of": 5, "n": 2}
-    shown = httpx.post(served.url + "/v1/completions", json={**body, "logprobs": 1}).json()
+    shown = http.post(served.url + "/v1/completions", json={**body, "logprobs": 1}).json()
     assert [choice["index"] for choice in shown["choices"]] == [0, 1, 2, 3]
     assert [choice["logprobs"]["token_logprobs"][0] for choice in shown["choices"]] == [-1, -2, -1, -2]
     assert shown["usage"]["completion_tokens"] == 2 * 5 * 4, "tokens of the other choices count"
-    plain = httpx.post(served.url + "/v1/completions", json={**body, "echo": True}).json()
+    plain = http.post(served.url + "/v1/completions", json={**body, "echo": True}).json()
     assert [choice["logprobs"] for choice in plain["choices"]] == [None] * 4
     assert plain["choices"][0]["text"] == "a" + shown["choices"][0]["text"]
     assert not any(stream.params.prompt_logprobs for stream in served.engine.streams[-10:])
     assert len(served.engine.streams) == 20
-    httpx.post(served.url + "/v1/completions", json={"prompt": "x", "best_of": 2, "n": 2})
+    http.post(served.url + "/v1/completions", json={"prompt": "x", "best_of": 2, "n": 2})
     assert served.engine.streams[-1].params.logprobs is None, "nothing is ranked"
 
 
 def test_best_of_is_refused_where_it_cannot_work(served: Served) -> None:
     for fields in ({"best_of": 3, "stream": True}, {"best_of": 1, "n": 2}, {"best_of": 129}, {"best_of": 100, "n": 2}):
         body = {"prompt": ["x", "y"], **fields}
-        error = assert_error(httpx.post(served.url + "/v1/completions", json=body), 400, "invalid_parameter")
+        error = assert_error(http.post(served.url + "/v1/completions", json=body), 400, "invalid_parameter")
         assert error["param"] == "best_of"
     body = {"prompt": "x", "best_of": 2, "n": 2, "stream": True}
-    assert httpx.post(served.url + "/v1/completions", json=body).status_code == 200
+    assert http.post(served.url + "/v1/completions", json=body).status_code == 200

@@ -15,6 +15,7 @@ from deployments.http.choices import Choices
 from deployments.http.plan import Plan
 from llama_core.errors import NonFiniteLogits
 from llama_core.scheduling.sampling_params import SamplingParams
+from tests.support import http
 from tests.support.scripted_engine import MODEL_ID, FakeEngine, FakeStream, Served, canary, eventually, serve, sse
 
 PING_S = 0.05
@@ -32,11 +33,11 @@ def served() -> Iterator[Served]:
 
 def chat(served: Served, **fields: Any) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True} | fields
-    return httpx.post(served.url + "/v1/chat/completions", json=body)
+    return http.post(served.url + "/v1/chat/completions", json=body)
 
 
 def completion(served: Served, **fields: Any) -> httpx.Response:
-    return httpx.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True} | fields)
+    return http.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True} | fields)
 
 
 def test_a_stream_is_never_cached_or_buffered(served: Served) -> None:
@@ -156,7 +157,7 @@ def test_choices_share_a_stream_fairly(served: Served) -> None:
 def test_a_disconnect_in_a_stream_frees_every_sequence(served: Served) -> None:
     served.engine.answer, served.engine.step_s = "word " * 40, 0.05
     body = {"prompt": "x", "stream": True, "n": 3, "max_tokens": 200, "ignore_eos": True}
-    with httpx.stream("POST", served.url + "/v1/completions", json=body) as answer:
+    with http.stream("POST", served.url + "/v1/completions", json=body) as answer:
         texts = answer.iter_text()  # kept: dropping the iterator would disconnect
         next(texts)
         assert served.engine.num_open == 3

@@ -19,20 +19,38 @@ from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.peer_memory import PeerMemory, one_shot_rows, peer_bytes
 from llama_core.execution.parallel import Parallel
 from tests.support import one_shot_ranks
-from tests.support.interpreter import interpreted_environment
+from tests.support.interpreter import interpret, interpreted_environment
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
 
-@pytest.mark.parametrize(("world_size", "dtype"), [(2, "float16"), pytest.param(4, "float32", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("world_size", "dtype", "further"),
+    [
+        (2, "float16", []),
+        (2, "float32", ["switch"]),
+        pytest.param(4, "float32", [], marks=pytest.mark.full),
+        pytest.param(4, "float32", ["switch"], marks=pytest.mark.full),
+    ],
+)
 def test_interpreted_sums_are_those_in_the_order_of_ranks_however_late_a_rank_comes(
-    world_size: int, dtype: str, tmp_path: Path
+    world_size: int, dtype: str, further: list[str], tmp_path: Path
 ) -> None:
     row_bytes = one_shot_ranks.DIM * getattr(torch, dtype).itemsize
     (tmp_path / "memory").write_bytes(bytes(one_shot_ranks.file_bytes(world_size, row_bytes)))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", one_shot_ranks.__name__, str(rank), str(world_size), str(tmp_path), dtype, "7"],
+            [
+                sys.executable,
+                "-m",
+                one_shot_ranks.__name__,
+                str(rank),
+                str(world_size),
+                str(tmp_path),
+                dtype,
+                "7",
+                *further,
+            ],
             env=interpreted_environment(OMP_NUM_THREADS="1"),
             stderr=subprocess.PIPE,
             text=True,
@@ -51,6 +69,26 @@ def test_interpreted_sums_are_those_in_the_order_of_ranks_however_late_a_rank_co
         for process in processes:
             process.kill()
             process.wait()
+
+
+ORDER = """
+import torch, triton
+import triton.language as tl
+from llama_core.execution.fused.all_reduce_kernels import _in_order
+
+@triton.jit
+def kernel(words, out, block: tl.constexpr):
+    at = words + tl.arange(0, block // 8) * 4
+    tl.store(out + tl.arange(0, block), _in_order([tl.load(at + i) for i in range(4)], tl.bfloat16, block))
+
+values, out = torch.randn(32).bfloat16(), torch.zeros(32)
+kernel[(1,)](values.view(torch.int32), out, block=32)
+assert torch.equal(out, values.float()), (out, values)
+"""
+
+
+def test_the_switchs_pairs_of_bfloat16_are_put_in_order() -> None:
+    interpret(ORDER)
 
 
 def config(**fields: Any) -> EngineConfig:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.varlen import varlen_attention
 from llama_core.execution.fused.ops import Ops, TorchOps
 from llama_core.execution.fused.step_plan import (
     TILE_COLUMNS,
@@ -21,6 +22,7 @@ from llama_core.execution.fused.step_plan import (
 )
 from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.scheduling.step import Row
+from tests.support.full_runs import with_full_ones
 from tests.support.interpreter import interpret
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -133,19 +135,42 @@ def as_numbers(cache: torch.Tensor) -> torch.Tensor:
 def check(ops: Ops, device: torch.device, dtype: torch.dtype, seeds: Seq[int], *, is_float8: bool = False) -> None:
     for seed in seeds:
         shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
-        case = Case(seed, shape, dtype, device, is_float8=is_float8)
-        expected = case.expected(window)
-        if window:
-            case.forget_before_windows(window)
-        got = case.attend(ops, case.rows, case.q, window)
-        difference = (got.double() - expected).abs().max().item()
-        assert difference <= LIMITS[dtype], (seed, shape, window, case.rows, difference)
-        begin = 0
-        for row in case.rows:
-            end = begin + row.length
-            alone = case.attend(ops, [row], case.q[begin:end], window)
-            assert torch.equal(alone, got[begin:end]), ("beside other rows", seed, row)
-            begin = end
+        check_step(ops, Case(seed, shape, dtype, device, is_float8=is_float8), window)
+
+
+def check_step(ops: Ops, case: Case, window: int) -> None:
+    """All rows together are near float64, and each alone has the same bits."""
+    expected = case.expected(window)
+    if window:
+        case.forget_before_windows(window)
+    got = case.attend(ops, case.rows, case.q, window)
+    difference = (got.double() - expected).abs().max().item()
+    assert difference <= LIMITS[case.dtype], (case.rows, difference)
+    begin = 0
+    for row in case.rows:
+        end = begin + row.length
+        alone = case.attend(ops, [row], case.q[begin:end], window)
+        assert torch.equal(alone, got[begin:end]), ("beside other rows", row)
+        begin = end
+
+
+def check_random(ops: Ops, device: torch.device, dtype: torch.dtype, examples: int) -> None:
+    # Imported here, because machines with GPUs that run the tests marked cuda may lack it.
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    heads = st.sampled_from([(4, 4), (6, 2), (8, 1), (7, 1), (9, 3)])
+    shapes = st.tuples(heads, st.sampled_from([8, 16, 24, 40, 64, 96]), st.sampled_from([4, 8, 16, 32]))
+    windows = st.one_of(st.just(0), st.integers(1, 400))
+
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 2**31), shapes, windows, st.booleans())
+    def holds(seed: int, shape: tuple[tuple[int, int], int, int], window: int, is_float8: bool) -> None:
+        (n_heads, n_kv_heads), head_dim, block_size = shape
+        of_case = (n_heads, n_kv_heads, head_dim, block_size)
+        check_step(ops, Case(seed, of_case, dtype, device, is_float8=is_float8 and dtype != torch.float32), window)
+
+    holds()
 
 
 @pytest.mark.parametrize("is_float8", [False, True], ids=["cache of the same type", "float8"])
@@ -162,17 +187,33 @@ def test_torch_computes_what_float64_does(dtype: torch.dtype, is_float8: bool) -
 
 
 INTERPRETED = """
-import sys, torch
+import torch
 from llama_core.execution.fused.kernels import TritonOps
-from tests.llama_core.execution.test_fused_attention import check
-dtype, first, end, is_float8 = sys.argv[1:]
-check(TritonOps(), torch.device("cpu"), getattr(torch, dtype), range(int(first), int(end)), is_float8=is_float8 == "float8")
+from tests.llama_core.execution.test_fused_attention import check, check_random
+{}
 """
 
 
-@pytest.mark.parametrize("case", ["float32 0 8 same", "float16 8 12 same", "float16 13 15 float8"])
-def test_the_kernel_computes_what_float64_does_in_tritons_interpreter(case: str) -> None:
-    interpret(INTERPRETED, *case.split())
+@pytest.mark.parametrize(
+    "call",
+    with_full_ones(
+        [
+            "check(*to, torch.float32, range(4))",
+            "check(*to, torch.float16, [13], is_float8=True)",
+            "check_random(*to, torch.float16, 3)",
+            "check(*to, torch.float16, range(4, 12))",
+            "check_random(*to, torch.float32, 40)",
+            "check_random(*to, torch.float16, 40)",
+        ],
+        in_each_run=[
+            "check(*to, torch.float32, range(4))",
+            "check(*to, torch.float16, [13], is_float8=True)",
+            "check_random(*to, torch.float16, 3)",
+        ],
+    ),
+)
+def test_the_kernel_computes_what_float64_does_in_tritons_interpreter(call: str) -> None:
+    interpret(INTERPRETED.format(f"to = TritonOps(), torch.device('cpu')\n{call}"))
 
 
 @pytest.mark.cuda
@@ -183,6 +224,56 @@ def test_the_kernel_computes_what_float64_does_on_a_gpu(dtype: torch.dtype) -> N
 
     check(TritonOps(), torch.device("cuda"), dtype, range(60))
     check(TritonOps(), torch.device("cuda"), dtype, range(20), is_float8=True)
+
+
+def contiguous(case: Case, cache: torch.Tensor) -> torch.Tensor:
+    """Every row's cached positions, one row after the other."""
+    return cache.flatten(0, 1)[torch.cat([case.places(row, 0) for row in case.rows])]
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_kernel_computes_what_flash_attention_does_on_a_gpu(dtype: torch.dtype) -> None:
+    from llama_core.execution.fused.kernels import TritonOps
+
+    for seed in range(60):
+        shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
+        case = Case(seed, shape, dtype, torch.device("cuda"))
+        keys, values = (contiguous(case, cache) for cache in (case.keys, case.values))
+        theirs = varlen_attention(case.q.contiguous(), keys, values, case.rows, window)()
+        got = case.attend(TritonOps(), case.rows, case.q, window)
+        assert (got - theirs).abs().max().item() <= 2 * LIMITS[dtype], (seed, shape, window, case.rows)
+
+
+def test_flash_attention_takes_the_rows_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is asked for, computed in float64: the test on a GPU has only its answers."""
+
+    def varlen_attn(q, keys, values, q_bounds, k_bounds, max_q, max_k, *, window_size, enable_gqa):  # type: ignore[no-untyped-def]
+        assert enable_gqa and (max_q, max_k) == (max(q_bounds.diff()), max(k_bounds.diff()))
+        left, right = window_size
+        assert right == 0
+        parts, group = [], q.shape[1] // keys.shape[1]
+        for i in range(len(q_bounds) - 1):
+            own_q, own_k, own_v = (
+                x[bounds[i] : bounds[i + 1]].double().transpose(0, 1)
+                for x, bounds in ((q, q_bounds), (keys, k_bounds), (values, k_bounds))
+            )
+            count, length = own_q.shape[1], own_k.shape[1]
+            # The last query sees the last key.
+            distance = torch.arange(length - count, length)[:, None] - torch.arange(length)[None, :]
+            seen = (distance >= 0) & ((distance <= left) | (left < 0))
+            own_k, own_v = (x.repeat_interleave(group, dim=0) for x in (own_k, own_v))
+            parts.append(torch.nn.functional.scaled_dot_product_attention(own_q, own_k, own_v, seen).transpose(0, 1))
+        return torch.cat(parts)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    for seed in range(20):
+        shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
+        case = Case(seed, shape, torch.float32, torch.device("cpu"))
+        keys, values = (contiguous(case, cache) for cache in (case.keys, case.values))
+        found = varlen_attention(case.q, keys, values, case.rows, window)()
+        assert (found - case.expected(window)).abs().max().item() < 1e-6, (seed, case.rows)
 
 
 def test_a_plan_has_each_token_in_one_tile() -> None:

@@ -18,6 +18,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from llama_core.step_time.devices import BANDWIDTH_SHARE, find_gpu
 from llama_core.step_time.fused_products import MOST_ROWS
+from tests.support.full_runs import with_full_ones
 from tests.support.interpreter import interpret
 from tests.support.plain_model import forward, load_runner, random_weights
 from tests.support.product_checks import (
@@ -64,13 +65,14 @@ def check_chosen() -> None:
     check_invariant(ProductCase("plain", torch.float16, 3, 33, 75, False, 3))
 
 
-def check_steps(dtype: str = "float32") -> None:
+def check_steps(dtype: str = "float32", *, fuses_some: bool = True, fuses_none: bool = True) -> None:
     """A prompt of more rows than the products take, decodes and drafts, with the launches of each step."""
     from benchmarks.gpu.every_kernel import recorded_launches
     from llama_core.execution.fused.kernels import TritonOps
 
     expected = forward(MODEL, random_weights(MODEL), TOKENS, 160)
-    for fuses, gated, added in ((always, "_gated_product", "_added_product"), (never, "_gated_silu", None)):
+    cases = [(always, "_gated_product", "_added_product")] * fuses_some + [(never, "_gated_silu", None)] * fuses_none
+    for fuses, gated, added in cases:
         with patch("llama_core.execution.runner.ops_for", lambda *a, fuses=fuses, **k: TritonOps(fuses=fuses)):
             runner = load_runner(alone("cpu"), MODEL, device="cpu", backend="fused", dtype=dtype)
         params = SamplingParams(temperature=0.0, logprobs=0)
@@ -94,7 +96,12 @@ def run_interpreted(statement: str) -> None:
     interpret(f"import torch\nfrom {__name__} import *\n{statement}")
 
 
-@pytest.mark.parametrize("case", ["float16, FORMATS, 8", "float32, FORMATS[:3], 4"])
+@pytest.mark.parametrize(
+    "case",
+    with_full_ones(
+        ["float16, FORMATS, 4", "float16, FORMATS, 12", "float32, FORMATS[:3], 4"], in_each_run=["float16, FORMATS, 4"]
+    ),
+)
 def test_random_products_in_the_interpreter_are_those_of_float64_and_of_the_kernels_that_they_replace(
     case: str,
 ) -> None:
@@ -105,8 +112,9 @@ def test_each_tile_and_split_in_the_interpreter_gives_the_bits_of_separate_kerne
     run_interpreted("check_chosen()")
 
 
-def test_steps_in_the_interpreter_have_the_logits_of_float64_with_fewer_kernels() -> None:
-    run_interpreted("check_steps()")
+@pytest.mark.parametrize("kind", with_full_ones(["fuses_none", "fuses_some"], in_each_run=["fuses_none"]))
+def test_steps_in_the_interpreter_have_the_logits_of_float64_with_fewer_kernels(kind: str) -> None:
+    run_interpreted(f"check_steps({kind}=False)")
 
 
 def held(outputs: int, inputs: int, dtype: torch.dtype = torch.bfloat16, *, is_quantized: bool = False) -> HeldWeights:

@@ -247,8 +247,8 @@ ops, cpu = TritonOps(), torch.device("cpu")
 @pytest.mark.parametrize(
     "check",
     [
-        pytest.param("checks.check_draws(ops, cpu, 20)", id="draws"),
-        pytest.param("checks.check_rules(ops, cpu, 25)", id="rules"),
+        pytest.param("checks.check_draws(ops, cpu, 10)", id="draws"),
+        pytest.param("checks.check_rules(ops, cpu, 12)", id="rules"),
         pytest.param("checks.check_edits(cpu, 40)", id="edits"),
         pytest.param("checks.check_logprobs(ops, cpu)", id="logprobs"),
         pytest.param("checks.check_limits(ops, cpu)", id="limits"),
@@ -257,7 +257,9 @@ ops, cpu = TritonOps(), torch.device("cpu")
             id="zeros",
         ),
         pytest.param("checks.check_reuse(ops, cpu)", id="reuse"),
-        pytest.param("checks.check_large(ops, cpu)", id="large"),
+        pytest.param("checks.check_large(ops, cpu)", id="large", marks=pytest.mark.full),
+        pytest.param("checks.check_draws(ops, cpu, 30)", id="more draws", marks=pytest.mark.full),
+        pytest.param("checks.check_rules(ops, cpu, 30)", id="more rules", marks=pytest.mark.full),
     ],
 )
 def test_the_kernels_sample_what_float64_does_in_tritons_interpreter(check: str) -> None:

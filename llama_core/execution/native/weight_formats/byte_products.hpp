@@ -103,7 +103,6 @@ struct ByteProducts {
 #endif
 
   private:
-    static Vec to_float(IVec v) { return __builtin_convertvector(v, Vec); }
 };
 
 }  // namespace llama

@@ -26,8 +26,8 @@ struct ByteCodes {
     // Pair `pair` of a group: codes of 16 outputs as bfloat16, in the order of GroupQuantized::numbers.
     static UVec pair(const char* half, int pair) {
         const UVec line = load_as<UVec>(half + pair / 2 * 64) << (8 - pair % 2 * 8);
-        const Vec lower = __builtin_convertvector((IVec)(line << 16) >> 24, Vec);
-        const Vec upper = __builtin_convertvector((IVec)line >> 24, Vec);
+        const Vec lower = to_float((IVec)(line << 16) >> 24);
+        const Vec upper = to_float((IVec)line >> 24);
         return (UVec)lower >> 16 | ((UVec)upper & 0xffff0000u);
     }
 #endif
@@ -63,7 +63,7 @@ struct GroupStep {
 // this order from exact sums of integers, so all kernels give the same bits.
 template <class F>
 inline Vec add_group(Vec acc, IVec dot, const char* step, int t, float x_scale) {
-    return fma(__builtin_convertvector(dot, Vec) * splat(x_scale), GroupStep<F>::scales(step, t), acc);
+    return fma(to_float(dot) * splat(x_scale), GroupStep<F>::scales(step, t), acc);
 }
 
 // The activations that a call multiplies.

@@ -11,9 +11,9 @@ template <class F>
 inline Vec expanded(const char* step, int t, int k, Vec scales) {
     const IVec code = F::Codes::code(GroupStep<F>::codes(step, t), k);
     if constexpr (F::kMinima)
-        return fma(__builtin_convertvector(code, Vec), scales, GroupStep<F>::minima(step, t));
+        return fma(to_float(code), scales, GroupStep<F>::minima(step, t));
     else
-        return __builtin_convertvector(code - F::kOffset, Vec) * scales;
+        return to_float(code - F::kOffset) * scales;
 }
 
 // Few rows: sums in registers.

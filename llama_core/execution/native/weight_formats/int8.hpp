@@ -83,19 +83,15 @@ struct Int8Weights : ByteProducts {
         int32_t four;
         std::memcpy(&four, x, 4);
         return (IVec)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32(four), _mm512_loadu_si512(weights));
-#elif defined(__AVX2__)
+#elif LLAMA_REGISTER_BYTES == 32  // AVX2
         // Products of pairs of 16-bit integers: inputs 0 and 2 of each four, then 1 and 3.
         const __m256i even = _mm256_set1_epi32(x[0] | x[2] << 16), odd = _mm256_set1_epi32(x[1] | x[3] << 16);
-        __m256i halves[2];
-        std::memcpy(halves, &acc, sizeof halves);
-        UNROLL for (int half = 0; half < 2; half++) {
-            const __m256i fours = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights) + half);
-            const __m256i lower = _mm256_srai_epi16(_mm256_slli_epi16(fours, 8), 8), upper = _mm256_srai_epi16(fours, 8);
+        return by_registers(acc, load_as<IVec>(weights), [=](Register<int32_t> sums, Register<int32_t> fours) {
+            const __m256i lower = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)fours, 8), 8);
+            const __m256i upper = _mm256_srai_epi16((__m256i)fours, 8);
             const __m256i pairs = _mm256_add_epi32(_mm256_madd_epi16(lower, even), _mm256_madd_epi16(upper, odd));
-            halves[half] = _mm256_add_epi32(halves[half], pairs);
-        }
-        std::memcpy(&acc, halves, sizeof acc);
-        return acc;
+            return (Register<int32_t>)_mm256_add_epi32((__m256i)sums, pairs);
+        });
 #else
         UVec four = load_as<UVec>(weights);
         for (int i = 0; i < 4; i++) acc += ((IVec)(four << (24 - 8 * i)) >> 24) * int32_t(x[i]);

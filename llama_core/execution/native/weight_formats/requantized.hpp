@@ -23,13 +23,10 @@ namespace kernels {
 inline UVec multiply_high_rounded(UVec a, UVec b) {
 #if defined(__AVX512BW__)
     return (UVec)_mm512_mulhrs_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-    __m256i x[2], y[2];
-    std::memcpy(x, &a, sizeof x);
-    std::memcpy(y, &b, sizeof y);
-    UNROLL for (int i = 0; i < 2; i++) x[i] = _mm256_mulhrs_epi16(x[i], y[i]);
-    std::memcpy(&a, x, sizeof x);
-    return a;
+#elif LLAMA_REGISTER_BYTES == 32  // AVX2
+    return by_registers(a, b, [](Register<uint32_t> x, Register<uint32_t> y) {
+        return (Register<uint32_t>)_mm256_mulhrs_epi16((__m256i)x, (__m256i)y);
+    });
 #else
     const IVec lower = ((IVec)(a << 16) >> 16) * ((IVec)(b << 16) >> 16), upper = ((IVec)a >> 16) * ((IVec)b >> 16);
     return ((UVec)(lower + 0x4000) >> 15 & 0xffffu) | (UVec)(upper + 0x4000) >> 15 << 16;
@@ -42,13 +39,10 @@ inline IVec add_pairs(IVec acc, UVec weights, const int16_t* x) {
     std::memcpy(&pair, x, sizeof pair);
 #if defined(__AVX512VNNI__)
     return (IVec)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)weights, _mm512_set1_epi32(pair));
-#elif defined(__AVX2__)
-    __m256i w[2], sums[2];
-    std::memcpy(w, &weights, sizeof w);
-    std::memcpy(sums, &acc, sizeof sums);
-    UNROLL for (int i = 0; i < 2; i++) sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(w[i], _mm256_set1_epi32(pair)));
-    std::memcpy(&acc, sums, sizeof acc);
-    return acc;
+#elif LLAMA_REGISTER_BYTES == 32  // AVX2
+    return by_registers(acc, (IVec)weights, [=](Register<int32_t> sums, Register<int32_t> w) {
+        return (Register<int32_t>)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(pair)));
+    });
 #else
     return acc + ((IVec)(weights << 16) >> 16) * int32_t(x[0]) + ((IVec)weights >> 16) * int32_t(x[1]);
 #endif
@@ -268,12 +262,10 @@ struct RequantizedWeights : C, ByteProducts {
         const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers)));
         return (UVec)_mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
 #else
-        const UVec wide = __builtin_convertvector(load_as<HVec>(numbers), UVec);
+        const UVec wide = load_wide<UVec>(numbers);
         return wide | wide << 16;
 #endif
     }
-
-    typedef uint16_t Halves __attribute__((vector_size(64)));
 
     // Of a group, for 16 outputs.
     static UVec factors_of(const char* step, int t) { return twice(step + Step::kScales + t * kLanes * sizeof(int16_t)); }
@@ -395,7 +387,7 @@ struct RequantizedWeights : C, ByteProducts {
         const UVec factors = factors_of(step, t), offsets = offsets_of(step, t);
         auto put = [&](int pair, UVec weights) {
             const UVec whole = add_offsets(weights, offsets);
-            std::memcpy(out + pair * kRegisterTiles * 64, &whole, sizeof whole);
+            store_as(out + pair * kRegisterTiles * 64, whole);
         };
         UNROLL for (int j = 0; j < kLines; j++) {
             put(4 * j, weights<0>(step, t, j, factors));
@@ -428,7 +420,7 @@ struct RequantizedWeights : C, ByteProducts {
         const UVec factors = factors_of(step, t), offsets = offsets_of(step, t);
         auto put = [&](int four, UVec even, UVec odd) {
             const UVec bytes = (add_offsets(even, offsets) & 0x00ff00ffu) | (UVec)((Halves)add_offsets(odd, offsets) << 8);
-            std::memcpy(out + four * 64, &bytes, sizeof bytes);
+            store_as(out + four * 64, bytes);
         };
         UNROLL for (int j = 0; j < kLines; j++) {
             put(2 * j, weights<0>(step, t, j, factors), weights<1>(step, t, j, factors));
