@@ -22,15 +22,17 @@ def varlen_attention(
     from torch.nn.attention.varlen import varlen_attn
 
     lengths, ends = [row.length for row in rows], [row.start + row.length for row in rows]
-    bounds = [
+    q_bounds, k_bounds = (
         torch.tensor([0, *counts], dtype=torch.int32, device=q.device).cumsum(0, dtype=torch.int32)
         for counts in (lengths, ends)
-    ]
+    )
     # A query sees itself and this many positions to its left; -1 is all of them.
     before = window - 1 if window else -1
 
     def call() -> torch.Tensor:
-        out = varlen_attn(q, keys, values, *bounds, max(lengths), max(ends), window_size=(before, 0), enable_gqa=True)
+        out = varlen_attn(
+            q, keys, values, q_bounds, k_bounds, max(lengths), max(ends), window_size=(before, 0), enable_gqa=True
+        )
         assert isinstance(out, torch.Tensor)
         return out
 

@@ -1,6 +1,7 @@
 """Run by test_autoscaling.py as a program: `llama-ray up` on a cluster without free CPUs, which nodes join later.
 
-Prints its observations as one line of JSON.
+With the argument `full`, then a replica's node is lost, and the application is deleted. Prints its observations as one line of
+JSON.
 """
 
 import asyncio
@@ -175,7 +176,7 @@ class Client:
 
 
 async def main(
-    cluster: Cluster, main_thread: MainThread, up: subprocess.Popen[bytes], log: Path, url: str
+    cluster: Cluster, main_thread: MainThread, up: subprocess.Popen[bytes], log: Path, url: str, *, is_full: bool
 ) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     began = time.monotonic()
@@ -289,6 +290,10 @@ async def main(
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
         seen["endings"] = client.endings
+        if not is_full:
+            up.send_signal(signal.SIGTERM)
+            seen["exit"] = await asyncio.to_thread(up.wait, 180)
+            return seen
 
         # The replica's node is lost during a stream; the other node has room.
         begun = asyncio.Event()
@@ -351,7 +356,7 @@ async def main(
     return seen
 
 
-def run(directory: str) -> dict[str, Any]:
+def run(directory: str, *, is_full: bool) -> dict[str, Any]:
     # Ray keeps the address of the machine's cluster here, so no other program joins this cluster by accident.
     os.environ["RAY_TMPDIR"] = directory
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"  # the cluster's as well as the server's
@@ -366,10 +371,10 @@ def run(directory: str) -> dict[str, Any]:
     # The head has no CPUs: it must not be lost with a replica.
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": health_checks}
     with few_processes(logs_to_driver=True):  # `llama-ray up -v` shows the lines of workers
-        return serve_on(Cluster(initialize_head=True, head_node_args=head), port, path, log)
+        return serve_on(Cluster(initialize_head=True, head_node_args=head), port, path, log, is_full=is_full)
 
 
-def serve_on(cluster: Cluster, port: int, path: Path, log: Path) -> dict[str, Any]:
+def serve_on(cluster: Cluster, port: int, path: Path, log: Path, *, is_full: bool) -> dict[str, Any]:
     """Run the server of the configuration `path` on a cluster, which ends with it."""
     ray.init(address=cluster.address, namespace="serve", logging_level=logging.WARNING, log_to_driver=False)
     with log.open("wb") as output:
@@ -383,7 +388,8 @@ def serve_on(cluster: Cluster, port: int, path: Path, log: Path) -> dict[str, An
     try:
         main_thread = MainThread()
         with ThreadPoolExecutor(1) as pool:
-            seen = pool.submit(asyncio.run, main(cluster, main_thread, up, log, f"http://127.0.0.1:{port}"))
+            url = f"http://127.0.0.1:{port}"
+            seen = pool.submit(asyncio.run, main(cluster, main_thread, up, log, url, is_full=is_full))
             main_thread.serve_until(seen)
         return seen.result()
     except BaseException:
@@ -401,4 +407,4 @@ def serve_on(cluster: Cluster, port: int, path: Path, log: Path) -> dict[str, An
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        print("SEEN " + json.dumps(run(directory)))
+        print("SEEN " + json.dumps(run(directory, is_full=sys.argv[1:] == ["full"])))

@@ -1,11 +1,13 @@
 """Compiles every Triton kernel for GPUs that this machine lacks: `make gpu-check`, or `python -m tests.programs.gpu_check`.
 
-The shapes are those of the families on 1 to 8 ranks, in every dtype; each distinct compile key is compiled once. Exit status 1
-if a kernel does not compile, needs more shared memory than a block may have, or spills more than SPILL_LIMIT bytes a thread.
+The shapes are those of the families on 1 to 8 ranks in bfloat16, and of some families in the other dtypes; each distinct
+compile key is compiled once. Exit status 1 if a kernel does not compile, needs more shared memory than a block may have, or
+spills more than SPILL_LIMIT bytes a thread.
 --json writes the worst variant of each kernel and GPU, with those of --compare, such a file; both are printed side by side.
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -71,6 +73,13 @@ FAMILIES: Final = {
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
 }
 
+# Compiled in all dtypes, and with all sizes of blocks and splits: they have each head size, window, bias and norm. Other dtypes
+# and sizes change constants of a kernel and few of its registers, and compile time counts.
+OF_ALL_DTYPES: Final = frozenset(
+    ("Llama 2 7B", "Llama 3 8B", "Llama 3.2 1B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B")
+)
+OF_ALL_SIZES: Final = frozenset(("Llama 2 7B", "Llama 3.2 1B", "Mistral 7B"))
+
 # With many outputs, and with few, whose inputs are split. Compile keys depend on no more than that.
 QUANTIZED_SHAPES: Final = (FAMILIES["Llama 2 70B"], FAMILIES["TinyLlama"].on(4))
 FORMATS: Final = ("int8", "fp8", "int8_groups", "int4", "int4_min")
@@ -107,7 +116,6 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
     step = AttentionTiles(tiles, tiles), split_size(max_seq_len), shape.window
     ops.attend(q, keys, values, tables, *step)
     if (block_size, max_seq_len) == (BLOCK_SIZES[0], MAX_SEQ_LENS[0]):
-        # Once for each shape: sizes of blocks and splits change registers little, and compile time counts.
         TritonOps(batch_invariant=True).attend(q, keys, values, tables, *step)
         floats = [new(*keys.shape, of=FLOAT8_BYTES) for _ in range(2)]
         ops.attend(q, floats[0], floats[1], tables, *step)
@@ -212,12 +220,14 @@ def launch_sampling(vocab: int) -> None:
     sampler.logprobs(logits, index)
 
 
-def compile_for(sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int], formats: Seq[str]) -> list[Variant]:
+def compile_for(
+    sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int], formats: Seq[str], vocabularies: Seq[int]
+) -> list[Variant]:
     """In a process of its own, because Triton has one driver."""
     with tempfile.TemporaryDirectory() as cache:
         environ["TRITON_CACHE_DIR"] = cache
         with compiling_for(sm) as variants:
-            for vocab in VOCABULARIES:
+            for vocab in vocabularies:
                 launch_sampling(vocab)
             for dtype in (getattr(torch, name) for name in dtypes):
                 launch_products(dtype)
@@ -226,10 +236,13 @@ def compile_for(sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int], 
                 for shape in QUANTIZED_SHAPES:
                     launch_fused_products(shape, dtype, formats)
                 # Equal shapes are launched once more, and compiled once.
-                for shape in dict.fromkeys(FAMILIES[name].on(count) for name in families for count in ranks):
+                for name, count in itertools.product(families, ranks):
+                    if dtype != torch.bfloat16 and name not in OF_ALL_DTYPES:
+                        continue
+                    shape = FAMILIES[name].on(count)
                     launch_fused_products(shape, dtype, ("plain",))
-                    for block_size in BLOCK_SIZES:
-                        for max_seq_len in MAX_SEQ_LENS:
+                    for block_size, max_seq_len in itertools.product(BLOCK_SIZES, MAX_SEQ_LENS):
+                        if name in OF_ALL_SIZES or (block_size, max_seq_len) == (BLOCK_SIZES[0], MAX_SEQ_LENS[0]):
                             launch_layer(shape, dtype, block_size, max_seq_len)
     return variants
 
@@ -285,6 +298,7 @@ def main() -> None:
     parser.add_argument(
         "--format", nargs="*", default=list(FORMATS), choices=FORMATS, help="quantized, of fused products"
     )
+    parser.add_argument("--vocab", type=int, nargs="+", default=list(VOCABULARIES))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compare", type=Path)
@@ -292,11 +306,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         sm, output = options.child
-        found = compile_for(int(sm), options.family, options.dtype, options.ranks, options.format)
+        found = compile_for(int(sm), options.family, options.dtype, options.ranks, options.format, options.vocab)
         Path(output).write_text(json.dumps([asdict(variant) for variant in found]))
         return
     arguments = ["--family", *options.family, "--dtype", *options.dtype, "--ranks", *map(str, options.ranks)]
-    arguments += ["--format", *options.format]
+    arguments += ["--format", *options.format, "--vocab", *map(str, options.vocab)]
     with ThreadPoolExecutor(options.processes) as pool:
         variants = [each for found in pool.map(lambda sm: run_child(sm, arguments), options.sm) for each in found]
     rows = worst(variants)

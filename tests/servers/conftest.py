@@ -47,6 +47,17 @@ def with_keys() -> Iterator[Server]:
         yield running
 
 
+# For tests of which each run has one: it takes as long through either proxy.
+THROUGH_HAPROXY = pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param("demo", id="through HAProxy"),
+        pytest.param("plain", id="through Serve's proxy", marks=pytest.mark.full),
+    ],
+    indirect=True,
+)
+
+
 @pytest.fixture(params=["demo", "plain"], ids=["through HAProxy", "through Serve's proxy"])
 def server(request: pytest.FixtureRequest) -> Server:
     """Each of the two servers in turn."""

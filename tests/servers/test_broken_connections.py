@@ -81,7 +81,19 @@ async def client_of(server: Server, **headers: str) -> AsyncIterator[Client]:
         yield Client(http)
 
 
-@pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.parametrize(
+    ("server", "kind"),
+    [
+        *(pytest.param("demo", kind, id=f"through HAProxy-{kind}") for kind in REQUESTS),
+        *(
+            pytest.param(
+                "plain", kind, id=f"through Serve's proxy-{kind}", marks=[] if kind == "chat" else pytest.mark.full
+            )
+            for kind in REQUESTS
+        ),
+    ],
+    indirect=["server"],
+)
 async def test_a_stream_cut_between_events_equals_the_uncut_one(server: Server, kind: str) -> None:
     path, body = REQUESTS[kind]
     async with client_of(server) as client:

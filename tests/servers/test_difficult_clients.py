@@ -20,6 +20,7 @@ import pytest
 from deployments.http.app import HttpLimits
 from deployments.http.plan import MAX_PROMPT_LOGPROBS
 from deployments.http.request_body import BodyLimits
+from tests.servers.conftest import THROUGH_HAPROXY
 from tests.support.raw_http import (
     CHAT,
     COMPLETIONS,
@@ -181,6 +182,7 @@ def test_unfinished_headers_are_refused_by_haproxy_and_delay_no_one(servers: tup
         assert_others_are_served(server)
 
 
+@THROUGH_HAPROXY
 def test_a_thousand_simultaneous_streams_are_complete_or_refused_with_retry_after(server: Server) -> None:
     async def all_at_once() -> list[Answer]:
         bodies = [
@@ -248,6 +250,7 @@ def has_queued(server: Server) -> str | None:
     return "some" if now["requests_running"] < 32 else None
 
 
+@THROUGH_HAPROXY
 def test_clients_that_disconnect_at_any_moment_leave_no_sequence(server: Server) -> None:
     """Clients disconnect while they send, during the prefill, before and after the first token."""
     context = server.get("/v1/models")[1]["data"][0]["max_model_len"]
@@ -260,6 +263,7 @@ def test_clients_that_disconnect_at_any_moment_leave_no_sequence(server: Server)
     wait_until("the server is idle", partial(is_idle, server), QUICK_S)
 
 
+@THROUGH_HAPROXY
 def test_every_pair_of_extreme_legal_parameters_is_answered(server: Server) -> None:
     """Every pair of values of two parameters occurs in a request. It is answered 200, or 400 if it asks for more echoed
     log-probabilities than one request may have."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from deployments.local.small_cluster import OBJECT_STORE_BYTES, SETTINGS
+from tests.support.full_runs import with_full_ones
 from tests.support.programs import seen_by
 
 PROGRAM = "tests.programs.small_cluster"
@@ -24,7 +25,7 @@ def count(seen: dict[str, Any], program: str) -> int:
     return sum(program in command for command in seen["children"])
 
 
-@pytest.mark.parametrize("cluster", ["small", "default"])
+@pytest.mark.parametrize("cluster", with_full_ones(["small", "default"], in_each_run=["small"]))
 def test_either_cluster_runs_tasks_in_the_requested_namespace(cluster: str, request: pytest.FixtureRequest) -> None:
     seen = request.getfixturevalue(cluster)
     assert seen["four"] == 4 and seen["namespace"] == "serve"
@@ -36,10 +37,8 @@ def test_a_small_cluster_has_neither_dashboard_nor_autoscaler(small: dict[str, A
     assert not small["dashboard"]
 
 
-def test_a_small_cluster_has_a_noop_agent_in_place_of_the_dashboard_agent(
-    small: dict[str, Any], default: dict[str, Any]
-) -> None:
-    assert count(small, "dashboard/agent.py") == count(default, "noop_agent.py") == 0
+def test_a_small_cluster_has_a_noop_agent_in_place_of_the_dashboard_agent(small: dict[str, Any]) -> None:
+    assert count(small, "dashboard/agent.py") == 0
     # The raylet's own command line names the no-op agent too.
     assert count(small, "noop_agent.py") - count(small, "raylet/raylet") == 1
 
@@ -61,7 +60,8 @@ def test_rays_own_classes_are_restored_after_the_start(small: dict[str, Any]) ->
     assert small["restored"]
 
 
+@pytest.mark.full
 def test_llama_dashboard_starts_rays_dashboard(default: dict[str, Any]) -> None:
-    assert count(default, "dashboard/dashboard.py") == 1
+    assert count(default, "dashboard/dashboard.py") == 1 and count(default, "noop_agent.py") == 0
     assert default["dashboard"]
     assert set(default["settings"].values()) == {None}

@@ -36,29 +36,10 @@ def mapped_memory(path: Path, rank: int, world_size: int, row_bytes: int, *, has
     memory = np.memmap(path, np.uint8, "r+")
     bases = [memory.ctypes.data + peer * part for peer in range(world_size)]
     if has_switch:
-        simulate_switch(world_size, part)
+        from tests.support import simulated_switch
+
+        simulated_switch.world_size, simulated_switch.part = world_size, part
     return PeerMemory.of(rank, MAX_ROWS, row_bytes, bases, torch.device("cpu"), memory, bases[0] if has_switch else 0)
-
-
-def simulate_switch(world_size: int, part: int) -> None:
-    """Let what the kernel reads at a multicast address be the sum over the ranks' parts, which lie `part` bytes apart."""
-    import triton
-    import triton.language as tl
-
-    from llama_core.execution.fused import all_reduce_kernels
-
-    @triton.jit
-    def add_at(address, inside, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-        sums = []
-        for word in range(4):
-            total = tl.zeros(address.shape, dtype=tl.float32)
-            for peer in range(world_size):
-                theirs = (address + peer * part + word * 4).to(tl.pointer_type(tl.float32))
-                total += tl.load(theirs, mask=inside, other=0.0)
-            sums.append(total)
-        return sums
-
-    all_reduce_kernels._add_at = add_at
 
 
 def file_bytes(world_size: int, row_bytes: int) -> int:

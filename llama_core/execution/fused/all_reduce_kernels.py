@@ -75,13 +75,25 @@ def _add_at(address, inside, dtype: tl.constexpr):
     What ranks wrote at their buffers' own addresses is seen at this one after a fence (PTX ISA, "Causality order": proxies).
     """
     tl.inline_asm_elementwise("fence.proxy.alias; mov.b32 $0, 0;", "=r,r", [tl.program_id(0)], tl.int32, False, 1)
-    arguments = [address, inside.to(tl.int32)]
+    given = inside.to(tl.int32)
     if dtype == tl.float32:
-        floats = (tl.float32, tl.float32, tl.float32, tl.float32)
-        words = tl.inline_asm_elementwise(_ADD_FLOAT32, "=&f,=&f,=&f,=&f,l,r", arguments, floats, False, 1)
+        words = tl.inline_asm_elementwise(
+            asm=_ADD_FLOAT32,
+            constraints="=&f,=&f,=&f,=&f,l,r",
+            args=[address, given],
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+            is_pure=False,
+            pack=1,
+        )
     else:
-        integers = (tl.int32, tl.int32, tl.int32, tl.int32)
-        words = tl.inline_asm_elementwise(_ADD_BFLOAT16, "=&r,=&r,=&r,=&r,l,r", arguments, integers, False, 1)
+        words = tl.inline_asm_elementwise(
+            asm=_ADD_BFLOAT16,
+            constraints="=&r,=&r,=&r,=&r,l,r",
+            args=[address, given],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
     return words
 
 

@@ -101,7 +101,7 @@ async def test_stop_leaves_no_process_and_no_socket(start: Start) -> None:
     await group.stop()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
 async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, rank: int) -> None:
     group, info = await start(FakeFactory(step_s=30))
     pending = [group.submit(step_input(step)) for step in range(3)]
@@ -125,7 +125,7 @@ async def test_an_idle_groups_dead_rank_is_noticed(start: Start) -> None:
     await assert_gone(group, processes(info))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
 async def test_a_stopped_rank_is_named_at_the_step_deadline_and_killed(start: Start, rank: int) -> None:
     group, info = await start(limits=GroupLimits(start_timeout_s=60, step_timeout_s=3))
     await group.step(step_input(0))
@@ -181,7 +181,7 @@ async def test_an_exception_while_warming_up_names_rank_and_phase(start: Start) 
         await start(FakeFactory((Fault(0, "raise", "warm_up", "bad kernel"),)))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
 async def test_a_death_in_load_names_the_rank_and_ends_the_group(two_rank_placement: PlacementGroup, rank: int) -> None:
     factory = FakeFactory((Fault(rank, "kill", "load"),))
     group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=factory)
