@@ -28,21 +28,24 @@ PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
 SUMS = (f"{TESTS}/test_all_reduce.py", "interpreted")
 PRODUCTS = (f"{TESTS}/test_fused_products.py", "tile_and_split")
 CHOICE = (f"{TESTS}/test_fused_products.py", "estimate")
-DRAWS, LIMITS, LARGE, EDITS, LOGPROBS, ZEROS, REUSE = (
+DRAWS, LIMITS, EDITS, LOGPROBS, ZEROS, REUSE = (
     (f"{TESTS}/test_fused_sampling.py", f"interpreter and {check}")
-    for check in ("draws", "limits", "large", "edits", "logprobs", "zeros", "reuse")
+    for check in ("draws", "limits", "edits", "logprobs", "zeros", "reuse")
 )
+LARGE = (f"{TESTS}/test_fused_sampling.py", "interpreter and large", "--full")
 
 
 _UPLOADS = "../../checkpoint/uploads"
 
 
 class Mutant(NamedTuple):
+    """tests: a file, an expression of its tests' names, and further options of pytest."""
+
     fault: str
     file: str
     old: str
     new: str
-    tests: tuple[str, str]
+    tests: tuple[str, ...]
 
 
 MUTANTS = (
@@ -266,6 +269,20 @@ MUTANTS = (
     Mutant(
         "a self-test that ignores a peer's absence", "all_reduce", "equal and not memory.missed.item()", "equal", SUMS
     ),
+    Mutant(
+        "words of the switch's sums in another order",
+        "all_reduce_kernels",
+        "tl.join(words[0], words[2]), tl.join(words[1], words[3])",
+        "tl.join(words[0], words[1]), tl.join(words[2], words[3])",
+        SUMS,
+    ),
+    Mutant(
+        "the switch's sum of another row",
+        "all_reduce_kernels",
+        "_switch_sum(tl.load(multicast) + place,",
+        "_switch_sum(tl.load(multicast) + first_byte,",
+        SUMS,
+    ),
     # Products with epilogues.
     Mutant(
         "a gate in the place of its up",
@@ -404,8 +421,8 @@ def is_caught(mutant: Mutant, folder: Path) -> bool:
         raise ValueError(f"{path.name} has no {mutant.old!r}")
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
-        file, words = mutant.tests
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", file, "-k", words]
+        file, words, *further = mutant.tests
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", file, "-k", words, *further]
         environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
         process = subprocess.Popen(
             command,
@@ -433,8 +450,8 @@ def main() -> None:
     missed = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ignored = shutil.ignore_patterns("__pycache__", "*.so")
-        for part in ("llama_core", "cluster", "deployments", "cli", "tests", "demo"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.so", "results")
+        for part in ("llama_core", "cluster", "deployments", "cli", "tests", "benchmarks", "demo"):
             shutil.copytree(ROOT / part, folder / part, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", folder)
         for mutant in chosen:

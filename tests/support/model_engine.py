@@ -34,7 +34,12 @@ class ModelEngine(FakeEngine):
         self.llama._run([sequence])
         answer = sequence.tokens[len(prompt) :]
         stream = FakeStream(
-            self, prompt, params, stop, [token for token in answer if token not in self.tokenizer.stop_ids]
+            self,
+            prompt,
+            params,
+            stop,
+            [token for token in answer if token not in self.tokenizer.stop_ids],
+            is_shortened=sequence.is_shortened,
         )
         self.streams.append(stream)
         return stream

@@ -39,7 +39,7 @@ MAX_SEQ_LEN = 256
 
 @dataclass(eq=False)
 class FakeStream:
-    """One sequence. `answer`: the tokens that it generates before EOS."""
+    """One sequence. `answer`: the tokens that it generates before EOS. is_shortened: a limit of tokens took a part of its JSON."""
 
     engine: "FakeEngine"
     prompt: list[int]
@@ -54,6 +54,7 @@ class FakeStream:
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()
     matched_stop: str | None = None
+    is_shortened: bool = False
     timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic()))
 
     @property
@@ -126,7 +127,8 @@ class FakeStream:
         answer = self.answer
         if params.ignore_eos:
             answer = list(itertools.islice(itertools.cycle(answer), params.max_tokens))
-        reason = FinishReason.LENGTH if len(answer) >= params.max_tokens else FinishReason.STOP
+        is_long = self.is_shortened or len(answer) >= params.max_tokens
+        reason = FinishReason.LENGTH if is_long else FinishReason.STOP
         answer = answer[: params.max_tokens]
         for i, token in enumerate(answer):
             await self._runs.wait()
@@ -163,6 +165,7 @@ class FakeEngine:
         self.sampling_defaults = SamplingDefaults()
         self.answer = answer
         self.step_s = step_s
+        self.shortens = False
         self.streams: list[FakeStream] = []
         self.owners: list[tuple[str, int]] = []  # owner and priority of each submitted request
         self.state = Readiness(True, "ready")
@@ -206,7 +209,7 @@ class FakeEngine:
         check_prompt(prompt, self.tokenizer.n_words, self.max_seq_len)
         self.check_capacity()
         answer = self.tokenizer.encode(self.answer, bos=False, eos=False)
-        stream = FakeStream(self, prompt, params, stop, answer)
+        stream = FakeStream(self, prompt, params, stop, answer, is_shortened=self.shortens)
         self.streams.append(stream)
         return stream
 

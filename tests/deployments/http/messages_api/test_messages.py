@@ -118,6 +118,15 @@ async def test_max_tokens_beyond_the_context_ends_with_the_context() -> None:
     assert (await message(engine, max_tokens=10**6))["stop_reason"] == "model_context_window_exceeded"
 
 
+@pytest.mark.parametrize(("max_tokens", "reason"), [(100, "max_tokens"), (10**6, "model_context_window_exceeded")])
+async def test_an_answer_whose_json_was_shortened_says_which_limit_took_a_part(max_tokens: int, reason: str) -> None:
+    engine = engine_with('{"a": "b"}')
+    engine.shortens = True
+    found = await message(engine, max_tokens=max_tokens)
+    assert (found["stop_reason"], found["content"][0]["text"]) == (reason, '{"a": "b"}')
+    assert found["usage"]["output_tokens"] < 100
+
+
 async def test_usage_counts_cached_tokens_apart() -> None:
     engine = engine_with("Hi")
     num_prompt = (await message(engine))["usage"]["input_tokens"]
