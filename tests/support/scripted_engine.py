@@ -39,7 +39,7 @@ MAX_SEQ_LEN = 256
 
 @dataclass(eq=False)
 class FakeStream:
-    """One sequence. `answer`: the tokens that it generates before EOS. is_shortened: a limit of tokens took a part of its JSON."""
+    """One sequence. `answer`: its tokens before EOS. is_shortened: a limit of tokens took a part of its JSON."""
 
     engine: "FakeEngine"
     prompt: list[int]
