@@ -39,10 +39,11 @@ test test-full: export PYTHONDONTWRITEBYTECODE :=
 test-full: FULL := --full
 test test-full:
 	@# Beside the set-up, which keeps one core busy, and the first tests: the native engine for the instruction sets that tests
-	@# compare. A test that needs one of these builds waits for its lock.
+	@# compare. A test that needs one of these builds waits for its lock; all servers' tests need that for this CPU.
 	@# pip compiles no module, because most are never imported: Python compiles a module when it is first imported.
 	@$(PYTHON) tests/support/native_builds.py $(FULL) & \
-	PIP_COMPILE=0 $(MAKE) --no-print-directory setup && $(BIN)/python -m tests $(FULL); status=$$?; wait; exit $$status
+	PIP_COMPILE=0 $(MAKE) --no-print-directory setup && $(BIN)/python -m llama_core.execution.native && \
+	$(BIN)/python -m tests $(FULL); status=$$?; wait; exit $$status
 
 # 200 faults at random moments under 50 live streams: ten minutes.
 chaos: setup

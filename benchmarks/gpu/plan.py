@@ -22,7 +22,7 @@ SECTIONS: Final = (
     Section("memory", "Memory taken beside the plan", 120),
     Section("kernels", "Kernels of a decode step", 180),
     Section("products", "Products of few rows, fused and separate", 100),
-    Section("attention", "The attention kernel alone", 150),
+    Section("attention", "The attention kernel alone", 165),
     Section("mixed", "Host time of steps beside the device's", 120),
     Section("offline", "A batch of requests", 150),
     Section("transformers", "The same batch on transformers", 240),

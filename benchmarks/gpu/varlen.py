@@ -1,8 +1,10 @@
 """torch's attention over sequences of any length (FlashAttention 2), beside which the paged kernel is checked and measured.
 
-It reads pages only with FlashAttention 3, which torch does not ship. Here it gets keys and values without pages.
+It reads pages only with FlashAttention 3, which torch does not ship. Here it gets keys and values without pages. It splits long
+contexts only for decodes with grouped queries.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import torch
@@ -21,17 +23,20 @@ def varlen_attention(
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    if not {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys():
+        raise ImportError("this version of torch has no attention with windows and grouped queries")
     lengths, ends = [row.length for row in rows], [row.start + row.length for row in rows]
     q_bounds, k_bounds = (
         torch.tensor([0, *counts], dtype=torch.int32, device=q.device).cumsum(0, dtype=torch.int32)
         for counts in (lengths, ends)
     )
-    # A query sees itself and this many positions to its left; -1 is all of them.
-    before = window - 1 if window else -1
+    # A query sees itself, and so many positions before and behind it; -1 is all. Only a call without a window splits contexts.
+    is_decode = max(lengths) == 1 and not window
+    sides = (-1, -1) if is_decode else (window - 1 if window else -1, 0)
 
     def call() -> torch.Tensor:
         out = varlen_attn(
-            q, keys, values, q_bounds, k_bounds, max(lengths), max(ends), window_size=(before, 0), enable_gqa=True
+            q, keys, values, q_bounds, k_bounds, max(lengths), max(ends), window_size=sides, enable_gqa=True
         )
         assert isinstance(out, torch.Tensor)
         return out

@@ -175,6 +175,14 @@ class Client:
             await asyncio.sleep(0.05)
 
 
+async def end(up: subprocess.Popen[bytes], seen: dict[str, Any], ranks: dict[int, ProcessIdentity]) -> None:
+    """End the server by SIGTERM, and note what is left of it."""
+    up.send_signal(signal.SIGTERM)
+    seen["exit"] = await asyncio.to_thread(up.wait, 180)
+    seen["groups_after"] = list(groups().values())
+    seen["ranks_after"] = sum(is_running(process) for process in ranks.values())
+
+
 async def main(
     cluster: Cluster, main_thread: MainThread, up: subprocess.Popen[bytes], log: Path, url: str, *, is_full: bool
 ) -> dict[str, Any]:
@@ -291,8 +299,7 @@ async def main(
         await asyncio.gather(*workers, return_exceptions=True)
         seen["endings"] = client.endings
         if not is_full:
-            up.send_signal(signal.SIGTERM)
-            seen["exit"] = await asyncio.to_thread(up.wait, 180)
+            await end(up, seen, {pid: ProcessIdentity.of(pid) for pid in left})
             return seen
 
         # The replica's node is lost during a stream; the other node has room.
@@ -348,10 +355,7 @@ async def main(
 
         await until("the application's ranks and placement groups are gone", nothing_is_left)
         stamp("drained")
-        seen["groups_after"] = list(groups().values())
-        seen["ranks_after"] = sum(is_running(process) for process in processes.values())
-        up.send_signal(signal.SIGTERM)
-        seen["exit"] = await asyncio.to_thread(up.wait, 180)
+        await end(up, seen, processes)
         stamp("ended")
     return seen
 

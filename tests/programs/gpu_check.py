@@ -73,11 +73,13 @@ FAMILIES: Final = {
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
 }
 
-# Compiled in all dtypes, and with all sizes of blocks and splits: they have each head size, window, bias and norm. Other dtypes
-# and sizes change constants of a kernel and few of its registers, and compile time counts.
+# Unless families are named, these alone are compiled in float16 and float32: they have each head size, group of heads, window,
+# bias and norm.
 OF_ALL_DTYPES: Final = frozenset(
     ("Llama 2 7B", "Llama 3 8B", "Llama 3.2 1B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B")
 )
+# These alone are compiled with every size of blocks and splits, which are constants of the attention kernel; others with the
+# first of each.
 OF_ALL_SIZES: Final = frozenset(("Llama 2 7B", "Llama 3.2 1B", "Mistral 7B"))
 
 # With many outputs, and with few, whose inputs are split. Compile keys depend on no more than that.
@@ -236,8 +238,9 @@ def compile_for(
                 for shape in QUANTIZED_SHAPES:
                     launch_fused_products(shape, dtype, formats)
                 # Equal shapes are launched once more, and compiled once.
+                is_chosen = len(families) < len(FAMILIES)
                 for name, count in itertools.product(families, ranks):
-                    if dtype != torch.bfloat16 and name not in OF_ALL_DTYPES:
+                    if dtype != torch.bfloat16 and name not in OF_ALL_DTYPES and not is_chosen:
                         continue
                     shape = FAMILIES[name].on(count)
                     launch_fused_products(shape, dtype, ("plain",))

@@ -47,7 +47,7 @@ def with_keys() -> Iterator[Server]:
         yield running
 
 
-# For tests of which each run has one: it takes as long through either proxy.
+# Runs a test through HAProxy, and with --full also through Serve's proxy.
 THROUGH_HAPROXY = pytest.mark.parametrize(
     "server",
     [

@@ -62,7 +62,6 @@ def test_when_load_falls_one_replica_ends_with_its_ranks_and_its_placement_group
 def test_no_request_fails_while_replicas_come_and_go(seen: dict[str, Any]) -> None:
     assert set(seen["endings"]) == {"length"}
     assert seen["endings"]["length"] >= 11  # 8 while the second one waited, 3 after it had gone
-    assert seen["exit"] == 0
 
 
 @pytest.mark.full
@@ -81,4 +80,8 @@ def test_a_lost_node_breaks_its_streams_visibly_and_its_replica_is_placed_anew(
 def test_a_live_stream_of_a_deleted_application_ends_whole_and_no_process_is_left(seen: dict[str, Any]) -> None:
     assert seen["streams_while_draining"] == ["length"]
     assert seen["ready_while_draining"], "the streams ended before the replica had to leave"
+
+
+def test_the_server_ends_with_its_ranks_and_placement_groups(seen: dict[str, Any]) -> None:
+    assert seen["exit"] == 0
     assert seen["groups_after"] == [] and seen["ranks_after"] == 0

@@ -3,7 +3,7 @@
 Every rank writes its part to a buffer that its peers can read (`peer_memory.py`), tells them, waits for theirs, and reads all
 parts itself: a one-shot all-reduce. Parts are added in float32 in the order of the ranks, so all ranks have the same bits,
 whatever the number of rows. Where the buffers have a multicast address, NVLink's switch adds them in float32, in an order of
-its own, and a rank reads the sum.
+its own, and a rank reads the sum. Ranks may then differ by rounding: rank 0 alone samples.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

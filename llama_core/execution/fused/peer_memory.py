@@ -104,16 +104,16 @@ def share_memory(parallel: Parallel, max_rows: int, row_bytes: int, *, multicast
 
     multicast: with an address at NVLink's switch.
     """
+    if multicast and row_bytes % VECTOR_BYTES:
+        return f"a row's {row_bytes} bytes are no multiple of {VECTOR_BYTES}"
     part = _symmetric(parallel, peer_bytes(parallel.world_size, max_rows, row_bytes))
     if isinstance(part, str):
         return part
     handle, at_switch = part.handle, 0
     if multicast:
-        if row_bytes % VECTOR_BYTES:
-            return f"a row's {row_bytes} bytes are no multiple of {VECTOR_BYTES}"
         if smallest(parallel, handle.multicast_ptr != 0) == 0:
             return NO_MULTICAST
-        at_switch = handle.multicast_ptr + handle.offset
+        at_switch = handle.multicast_ptr  # with the offset, unlike the addresses of the ranks' own buffers
     bases = [address + handle.offset for address in handle.buffer_ptrs]
     return PeerMemory.of(parallel.rank, max_rows, row_bytes, bases, parallel.device, part, at_switch)
 

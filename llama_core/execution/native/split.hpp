@@ -6,8 +6,8 @@
 #include <cstring>
 #include <type_traits>
 
-// Bytes of a register. On other CPUs than x86 the compiler splits vectors of 64 bytes: GCC 12 for ARM does not end with four
-// quarters.
+// Bytes of a register. On other CPUs than x86 the compiler splits vectors of 64 bytes: GCC 12 for ARM does not finish compiling
+// four quarters.
 #if !defined(LLAMA_REGISTER_BYTES)
 #if defined(__AVX512F__) || !defined(__x86_64__)
 #define LLAMA_REGISTER_BYTES 64
@@ -65,7 +65,7 @@ using VecOf = Split<Split<Register<T>>>;
 template <class V>
 using LaneOf = std::remove_cvref_t<decltype(std::declval<const V&>()[0])>;
 
-// What a comparison of vectors V gives: lanes of 32 bits, all of which are set or none.
+// What a comparison of vectors V gives: lanes of 32 bits, each all ones or all zeros.
 template <class V>
 struct MaskOf {
     using Type = Register<int32_t>;
@@ -176,6 +176,7 @@ LLAMA_INLINE V splat_as(LaneOf<V> x) {
     } else if constexpr (sizeof(V) / sizeof x == 8) {
         return V{x, x, x, x, x, x, x, x};
     } else {
+        static_assert(sizeof(V) / sizeof x == 4);
         return V{x, x, x, x};
     }
 }

@@ -215,14 +215,18 @@ async def test_a_schema_that_cannot_be_followed_is_400_with_its_place_and_keywor
     assert "uniqueItems" in answer.json()["error"]["message"]
 
 
+SEEDS = pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 6), marks=pytest.mark.full)], ids=str)
+
+
 @pytest.fixture(scope="module")
 def model() -> ModelEngine:
     return ModelEngine()
 
 
+@SEEDS
 @pytest.mark.parametrize("tool_format", FORMATS)
 async def test_a_real_model_writes_calls_whose_arguments_follow_their_schemas(
-    tool_format: str, model: ModelEngine
+    tool_format: str, seeds: range, model: ModelEngine
 ) -> None:
     """A model that was never trained to call tools, at a temperature of 1: only the grammar makes its calls valid."""
     model.tool_format = tool_format
@@ -237,7 +241,7 @@ async def test_a_real_model_writes_calls_whose_arguments_follow_their_schemas(
         "additionalProperties": False,
     }  # fmt: skip
     tool = {"type": "function", "function": {"name": "report", "parameters": schema}}
-    for seed in range(2):
+    for seed in seeds:
         body = {
             "tools": [tool],
             "tool_choice": "required",
@@ -253,8 +257,11 @@ async def test_a_real_model_writes_calls_whose_arguments_follow_their_schemas(
         assert (await streamed(model, **body, max_tokens=200))["message"] == whole["message"]
 
 
+@SEEDS
 @pytest.mark.parametrize("tool_format", FORMATS)
-async def test_beside_tools_a_real_model_answers_by_the_schema_or_calls(tool_format: str, model: ModelEngine) -> None:
+async def test_beside_tools_a_real_model_answers_by_the_schema_or_calls(
+    tool_format: str, seeds: range, model: ModelEngine
+) -> None:
     model.tool_format = tool_format
     properties = {"flag": {"type": "boolean"}, "kind": {"enum": ["a", "b"]}}
     schema = {"type": "object", "properties": properties, "required": ["flag", "kind"], "additionalProperties": False}
@@ -267,7 +274,7 @@ async def test_beside_tools_a_real_model_answers_by_the_schema_or_calls(tool_for
         "max_tokens": 300,
         "parallel_tool_calls": False,
     }
-    for seed in range(3):
+    for seed in seeds:
         found = await choice(model, **fields, seed=seed)
         assert (await streamed(model, **fields, seed=seed))["message"].get("content") == found["message"]["content"]
         calls = found["message"].get("tool_calls") or []

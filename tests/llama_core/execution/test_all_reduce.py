@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,12 @@ import torch.distributed._symmetric_memory as symmetric_memory
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.fused import all_reduce, peer_memory
-from llama_core.execution.fused.all_reduce import GroupAllReduce, OneShotAllReduce, choose_all_reduce
+from llama_core.execution.fused.all_reduce import (
+    GroupAllReduce,
+    MultimemAllReduce,
+    OneShotAllReduce,
+    choose_all_reduce,
+)
 from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.peer_memory import PeerMemory, one_shot_rows, peer_bytes
 from llama_core.execution.parallel import Parallel
@@ -161,6 +167,39 @@ def test_no_rank_waits_at_the_rendezvous_for_one_that_has_no_memory(monkeypatch:
     monkeypatch.setattr(symmetric_memory, "rendezvous", lambda *args: pytest.fail("the other rank does not come"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert peer_memory.share_memory(parallel, 1, 64) == "another rank cannot"
+
+
+def test_the_switchs_address_is_taken_as_it_is_and_its_absence_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpus(monkeypatch)
+    parallel = Parallel(0, 2, torch.device("cpu"))
+    handle = SimpleNamespace(buffer_ptrs=[4096, 8192], offset=256, multicast_ptr=1 << 20)
+    monkeypatch.setattr(peer_memory, "_symmetric", lambda *args: peer_memory._Symmetric(torch.empty(0), handle))
+    memory = peer_memory.share_memory(parallel, 4, 64, multicast=True)
+    assert isinstance(memory, PeerMemory) and memory.has_multicast and memory.multicast.tolist() == [1 << 20]
+    assert memory.buffers.tolist() == [4096 + 256, 8192 + 256]
+    without = peer_memory.share_memory(parallel, 4, 64)
+    assert isinstance(without, PeerMemory) and not without.has_multicast
+    assert peer_memory.share_memory(parallel, 4, 24, multicast=True) == "a row's 24 bytes are no multiple of 16"
+    handle.multicast_ptr = 0
+    assert peer_memory.share_memory(parallel, 4, 64, multicast=True) == "the GPUs have no multicast"
+
+
+def test_multimem_sums_few_rows_in_one_kernel_and_more_with_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    Gpus(monkeypatch)
+    parallel, fault = Parallel(0, 2, torch.device("cuda", 0)), ""
+    memory = PeerMemory.of(0, 4, 8192, [0, 4096], torch.device("cpu"), None, 1 << 20)
+    monkeypatch.setattr(all_reduce, "share_memory", lambda *args, multicast: memory if multicast else None)
+    monkeypatch.setattr(all_reduce, "multicast_buffer", lambda parallel, rows, dim, dtype: torch.empty(rows, dim))
+    monkeypatch.setattr(all_reduce, "world_group", lambda: SimpleNamespace(group_name="0"))
+    monkeypatch.setattr(OneShotAllReduce, "fault", lambda *args: fault)
+    asked = config(all_reduce="multimem"), parallel, TorchOps(), 4096, torch.bfloat16
+    chosen = choose_all_reduce(*asked)
+    assert isinstance(chosen, OneShotAllReduce) and isinstance(chosen._large, MultimemAllReduce)
+    assert chosen.nbytes == memory.nbytes + chosen._large.nbytes
+    fault = "sums in the self-test were wrong"
+    with pytest.raises(ConfigError, match="multimem cannot be used: sums in the self-test"):
+        choose_all_reduce(*asked)
 
 
 def test_a_self_test_that_fails_leaves_the_sums_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

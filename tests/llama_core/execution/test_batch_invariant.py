@@ -126,7 +126,14 @@ def run_interpreted(statement: str) -> None:
     interpret(f"import torch\nfrom {__name__} import *\n{statement}")
 
 
-@pytest.mark.parametrize(("dtype", "seeds"), [("float32", "range(2)"), ("float16", "range(6, 8)")])
+@pytest.mark.parametrize(
+    ("dtype", "seeds"),
+    [
+        ("float32", "range(2)"),
+        ("float16", "range(6, 8)"),
+        pytest.param("float32", "range(2, 6)", marks=pytest.mark.full),
+    ],
+)
 def test_attention_of_a_token_is_the_same_in_a_decode_with_drafts_and_in_any_chunk(dtype: str, seeds: str) -> None:
     run_interpreted(f"check_attention(torch.device('cpu'), torch.{dtype}, {seeds})")
 

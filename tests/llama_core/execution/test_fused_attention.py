@@ -75,6 +75,7 @@ class Case:
         is_float8: bool = False,
     ) -> None:
         """is_float8: of the cache."""
+        self.name = f"seed {seed}, {shape}"
         generator = np.random.default_rng(seed)
         self.n_heads, self.n_kv_heads, self.head_dim, self.block_size = shape
         self.rows = random_rows(generator, 4)
@@ -145,12 +146,12 @@ def check_step(ops: Ops, case: Case, window: int) -> None:
         case.forget_before_windows(window)
     got = case.attend(ops, case.rows, case.q, window)
     difference = (got.double() - expected).abs().max().item()
-    assert difference <= LIMITS[case.dtype], (case.rows, difference)
+    assert difference <= LIMITS[case.dtype], (case.name, window, case.rows, difference)
     begin = 0
     for row in case.rows:
         end = begin + row.length
         alone = case.attend(ops, [row], case.q[begin:end], window)
-        assert torch.equal(alone, got[begin:end]), ("beside other rows", row)
+        assert torch.equal(alone, got[begin:end]), ("beside other rows", case.name, window, row)
         begin = end
 
 
@@ -241,7 +242,10 @@ def test_the_kernel_computes_what_flash_attention_does_on_a_gpu(dtype: torch.dty
         shape, window = SHAPES[seed % len(SHAPES)], WINDOWS[seed % len(WINDOWS)]
         case = Case(seed, shape, dtype, torch.device("cuda"))
         keys, values = (contiguous(case, cache) for cache in (case.keys, case.values))
-        theirs = varlen_attention(case.q.contiguous(), keys, values, case.rows, window)()
+        try:
+            theirs = varlen_attention(case.q.contiguous(), keys, values, case.rows, window)()
+        except ImportError as error:
+            pytest.skip(str(error))
         got = case.attend(TritonOps(), case.rows, case.q, window)
         assert (got - theirs).abs().max().item() <= 2 * LIMITS[dtype], (seed, shape, window, case.rows)
 
@@ -252,7 +256,7 @@ def test_flash_attention_takes_the_rows_of_a_step(monkeypatch: pytest.MonkeyPatc
     def varlen_attn(q, keys, values, q_bounds, k_bounds, max_q, max_k, *, window_size, enable_gqa):  # type: ignore[no-untyped-def]
         assert enable_gqa and (max_q, max_k) == (max(q_bounds.diff()), max(k_bounds.diff()))
         left, right = window_size
-        assert right == 0
+        assert right == 0 or (max_q == 1 and (left, right) == (-1, -1))
         parts, group = [], q.shape[1] // keys.shape[1]
         for i in range(len(q_bounds) - 1):
             own_q, own_k, own_v = (

@@ -101,8 +101,6 @@ struct ByteProducts {
         _tile_stored(2, second_sums, 64); _tile_stored(3, second_sums + 16, 64);
     }
 #endif
-
-  private:
 };
 
 }  // namespace llama

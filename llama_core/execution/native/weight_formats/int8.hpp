@@ -83,8 +83,14 @@ struct Int8Weights : ByteProducts {
         int32_t four;
         std::memcpy(&four, x, 4);
         return (IVec)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32(four), _mm512_loadu_si512(weights));
-#elif LLAMA_REGISTER_BYTES == 32  // AVX2
+#elif defined(__AVX512BW__)
         // Products of pairs of 16-bit integers: inputs 0 and 2 of each four, then 1 and 3.
+        const __m512i even = _mm512_set1_epi32(x[0] | x[2] << 16), odd = _mm512_set1_epi32(x[1] | x[3] << 16);
+        const __m512i fours = _mm512_loadu_si512(weights);
+        const __m512i lower = _mm512_srai_epi16(_mm512_slli_epi16(fours, 8), 8), upper = _mm512_srai_epi16(fours, 8);
+        const __m512i pairs = _mm512_add_epi32(_mm512_madd_epi16(lower, even), _mm512_madd_epi16(upper, odd));
+        return (IVec)_mm512_add_epi32((__m512i)acc, pairs);
+#elif LLAMA_REGISTER_BYTES == 32  // AVX2, as above
         const __m256i even = _mm256_set1_epi32(x[0] | x[2] << 16), odd = _mm256_set1_epi32(x[1] | x[3] << 16);
         return by_registers(acc, load_as<IVec>(weights), [=](Register<int32_t> sums, Register<int32_t> fours) {
             const __m256i lower = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)fours, 8), 8);

@@ -39,6 +39,9 @@ inline IVec add_pairs(IVec acc, UVec weights, const int16_t* x) {
     std::memcpy(&pair, x, sizeof pair);
 #if defined(__AVX512VNNI__)
     return (IVec)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)weights, _mm512_set1_epi32(pair));
+#elif defined(__AVX512BW__)
+    const __m512i products = _mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(pair));
+    return (IVec)_mm512_add_epi32((__m512i)acc, products);
 #elif LLAMA_REGISTER_BYTES == 32  // AVX2
     return by_registers(acc, (IVec)weights, [=](Register<int32_t> sums, Register<int32_t> w) {
         return (Register<int32_t>)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(pair)));
