@@ -45,7 +45,7 @@ COMPUTING = ("model", "unit", "replica", "lint")  # one at a time while lanes of
 WAITING = ("starts", "nodes", "servers", "soak", "chaos")  # the longest first
 AT_ONCE = 3
 NICENESS = 19  # of a lane that computes: less than the workers of Ray have, whose niceness is 15
-SOAK = ("--seconds", "30", "--every", "14", "--streams", "2", "--pause", "1")
+SOAK = ("--seconds", "15", "--every", "7", "--streams", "2", "--pause", "1")
 CXX_FILES = [str(path) for folder in ("llama_core", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[ch]pp"))]
 COMMANDS = {
     "lint": (
@@ -54,7 +54,7 @@ COMMANDS = {
         (sys.executable, "-m", "mypy"),
         (str(Path(sys.executable).with_name("clang-format")), "--dry-run", "--Werror", *CXX_FILES),
     ),
-    # 30 seconds under load, in which a rank is killed twice.
+    # 15 seconds under load, in which a rank is killed twice.
     "soak": ((sys.executable, "-m", "tests.chaos.soak", *SOAK),),
 }
 ENDING = re.compile(

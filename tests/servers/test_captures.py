@@ -15,7 +15,7 @@ from tests.support.server import Server
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_captured_request_gives_the_same_tokens_again(plain: Server, tmp_path: Path, stream: bool) -> None:
     file = tmp_path / "capture.json"
     fields = ["max_tokens=40", "temperature=0.9", "n=2", "logprobs=1", f"stream={json.dumps(stream)}"]

@@ -439,6 +439,7 @@ def test_the_examples_run(demo: Server, example: str) -> None:
     assert run([*command, "--base-url", demo.url]).strip()
 
 
+@pytest.mark.full
 def test_an_application_composes_with_the_model(demo: Server) -> None:
     output = run([sys.executable, "examples/compose_app.py", "--address", address_of(demo)], WITH_TOKEN, 100)
     assert re.search(r"'legs': \d.*'mood': '(happy|sad)'", output), output

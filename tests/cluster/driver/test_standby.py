@@ -66,6 +66,7 @@ async def test_standby_processes_become_the_next_epochs_ranks_and_are_replaced(p
     assert not any(is_running(report.identity.process) for report in info_of_second.ranks)
 
 
+@pytest.mark.full
 async def test_a_group_starts_new_processes_while_the_standby_ones_are_not_ready(pool: StandbyPool) -> None:
     first = pool.open_group(CONFIG, 0, None)
     info = await first.start()
@@ -78,6 +79,7 @@ async def test_a_group_starts_new_processes_while_the_standby_ones_are_not_ready
     await second.stop()
 
 
+@pytest.mark.full
 async def test_a_dead_standby_process_costs_one_attempt(pool: StandbyPool) -> None:
     first = pool.open_group(CONFIG, 0, None)
     info = await first.start()

@@ -12,6 +12,7 @@ from llama_core.text.charsmap import check_charsmap
 from llama_core.text.gguf_pretokenizers import PRE_TOKENIZERS
 from llama_core.text.hugging_face_steps import check_steps, expression_problem
 from llama_core.text.registry import load_tokenizer
+from tests.support.full_runs import with_full_ones
 from tests.support.vocabularies import LLAMA3_SPLIT, QWEN_SPLIT, make_family, precompiled, write_folder
 
 TABLE = "C5\t41 30A\nFB01\t66 69\n"
@@ -41,7 +42,7 @@ def test_expressions_with_exponentially_many_ways_are_refused(pattern: str) -> N
 
 
 @pytest.mark.parametrize(
-    "pattern", [pytest.param("a*a*a*a*b", marks=pytest.mark.full), r"\s*\s*\s*x", "a?" * 40 + "a" * 40]
+    "pattern", with_full_ones(["a*a*a*a*b", r"\s*\s*\s*x", "a?" * 40 + "a" * 40], in_each_run=["a?" * 40 + "a" * 40])
 )
 def test_an_expression_that_takes_long_on_some_text_stops_the_start(tmp_path: Path, pattern: str) -> None:
     path = make_family("llama3", tmp_path)
