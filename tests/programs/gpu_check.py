@@ -78,8 +78,8 @@ FAMILIES: Final = {
 OF_ALL_DTYPES: Final = frozenset(
     ("Llama 2 7B", "Llama 3 8B", "Llama 3.2 1B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B")
 )
-# These alone are compiled with every size of blocks and splits, which are constants of the attention kernel; others with the
-# first of each.
+# These alone are compiled with every size of blocks and splits, in bfloat16; others with the first of each. The sizes are
+# constants of the attention kernel.
 OF_ALL_SIZES: Final = frozenset(("Llama 2 7B", "Llama 3.2 1B", "Mistral 7B"))
 
 # With many outputs, and with few, whose inputs are split. Compile keys depend on no more than that.
@@ -238,14 +238,17 @@ def compile_for(
                 for shape in QUANTIZED_SHAPES:
                     launch_fused_products(shape, dtype, formats)
                 # Equal shapes are launched once more, and compiled once.
-                is_chosen = len(families) < len(FAMILIES)
+                is_chosen, is_usual = len(families) < len(FAMILIES), dtype == torch.bfloat16
                 for name, count in itertools.product(families, ranks):
-                    if dtype != torch.bfloat16 and name not in OF_ALL_DTYPES and not is_chosen:
+                    if name not in OF_ALL_DTYPES and not (is_usual or is_chosen):
                         continue
                     shape = FAMILIES[name].on(count)
                     launch_fused_products(shape, dtype, ("plain",))
                     for block_size, max_seq_len in itertools.product(BLOCK_SIZES, MAX_SEQ_LENS):
-                        if name in OF_ALL_SIZES or (block_size, max_seq_len) == (BLOCK_SIZES[0], MAX_SEQ_LENS[0]):
+                        if (is_usual and name in OF_ALL_SIZES) or (block_size, max_seq_len) == (
+                            BLOCK_SIZES[0],
+                            MAX_SEQ_LENS[0],
+                        ):
                             launch_layer(shape, dtype, block_size, max_seq_len)
     return variants
 
