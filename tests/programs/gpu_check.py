@@ -244,12 +244,9 @@ def compile_for(
                         continue
                     shape = FAMILIES[name].on(count)
                     launch_fused_products(shape, dtype, ("plain",))
-                    for block_size, max_seq_len in itertools.product(BLOCK_SIZES, MAX_SEQ_LENS):
-                        if (is_usual and name in OF_ALL_SIZES) or (block_size, max_seq_len) == (
-                            BLOCK_SIZES[0],
-                            MAX_SEQ_LENS[0],
-                        ):
-                            launch_layer(shape, dtype, block_size, max_seq_len)
+                    sizes = list(itertools.product(BLOCK_SIZES, MAX_SEQ_LENS))
+                    for block_size, max_seq_len in sizes if is_usual and name in OF_ALL_SIZES else sizes[:1]:
+                        launch_layer(shape, dtype, block_size, max_seq_len)
     return variants
 
 
