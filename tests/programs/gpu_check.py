@@ -119,8 +119,6 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
     ops.attend(q, keys, values, tables, *step)
     if (block_size, max_seq_len) == (BLOCK_SIZES[0], MAX_SEQ_LENS[0]):
         TritonOps(batch_invariant=True).attend(q, keys, values, tables, *step)
-        if dtype == torch.float32:  # kept for comparisons: never with a cache of float8
-            return
         floats = [new(*keys.shape, of=FLOAT8_BYTES) for _ in range(2)]
         ops.attend(q, floats[0], floats[1], tables, *step)
         ops.rotate_and_store(

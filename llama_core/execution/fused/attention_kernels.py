@@ -23,6 +23,7 @@ from triton.runtime import driver
 
 from llama_core.execution.float8_kernels import from_float8
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes, split_count
+from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
 
 _MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
@@ -87,6 +88,13 @@ def _launches(group: int, dtype: torch.dtype, head_dim: int, *, batch_invariant:
         launch = _invariant_launch(group, dtype, head_dim)
         return launch, launch
     return _decode_launch(group, dtype), _chunk_launch(group, dtype, head_dim)
+
+
+def _reading_float8(decode: _Launch, chunk: _Launch, dtype: torch.dtype) -> tuple[_Launch, _Launch]:
+    """The launches for a cache of float8, whose values are expanded in registers: fewer of them, or more threads."""
+    if dtype == torch.float32:
+        return replace(decode, positions=_MIN_DOT), replace(chunk, positions=_MIN_DOT)
+    return decode, replace(chunk, num_warps=8)
 
 
 @triton.jit
@@ -355,6 +363,8 @@ def attend(
     cached = (q, keys, values, block_tables)
     sizes = (scale, q.stride(0), block_tables.stride(0))
     decode, chunk = _launches(group, q.dtype, head_dim, batch_invariant=batch_invariant)
+    if keys.dtype == FLOAT8_BYTES:
+        decode, chunk = _reading_float8(decode, chunk, q.dtype)
     if count := len(tiles.decodes):
         num_splits = split_count(block_tables.shape[1] * block_size, split_size, window)
         partial = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
