@@ -5,7 +5,7 @@ Then three lanes run at a time: one that computes beside two that mostly wait fo
 end those that are left. Lanes that compute have a lower priority, because Ray and Ray Serve allow a process only seconds to
 start. A lane prints one line when it ends, and all of its output if it failed. The last line counts all tests. The exit status
 is 1 if a lane failed.
-Further arguments go to every pytest: --full, as in `make test-full`, adds the tests marked full.
+Further arguments go to every pytest: --full, as in `make test-full`, adds the tests marked full and the soak.
 """
 
 import argparse
@@ -54,6 +54,8 @@ COMMANDS = {
         (sys.executable, "-m", "mypy"),
         (str(Path(sys.executable).with_name("clang-format")), "--dry-run", "--Werror", *CXX_FILES),
     ),
+}
+FULL_COMMANDS = {
     # 15 seconds under load, in which a rank is killed twice.
     "soak": ((sys.executable, "-m", "tests.chaos.soak", *SOAK),),
 }
@@ -139,7 +141,8 @@ def files_by_lane() -> dict[str, list[str]]:
 
 
 def commands(extra: Sequence[str]) -> Mapping[str, Sequence[Sequence[str]]]:
-    return {**COMMANDS} | {lane: ((*PYTEST, *files, *extra),) for lane, files in files_by_lane().items()}
+    full = FULL_COMMANDS if "--full" in extra else {}
+    return {**COMMANDS, **full} | {lane: ((*PYTEST, *files, *extra),) for lane, files in files_by_lane().items()}
 
 
 def run_lanes(
@@ -225,7 +228,7 @@ def main(argv: Sequence[str]) -> None:
     began, stopping = time.monotonic(), threading.Event()
     with tempfile.TemporaryDirectory(prefix="llama-tests-") as directory:
         known = commands(extra)
-        chosen = [name for name in names if name in options.lanes]
+        chosen = [name for name in names if name in options.lanes and name in known]
         lanes = {
             name: Lane(
                 name,

@@ -137,7 +137,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "performance.svg")
     options = parser.parse_args(argv)
     try:
-        draw(read_results(options.results), options.out)
+        draw([one for one in read_results(options.results) if not one["folder"]], options.out)
     except ValueError as error:
         parser.exit(2, f"{error}\n")
     print(options.out)

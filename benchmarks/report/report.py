@@ -2,7 +2,8 @@
 
     python -m benchmarks report
 
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->` and is replaced. The text around it is kept.
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->` and is replaced. The text around it is kept. Results of another
+machine lie in a folder of benchmarks/results, and the names of their tables begin with it: `<!-- avx2/paired -->`.
 """
 
 import json
@@ -25,11 +26,12 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
 
 
 def read_results(directory: Path) -> list[Result]:
-    """Every object in the directory's JSON files, in the order of the file names."""
+    """Every object in the directory's JSON files, in the order of the file names, and each in its folder there as `folder`."""
     found: list[Result] = []
-    for path in sorted(directory.glob("*.json")):
+    for path in sorted((*directory.glob("*.json"), *directory.glob("*/*.json"))):
         read = json.loads(path.read_text())
-        found += read if isinstance(read, list) else [read]
+        folder = "" if path.parent == directory else path.parent.name
+        found += [{**one, "folder": folder} for one in (read if isinstance(read, list) else [read])]
     return found
 
 
@@ -303,15 +305,13 @@ def fill(page: str, results: Sequence[Result]) -> str:
     """The page with its tables replaced. Raises KeyError for a marker without a table."""
 
     def replace(found: re.Match[str]) -> str:
-        name = found[1]
-        made = (
-            machine(results)
-            if name == "machine"
-            else TABLES[name]([one for one in results if one["benchmark"] == name])
-        )
-        return f"<!-- {name} -->\n{made}\n<!-- /{name} -->"
+        marker = found[1]
+        folder, _, name = marker.rpartition("/")
+        here = [one for one in results if one.get("folder", "") == folder]
+        made = machine(here) if name == "machine" else TABLES[name]([one for one in here if one["benchmark"] == name])
+        return f"<!-- {marker} -->\n{made}\n<!-- /{marker} -->"
 
-    return re.sub(r"<!-- (\w+) -->\n.*?<!-- /\1 -->", replace, page, flags=re.DOTALL)
+    return re.sub(r"<!-- ([\w/]+) -->\n.*?<!-- /\1 -->", replace, page, flags=re.DOTALL)
 
 
 def main(argv: Sequence[str]) -> None:

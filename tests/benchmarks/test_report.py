@@ -38,9 +38,9 @@ RESULTS[1]["cases"]["bfloat16"]["share_of_matmul"] = SPREAD
 
 def test_the_page_has_one_marker_for_each_table() -> None:
     page = PAGE.read_text()
-    opened, closed = (re.findall(rf"<!-- {slash}(\w+) -->", page) for slash in ("", "/"))
+    opened, closed = (re.findall(rf"<!-- {slash}([\w][\w/]+) -->", page) for slash in ("", "/"))
     assert opened == closed
-    assert set(opened) == {*TABLES, "machine"}
+    assert {marker for marker in opened if "/" not in marker} == {*TABLES, "machine"}
     assert len(opened) == len(set(opened))
 
 
@@ -61,6 +61,16 @@ def test_filling_a_page_replaces_tables_and_keeps_the_text() -> None:
 def test_an_unknown_table_marker_is_an_error() -> None:
     with pytest.raises(KeyError, match="nothing_of_the_kind"):
         fill("<!-- nothing_of_the_kind -->\n<!-- /nothing_of_the_kind -->", [])
+
+
+def test_results_in_a_folder_fill_the_tables_of_that_folder_alone(tmp_path: Path) -> None:
+    (tmp_path / "avx2").mkdir()
+    (tmp_path / "here.json").write_text(json.dumps(RESULTS[0] | {"model": "here"}))
+    (tmp_path / "avx2" / "there.json").write_text(json.dumps(RESULTS[0] | {"model": "there"}))
+    page = "<!-- paired -->\n<!-- /paired -->\n<!-- avx2/paired -->\n<!-- /avx2/paired -->\n"
+    first, second = fill(page, read_results(tmp_path)).split("<!-- avx2/paired -->")
+    assert "| here bfloat16" in first and "there" not in first
+    assert "| there bfloat16" in second and "here" not in second
 
 
 def test_the_same_machine_is_described_once_for_all_results(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, fam
 
 
 @pytest.mark.parametrize("backend", ["native", "torch", "fused"])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.full), 3])
 def test_tokens_and_logits_are_those_of_transformers(
     ranks: Any, models: dict[str, tuple[str, families.Expected]], world_size: int, backend: str
 ) -> None:

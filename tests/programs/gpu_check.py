@@ -73,7 +73,8 @@ FAMILIES: Final = {
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
 }
 
-# Unless families are named, these alone are compiled in float16 and float32: one for each head size, window, bias and norm.
+# Unless families are named, these alone are compiled in float16 and float32, on the fewest and the most ranks: one for each head
+# size, window, bias and norm.
 OF_ALL_DTYPES: Final = frozenset(("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B"))
 # These alone are compiled with every size of blocks and splits, in bfloat16; others with the first of each. The sizes are
 # constants of the attention kernel.
@@ -230,16 +231,17 @@ def compile_for(
                 launch_sampling(vocab)
             for dtype in (getattr(torch, name) for name in dtypes):
                 launch_products(dtype)
-                for dim, count in {(FAMILIES[name].dim, count) for name in families for count in ranks if count > 1}:
+                is_chosen, is_usual = len(families) < len(FAMILIES), dtype == torch.bfloat16
+                is_whole = is_chosen or is_usual
+                names = families if is_whole else [name for name in families if name in OF_ALL_DTYPES]
+                counts = ranks if is_whole else sorted({min(ranks), max(ranks)})
+                for dim, count in {(FAMILIES[name].dim, count) for name in names for count in counts if count > 1}:
                     launch_sums(dim, dtype, count, has_switch=sm >= MULTICAST_SM)
                 # Quantized weights meet float32 activations in comparisons alone, and compile time counts.
                 for shape in QUANTIZED_SHAPES if dtype != torch.float32 else ():
                     launch_fused_products(shape, dtype, formats)
                 # Equal shapes are launched once more, and compiled once.
-                is_chosen, is_usual = len(families) < len(FAMILIES), dtype == torch.bfloat16
-                for name, count in itertools.product(families, ranks):
-                    if name not in OF_ALL_DTYPES and not (is_usual or is_chosen):
-                        continue
+                for name, count in itertools.product(names, counts):
                     shape = FAMILIES[name].on(count)
                     launch_fused_products(shape, dtype, ("plain",))
                     sizes = list(itertools.product(BLOCK_SIZES, MAX_SEQ_LENS))

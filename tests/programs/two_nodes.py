@@ -126,6 +126,7 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
         async def ask_on(number: int) -> None:
             while not stopping.is_set():
                 answers.append(await read(service, number) == undisturbed[number])
+                await asyncio.sleep(0.1)  # leaves processor time to the processes that start
 
         streams = [asyncio.create_task(ask_on(number)) for number in range(4)]
         await asyncio.sleep(0.5)

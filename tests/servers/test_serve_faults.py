@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def asks(num_tokens: int = 600) -> list[Ask]:
+def asks(num_tokens: int = 300) -> list[Ask]:
     body = {"model": "llama-demo", "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     body |= {"stream_options": {"include_usage": True}}
     return [
@@ -42,7 +42,7 @@ def asks(num_tokens: int = 600) -> list[Ask]:
 
 
 async def streams(
-    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 600
+    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 300
 ) -> list[Heard]:
     """The answer of each stream; `meanwhile` is called when all streams have begun."""
     async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
@@ -124,6 +124,7 @@ async def test_a_killed_haproxy_is_replaced_and_the_ranks_keep_running(server: S
     assert server.get("/props")[1]["ranks"] == before["ranks"]
 
 
+@pytest.mark.full
 async def test_every_replica_completes_its_live_streams_at_a_shutdown() -> None:
     """Clients stream one answer after the other until both replicas have been seen with streams. Then the server is ended."""
     args = {"model_parallel_size": 1, "cpus_per_rank": 1, "spare_ranks": False, "max_seq_len": 4096}

@@ -250,7 +250,10 @@ def test_a_folder_without_its_files_names_the_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc to measure the peak")
-@pytest.mark.parametrize(("num_files", "world_size"), [(1, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("num_files", "world_size"),
+    [pytest.param(1, 1, marks=pytest.mark.full), pytest.param(1, 3, marks=pytest.mark.full), (3, 2)],
+)
 def test_peak_memory_of_a_rank_is_its_share_of_the_weights(tmp_path: Path, num_files: int, world_size: int) -> None:
     given = CONFIGS["qwen3"] | {"hidden_size": 1024, "head_dim": 128, "intermediate_size": 2816}
     given |= {"num_hidden_layers": 8}

@@ -369,7 +369,7 @@ def test_a_corrupted_file_is_named_by_a_llama_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc to measure the peak")
-@pytest.mark.parametrize(("num_shards", "world_size"), [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize(("num_shards", "world_size"), [(1, 1), pytest.param(1, 2, marks=pytest.mark.full), (2, 1)])
 def test_peak_memory_of_a_rank_is_its_share_of_the_weights(tmp_path: Path, num_shards: int, world_size: int) -> None:
     params = WIDE | {"dim": 1024, "n_layers": 10, "multiple_of": 256}
     zeros = {

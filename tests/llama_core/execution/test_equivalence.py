@@ -15,7 +15,7 @@ from tests.support import checkpoints, on_ranks
 MP1, MP2 = str(GOLDEN / "mp1"), str(GOLDEN / "mp2")
 
 
-@pytest.fixture(params=[1, 2, 4], ids=["1 rank", "2 ranks", "4 ranks"])
+@pytest.fixture(params=[1, 2, pytest.param(4, marks=pytest.mark.full)], ids=["1 rank", "2 ranks", "4 ranks"])
 def world_size(request: pytest.FixtureRequest) -> int:
     size: int = request.param
     return size

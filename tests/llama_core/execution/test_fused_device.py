@@ -43,7 +43,7 @@ def assert_expected(run: SimulatedRun, seed: int) -> None:
     assert run.replays > 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 6))])
 def test_tokens_are_right_however_late_the_device_computes(seed: int) -> None:
     run = simulated(alone("cpu"), MP1, requests_of(seed), seed, eagerness=(0.0, 0.5, 0.9)[seed % 3])
     assert_expected(run, seed)
@@ -112,7 +112,7 @@ def test_all_ranks_join_the_same_collectives_in_the_same_order(ranks: Any, world
     assert len(runs[0].collectives) > 100
 
 
-@pytest.mark.parametrize("sizes", [(8, 8), (8, 9), (1, 1), (40, 600)], ids=str)
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 9), (1, 1), pytest.param((40, 600), marks=pytest.mark.full)], ids=str)
 def test_graphs_are_captured_for_any_sizes_of_batch_and_step(sizes: tuple[int, int]) -> None:
     """Buckets of decodes count drafts, and so may have more tokens than a step."""
     max_batch_size, max_step_tokens = sizes

@@ -125,7 +125,7 @@ class Prompts:
 
 
 @each_switch
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(4, marks=pytest.mark.full)])
 def test_logits_are_near_a_plain_forward_on_any_number_of_ranks(ranks: Any, world_size: int, switch: str) -> None:
     model = model_with(switch)
     exact = plain_model.forward(model, plain_model.random_weights(model), TOKENS, 160)[-1]
