@@ -73,8 +73,8 @@ FAMILIES: Final = {
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
 }
 
-# Unless families are named, these alone are compiled in float16 and float32, on the fewest and the most ranks: one for each head
-# size, window, bias and norm.
+# Unless families are named, these alone are compiled in float16 and float32, on the fewest and the most ranks. They are one for
+# each head size, window, bias and norm.
 OF_ALL_DTYPES: Final = frozenset(("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B"))
 # These alone are compiled with every size of blocks and splits, in bfloat16; others with the first of each. The sizes are
 # constants of the attention kernel.
