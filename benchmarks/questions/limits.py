@@ -18,18 +18,18 @@ from benchmarks.harness.options import question_parser
 __all__ = ["main", "matmul_gflops", "probe_bandwidth"]
 
 MIB = 2**20
-TRIAL_SIZE = 512  # rows and columns
+FIRST_SIZE = 512  # rows and columns
 SLOW_GFLOP_S = 5.0
 
 
 def matmul_gflops(dtype: torch.dtype, size: int, passes: int) -> Spread:
     """10^9 operations a second of one product of two square matrices, on as many threads as torch has.
 
-    `size` is that of the matrices. It is TRIAL_SIZE at most where torch has no kernel of that dtype for this CPU: bfloat16
+    `size` is that of the matrices. It is FIRST_SIZE at most where torch has no kernel of that dtype for this CPU: bfloat16
     without AVX-512 takes half a minute for a product of 2048^3.
     """
-    if 2 * TRIAL_SIZE**3 / product_seconds(dtype, TRIAL_SIZE, 1)[-1] < SLOW_GFLOP_S * 1e9:
-        size = min(size, TRIAL_SIZE)
+    if 2 * FIRST_SIZE**3 / product_seconds(dtype, FIRST_SIZE, 1)[-1] < SLOW_GFLOP_S * 1e9:
+        size = min(size, FIRST_SIZE)
     return Spread.of(2 * size**3 / each / 1e9 for each in product_seconds(dtype, size, passes))
 
 

@@ -65,12 +65,12 @@ def test_an_unknown_table_marker_is_an_error() -> None:
 
 def test_results_in_a_folder_fill_the_tables_of_that_folder_alone(tmp_path: Path) -> None:
     (tmp_path / "avx2").mkdir()
-    (tmp_path / "here.json").write_text(json.dumps(RESULTS[0] | {"model": "here"}))
-    (tmp_path / "avx2" / "there.json").write_text(json.dumps(RESULTS[0] | {"model": "there"}))
+    (tmp_path / "here.json").write_text(json.dumps(RESULTS[0] | {"model": "one"}))
+    (tmp_path / "avx2" / "there.json").write_text(json.dumps(RESULTS[0] | {"model": "two"}))
     page = "<!-- paired -->\n<!-- /paired -->\n<!-- avx2/paired -->\n<!-- /avx2/paired -->\n"
     first, second = fill(page, read_results(tmp_path)).split("<!-- avx2/paired -->")
-    assert "| here bfloat16" in first and "there" not in first
-    assert "| there bfloat16" in second and "here" not in second
+    assert "| one bfloat16" in first and "| two" not in first
+    assert "| two bfloat16" in second and "| one" not in second
 
 
 def test_the_same_machine_is_described_once_for_all_results(tmp_path: Path) -> None:
