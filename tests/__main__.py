@@ -47,6 +47,7 @@ AT_ONCE = 3
 NICENESS = 19  # of a lane that computes: less than the workers of Ray have, whose niceness is 15
 SOAK = ("--seconds", "15", "--every", "7", "--streams", "2", "--pause", "1")
 CXX_FILES = [str(path) for folder in ("llama_core", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[ch]pp"))]
+OF_FULL_RUNS = ("soak",)  # with --full, or where they are named
 COMMANDS = {
     "lint": (
         (sys.executable, "-m", "ruff", "check", "."),
@@ -54,8 +55,6 @@ COMMANDS = {
         (sys.executable, "-m", "mypy"),
         (str(Path(sys.executable).with_name("clang-format")), "--dry-run", "--Werror", *CXX_FILES),
     ),
-}
-FULL_COMMANDS = {
     # 15 seconds under load, in which a rank is killed twice.
     "soak": ((sys.executable, "-m", "tests.chaos.soak", *SOAK),),
 }
@@ -141,8 +140,12 @@ def files_by_lane() -> dict[str, list[str]]:
 
 
 def commands(extra: Sequence[str]) -> Mapping[str, Sequence[Sequence[str]]]:
-    full = FULL_COMMANDS if "--full" in extra else {}
-    return {**COMMANDS, **full} | {lane: ((*PYTEST, *files, *extra),) for lane, files in files_by_lane().items()}
+    return {**COMMANDS} | {lane: ((*PYTEST, *files, *extra),) for lane, files in files_by_lane().items()}
+
+
+def by_default(names: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """The lanes of a run that names none."""
+    return [name for name in names if name not in OF_FULL_RUNS or "--full" in extra]
 
 
 def run_lanes(
@@ -221,14 +224,13 @@ def total(lanes: Sequence[Lane], seconds: float) -> str:
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests", description=(__doc__ or "").partition("\n")[0])
     names = (*FIRST, *COMPUTING, *WAITING)
-    parser.add_argument(
-        "--lanes", nargs="+", choices=names, default=names, metavar="LANE", help=f"of {', '.join(names)}"
-    )
+    parser.add_argument("--lanes", nargs="+", choices=names, metavar="LANE", help=f"of {', '.join(names)}")
     options, extra = parser.parse_known_args(argv)
+    wanted = options.lanes or by_default(names, extra)
     began, stopping = time.monotonic(), threading.Event()
     with tempfile.TemporaryDirectory(prefix="llama-tests-") as directory:
         known = commands(extra)
-        chosen = [name for name in names if name in options.lanes and name in known]
+        chosen = [name for name in names if name in wanted]
         lanes = {
             name: Lane(
                 name,

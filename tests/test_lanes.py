@@ -20,8 +20,9 @@ def lane(name: str, tmp_path: Path, code: str) -> Lane:
 
 def test_every_test_file_has_one_lane_and_every_lane_runs() -> None:
     names = (*FIRST, *COMPUTING, *WAITING)
-    assert set(lanes.commands(["--full"])) == set(names) and len(names) == len(set(names))
-    assert set(names) - set(lanes.commands([])) == {"soak"}
+    assert set(files_by_lane()) | set(lanes.COMMANDS) == set(names) and len(names) == len(set(names))
+    assert lanes.by_default(names, ["--full"]) == list(names)
+    assert set(names) - set(lanes.by_default(names, [])) == {"soak"}
     listed = [file for files in files_by_lane().values() for file in files]
     assert sorted(listed) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
     assert all((ROOT / path).exists() for path in LANE_OF_PATH)

@@ -22,14 +22,14 @@ FIRST_SIZE = 512  # rows and columns
 SLOW_GFLOP_S = 5.0
 
 
-def matmul_gflops(dtype: torch.dtype, size: int, passes: int) -> Spread:
-    """10^9 operations a second of one product of two square matrices, on as many threads as torch has.
+def matmul_gflops(dtype: torch.dtype, size: int, passes: int) -> Spread | None:
+    """10^9 operations a second of one product of two square matrices with `size` rows, on as many threads as torch has.
 
-    `size` is that of the matrices. It is FIRST_SIZE at most where torch has no kernel of that dtype for this CPU: bfloat16
-    without AVX-512 takes half a minute for a product of 2048^3.
+    None where torch has no fast kernel of that dtype for this CPU: without AVX-512, a product of 2048^3 in bfloat16 takes half a
+    minute.
     """
-    if 2 * FIRST_SIZE**3 / product_seconds(dtype, FIRST_SIZE, 1)[-1] < SLOW_GFLOP_S * 1e9:
-        size = min(size, FIRST_SIZE)
+    if 2 * FIRST_SIZE**3 / min(product_seconds(dtype, FIRST_SIZE, 3)) < SLOW_GFLOP_S * 1e9:
+        return None
     return Spread.of(2 * size**3 / each / 1e9 for each in product_seconds(dtype, size, passes))
 
 

@@ -36,7 +36,7 @@ def measure(options: argparse.Namespace, dtype: str) -> tuple[str, dict[str, Any
         operations = prefill_operations(llama.runner.model_config, options.prompt)
         # Some CPUs multiply matrices of float32 faster than those of bfloat16.
         products = (matmul_gflops(dtype, MATRIX_SIZE, MATRIX_PASSES) for dtype in {torch_dtype(llama), torch.float32})
-        peak = max(products, key=lambda product: product.median)
+        peak = max(filter(None, products), key=lambda product: product.median)
         runs = repeat_runs(llama, [request], options.repeats)
         # From the beginning of the first step to the first token.
         seconds = [prefill.steps[-1].end_s - prefill.steps[0].begin_s for prefill in runs]

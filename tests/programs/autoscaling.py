@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import ray
@@ -39,21 +39,7 @@ from tests.support.waiting import until
 PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
 
 
-class Load(NamedTuple):
-    """target: requests of a replica, on average. streams: clients that load two replicas. rest: the pause of a client after an
-    answer, by the answer's time. rest_of_one: the same while one client loads one replica."""
-
-    target: float
-    streams: int
-    rest: float
-    rest_of_one: float
-
-
-# Clients that rest leave processor time to the processes that start. A node is lost under streams that do not rest.
-RESTING, FULL = Load(0.2, 2, 2, 9), Load(1, 4, 0, 0)
-
-
-def config(port: int, load: Load) -> dict[str, Any]:
+def config(port: int) -> dict[str, Any]:
     args = {
         "model_id": "golden",
         "ckpt_dir": str(GOLDEN / "mp2"),
@@ -65,7 +51,7 @@ def config(port: int, load: Load) -> dict[str, Any]:
     autoscaling = {
         "min_replicas": 1,
         "max_replicas": 2,
-        "target_ongoing_requests": load.target,
+        "target_ongoing_requests": 1,
         "upscale_delay_s": 0.5,
         # A short dip of the load on a busy machine must not remove a replica that waits for resources.
         "downscale_delay_s": 4,
@@ -137,7 +123,6 @@ class Client:
         self.http = http
         self.endings: Counter[str] = Counter()
         self.streams_wanted = 0
-        self.rest = 0.0  # after a stream, by its time
         self.ranks: dict[tuple[int, ...], int] = {}  # pids of a replica's ranks -> most requests seen running on it
 
     async def look(self, method: str, path: str, **body: Any) -> httpx.Response | None:
@@ -185,10 +170,9 @@ class Client:
     async def keep_streaming(self, worker: int) -> None:
         """Stream one completion after the other while `worker` is below the wanted number of streams."""
         while True:
-            began = time.monotonic()
             if worker < self.streams_wanted:
                 self.endings[await self.stream()] += 1
-            await asyncio.sleep(max(0.05, self.rest * (time.monotonic() - began)))
+            await asyncio.sleep(0.05)
 
 
 async def end(up: subprocess.Popen[bytes], seen: dict[str, Any], ranks: dict[int, ProcessIdentity]) -> None:
@@ -261,9 +245,8 @@ async def main(
         seen["first"] = list(await until("the ranks of the first replica", client.props))
 
         # More load than one replica takes.
-        load = FULL if is_full else RESTING
-        client.streams_wanted, client.rest = load.streams, load.rest
-        workers = [asyncio.create_task(client.keep_streaming(i)) for i in range(load.streams)]
+        workers = [asyncio.create_task(client.keep_streaming(i)) for i in range(4)]
+        client.streams_wanted = 4
 
         async def wants_more() -> bool:
             return sorted(groups().values()) == ["CREATED", "PENDING"]
@@ -297,7 +280,7 @@ async def main(
         seen["ranks_under_load"] = sum(is_running(process) for process in processes.values())
 
         # One stream at a time, which one replica can serve.
-        client.streams_wanted, client.rest = 1, load.rest_of_one
+        client.streams_wanted = 1
 
         async def one_is_gone() -> list[int] | None:
             left = [pid for pid, process in processes.items() if is_running(process)]
@@ -382,7 +365,7 @@ def run(directory: str, *, is_full: bool) -> dict[str, Any]:
     os.environ["RAY_TMPDIR"] = directory
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"  # the cluster's as well as the server's
     port, path, log = free_port(), Path(directory) / "serve_config.yaml", Path(directory) / "output"
-    path.write_text(yaml.safe_dump(config(port, FULL if is_full else RESTING)))
+    path.write_text(yaml.safe_dump(config(port)))
     # A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
     health_checks = {
         "health_check_period_ms": 1000,

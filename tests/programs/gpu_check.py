@@ -73,8 +73,8 @@ FAMILIES: Final = {
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
 }
 
-# Unless families are named, these alone are compiled in float16 and float32, on the fewest and the most ranks. They are one for
-# each head size, window, bias and norm.
+# Unless families or ranks are named, these alone are compiled in float16 and float32, all-reduces included, on the fewest and the
+# most ranks. They are one for each head size, window, bias and norm.
 OF_ALL_DTYPES: Final = frozenset(("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B"))
 # These alone are compiled with every size of blocks and splits, in bfloat16; others with the first of each. The sizes are
 # constants of the attention kernel.
@@ -231,7 +231,7 @@ def compile_for(
                 launch_sampling(vocab)
             for dtype in (getattr(torch, name) for name in dtypes):
                 launch_products(dtype)
-                is_chosen, is_usual = len(families) < len(FAMILIES), dtype == torch.bfloat16
+                is_chosen, is_usual = (*families, *ranks) != (*FAMILIES, *RANKS), dtype == torch.bfloat16
                 is_whole = is_chosen or is_usual
                 names = families if is_whole else [name for name in families if name in OF_ALL_DTYPES]
                 counts = ranks if is_whole else sorted({min(ranks), max(ranks)})

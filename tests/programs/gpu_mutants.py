@@ -422,20 +422,7 @@ def is_caught(mutant: Mutant, folder: Path) -> bool:
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
         file, words, *further = mutant.tests
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--full",
-            file,
-            "-k",
-            words,
-            *further,
-        ]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", file, "-k", words, *further]
         environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
         process = subprocess.Popen(
             command,

@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def asks(num_tokens: int = 300) -> list[Ask]:
+def asks(num_tokens: int = 600) -> list[Ask]:
     body = {"model": "llama-demo", "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     body |= {"stream_options": {"include_usage": True}}
     return [
@@ -42,7 +42,7 @@ def asks(num_tokens: int = 300) -> list[Ask]:
 
 
 async def streams(
-    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 300
+    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 600
 ) -> list[Heard]:
     """The answer of each stream; `meanwhile` is called when all streams have begun."""
     async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
@@ -53,6 +53,7 @@ async def streams(
         if meanwhile is not None:
             await until_true("every stream has begun", lambda: all(each.times or each.error for each in heard))
             await meanwhile()
+            assert not all(each.done for each in heard), "streams were live meanwhile"
         return await asyncio.gather(*hearing)
 
 

@@ -47,7 +47,7 @@ async def test_no_request_fails_during_a_failed_or_a_successful_update() -> None
 
         async def ask_on(client: httpx.AsyncClient, number: int) -> None:
             nonlocal num_answers
-            body = {"model": "llama-demo", "prompt": f"story {number}", "max_tokens": 100, "stream": True}
+            body = {"model": "llama-demo", "prompt": f"story {number}", "max_tokens": 200, "stream": True}
             while not stopping.is_set():
                 heard = await hear(client, Ask("greedy", "/v1/completions", body | {"ignore_eos": True}))
                 num_answers += 1

@@ -1,4 +1,7 @@
-"""The products of every weight format have the same bits on AVX2, AVX-512 VNNI, AMX and plain vectors, and are near exact."""
+"""The products of every weight format have the same bits on AVX2, AVX-512 VNNI, AMX and plain vectors, and are near exact.
+
+Each run compares AVX2 with AMX, whose instructions are emulated; --full compares all.
+"""
 
 import hashlib
 import os
