@@ -25,8 +25,8 @@ SLOW_GFLOP_S = 5.0
 def matmul_gflops(dtype: torch.dtype, size: int, passes: int) -> Spread | None:
     """10^9 operations a second of one product of two square matrices with `size` rows, on as many threads as torch has.
 
-    None where torch has no fast kernel of that dtype for this CPU: without AVX-512, a product of 2048^3 in bfloat16 takes half a
-    minute.
+    None where torch has no fast kernel of that dtype for this CPU: without AVX-512, a product of 2048^3 in bfloat16 takes half
+    a minute.
     """
     if 2 * FIRST_SIZE**3 / min(product_seconds(dtype, FIRST_SIZE, 3)) < SLOW_GFLOP_S * 1e9:
         return None

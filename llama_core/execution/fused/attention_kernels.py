@@ -180,8 +180,8 @@ def _join(mixed, kept, part, weight):
     return tl.fma(mixed, kept, part * weight)
 
 
-# Without `do_not_specialize`, Triton compiles further variants for some numbers of blocks while it serves.
-@triton.jit(do_not_specialize=["block_table_stride", "n_splits"])
+# Without `do_not_specialize`, Triton compiles further variants for some numbers of blocks while it serves, and of heads.
+@triton.jit(do_not_specialize=["block_table_stride", "n_splits", "n_kv_heads"])
 def _attend(
     q,
     keys,
@@ -301,7 +301,7 @@ def _attend(
             )
 
 
-@triton.jit(do_not_specialize=["n_splits"])
+@triton.jit(do_not_specialize=["n_splits", "n_heads"])
 def _combine_splits(
     partial,
     log_sums,

@@ -63,7 +63,7 @@ def _store(cached, x, inside):
         tl.store(cached, x, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_heads", "n_kv_heads"])
 def _rotate_and_store(
     qkv,
     table,
