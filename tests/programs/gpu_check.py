@@ -73,7 +73,7 @@ FAMILIES: Final = {
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
 }
 
-# Unless families or ranks are named, these alone are compiled in float16 and float32, on the fewest and the most ranks, and so are
+# Unless families or ranks are named, these alone are compiled in float16 and float32, on the fewest and the most ranks, as are
 # all-reduces. They are one for each head size, window, bias and norm.
 OF_ALL_DTYPES: Final = frozenset(("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B"))
 # These alone are compiled with every size of blocks and splits, in bfloat16; others with the first of each. The sizes are
