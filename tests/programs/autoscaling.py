@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ from tests.support.ray_nodes import few_processes
 from tests.support.waiting import until
 
 PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
+SLOW_BODY_S = (
+    3.0  # a request whose body is incomplete counts as load, and leaves processor time to the processes that start
+)
 
 
 def config(port: int) -> dict[str, Any]:
@@ -140,12 +143,21 @@ class Client:
         self.ranks[pids] = max(self.ranks.get(pids, 0), answer.json()["requests_running"])
         return pids
 
-    async def stream(self, max_tokens: int = 120, begun: asyncio.Event | None = None) -> str:
-        """The end of a streamed completion: its finish reason, or its error."""
-        body = PROMPT | {"max_tokens": max_tokens, "stream": True}
+    async def stream(self, max_tokens: int = 120, begun: asyncio.Event | None = None, slow_body_s: float = 0.0) -> str:
+        """The end of a streamed completion: its finish reason, or its error. slow_body_s: until its body is complete."""
+        body = json.dumps(PROMPT | {"max_tokens": max_tokens, "stream": True}).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield body[:-1]
+            await asyncio.sleep(slow_body_s)
+            yield body[-1:]
+
         reason, done, count = "no finish reason", False, 0
         try:
-            async with self.http.stream("POST", "/v1/completions", json=body, timeout=180) as response:
+            async with self.http.stream(
+                "POST", "/v1/completions", content=parts(), headers=headers, timeout=180
+            ) as response:
                 if response.status_code != 200:
                     return f"{response.status_code} {(await response.aread())[:200]!r}"
                 async for line in response.aiter_lines():
@@ -171,7 +183,7 @@ class Client:
         """Stream one completion after the other while `worker` is below the wanted number of streams."""
         while True:
             if worker < self.streams_wanted:
-                self.endings[await self.stream()] += 1
+                self.endings[await self.stream(slow_body_s=SLOW_BODY_S)] += 1
             await asyncio.sleep(0.05)
 
 
