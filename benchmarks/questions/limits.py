@@ -28,7 +28,7 @@ def matmul_gflops(dtype: torch.dtype, size: int, passes: int) -> Spread | None:
     None where torch has no fast kernel of that dtype for this CPU: without AVX-512, a product of 2048^3 in bfloat16 takes half
     a minute.
     """
-    if 2 * FIRST_SIZE**3 / min(product_seconds(dtype, FIRST_SIZE, 3)) < SLOW_GFLOP_S * 1e9:
+    if dtype != torch.float32 and 2 * FIRST_SIZE**3 / min(product_seconds(dtype, FIRST_SIZE, 3)) < SLOW_GFLOP_S * 1e9:
         return None
     return Spread.of(2 * size**3 / each / 1e9 for each in product_seconds(dtype, size, passes))
 

@@ -37,9 +37,8 @@ from tests.support.ray_nodes import few_processes
 from tests.support.waiting import until
 
 PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
-SLOW_BODY_S = (
-    3.0  # a request whose body is incomplete counts as load, and leaves processor time to the processes that start
-)
+# A request whose body is incomplete counts as load, and leaves processor time to the processes that start.
+SLOW_BODY_S = 2.0
 
 
 def config(port: int) -> dict[str, Any]:
