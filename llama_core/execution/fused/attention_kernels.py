@@ -180,7 +180,8 @@ def _join(mixed, kept, part, weight):
     return tl.fma(mixed, kept, part * weight)
 
 
-# Without `do_not_specialize`, Triton compiles further variants for some numbers of blocks while it serves, and of heads.
+# Without `do_not_specialize`, Triton compiles further variants for some numbers of blocks while it serves. The number of heads
+# changes no address's alignment, so one variant is enough for all.
 @triton.jit(do_not_specialize=["block_table_stride", "n_splits", "n_kv_heads"])
 def _attend(
     q,

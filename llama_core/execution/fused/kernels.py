@@ -63,6 +63,7 @@ def _store(cached, x, inside):
         tl.store(cached, x, mask=inside)
 
 
+# The numbers of heads change no address's alignment, so one variant is enough for all.
 @triton.jit(do_not_specialize=["n_heads", "n_kv_heads"])
 def _rotate_and_store(
     qkv,
