@@ -1,10 +1,10 @@
 """`python -m tests` runs every test and the linters in lanes, as `make test` does, and reports each lane's time.
 
-The tests of ranks run first, beside one lane that computes, because they pin cores that the ranks of a server would claim.
-Then three lanes run at a time: one that computes beside two that mostly wait for servers to start, fail and recover; at the
-end those that are left. Lanes that compute have a lower priority, because Ray and Ray Serve allow a process only seconds to
-start. A lane prints one line when it ends, and all of its output if it failed. The last line counts all tests. The exit status
-is 1 if a lane failed.
+The tests of ranks run first, beside the longest and the shortest lane that compute, because they pin cores that the ranks of a
+server would claim. Then three lanes run at a time: one that computes beside two that mostly wait for servers to start, fail and
+recover; at the end those that are left. Lanes that compute have a lower priority, because Ray and Ray Serve allow a process
+only seconds to start. A lane prints one line when it ends, and all of its output if it failed. The last line counts all
+tests. The exit status is 1 if a lane failed.
 Further arguments go to every pytest: --full, as in `make test-full`, adds the tests marked full and the soak.
 """
 
@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,18 +152,22 @@ def run_lanes(
     first: Sequence[Lane], computing: Sequence[Lane], waiting: Sequence[Lane], stopping: threading.Event, at_once: int
 ) -> None:
     """Run all lanes, `at_once` at a time; lanes of `waiting` after those of `first`, and computing lanes one at a time until no
-    lane of `waiting` is left to start."""
+    lane of `waiting` is left to start. Beside lanes of `first` the last of `computing` runs too."""
     queues = {"first": deque(first), "computing": deque(computing), "waiting": deque(waiting)}
     lock, first_has_ended = threading.Lock(), threading.Event()
 
+    def run_one_of(name: str, take: Callable[[deque[Lane]], Lane] = deque.popleft) -> bool:
+        with lock:
+            if stopping.is_set() or not queues[name]:
+                return False
+            lane = take(queues[name])
+        lane.run(stopping)
+        report(lane)
+        return True
+
     def run_all_of(name: str) -> None:
-        while not stopping.is_set():
-            with lock:
-                if not queues[name]:
-                    return
-                lane = queues[name].popleft()
-            lane.run(stopping)
-            report(lane)
+        while run_one_of(name):
+            pass
 
     def run_first() -> None:
         try:
@@ -179,6 +183,8 @@ def run_lanes(
         run_all_of("waiting")
 
     def wait() -> None:
+        if first:
+            run_one_of("computing", deque.pop)
         first_has_ended.wait()
         run_all_of("waiting")
         run_all_of("computing")
