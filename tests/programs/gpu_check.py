@@ -73,15 +73,17 @@ FAMILIES: Final = {
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
 }
 
-# Unless families or ranks are named, the layers of these alone are compiled in float16 and float32, on the fewest and the most
-# ranks. They are one for each head size, window, bias and norm.
+# Unless families or ranks are named, the layers of these alone are compiled in float16, on the fewest and the most ranks, and in
+# float32, which serves comparisons, on the fewest. They are one for each head size, window, bias and norm.
 OF_ALL_DTYPES: Final = frozenset(("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B"))
 # These alone are compiled with every size of blocks and splits, in bfloat16; others with the first of each. The sizes are
 # constants of the attention kernel.
 OF_ALL_SIZES: Final = frozenset(("Llama 2 7B", "Llama 3.2 1B", "Mistral 7B"))
 
-# With many outputs, and with few, whose inputs are split. Compile keys depend on no more than that.
+# With many outputs, and with few, whose inputs are split. Compile keys depend on no more than that. Both in bfloat16, the first
+# in float16, none in float32, where quantized weights serve comparisons alone: the limit is 20 minutes on two cores.
 QUANTIZED_SHAPES: Final = (FAMILIES["Llama 2 70B"], FAMILIES["TinyLlama"].on(4))
+NUM_QUANTIZED_SHAPES: Final = {torch.bfloat16: 2, torch.float16: 1, torch.float32: 0}
 FORMATS: Final = ("int8", "fp8", "int8_groups", "int4", "int4_min")
 
 
@@ -234,12 +236,11 @@ def compile_for(
                 is_chosen, is_usual = (*families, *ranks) != (*FAMILIES, *RANKS), dtype == torch.bfloat16
                 for dim, count in {(FAMILIES[name].dim, count) for name in families for count in ranks if count > 1}:
                     launch_sums(dim, dtype, count, has_switch=sm >= MULTICAST_SM)
-                # Quantized weights meet float32 activations in comparisons alone, and compile time counts.
-                for shape in QUANTIZED_SHAPES if dtype != torch.float32 else ():
+                for shape in QUANTIZED_SHAPES[: NUM_QUANTIZED_SHAPES[dtype]]:
                     launch_fused_products(shape, dtype, formats)
                 is_whole = is_chosen or is_usual
                 names = families if is_whole else [name for name in families if name in OF_ALL_DTYPES]
-                counts = ranks if is_whole else sorted({min(ranks), max(ranks)})
+                counts = ranks if is_whole else sorted({min(ranks), max(ranks) if dtype == torch.float16 else min(ranks)})
                 # Equal shapes are launched once more, and compiled once.
                 for name, count in itertools.product(names, counts):
                     shape = FAMILIES[name].on(count)
