@@ -73,8 +73,8 @@ FAMILIES: Final = {
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
 }
 
-# Unless families or ranks are named, the layers of these alone are compiled in float16, on the fewest and the most ranks, and in
-# float32, which serves comparisons, on the fewest. They are one for each head size, window, bias and norm.
+# Unless families or ranks are named, the layers of these alone are compiled in float16, on the fewest and the most ranks, and
+# in float32, which serves comparisons, on the fewest. They are one for each head size, window, bias and norm.
 OF_ALL_DTYPES: Final = frozenset(("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B"))
 # These alone are compiled with every size of blocks and splits, in bfloat16; others with the first of each. The sizes are
 # constants of the attention kernel.
@@ -240,7 +240,8 @@ def compile_for(
                     launch_fused_products(shape, dtype, formats)
                 is_whole = is_chosen or is_usual
                 names = families if is_whole else [name for name in families if name in OF_ALL_DTYPES]
-                counts = ranks if is_whole else sorted({min(ranks), max(ranks) if dtype == torch.float16 else min(ranks)})
+                ends = {min(ranks), max(ranks)} if dtype == torch.float16 else {min(ranks)}
+                counts = ranks if is_whole else sorted(ends)
                 # Equal shapes are launched once more, and compiled once.
                 for name, count in itertools.product(names, counts):
                     shape = FAMILIES[name].on(count)

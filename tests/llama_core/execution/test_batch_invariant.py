@@ -83,12 +83,13 @@ def check_products(device: torch.device, dtype: torch.dtype, inputs: int, output
 
 def check_texts(device: str, folder: Path, *, is_short: bool = False) -> None:
     """Tokens and log-probabilities of requests alone, in a batch, in chunks, behind a cached prefix and after preemption.
-    is_short: alone and in a batch that is computed in chunks."""
+    is_short: alone and in a batch that is computed in chunks, in a model of one layer."""
     # Imported here, because machines with GPUs that run the tests marked cuda may lack what the other tests need.
     from tests.support import checkpoints, on_ranks
 
-    weights = checkpoints.random_weights(MODEL)
-    model = str(checkpoints.write(folder, [weights], MODEL))
+    params = MODEL | {"n_layers": 1} if is_short else MODEL
+    weights = checkpoints.random_weights(params)
+    model = str(checkpoints.write(folder, [weights], params))
     prompts = [[1, *range(30 + 3 * i, 44 + 4 * i)] for i in range(3)]
     requests = [(prompt, SamplingParams(0.0, max_tokens=3, logprobs=0, ignore_eos=True)) for prompt in prompts]
 

@@ -43,7 +43,7 @@ def assert_expected(run: SimulatedRun, seed: int) -> None:
     assert run.replays > 0
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 6))])
+@pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 3, 4, 5))])
 def test_tokens_are_right_however_late_the_device_computes(seed: int) -> None:
     run = simulated(alone("cpu"), MP1, requests_of(seed), seed, eagerness=(0.0, 0.5, 0.9)[seed % 3])
     assert_expected(run, seed)
@@ -123,8 +123,7 @@ def test_graphs_are_captured_for_any_sizes_of_batch_and_step(sizes: tuple[int, i
 
 
 def test_preemptions_are_part_of_the_workload() -> None:
-    runs = [simulated(alone("cpu"), MP1, requests_of(seed), seed, 0.5) for seed in (10, 12)]
-    assert sum(run.preemptions for run in runs) > 0
+    assert simulated(alone("cpu"), MP1, requests_of(10), 10, 0.5).preemptions > 0
 
 
 def test_the_device_refuses_to_capture_what_waits_for_the_host() -> None:

@@ -40,7 +40,7 @@ def last_logits(parallel: Parallel, switch: str, backend: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("backend", ["torch", "fused"])
-@pytest.mark.parametrize("world_size", [1, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3, pytest.param(4, marks=pytest.mark.full)])
 def test_logits_are_near_a_plain_forward_on_any_number_of_ranks(ranks: Any, world_size: int, backend: str) -> None:
     for switch in SWITCHES if world_size == 1 else COMBINED:
         if world_size == 1:
