@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -55,10 +56,14 @@ class Shutdown:
     def _end_without_ray(self) -> None:
         """End at once when Ray has been ended too, as by systemd, which by default signals all processes of a unit.
 
-        No replica can drain then, and every call to Ray would wait for ever.
+        No replica can drain then, and every call to Ray would wait for ever. The GCS server stops listening at once, but its
+        process and the raylet take ten seconds more, in which Ray's threads of this process call it without a pause.
         """
+        import ray
+
+        gcs_address = ray.get_runtime_context().gcs_address
         while not self._is_over.wait(_LOOK_EVERY_S):
-            if not has_raylet(self._tag):
+            if not has_raylet(self._tag) or _is_refused(gcs_address):
                 self._console.event("Ray has ended too: live requests cannot be drained.")
                 end_tagged_processes(self._tag, terminate_for_s=1.0)
                 self._clean_up()
@@ -93,6 +98,16 @@ class Shutdown:
             while haproxy.num_open(self._haproxy_directory) and time.monotonic() < deadline:
                 if self._is_over.wait(0.05):
                     return
+
+
+def _is_refused(address: str) -> bool:
+    """Whether nothing listens at HOST:PORT, which takes no time on this machine."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def hide_controller_errors() -> None:

@@ -1,9 +1,11 @@
-"""Three servers for the whole session, because a start takes as long as many tests together.
+"""Four servers for the whole session, because a start takes as long as many tests together.
 
-`test_end_to_end.py` ends the first two. The other files that use them come before it in alphabetical order.
+`test_end_to_end.py` ends the first two, and `test_serve_faults.py` the last. The other files that use them come before these in
+alphabetical order.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,7 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests.conftest import GOLDEN
 from tests.support.server import GOLDEN_ARGS, SERVE_RUN, Server, served
+from tests.support.traced_server import Traced, traced_server
 
 API_KEYS = ("kq7-one", "kq7-two")
 RESUME_WINDOW_S = 5.0
@@ -44,6 +47,17 @@ def with_keys() -> Iterator[Server]:
     args = {"spare_ranks": False, "resume_window_s": RESUME_WINDOW_S}
     with served(args=args, env={"LLAMA_API_KEYS": ",".join(API_KEYS)}) as running:
         running.wait_ready()
+        yield running
+
+
+SHARED_MEMORY_BEFORE: set[str] = set()  # files of the machine before the start of `traced`
+
+
+@pytest.fixture(scope="session")
+def traced() -> Iterator[Traced]:
+    """The demo model without standby processes, with traces and a log of JSON."""
+    SHARED_MEMORY_BEFORE.update(os.listdir("/dev/shm"))
+    with traced_server(max_seq_len=4096, spare_ranks=False) as running:
         yield running
 
 

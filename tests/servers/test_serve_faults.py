@@ -6,14 +6,16 @@ import os
 import re
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import httpx
 import pytest
 
 from tests.chaos.load import Ask, Heard, hear
+from tests.servers.conftest import SHARED_MEMORY_BEFORE
 from tests.support.server import Server, served
+from tests.support.traced_server import Traced
 from tests.support.waiting import until, until_true, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -22,15 +24,9 @@ NUM_STREAMS = 8
 OPENMP = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+")
 
 
-SHARED_MEMORY_BEFORE: set[str] = set()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    SHARED_MEMORY_BEFORE.update(os.listdir("/dev/shm"))
-    with served(args={"max_seq_len": 4096, "spare_ranks": False}) as running:
-        running.wait_ready()
-        yield running
+@pytest.fixture
+def server(traced: Traced) -> Server:
+    return traced.server
 
 
 def asks(num_tokens: int = 600) -> list[Ask]:
