@@ -83,6 +83,7 @@ OF_ALL_SIZES: Final = frozenset(("Llama 2 7B", "Llama 3.2 1B", "Mistral 7B"))
 # With many outputs, and with few, whose inputs are split. Compile keys depend on no more than that. Both in bfloat16, the first
 # in float16, none in float32, where quantized weights serve comparisons alone: the limit is 20 minutes on two cores.
 QUANTIZED_SHAPES: Final = (FAMILIES["Llama 2 70B"], FAMILIES["TinyLlama"].on(4))
+ROWS: Final = (1, 20, 64)  # one for each tile of the products
 NUM_QUANTIZED_SHAPES: Final = {torch.bfloat16: 2, torch.float16: 1, torch.float32: 0}
 FORMATS: Final = ("int8", "fp8", "int8_groups", "int4", "int4_min")
 
@@ -139,8 +140,8 @@ def launch_sums(dim: int, dtype: torch.dtype, num_ranks: int, *, has_switch: boo
             sum_add_norm(memory, 0, rows, rows, weight, 1e-5, bias)
 
 
-def launch_products(dtype: torch.dtype) -> None:
-    """The product of each quantized format, for one row, a few and many, and batch-invariant products."""
+def launch_products(dtype: torch.dtype, row_counts: Seq[int]) -> None:
+    """The product of each quantized format, for each number of rows, and batch-invariant products."""
     from llama_core.execution.weight_formats.invariant_kernels import multiply_in_order
     from llama_core.execution.weight_formats.kernels import multiply
 
@@ -148,7 +149,7 @@ def launch_products(dtype: torch.dtype) -> None:
     codes = torch.zeros((outputs, inputs), dtype=torch.int8)
     packed = torch.zeros((outputs, inputs // 2), dtype=torch.uint8)
     scales = torch.zeros((outputs, inputs // 32), dtype=torch.float16)
-    for rows in (1, 20, 64):
+    for rows in row_counts:
         x = torch.zeros((rows, inputs), dtype=dtype)
         multiply(x, codes, torch.zeros(outputs), None, is_packed=False)
         multiply(x, codes, scales, None, is_packed=False)
@@ -163,13 +164,13 @@ def launch_products(dtype: torch.dtype) -> None:
         multiply(torch.zeros((rows, inputs), dtype=dtype), packed, scales, None, is_packed=True, batch_invariant=True)
 
 
-def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str]) -> None:
-    """Products with SwiGLU and the addition to hidden states in their epilogues, with each number of rows of a tile."""
+def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str], row_counts: Seq[int]) -> None:
+    """Products with SwiGLU and the addition to hidden states in their epilogues, for each number of rows."""
     from llama_core.execution.fused.kernels import TritonOps
     from llama_core.execution.fused.product_kernels import add_product, gated_product
 
     norm = torch.zeros(shape.dim, dtype=dtype)
-    for rows in (1, 20, 64):
+    for rows in row_counts:
         x, between = torch.zeros((rows, shape.dim), dtype=dtype), torch.zeros((rows, shape.hidden), dtype=dtype)
         for name in formats:
             up, down = held(name, 2 * shape.hidden, shape.dim, dtype), held(name, shape.dim, shape.hidden, dtype)
@@ -222,22 +223,32 @@ def launch_sampling(vocab: int) -> None:
     sampler.logprobs(logits, index)
 
 
-def compile_for(
-    sm: int, families: Seq[str], dtypes: Seq[str], ranks: Seq[int], formats: Seq[str], vocabularies: Seq[int]
-) -> list[Variant]:
+class Choice(NamedTuple):
+    """What is compiled. rows: of products."""
+
+    families: Seq[str]
+    dtypes: Seq[str]
+    ranks: Seq[int]
+    formats: Seq[str]
+    vocabularies: Seq[int]
+    rows: Seq[int]
+
+
+def compile_for(sm: int, choice: Choice) -> list[Variant]:
     """In a process of its own, because Triton has one driver."""
     with tempfile.TemporaryDirectory() as cache:
         environ["TRITON_CACHE_DIR"] = cache
         with compiling_for(sm) as variants:
-            for vocab in vocabularies:
+            families, ranks = choice.families, choice.ranks
+            for vocab in choice.vocabularies:
                 launch_sampling(vocab)
-            for dtype in (getattr(torch, name) for name in dtypes):
-                launch_products(dtype)
+            for dtype in (getattr(torch, name) for name in choice.dtypes):
+                launch_products(dtype, choice.rows)
                 is_chosen, is_usual = (*families, *ranks) != (*FAMILIES, *RANKS), dtype == torch.bfloat16
                 for dim, count in {(FAMILIES[name].dim, count) for name in families for count in ranks if count > 1}:
                     launch_sums(dim, dtype, count, has_switch=sm >= MULTICAST_SM)
                 for shape in QUANTIZED_SHAPES[: NUM_QUANTIZED_SHAPES[dtype]]:
-                    launch_fused_products(shape, dtype, formats)
+                    launch_fused_products(shape, dtype, choice.formats, choice.rows)
                 is_whole = is_chosen or is_usual
                 names = families if is_whole else [name for name in families if name in OF_ALL_DTYPES]
                 ends = {min(ranks), max(ranks)} if dtype == torch.float16 else {min(ranks)}
@@ -245,7 +256,7 @@ def compile_for(
                 # Equal shapes are launched once more, and compiled once.
                 for name, count in itertools.product(names, counts):
                     shape = FAMILIES[name].on(count)
-                    launch_fused_products(shape, dtype, ("plain",))
+                    launch_fused_products(shape, dtype, ("plain",), choice.rows)
                     sizes = list(itertools.product(BLOCK_SIZES, MAX_SEQ_LENS))
                     for block_size, max_seq_len in sizes if is_usual and name in OF_ALL_SIZES else sizes[:1]:
                         launch_layer(shape, dtype, block_size, max_seq_len)
@@ -304,6 +315,7 @@ def main() -> None:
         "--format", nargs="*", default=list(FORMATS), choices=FORMATS, help="quantized, of fused products"
     )
     parser.add_argument("--vocab", type=int, nargs="+", default=list(VOCABULARIES))
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="of products")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--compare", type=Path)
@@ -311,11 +323,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         sm, output = options.child
-        found = compile_for(int(sm), options.family, options.dtype, options.ranks, options.format, options.vocab)
+        lists = options.family, options.dtype, options.ranks, options.format, options.vocab, options.rows
+        found = compile_for(int(sm), Choice(*lists))
         Path(output).write_text(json.dumps([asdict(variant) for variant in found]))
         return
     arguments = ["--family", *options.family, "--dtype", *options.dtype, "--ranks", *map(str, options.ranks)]
-    arguments += ["--format", *options.format, "--vocab", *map(str, options.vocab)]
+    arguments += ["--format", *options.format, "--vocab", *map(str, options.vocab), "--rows", *map(str, options.rows)]
     with ThreadPoolExecutor(options.processes) as pool:
         variants = [each for found in pool.map(lambda sm: run_child(sm, arguments), options.sm) for each in found]
     rows = worst(variants)

@@ -39,6 +39,7 @@ pytestmark = pytest.mark.timeout(600)
 QUICK_S = 60.0  # for operations of milliseconds, on a machine that other tests share
 SEND_TIMEOUT_S = HttpLimits().send_timeout_s
 NUM_STALLED = 16
+NUM_IDLE = 600
 LONG = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "temperature": 1.5}
 
 
@@ -115,14 +116,14 @@ def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: 
     before = [num_descriptors(server) for server in servers]
     heads, bodies, idle_ones = [], [], []
     for server in servers:
-        for _ in range(600):
+        for _ in range(350):  # 288 run and wait
             bodies.append(connect(server))
             bodies[-1].sendall(message(COMPLETIONS, b"{", length=5000))
     for server in servers:
         for _ in range(50):
             heads.append(connect(server))
             heads[-1].sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ".encode())
-        idle_ones += [connect(server) for _ in range(1200)]
+        idle_ones += [connect(server) for _ in range(NUM_IDLE)]
     for _ in range(3):
         for connection in itertools.chain(heads, bodies):
             with contextlib.suppress(OSError):  # on a slow machine the server may have closed it
@@ -132,7 +133,7 @@ def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: 
         time.sleep(0.5)
     assert {first_line(connection) for connection in bodies} == {b"HTTP/1.1 400 Bad Request"}
     # Serve's own proxy waits for headers without limit, as operations.md says; HAProxy does not.
-    behind_haproxy = heads[:50] + idle_ones[:1200]
+    behind_haproxy = heads[:50] + idle_ones[:NUM_IDLE]
     assert {first_line(connection) for connection in behind_haproxy} <= {b"HTTP/1.1 408 Request Time-out", b""}
     for connection in itertools.chain(heads, bodies, idle_ones):
         connection.close()

@@ -20,7 +20,7 @@ from tests.support.waiting import until, until_true, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
-NUM_STREAMS = 8
+NUM_STREAMS = 6
 OPENMP = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+")
 
 

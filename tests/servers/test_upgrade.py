@@ -53,7 +53,7 @@ async def test_no_request_fails_during_a_failed_or_a_successful_update() -> None
                 num_answers += 1
                 if heard.error is not None or not heard.done:
                     errors.append(heard.error)
-                await asyncio.sleep(0.5)  # leaves processor time to the replica that starts
+                await asyncio.sleep(1.5)  # leaves processor time to the replica that starts
 
         async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
             asking = [asyncio.create_task(ask_on(client, number)) for number in range(2)]
@@ -70,4 +70,4 @@ async def test_no_request_fails_during_a_failed_or_a_successful_update() -> None
             stopping.set()
             await asyncio.gather(*asking)
         assert not errors
-        assert answered > 10 and num_answers > answered + 10
+        assert answered > 5 and num_answers > answered + 5
