@@ -22,7 +22,7 @@ def covering(document: dict[str, Any]) -> Iterator[Message]:
     """Requests with every boundary value of every field of every route, one at a time, valid and invalid."""
     schema = schemathesis.openapi.from_dict(document)
     for found in schema.get_all_operations():
-        operation = found.ok()  # type: ignore[union-attr]
+        operation = found.ok()
         cases = CoverageGenerator(
             operation=operation,
             generation_modes=list(GenerationMode),
@@ -39,7 +39,7 @@ def covering(document: dict[str, Any]) -> Iterator[Message]:
 def negative(document: dict[str, Any], count: int, seed: int) -> Iterator[list[Message]]:
     """Bodies that violate the schema, in batches by route; one in eight is valid."""
     schema = schemathesis.openapi.from_dict(document)
-    operations = [found.ok() for found in schema.get_all_operations()]  # type: ignore[union-attr]
+    operations = [found.ok() for found in schema.get_all_operations()]
     operations = [operation for operation in operations if operation.body or operation.path_parameters]
     strategies = [(mode, op.as_strategy(generation_mode=mode)) for op in operations for mode in _MODES]
     left, number = count, 0

@@ -112,7 +112,7 @@ def test_text_format_becomes_the_grammar(served: Served) -> None:
 def test_what_is_not_supported_is_refused_with_the_reason(served: Served, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         create(served, **fields)
-    assert caught.value.body["message"].startswith(message), caught.value.body  # type: ignore[index]
+    assert caught.value.body["message"].startswith(message), caught.value.body
 
 
 def test_a_stream_that_fails_ends_with_response_failed(served: Served) -> None:
