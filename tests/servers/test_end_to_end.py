@@ -565,7 +565,7 @@ def test_the_first_ctrl_c_completes_live_streams_and_refuses_new_requests(demo: 
 
     # A client that reads late an answer which is larger than the kernel's buffers, but before it would be disconnected.
     late = connect(demo)
-    body = {"prompt": "Once", "n": 24, "max_tokens": 450, "logprobs": 20, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Once", "n": 32, "max_tokens": 450, "logprobs": 20, "ignore_eos": True, "stream": True}
     late.sendall(message(COMPLETIONS, body | {"temperature": 1.5}))
     wait_until("the late client's request runs", lambda: demo.get("/props")[1].get("requests_running"), pause_s=0.01)
     with ThreadPoolExecutor(1) as pool:
