@@ -12,7 +12,6 @@ import torch
 
 from tests.programs.startup import BATCHES, Malicious, flip_a_bit
 from tests.support.checkpoints import WIDE, random_weights, split, write
-from tests.support.full_runs import with_full_ones
 from tests.support.programs import seen_by
 from tests.support.server import served
 from tests.support.waiting import wait_until
@@ -30,17 +29,17 @@ NAMED = {
     "names": ["layers.0.attention.wq.weight is missing from consolidated.00.pth", "layers.9.attention.wq.weight"],
     "nan": ["nan/consolidated.00.pth: layers.1.feed_forward.w2.weight", "not finite"],
 }
-IN_EACH_RUN = ("truncated",)  # found by the replica; what a rank finds ends the server of a test below
 BATCH_OF = {name: batch for batch, cases in BATCHES.items() for name in cases}
 
 
 @pytest.fixture(scope="module")
-def seen(request: pytest.FixtureRequest) -> dict[str, Any]:
-    words = () if request.config.getoption("--full") else IN_EACH_RUN
-    return seen_by("tests.programs.startup", *words, timeout_s=540)
+def seen() -> dict[str, Any]:
+    return seen_by("tests.programs.startup", timeout_s=540)
 
 
-@pytest.mark.parametrize("case", with_full_ones(NAMED, IN_EACH_RUN))
+# In each run, `test_upgrade.py` deploys a truncated file.
+@pytest.mark.full
+@pytest.mark.parametrize("case", NAMED)
 def test_a_failed_deployment_names_the_file_in_the_applications_status(seen: dict[str, Any], case: str) -> None:
     batch = seen["batches"][BATCH_OF[case]]
     assert case in batch["cases"], f"still {batch['states'][case]}"
@@ -50,7 +49,8 @@ def test_a_failed_deployment_names_the_file_in_the_applications_status(seen: dic
     assert all(words in cause for words in NAMED[case]), cause
 
 
-@pytest.mark.parametrize("batch", with_full_ones(BATCHES, {BATCH_OF[case] for case in IN_EACH_RUN}))
+@pytest.mark.full
+@pytest.mark.parametrize("batch", BATCHES)
 def test_a_failed_start_is_never_ready_and_leaves_no_rank(seen: dict[str, Any], batch: str) -> None:
     followed = seen["batches"][batch]
     assert 200 not in followed["ready"] and 503 in followed["ready"]
@@ -58,6 +58,7 @@ def test_a_failed_start_is_never_ready_and_leaves_no_rank(seen: dict[str, Any], 
     assert followed["ranks_left"] == []
 
 
+@pytest.mark.full
 def test_a_fault_visible_in_the_files_stops_a_start_before_any_rank_exists(seen: dict[str, Any]) -> None:
     most_ranks = {batch: followed["most_ranks"] for batch, followed in seen["batches"].items()}
     assert most_ranks.pop("before any rank exists") == 0

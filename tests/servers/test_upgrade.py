@@ -1,14 +1,17 @@
 """A failed and a successful update under load, with resources for a second replica."""
 
 import asyncio
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.chaos.load import Ask, hear
 from tests.servers.test_end_to_end import WITH_TOKEN, address_of
+from tests.support.checkpoints import WIDE, random_weights, split, write
 from tests.support.programs import REPOSITORY, environment
 from tests.support.server import Server, served
 from tests.support.waiting import until
@@ -24,23 +27,32 @@ from deployments.app import build_app
 from deployments.args import ServerArgs
 
 ray.init(address=sys.argv[1], namespace="serve", log_to_driver=False, logging_level="ERROR")
-serve.run(build_app(ServerArgs(**eval(sys.argv[2]))), name="llama", route_prefix="/")
+try:
+    serve.run(build_app(ServerArgs(**eval(sys.argv[2]))), name="llama", route_prefix="/")
+except RuntimeError:
+    sys.exit(serve.status().applications["llama"].deployments["LlamaIngress"].message)
 """
 
 
-async def deploy(server: Server, **changes: object) -> int:
-    """Update the application from another process, as an operator does. Returns the exit status."""
+async def deploy(server: Server, **changes: object) -> tuple[int, str]:
+    """Update the application from another process, as an operator does. Returns the exit status, and what a
+    failed deployment's status says."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", DEPLOY, address_of(server), repr(ARGS | changes)),
         cwd=REPOSITORY,
         env=environment(**WITH_TOKEN),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
-    return await asyncio.wait_for(process.wait(), 400)
+    _, errors = await asyncio.wait_for(process.communicate(), 400)
+    assert process.returncode is not None
+    return process.returncode, errors.decode()
 
 
-async def test_no_request_fails_during_a_failed_or_a_successful_update() -> None:
+async def test_no_request_fails_during_a_failed_or_a_successful_update(tmp_path: Path) -> None:
+    damaged = write(tmp_path / "damaged", split(random_weights(WIDE), 2))
+    os.truncate(damaged / "consolidated.01.pth", 10_000)
+    files = {"ckpt_dir": str(damaged), "tokenizer_path": str(damaged / "tokenizer.model"), "max_seq_len": 64}
     with served(args=ARGS, env={"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1"}) as server:
         server.wait_ready()
         stopping, errors, num_answers = asyncio.Event(), [], 0
@@ -57,11 +69,12 @@ async def test_no_request_fails_during_a_failed_or_a_successful_update() -> None
 
         async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
             asking = [asyncio.create_task(ask_on(client, number)) for number in range(2)]
-            # The cache of this context does not fit into memory; only the ranks detect it.
-            assert await deploy(server, max_queue=101, max_seq_len=50_000_000) != 0
+            status, said = await deploy(server, max_queue=101, **files)
+            assert status != 0 and "damaged/consolidated.01.pth" in said.splitlines()[-1], said
             answered = num_answers
             assert server.get("/props")[1]["max_queue"] == 256 and server.get("/ready")[0] == 200, "the old one serves"
-            assert await deploy(server, max_queue=102) == 0
+            status, said = await deploy(server, max_queue=102)
+            assert status == 0, said
 
             async def is_updated() -> bool:
                 return bool((await client.get("/props")).json().get("max_queue") == 102)

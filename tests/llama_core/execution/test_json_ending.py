@@ -80,18 +80,18 @@ def grammar_of(schema: Any) -> str:
 @pytest.mark.parametrize("kind", ["bounded", "unbounded"])
 def test_random_answers_end_and_validate(kind: str) -> None:
     num_shortened = 0
-    for seed in range(60):
+    for seed in range(40):
         schema = (bounded if kind == "bounded" else unbounded)(random.Random(seed))
         limit = (160, 400)[seed % 2] if kind == "bounded" else (40, 64, 100)[seed % 3]
         tokens, has_ended, is_shortened = sampled(grammar_of(schema), limit, by_chance(seed))
         assert has_ended, (schema, TOKENIZER.decode(tokens))
         jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
         num_shortened += is_shortened
-    assert (num_shortened > 15) if kind == "unbounded" else (num_shortened < 30)
+    assert (num_shortened > 10) if kind == "unbounded" else (num_shortened < 20)
 
 
 def test_an_answer_far_from_its_limit_is_left_alone() -> None:
-    for seed in range(60):
+    for seed in range(30):
         grammar = grammar_of(bounded(random.Random(seed)))
         tokens, has_ended, _ = sampled(grammar, 4000, by_chance(seed))
         assert has_ended
