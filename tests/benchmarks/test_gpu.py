@@ -330,6 +330,7 @@ def test_without_a_device_the_program_ends_with_the_reason(
     assert ended.value.code == 2 and "no CUDA device" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_command_runs_sections_in_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "gpu", *TINY.arguments, "--out", str(tmp_path), "--only", "recovery"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=200)

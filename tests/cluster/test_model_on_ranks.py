@@ -69,6 +69,8 @@ class Run:
             count += 1
 
 
+# In each run, tests of servers kill ranks under live streams.
+@pytest.mark.full
 async def test_two_ranks_give_the_references_tokens_also_after_a_death_midway(
     two_rank_placement: PlacementGroup, golden: dict[str, Any]
 ) -> None:

@@ -120,7 +120,7 @@ def _comparable(found: list[Any]) -> list[Any]:
     return [(place, value) for place, value in found if "cache" not in place and place not in VARYING]
 
 
-LONG = TALE | {"max_tokens": 300, "ignore_eos": True, "n": 2, "logprobs": 0}
+LONG = TALE | {"max_tokens": 160, "ignore_eos": True, "n": 2, "logprobs": 0}
 
 
 async def test_one_api_key_reads_no_stream_of_another_and_a_stream_expires(with_keys: Server) -> None:

@@ -183,6 +183,8 @@ def test_unfinished_headers_are_refused_by_haproxy_and_delay_no_one(servers: tup
         assert_others_are_served(server)
 
 
+# In each run, the test of overload has fewer clients.
+@pytest.mark.full
 @THROUGH_HAPROXY
 def test_a_thousand_simultaneous_streams_are_complete_or_refused_with_retry_after(server: Server) -> None:
     async def all_at_once() -> list[Answer]:

@@ -71,9 +71,9 @@ async def streamed(engine: FakeEngine, **body: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
-async def test_forty_conversations_have_the_same_calls_streamed_and_not(tool_format: str) -> None:
+async def test_conversations_have_the_same_calls_streamed_and_not(tool_format: str) -> None:
     rng = random.Random(tool_format)
-    for _ in range(40):
+    for _ in range(20):
         text, content, calls = random_answer(rng, tool_format)
         engine = engine_with(text + " ", tool_format)  # the template's ending
         whole = await choice(engine, tools=OFFERED)
