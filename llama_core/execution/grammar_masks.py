@@ -212,10 +212,13 @@ class SlotGrammars:
         return compiled
 
     def _lookahead(self, grammar: str) -> Lookahead | None:
-        from llama_core.text.grammar import json_description
+        from llama_core.text.grammar import begins_with_text, json_description
 
         description = json_description(grammar)
-        return Lookahead(self._compile(grammar), self._loaded()[1], description) if description else None
+        if not description:
+            return None
+        has_text = begins_with_text(grammar)
+        return Lookahead(self._compile(grammar), self._loaded()[1], description, begins_with_text=has_text)
 
     def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
         if self._load is None:

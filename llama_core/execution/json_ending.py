@@ -2,7 +2,8 @@
 
 Without this an answer that reaches the limit is cut where it is, and no client can parse it. How many tokens the answer needs
 to end is found by following its grammar ahead, always with the token that closes most. While the limit is further away than
-that, masks stay as they are.
+that, masks stay as they are. Other text before the JSON, such as reasoning, keeps its masks: it is told from JSON by what the
+grammar allows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,6 +52,9 @@ class JsonText:
             else:
                 self.is_escaped = char == _BACKSLASH
                 self.in_string = char != _QUOTE
+
+    def begin_anew(self) -> None:
+        self.in_string = self.is_escaped = self.in_number = False
 
     def copy(self) -> "JsonText":
         return JsonText(self.in_string, self.is_escaped, self.in_number)
@@ -109,6 +113,12 @@ class JsonVocabulary:
         return self._mask(lambda text: not text.strip(_SPACES))
 
     @cached_property
+    def in_text(self) -> list[np.ndarray]:
+        """Masks of which each has an allowed token in free text, and never all of them in JSON: a string has no line break, and
+        beside strings no letter may be any letter."""
+        return [self._mask(lambda text, only=only: text == only) for only in (b"\n", b"q", b"z")]  # type: ignore[misc]
+
+    @cached_property
     def _texts(self) -> list[bytes]:
         return [self._vocabulary.decode_bytes([token]) for token in range(self._vocabulary.vocab_size)]
 
@@ -143,16 +153,24 @@ class Lookahead:
     """A grammar compiled for looking ahead. Its matchers are apart from those that decide masks, because llguidance's limits of
     one request may be exceeded by looking ahead alone, and matchers made from one another share what they have built.
 
-    is_broken: the limits were exceeded, so that the answers that follow are left as they are."""
+    begins_with_text: other text may come before the JSON. is_broken: the limits were exceeded, so that the answers that follow
+    are left as they are."""
 
-    def __init__(self, matcher: "LLMatcher", vocabulary: JsonVocabulary, description: str) -> None:
+    def __init__(
+        self, matcher: "LLMatcher", vocabulary: JsonVocabulary, description: str, *, begins_with_text: bool = False
+    ) -> None:
         """description: `text.grammar.json_description`."""
         self.matcher = matcher
         self.vocabulary = vocabulary
+        self.begins_with_text = begins_with_text
         self.is_broken = False
-        path = closing_path(vocabulary, matcher.deep_copy(), None, JsonText(), _MAX_PATH)
         # Schemas also name the keys that are not required, and the type of every value.
-        longest = 0 if path is None else max(2 * len(path), vocabulary.num_tokens(description)) + 8 * _MARGIN
+        longest = vocabulary.num_tokens(description) + 8 * _MARGIN
+        if begins_with_text:
+            longest = longest if all(mask.any() for mask in vocabulary.in_text) else 0
+        else:
+            path = closing_path(vocabulary, matcher.deep_copy(), None, JsonText(), _MAX_PATH)
+            longest = 0 if path is None else max(longest, 2 * len(path) + 8 * _MARGIN)
         self.num_watched = min(longest, _MAX_WATCHED)  # 0: answers are not brought to their end
 
 
@@ -161,8 +179,9 @@ class JsonEnding:
     """The end of one answer. An answer that cannot end in time is left as it is.
 
     first_watched: the position from which on masks are narrowed where they must be. limit: the position behind the last token
-    that may be sampled. could_end: whether the closing path from `first_watched` on fits before the limit; None before that is
-    known. It is found at that position alone: masks must not depend on when a matcher is made anew from the same tokens.
+    that may be sampled. could_end: whether the closing path from `first_watched` on, or from where JSON begins behind it, fits
+    before the limit; None before that is known, and in other text than JSON. It is found at that position alone: masks must not
+    depend on when a matcher is made anew from the same tokens. judged: the last position at which it was found.
     """
 
     ahead: Lookahead
@@ -171,6 +190,7 @@ class JsonEnding:
     limit: int
     text: JsonText = field(default_factory=JsonText)
     could_end: bool | None = None
+    judged: int = -1
 
     @classmethod
     def of(cls, ahead: Lookahead, begin: int, limit: int) -> "JsonEnding":
@@ -179,33 +199,58 @@ class JsonEnding:
 
     def append(self, tokens: Sequence[int], begin: int) -> None:
         """Follow the answer's next tokens, of which the first is at position `begin`."""
-        num_before = self.first_watched - begin
-        if self.could_end is None and 0 <= num_before < len(tokens):
-            self._follow(tokens[:num_before], self.text)
-            self.could_end = self._closing_path(None, self.text, self.limit - self.first_watched) is not None
-            tokens = tokens[num_before:]
-        self._follow(tokens, self.text)
+        self.could_end, _ = self._followed(tokens, begin, self.text)
 
     def narrow(self, bits: np.ndarray, position: int, drafts: Sequence[int] = ()) -> bool:
         """Drop from the mask the tokens after which the answer may not end in time. Returns whether a text was lost.
 
         bits: uint32 [words], what the grammar allows at `position`. drafts: the tokens before it that are not known to be the
         answer's."""
-        if self.ahead.is_broken or self.could_end is False or position < self.first_watched or not bits.any():
+        if self.ahead.is_broken or position < self.first_watched or not bits.any():
             return False
-        text, num_followed = self.text.copy(), 0
-        could_end: bool | None = self.could_end
-        if could_end is None:
-            num_before = len(drafts) - (position - self.first_watched)
-            num_followed = self._follow(drafts[:num_before], text)
-            could_end = self._closing_path(None, text, self.limit - self.first_watched) is not None
-            if not drafts:
-                self.could_end = could_end
-            drafts = drafts[num_before:]
-        num_followed += self._follow(drafts, text)
+        if self.could_end is False and not self.ahead.begins_with_text:
+            return False
+        text = self.text.copy()
+        could_end, num_followed = self._followed(drafts, position - len(drafts), text)
+        could_end = self._ends_in_time(could_end, bits, text, position)
+        if not drafts:
+            self.could_end, self.text, self.judged = could_end, text, position
         lost = bool(could_end) and self._narrow(bits, text, self.limit - position)
         self.matcher.rollback(num_followed)
         return lost
+
+    def _followed(self, tokens: Sequence[int], begin: int, text: JsonText) -> tuple[bool | None, int]:
+        """Follow tokens of which the first is at position `begin`. Returns `could_end` behind them, and the number that the
+        matcher has consumed."""
+        could_end = self.could_end
+        num_done = min(max(0, self.first_watched - begin), len(tokens))
+        num_followed = self._follow(tokens[:num_done], text)
+        while num_done < len(tokens) and (could_end is None or self.ahead.begins_with_text):
+            if begin + num_done != self.judged:
+                could_end = self._ends_in_time(could_end, None, text, begin + num_done)
+            num_followed += self._follow(tokens[num_done : num_done + 1], text)
+            num_done += 1
+        return could_end, num_followed + self._follow(tokens[num_done:], text)
+
+    def _ends_in_time(
+        self, could_end: bool | None, bits: np.ndarray | None, text: JsonText, position: int
+    ) -> bool | None:
+        """`could_end` at `position`, from that of the position before. bits: what the grammar allows there, if that is known.
+
+        Where JSON begins behind other text, `text` begins anew."""
+        if self.ahead.begins_with_text and self._is_in_text(bits):
+            return None
+        if could_end is not None:
+            return could_end
+        if self.ahead.begins_with_text:
+            text.begin_anew()
+        return self._closing_path(None, text, self.limit - position) is not None
+
+    def _is_in_text(self, bits: np.ndarray | None) -> bool:
+        if bits is None:
+            bits = np.zeros(self.ahead.vocabulary.num_words, np.uint32)
+            self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        return all((bits & mask).any() for mask in self.ahead.vocabulary.in_text)
 
     def _narrow(self, bits: np.ndarray, text: JsonText, left: int) -> bool:
         path = self._closing_path(bits, text, left)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Any, Final
 
 from llama_core.errors import InvalidParameter
 from llama_core.text.chat_format import ChatFormat
@@ -77,14 +77,17 @@ class AnswerFormat:
 
     def after_reasoning(self, grammar: str, *, begun: bool) -> str:
         """`grammar` for the answer proper, behind the reasoning."""
+        from llama_core.text.grammar import json_description  # loads llguidance
+
         assert self.reasoning is not None
         thought = ThoughtRules(self.reasoning.opening, self.reasoning.closing, begun)
         first, *others = json.loads(grammar)["grammars"]
         start = {"lark_grammar": reasoned_grammar("@proper", thought, self._marks, spaced=self._is_spaced)}
-        return json.dumps({"grammars": [start, first | {"name": "proper"}, *others]})
+        grammars = [start, first | {"name": "proper"}, *others]
+        return _described(grammars, json_description(grammar), begins_with_text=True)
 
     def _made_grammar(self, use: ToolUse, begun: bool, answer: str = "") -> str:
-        from llama_core.text.grammar import lark_grammar  # loads llguidance
+        from llama_core.text.grammar import json_description, lark_grammar  # loads llguidance
 
         marks = self.reasoning
         thought = None if marks is None else ThoughtRules(marks.opening, marks.closing, begun)
@@ -109,12 +112,20 @@ class AnswerFormat:
                 "smaller schemas",
                 param="tools",
             )
-        if (
-            use.mode == "required" and thought is None and not answer
-        ):  # beside other text quotation marks may be unpaired
-            described = json.dumps(made | {"tool_schemas": " ".join(tool.schema for tool in use.tools)})
-            return described if len(described.encode()) <= MAX_GRAMMAR_BYTES else grammar
-        return grammar
+        of_answer = json_description(answer)
+        if answer and not of_answer:  # a pattern, or another text that is not JSON
+            return grammar
+        description = " ".join([*(tool.schema for tool in use.tools), *([of_answer] if answer else [])])
+        has_text = use.mode == "auto" or thought is not None
+        return _described(made["grammars"], description, begins_with_text=has_text)
+
+
+def _described(grammars: Sequence[Any], description: str, *, begins_with_text: bool) -> str:
+    """The grammars' text, with the description if there is room for it."""
+    from llama_core.text.grammar import described  # loads llguidance
+
+    text = described(grammars, description, begins_with_text=begins_with_text)
+    return text if len(text.encode()) <= MAX_GRAMMAR_BYTES else json.dumps({"grammars": grammars})
 
 
 class AnswerReader:

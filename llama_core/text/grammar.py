@@ -118,13 +118,27 @@ def schema_of(grammar: str) -> Any:
 
 
 def json_description(grammar: str) -> str:
-    """What describes the JSON of a grammar whose text is JSON or calls of tools: the schemas' text; "" for other grammars."""
-    if '"tool_schemas"' in grammar and (schemas := json.loads(grammar).get("tool_schemas")):
-        return str(schemas)
+    """What describes the JSON of a grammar whose text is JSON or calls of tools, or ends with them: the schemas' text; "" for
+    other grammars."""
+    if '"json_description"' in grammar and (description := json.loads(grammar).get("json_description")):
+        return str(description)
     schema = schema_of(grammar)
     if isinstance(schema, dict):
         schema = {key: value for key, value in schema.items() if key != "x-guidance"}
     return "" if schema is None else json.dumps(schema)
+
+
+def begins_with_text(grammar: str) -> bool:
+    """Whether other text may come before the JSON: reasoning, or an answer in which the model may call a tool."""
+    return '"begins_with_text"' in grammar and bool(json.loads(grammar).get("begins_with_text"))
+
+
+def described(grammars: Sequence[Any], description: str, *, begins_with_text: bool) -> str:
+    """The grammars' text with what `json_description` and `begins_with_text` give; llguidance reads "grammars" alone."""
+    return json.dumps(
+        {"grammars": grammars, "json_description": description}
+        | ({"begins_with_text": True} if begins_with_text else {})
+    )
 
 
 def _problem(grammar: str) -> str:

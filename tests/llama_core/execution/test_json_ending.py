@@ -19,14 +19,15 @@ from llama_core.execution.json_ending import JsonEnding, JsonText, JsonVocabular
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
 from llama_core.text.answer_format import AnswerFormat
-from llama_core.text.grammar import checked_grammar, json_description, json_schema_grammar, limits
+from llama_core.text.grammar import begins_with_text, checked_grammar, json_description, json_schema_grammar, limits
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
+from llama_core.text.reasoning import ReasoningMarks
 from llama_core.text.registry import load_tokenizer
-from llama_core.text.tools.pieces import Arguments, CallStart, joined
+from llama_core.text.tools.pieces import Arguments, CallStart, Content, joined
 from llama_core.text.tools.registry import find_tool_format
-from llama_core.text.tools.tool import ToolUse
+from llama_core.text.tools.tool import Call, ToolUse
 from tests.programs.structured_output import bounded, unbounded
-from tests.support.tool_calls import FORMATS, TOOLS
+from tests.support.tool_calls import FORMATS, NUMBER, TOOLS
 
 TOKENIZER = load_tokenizer(Path(__file__).parents[3] / "demo" / "tokenizer.model")
 NUM_WORDS = -(-TOKENIZER.n_words // 32)
@@ -35,9 +36,9 @@ JSON_VOCABULARY = JsonVocabulary(VOCABULARY, NUM_WORDS)
 
 
 def ending_of(grammar: str, limit: int) -> JsonEnding:
-    ahead = Lookahead(
-        LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits()), JSON_VOCABULARY, json_description(grammar)
-    )
+    matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
+    has_text = begins_with_text(grammar)
+    ahead = Lookahead(matcher, JSON_VOCABULARY, json_description(grammar), begins_with_text=has_text)
     return JsonEnding.of(ahead, 0, limit)
 
 
@@ -199,6 +200,102 @@ def test_calls_of_tools_end_and_their_arguments_follow_the_schemas(tool_format: 
             jsonschema.validate(json.loads(arguments.text), schemas[start.name])
         num_shortened += is_shortened
     assert num_shortened > 2
+
+
+def after(text: str, choose: Choose) -> Choose:
+    """The tokens of `text` first."""
+    tokens = iter(VOCABULARY.tokenize_str(text))
+    return lambda allowed: next(tokens, None) or choose(allowed)
+
+
+def pieces_of(answers: AnswerFormat, use: ToolUse | None, tokens: list[int]) -> list[Any]:
+    reader = answers.reader(use, begun=False)
+    return joined([*reader.push(TOKENIZER.decode(tokens)), *reader.finish()])
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_calls_behind_free_text_end_and_their_arguments_follow_the_schema(tool_format: str) -> None:
+    answers, use = AnswerFormat(TOKENIZER, find_tool_format(tool_format), None), ToolUse(TOOLS)
+    # Formats whose calls are all of an answer take no text before them.
+    before = 'I say "look, and ' if tool_format in ("hermes", "mistral", "mistral_args") else ""
+    call = answers.tool_format.written_calls([Call("set_number", '{"a-b": 1}')])
+    num_shortened = 0
+    for seed in range(12):
+        text = before + call[: call.index("1")]
+        num_begun = len(VOCABULARY.tokenize_str(text))
+        limit = num_begun + 20 + 9 * seed
+        tokens, has_ended, is_shortened = sampled(
+            answers.grammar(use, begun=False), limit, after(text, by_chance(seed))
+        )
+        assert has_ended, TOKENIZER.decode(tokens)
+        pieces = pieces_of(answers, use, tokens)
+        (arguments, *_) = [piece.text for piece in pieces if isinstance(piece, Arguments)]
+        jsonschema.validate(json.loads(arguments), NUMBER)
+        num_shortened += is_shortened
+    assert num_shortened > 2
+
+
+def test_free_text_in_which_no_call_begins_keeps_its_masks() -> None:
+    answers, use = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None), ToolUse(TOOLS)
+    grammar = answers.grammar(use, begun=False)
+    matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
+    ending, bits = ending_of(grammar, 60), np.zeros(NUM_WORDS, np.uint32)
+    for position in range(60):
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        expected = bits.copy()
+        assert not ending.narrow(bits, position) and np.array_equal(bits, expected)
+        (token,) = VOCABULARY.tokenize_str('"') if position % 7 == 3 else [random.Random(position).randrange(300, 600)]
+        assert matcher.try_consume_tokens([token]) == 1
+        ending.append([token], position)
+    assert ending.could_end is None
+
+
+@pytest.mark.parametrize("what", ["calls", "schema"])
+def test_json_behind_reasoning_ends_and_validates(what: str) -> None:
+    answers = AnswerFormat(TOKENIZER, find_tool_format("hermes"), ReasoningMarks())
+    use = ToolUse(TOOLS, "required") if what == "calls" else None
+    for seed in range(12):
+        schema = bounded(random.Random(seed))
+        grammar = answers.after_reasoning(grammar_of(schema), begun=False)
+        grammar = grammar if use is None else answers.grammar(use, begun=False)
+        thought = f'<think>I must "look at it{" again" * (seed % 4)}</think>'
+        limit = len(VOCABULARY.tokenize_str(thought)) + 160
+        tokens, has_ended, _ = sampled(grammar, limit, after(thought, by_chance(seed)))
+        assert has_ended, TOKENIZER.decode(tokens)
+        pieces = pieces_of(answers, use, tokens)
+        (answer, *_) = [piece.text for piece in pieces if isinstance(piece, Arguments if use else Content)]
+        jsonschema.validate(json.loads(answer), {} if use else schema)
+
+
+@pytest.mark.parametrize("begin", range(0, 40, 7))
+def test_an_answer_is_followed_from_any_token_on_with_the_same_masks(begin: int) -> None:
+    """As when a matcher is made anew from the same tokens, or drafts are checked."""
+    answers, use = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None), ToolUse(TOOLS)
+    grammar, limit = answers.grammar(use, begun=False), 90
+    call = answers.tool_format.written_calls([Call("set_number", '{"a-b": 1}')])
+    tokens, _, _ = sampled(grammar, limit, after('I "say ' + call[: call.index("1")], by_chance(3)))
+    masks = []
+    for is_anew in (False, True):
+        matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
+        ending, bits = ending_of(grammar, limit), np.zeros(NUM_WORDS, np.uint32)
+        if is_anew:
+            assert matcher.try_consume_tokens(tokens[:begin]) == begin
+            ending.append(tokens[:begin], 0)
+        found = []
+        for position in range(begin if is_anew else 0, len(tokens)):
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            ahead = bits.copy()
+            ending.narrow(bits, position)
+            found.append(bits.tolist())
+            drafts = tokens[position : position + 3]
+            assert matcher.try_consume_tokens(drafts) == len(drafts)
+            matcher.unsafe_compute_mask_ptr(ahead.ctypes.data, ahead.nbytes)
+            matcher.rollback(len(drafts))
+            ending.narrow(ahead, position + len(drafts), drafts)  # which changes nothing of what follows
+            assert matcher.try_consume_tokens(tokens[position : position + 1]) == 1
+            ending.append(tokens[position : position + 1], position)
+        masks.append(found)
+    assert masks[0][begin:] == masks[1]
 
 
 @pytest.mark.parametrize(
