@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 # The tests in lanes side by side, with the linters. test-full adds the full matrices, every combination of instruction sets, ranks,
-# proxies and faults that `make test` takes one or two of, and a soak of 15 seconds.
+# proxies, damaged files and faults that `make test` takes one or two of, and a soak of 15 seconds.
 # They start hundreds of Python processes, in which importing torch takes twice as long without compiled modules on the disk.
 test test-full: export PYTHONDONTWRITEBYTECODE :=
 test-full: FULL := --full

@@ -36,22 +36,24 @@ class Shutdown:
         self._is_over = threading.Event()
         self._watcher, self._console = watcher, console
         self._tag, self._haproxy_directory, self._clean_up = tag, haproxy_directory, clean_up
-        self._thread = threading.Thread(target=self._drain_and_end, daemon=True, name="shutdown")
+        self._threads = [threading.Thread(target=self._drain_and_end, daemon=True, name="shutdown")]
+        if watcher.owns_cluster:
+            self._threads.append(threading.Thread(target=self._end_without_ray, daemon=True, name="raylet-watcher"))
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.is_requested or self._watcher.failure is not None:
             raise KeyboardInterrupt
         self.is_requested = True
         self._watcher.stopping.set()
-        self._thread.start()
-        if self._watcher.owns_cluster:
-            threading.Thread(target=self._end_without_ray, daemon=True, name="raylet-watcher").start()
+        for thread in self._threads:
+            thread.start()
 
     def finish(self) -> None:
         """Stop the threads, which would wait for ever after the caller has disconnected from Ray."""
         self._is_over.set()
-        if self._thread.is_alive():
-            self._thread.join(5)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(5)
 
     def _end_without_ray(self) -> None:
         """End at once when Ray has been ended too, as by systemd, which by default signals all processes of a unit.
@@ -59,11 +61,10 @@ class Shutdown:
         No replica can drain then, and every call to Ray would wait for ever. The GCS server stops listening at once, but its
         process and the raylet take ten seconds more, in which Ray's threads of this process call it without a pause.
         """
-        import ray
-
-        gcs_address = ray.get_runtime_context().gcs_address
+        gcs_address = _gcs_address()
         while not self._is_over.wait(_LOOK_EVERY_S):
-            if not has_raylet(self._tag) or _is_refused(gcs_address):
+            has_ended = not has_raylet(self._tag) or (gcs_address is not None and _is_refused(gcs_address))
+            if has_ended and not self._is_over.is_set():
                 self._console.event("Ray has ended too: live requests cannot be drained.")
                 end_tagged_processes(self._tag, terminate_for_s=1.0)
                 self._clean_up()
@@ -100,8 +101,18 @@ class Shutdown:
                     return
 
 
+def _gcs_address() -> str | None:
+    """HOST:PORT of the GCS server; None after this process has disconnected from Ray."""
+    import ray
+
+    try:
+        return str(ray.get_runtime_context().gcs_address)
+    except Exception:  # Ray raises a plain one
+        return None
+
+
 def _is_refused(address: str) -> bool:
-    """Whether nothing listens at HOST:PORT, which takes no time on this machine."""
+    """Whether nothing listens at HOST:PORT of this machine."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()

@@ -330,6 +330,7 @@ def test_without_a_device_the_program_ends_with_the_reason(
     assert ended.value.code == 2 and "no CUDA device" in capsys.readouterr().err
 
 
+# In each run, the sections run in one process above, and the program over scripted sections below.
 @pytest.mark.full
 def test_the_command_runs_sections_in_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "gpu", *TINY.arguments, "--out", str(tmp_path), "--only", "recovery"]

@@ -1,4 +1,4 @@
-"""The short form of `python -m tests.chaos`: a few faults of each kind under live streams."""
+"""The short form of `python -m tests.chaos`: a few faults under live streams."""
 
 import json
 import subprocess

@@ -121,6 +121,7 @@ def _comparable(found: list[Any]) -> list[Any]:
 
 
 LONG = TALE | {"max_tokens": 160, "ignore_eos": True, "n": 2, "logprobs": 0}
+LONGER = LONG | {"max_tokens": 400}
 
 
 async def test_one_api_key_reads_no_stream_of_another_and_a_stream_expires(with_keys: Server) -> None:
@@ -141,16 +142,17 @@ async def test_one_api_key_reads_no_stream_of_another_and_a_stream_expires(with_
 async def test_a_stream_is_cut_and_resumed_while_a_rank_is_killed(with_keys: Server) -> None:
     """Once before the ranks fail, and once while they are replaced; another connection takes over a stream that still runs."""
     async with client_of(with_keys, authorization=f"Bearer {API_KEYS[0]}") as client:
-        uncut = await client.events(COMPLETIONS, LONG)
-        first = await client.events(COMPLETIONS, LONG, "killed", most=20)
-        half_open = asyncio.create_task(client.events(COMPLETIONS, LONG, "killed", id_of(first[-1])))
+        uncut = await client.events(COMPLETIONS, LONGER)
+        first = await client.events(COMPLETIONS, LONGER, "killed", most=20)
+        half_open = asyncio.create_task(client.events(COMPLETIONS, LONGER, "killed", id_of(first[-1])))
         await asyncio.sleep(0.05)
         ranks = await asyncio.to_thread(lambda: with_keys.get("/props"))
         assert ranks[0] == 401, "the routes are guarded"
         pids = [pid for pid, command in with_keys.processes().items() if command.startswith("ray::RankWorker")]
+        assert not half_open.done(), "the stream still runs"
         os.kill(pids[0], signal.SIGKILL)
-        second = await client.events(COMPLETIONS, LONG, "killed", id_of(first[-1]), most=30)
-        third = await client.events(COMPLETIONS, LONG, "killed", id_of(second[-1]))
+        second = await client.events(COMPLETIONS, LONGER, "killed", id_of(first[-1]), most=30)
+        third = await client.events(COMPLETIONS, LONGER, "killed", id_of(second[-1]))
         assert joined(first + second + third) == joined(uncut)
         await asyncio.gather(half_open, return_exceptions=True)
     assert "recovered after" in with_keys.output()

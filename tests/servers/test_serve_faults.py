@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import signal
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -158,8 +159,10 @@ async def test_every_replica_completes_its_live_streams_at_a_shutdown() -> None:
 def test_a_signal_to_the_process_group_ends_every_process(server: Server) -> None:
     """systemd ends a service in this way: Ray's own processes get the signal too, so no stream can drain."""
     pids = server.processes().keys()
+    began = time.monotonic()
     os.killpg(server.process.pid, signal.SIGTERM)
     assert server.process.wait(120) == 0
+    assert time.monotonic() - began < 9.5, "Ray's raylet takes ten seconds"
     assert not server.wait_gone()
 
     def left() -> set[str]:

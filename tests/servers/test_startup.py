@@ -37,7 +37,7 @@ def seen() -> dict[str, Any]:
     return seen_by("tests.programs.startup", timeout_s=540)
 
 
-# In each run, `test_upgrade.py` deploys a truncated file.
+# In each run, `test_upgrade.py` deploys a damaged file.
 @pytest.mark.full
 @pytest.mark.parametrize("case", NAMED)
 def test_a_failed_deployment_names_the_file_in_the_applications_status(seen: dict[str, Any], case: str) -> None:

@@ -2,15 +2,26 @@
 
 import socket
 
-from deployments.local.shutdown import _is_refused
+import pytest
+
+from deployments.local.shutdown import _gcs_address, _is_refused
 
 
 def test_an_address_is_refused_only_where_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        assert not _is_refused(f"127.0.0.1:{port}") and not _is_refused(f"localhost:{port}")
-    assert _is_refused(f"127.0.0.1:{port}") and _is_refused(f"localhost:{port}")
+        assert not _is_refused(f"127.0.0.1:{port}")
+    assert _is_refused(f"127.0.0.1:{port}")
 
 
-def test_an_address_that_cannot_be_resolved_is_not_refused() -> None:
-    assert not _is_refused("no-such-host.invalid:6379")
+@pytest.mark.parametrize("error", [TimeoutError(), socket.gaierror(), OSError("too many open files")])
+def test_another_error_is_no_refusal(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    assert not _is_refused("127.0.0.1:1")
+
+
+def test_without_a_connection_to_ray_there_is_no_address() -> None:
+    assert _gcs_address() is None

@@ -135,7 +135,7 @@ def test_every_kernel_compiles_for_gpus_that_this_machine_lacks() -> None:
     command = [sys.executable, "-m", "tests.programs.gpu_check", "--sm", "90", "--dtype", "bfloat16"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [*command, "--ranks", "1", "--family", "Llama 3 8B", "--vocab", "128256", "--rows", "64", "--format"],
+        [*command, "--ranks", "1", "--family", "Llama 3 8B", "--vocab", "128256", "--rows", "1", "64", "--format"],
         env=environment,
         capture_output=True,
         text=True,
