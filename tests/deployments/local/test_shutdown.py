@@ -23,5 +23,9 @@ def test_another_error_is_no_refusal(error: OSError, monkeypatch: pytest.MonkeyP
     assert not _is_refused("127.0.0.1:1")
 
 
-def test_without_a_connection_to_ray_there_is_no_address() -> None:
+def test_without_a_connection_to_ray_there_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Ray is not connected")
+
+    monkeypatch.setattr("ray.get_runtime_context", fail)
     assert _gcs_address() is None
