@@ -82,7 +82,7 @@ OF_ALL_SIZES: Final = frozenset(("Llama 2 7B", "Llama 3.2 1B", "Mistral 7B"))
 
 # With many outputs, and with few, whose inputs are split. Compile keys depend on no more than that. Whatever families are
 # named: both in bfloat16, the first in float16, and none in float32, where quantized weights serve comparisons alone. All
-# variants take 20 minutes on two cores.
+# variants take about 20 minutes on two cores.
 QUANTIZED_SHAPES: Final = (FAMILIES["Llama 2 70B"], FAMILIES["TinyLlama"].on(4))
 ROWS: Final = (1, 20, 64)  # one for each tile of the products
 NUM_QUANTIZED_SHAPES: Final = {torch.bfloat16: 2, torch.float16: 1, torch.float32: 0}
