@@ -249,7 +249,7 @@ ops, cpu = TritonOps(), torch.device("cpu")
 @pytest.mark.parametrize(
     "check",
     [
-        pytest.param("checks.check_draws(ops, cpu, 4)", id="draws"),
+        pytest.param("checks.check_draws(ops, cpu, 6)", id="draws"),
         pytest.param("checks.check_rules(ops, cpu, 6)", id="rules"),
         pytest.param("checks.check_edits(cpu, 40)", id="edits"),
         pytest.param("checks.check_logprobs(ops, cpu)", id="logprobs"),
