@@ -41,12 +41,8 @@ LANE_OF_PATH = {
     "tests/deployments": "replica",
 }
 FIRST = ("ranks",)  # before any lane of WAITING
-COMPUTING = (
-    "model",
-    "unit",
-    "replica",
-    "lint",
-)  # one at a time while lanes of WAITING are left, two beside those of FIRST; the longest first
+# One at a time while lanes of WAITING are left, two beside those of FIRST; the longest first.
+COMPUTING = ("model", "unit", "replica", "lint")
 WAITING = ("starts", "nodes", "servers", "soak", "chaos")  # the longest first
 AT_ONCE = 3
 NICENESS = 19  # of a lane that computes: less than the workers of Ray have, whose niceness is 15

@@ -114,9 +114,9 @@ class JsonVocabulary:
 
     @cached_property
     def in_text(self) -> list[np.ndarray]:
-        """Masks of which each has an allowed token in free text, and never all of them in JSON: a string has no line break, and
-        beside strings no letter may be any letter."""
-        return [self._mask(lambda text, only=only: text == only) for only in (b"\n", b"q", b"z")]  # type: ignore[misc]
+        """Masks of a line break and of two letters. Free text allows all three; JSON allows no line break within a string, and
+        hardly any letters outside."""
+        return [self._mask(text.__eq__) for text in (b"\n", b"q", b"z")]
 
     @cached_property
     def _texts(self) -> list[bytes]:

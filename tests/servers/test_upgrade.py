@@ -74,6 +74,7 @@ async def test_no_request_fails_during_a_failed_or_a_successful_update(tmp_path:
             assert status != 0 and "damaged/consolidated.01.pth" in said, said
             answered = num_answers
             assert server.get("/props")[1]["max_queue"] == 256 and server.get("/ready")[0] == 200, "the old one serves"
+            assert not (tmp_path / "sprung").exists(), "the pickle was executed"
             status, said = await deploy(server, max_queue=102)
             assert status == 0, said
 

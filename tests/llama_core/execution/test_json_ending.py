@@ -267,6 +267,15 @@ def test_json_behind_reasoning_ends_and_validates(what: str) -> None:
         jsonschema.validate(json.loads(answer), {} if use else schema)
 
 
+def test_json_beside_calls_ends_and_validates() -> None:
+    answers, use = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None), ToolUse(TOOLS)
+    for seed in range(12):
+        grammar = answers.grammar_or(use, grammar_of(NUMBER), "response_format", begun=False)
+        tokens, has_ended, _ = sampled(grammar, 40 + 5 * seed, after('{"a-b', by_chance(seed)))
+        assert has_ended, TOKENIZER.decode(tokens)
+        jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), NUMBER)
+
+
 @pytest.mark.parametrize("begin", range(0, 40, 7))
 def test_an_answer_is_followed_from_any_token_on_with_the_same_masks(begin: int) -> None:
     """As when a matcher is made anew from the same tokens, or drafts are checked."""
