@@ -34,6 +34,7 @@ LANE_OF_PATH = {
     "tests/servers/test_upgrade.py": "starts",
     "tests/servers/test_serve_faults.py": "starts",
     "tests/servers/test_logs_and_traces.py": "starts",
+    "tests/servers/test_required_keys.py": "starts",
     "tests/servers": "servers",
     "tests/chaos/test_chaos.py": "chaos",
     "tests/cluster": "ranks",

@@ -1,4 +1,4 @@
-"""Four servers for the whole session, because a start takes as long as many tests together.
+"""Three servers for the whole session, because a start takes as long as many tests together.
 
 `test_end_to_end.py` ends the first two, and `test_serve_faults.py` the last. The other files that use them come before these in
 alphabetical order.
@@ -41,23 +41,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def with_keys() -> Iterator[Server]:
-    """The demo model for several API keys, which keeps streams for a few seconds. `test_up_command.py` ends it."""
-    args = {"spare_ranks": False, "resume_window_s": RESUME_WINDOW_S}
-    with served(args=args, env={"LLAMA_API_KEYS": ",".join(API_KEYS)}) as running:
-        running.wait_ready()
-        yield running
-
-
 SHARED_MEMORY_BEFORE: set[str] = set()  # files of the machine before the start of `traced`
 
 
 @pytest.fixture(scope="session")
 def traced() -> Iterator[Traced]:
-    """The demo model without standby processes, with traces and a log of JSON."""
+    """The demo model without standby processes, with traces, a log of JSON, two API keys and a short resume window."""
     SHARED_MEMORY_BEFORE.update(os.listdir("/dev/shm"))
-    with traced_server(max_seq_len=4096, spare_ranks=False) as running:
+    args = {"max_seq_len": 4096, "spare_ranks": False, "resume_window_s": RESUME_WINDOW_S}
+    with traced_server(api_keys=API_KEYS, **args) as running:
         yield running
 
 

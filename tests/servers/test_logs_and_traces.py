@@ -23,7 +23,7 @@ RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
 def ask(traced: Traced, path: str, request_id: str, **body: Any) -> httpx.Response:
-    headers = {"x-request-id": request_id} | body.pop("headers", {})
+    headers = traced.server.headers | {"x-request-id": request_id} | body.pop("headers", {})
     return http.post(traced.server.url + path, json=body, headers=headers, timeout=120, trust_env=False)
 
 
@@ -82,7 +82,8 @@ def test_the_ranks_shares_of_steps_and_sampling_are_measured(traced: Traced) -> 
 
 async def test_a_client_that_leaves_and_a_killed_rank_are_in_the_trace(traced: Traced) -> None:
     body = {"prompt": f"the {SECRET}", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(base_url=traced.server.url, timeout=120, trust_env=False) as client:
+    headers = traced.server.headers
+    async with httpx.AsyncClient(base_url=traced.server.url, timeout=120, trust_env=False, headers=headers) as client:
         async with client.stream("POST", "/v1/completions", json=body, headers={"x-request-id": "left"}) as answer:
             await anext(answer.aiter_bytes())
         left = await asyncio.to_thread(traced.collector.request, "left")

@@ -42,7 +42,7 @@ async def streams(
     server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 600
 ) -> list[Heard]:
     """The answer of each stream; `meanwhile` is called when all streams have begun."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False, headers=server.headers) as client:
         heard = [Heard() for _ in range(NUM_STREAMS)]
         hearing = [
             asyncio.create_task(hear(client, ask, each)) for ask, each in zip(asks(num_tokens), heard, strict=True)
@@ -58,7 +58,8 @@ async def answers(server: Server) -> None:
     """Wait for the first complete answer."""
 
     async def is_answered() -> bool:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
+        headers = server.headers
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False, headers=headers) as client:
             heard = await hear(client, asks(20)[0])
         return heard.error is None and heard.done
 

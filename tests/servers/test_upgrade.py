@@ -1,8 +1,11 @@
-"""A failed and a successful update under load, with resources for a second replica."""
+"""A failed and a successful update under load, with resources for a second replica; then the server is ended by two Ctrl-C."""
 
 import asyncio
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -50,39 +53,58 @@ async def deploy(server: Server, **changes: object) -> tuple[int, str]:
     return process.returncode, errors.decode()
 
 
-async def test_no_request_fails_during_a_failed_or_a_successful_update(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with served(args=ARGS, env={"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1"}) as running:
+        running.wait_ready()
+        yield running
+
+
+async def test_no_request_fails_during_a_failed_or_a_successful_update(server: Server, tmp_path: Path) -> None:
     damaged = write(tmp_path / "damaged", split(random_weights(WIDE), 2))
     torch.save({"norm.weight": Malicious(tmp_path / "sprung")}, damaged / "consolidated.01.pth")  # only a rank reads it
     files = {"ckpt_dir": str(damaged), "tokenizer_path": str(damaged / "tokenizer.model"), "max_seq_len": 64}
-    with served(args=ARGS, env={"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1"}) as server:
-        server.wait_ready()
-        stopping, errors, num_answers = asyncio.Event(), [], 0
+    stopping, errors, num_answers = asyncio.Event(), [], 0
 
-        async def ask_on(client: httpx.AsyncClient, number: int) -> None:
-            nonlocal num_answers
-            body = {"model": "llama-demo", "prompt": f"story {number}", "max_tokens": 200, "stream": True}
-            while not stopping.is_set():
-                heard = await hear(client, Ask("greedy", "/v1/completions", body | {"ignore_eos": True}))
-                num_answers += 1
-                if heard.error is not None or not heard.done:
-                    errors.append(heard.error)
-                await asyncio.sleep(1.5)  # leaves processor time to the replica that starts
+    async def ask_on(client: httpx.AsyncClient, number: int) -> None:
+        nonlocal num_answers
+        body = {"model": "llama-demo", "prompt": f"story {number}", "max_tokens": 200, "stream": True}
+        while not stopping.is_set():
+            heard = await hear(client, Ask("greedy", "/v1/completions", body | {"ignore_eos": True}))
+            num_answers += 1
+            if heard.error is not None or not heard.done:
+                errors.append(heard.error)
+            await asyncio.sleep(1.5)  # leaves processor time to the replica that starts
 
-        async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
-            asking = [asyncio.create_task(ask_on(client, number)) for number in range(2)]
-            status, said = await deploy(server, max_queue=101, **files)
-            assert status != 0 and "damaged/consolidated.01.pth" in said, said
-            answered = num_answers
-            assert server.get("/props")[1]["max_queue"] == 256 and server.get("/ready")[0] == 200, "the old one serves"
-            assert not (tmp_path / "sprung").exists(), "the pickle was executed"
-            status, said = await deploy(server, max_queue=102)
-            assert status == 0, said
+    async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
+        asking = [asyncio.create_task(ask_on(client, number)) for number in range(2)]
+        status, said = await deploy(server, max_queue=101, **files)
+        assert status != 0 and "damaged/consolidated.01.pth" in said, said
+        answered = num_answers
+        assert server.get("/props")[1]["max_queue"] == 256 and server.get("/ready")[0] == 200, "the old one serves"
+        assert not (tmp_path / "sprung").exists(), "the pickle was executed"
+        status, said = await deploy(server, max_queue=102)
+        assert status == 0, said
 
-            async def is_updated() -> bool:
-                return bool((await client.get("/props")).json().get("max_queue") == 102)
+        async def is_updated() -> bool:
+            return bool((await client.get("/props")).json().get("max_queue") == 102)
 
-            await until("the updated replica answers", is_updated)
-            stopping.set()
-            await asyncio.gather(*asking)
-        assert not errors
-        assert answered > 5 and num_answers > answered + 5
+        await until("the updated replica answers", is_updated)
+        stopping.set()
+        await asyncio.gather(*asking)
+    assert not errors
+    assert answered > 5 and num_answers > answered + 5
+
+
+def test_a_second_ctrl_c_ends_all_processes_at_once(server: Server) -> None:
+    body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
+    url = f"{server.url}/v1/completions"
+    with httpx.Client(timeout=90, trust_env=False) as client, client.stream("POST", url, json=body) as answer:
+        assert next(answer.iter_lines()).startswith("data: ")
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        begin = time.monotonic()
+        assert server.process.wait(120) == 0
+        assert time.monotonic() - begin < 60
+    assert server.wait_gone() == {}

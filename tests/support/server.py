@@ -24,6 +24,7 @@ from tests.conftest import GOLDEN
 from tests.support.programs import REPOSITORY, environment
 
 TEST_MARK = "LLAMA_TEST_MARK"
+API_KEYS_VARIABLE = "LLAMA_API_KEYS"
 GOLDEN_ARGS = {
     "model_id": "golden",
     "ckpt_dir": str(GOLDEN / "mp1"),  # one shard on two ranks
@@ -53,6 +54,8 @@ class Server:
         self.config.write_text(yaml.safe_dump(config))
         self.terminal = directory / "terminal"
         self.logs = directory / "logs"
+        key = env.get(API_KEYS_VARIABLE, "").partition(",")[0]
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._mark = uuid.uuid4().hex
         with self.terminal.open("wb") as output:
             self.process = subprocess.Popen(
@@ -73,10 +76,11 @@ class Server:
         return "\n".join(file.read_text(errors="replace") for file in files)
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
-        """Status and JSON body; status 0 while nothing answers, or not with a whole answer."""
+        """Status and JSON body; status 0 while nothing answers, or not with a whole answer. Sends the first API key."""
+        request = urllib.request.Request(self.url + path, headers=self.headers)
         try:
             try:
-                with urllib.request.urlopen(self.url + path, timeout=20) as response:
+                with urllib.request.urlopen(request, timeout=20) as response:
                     return response.status, json.loads(response.read())
             except urllib.error.HTTPError as error:
                 body = error.read()

@@ -3,14 +3,14 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.support.otlp_collector import Collector, collecting
-from tests.support.server import Server, served
+from tests.support.server import API_KEYS_VARIABLE, Server, served
 
 _OF_RAY = (":actor_name:", ":job_id:", ":task_name:")  # marks that Ray writes into a worker's output
 
@@ -46,7 +46,7 @@ class Traced:
 
 
 @contextmanager
-def traced_server(**args: Any) -> Iterator[Traced]:
+def traced_server(api_keys: Sequence[str] = (), **args: Any) -> Iterator[Traced]:
     folder = tempfile.mkdtemp(prefix="ray-")  # Ray's sockets need a short path
     try:
         with collecting() as collector:
@@ -55,6 +55,8 @@ def traced_server(**args: Any) -> Iterator[Traced]:
                 "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
                 "OTEL_BSP_SCHEDULE_DELAY": "200",
             }
+            if api_keys:
+                env[API_KEYS_VARIABLE] = ",".join(api_keys)
             with served(args={"log_format": "json"} | args, env=env) as server:
                 server.wait_ready()
                 yield Traced(server, collector, Path(folder) / "ray")

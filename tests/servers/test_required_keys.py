@@ -1,0 +1,87 @@
+"""A server that requires API keys: its banner, a second server on its port, and streams that only their own key resumes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.servers.conftest import API_KEYS, RESUME_WINDOW_S
+from tests.servers.test_broken_connections import TALE, client_of
+from tests.support import http
+from tests.support.joined_events import id_of, joined
+from tests.support.programs import REPOSITORY, environment
+from tests.support.raw_http import COMPLETIONS
+from tests.support.server import UP, Server
+from tests.support.traced_server import Traced
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
+WITH_OTHER_KEY = {"Authorization": f"Bearer {API_KEYS[1]}"}
+LONG = TALE | {"max_tokens": 160, "ignore_eos": True, "n": 2, "logprobs": 0}
+LONGER = LONG | {"max_tokens": 400}
+
+
+@pytest.fixture
+def server(traced: Traced) -> Server:
+    return traced.server
+
+
+def test_with_keys_the_server_reports_ready_and_asks_for_a_key(server: Server) -> None:
+    for path, status in (("/props", 401), ("/v1/models", 401), ("/health", 200)):
+        assert http.get(server.url + path, timeout=60).status_code == status
+    answer = http.get(f"{server.url}/metrics", headers=WITH_OTHER_KEY, timeout=60)
+    assert answer.status_code == 200
+    # The command itself sends GET /props once the server is ready.
+    assert 'requests_total{outcome="invalid_api_key",path="/v1/models"} 1.0' in answer.text
+    wait_until("the banner is printed", lambda: "Llama on Ray is ready" in server.output())
+    assert "asks for an API key" in server.output() and "Bearer KEY" in server.output()
+    assert "kq7" not in server.output(), "keys are never written"
+
+
+def test_a_second_server_on_the_same_port_is_refused(server: Server) -> None:
+    second = subprocess.run(
+        [*UP, str(server.config)],
+        cwd=REPOSITORY,
+        env=environment(RAY_ADDRESS="local"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert second.returncode != 0 and f"127.0.0.1:{server.port} cannot be used" in second.stderr
+
+
+async def test_one_api_key_reads_no_stream_of_another_and_a_stream_expires(server: Server) -> None:
+    async with client_of(server, **server.headers) as client:
+        events = await client.events(COMPLETIONS, LONG, "mine", most=5)
+        last = id_of(events[-1])
+        assert await client.status(COMPLETIONS, LONG, "mine", last, **WITH_OTHER_KEY) == (
+            404,
+            "stream_not_found",
+        )
+        assert await client.status(COMPLETIONS, TALE, "mine", last) == (422, "idempotency_key_reused")
+        rest = await client.events(COMPLETIONS, LONG, "mine", last)
+        assert joined(events + rest) == joined(await client.events(COMPLETIONS, LONG))
+        await asyncio.sleep(RESUME_WINDOW_S + 1)
+        assert await client.status(COMPLETIONS, LONG, "mine", last) == (404, "stream_not_found")
+
+
+async def test_a_stream_is_cut_and_resumed_while_a_rank_is_killed(server: Server) -> None:
+    """Once before the ranks fail, and once while they are replaced; another connection takes over a stream that still runs."""
+    num_recoveries = server.output().count("recovered after")
+    async with client_of(server, **server.headers) as client:
+        uncut = await client.events(COMPLETIONS, LONGER)
+        first = await client.events(COMPLETIONS, LONGER, "killed", most=20)
+        half_open = asyncio.create_task(client.events(COMPLETIONS, LONGER, "killed", id_of(first[-1])))
+        await asyncio.sleep(0.05)
+        pids = [pid for pid, command in server.processes().items() if command.startswith("ray::RankWorker")]
+        assert not half_open.done(), "the stream still runs"
+        os.kill(pids[0], signal.SIGKILL)
+        second = await client.events(COMPLETIONS, LONGER, "killed", id_of(first[-1]), most=30)
+        third = await client.events(COMPLETIONS, LONGER, "killed", id_of(second[-1]))
+        assert joined(first + second + third) == joined(uncut)
+        await asyncio.gather(half_open, return_exceptions=True)
+    assert server.output().count("recovered after") > num_recoveries
