@@ -57,10 +57,19 @@ async def start(two_rank_placement: PlacementGroup) -> AsyncIterator[Start]:
     groups: list[RankGroup] = []
 
     async def start_group(
-        factory: RunnerFactory | None = None, *, epoch: int = 1, limits: GroupLimits = LIMITS
+        factory: RunnerFactory | None = None,
+        *,
+        epoch: int = 1,
+        limits: GroupLimits = LIMITS,
+        num_blocks: int | None = None,
     ) -> tuple[RankGroup, GroupInfo]:
         group = RankGroup(
-            CONFIG, two_rank_placement, epoch=epoch, limits=limits, runner_factory=factory or FakeFactory()
+            CONFIG,
+            two_rank_placement,
+            epoch=epoch,
+            num_blocks=num_blocks,
+            limits=limits,
+            runner_factory=factory or FakeFactory(),
         )
         groups.append(group)
         return group, await group.start()

@@ -47,7 +47,9 @@ async def assert_gone(group: RankGroup, running: list[ProcessIdentity]) -> None:
     assert not socket_directories()
 
 
-async def test_steps_reach_every_rank_in_order_and_come_back(start: Start) -> None:
+async def test_steps_reach_every_rank_and_come_back_in_order_and_stop_leaves_no_process_and_no_socket(
+    start: Start,
+) -> None:
     group, info = await start()
     assert info.num_blocks == 49  # the smaller of the two ranks'
     assert [report.identity.rank for report in info.ranks] == [0, 1]
@@ -57,12 +59,18 @@ async def test_steps_reach_every_rank_in_order_and_come_back(start: Start) -> No
         assert (output.epoch, output.step, output.tokens) == (1, step, tokens_of(step))
     assert [status and status.phase for status in await group.statuses()] == [Phase.SERVING] * 2
     assert group.is_serving
+    outputs = await asyncio.gather(*(group.step(step_input(step)) for step in range(20, 120)))
+    assert [output.step for output in outputs] == list(range(20, 120)), "several steps may be in flight"
+    admit = [SlotInit(slot, [31_999] * 4096, list(range(256)), SamplingParams()) for slot in range(64)]  # megabytes
+    outputs = await asyncio.gather(*(group.step(StepInput(1, step, [], admit=admit)) for step in (120, 121, 122)))
+    assert [output.step for output in outputs] == [120, 121, 122]
 
-
-async def test_several_steps_may_be_in_flight(start: Start) -> None:
-    group, _ = await start()
-    outputs = await asyncio.gather(*(group.step(step_input(step)) for step in range(100)))
-    assert [output.step for output in outputs] == list(range(100))
+    assert not socket_directories()  # nothing to connect to while serving
+    await assert_gone(group, processes(info))
+    with pytest.raises(RankFailure, match="stopped"):
+        await group.step(step_input(123))
+    assert group.failure is None
+    await group.stop()
 
 
 async def test_a_step_that_arrives_while_a_device_computes_is_queued_behind_it(start: Start) -> None:
@@ -82,25 +90,6 @@ async def test_a_step_that_arrives_while_a_device_computes_is_queued_behind_it(s
     await asyncio.gather(*sent)
 
 
-async def test_a_step_of_megabytes_passes(start: Start) -> None:
-    group, _ = await start()
-    admit = [SlotInit(slot, [31_999] * 4096, list(range(256)), SamplingParams()) for slot in range(64)]
-    outputs = await asyncio.gather(*(group.step(StepInput(1, step, [], admit=admit)) for step in range(3)))
-    assert [output.step for output in outputs] == [0, 1, 2]
-
-
-async def test_stop_leaves_no_process_and_no_socket(start: Start) -> None:
-    group, info = await start()
-    pending = group.submit(step_input(0))
-    await pending
-    assert not socket_directories()  # nothing to connect to while serving
-    await assert_gone(group, processes(info))
-    with pytest.raises(RankFailure, match="stopped"):
-        await group.step(step_input(1))
-    assert group.failure is None
-    await group.stop()
-
-
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
 async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, rank: int) -> None:
     group, info = await start(FakeFactory(step_s=30))
@@ -118,11 +107,18 @@ async def test_a_killed_rank_fails_the_steps_in_flight_at_once(start: Start, ran
         await group.step(step_input(9))
 
 
-async def test_an_idle_groups_dead_rank_is_noticed(start: Start) -> None:
-    group, info = await start()
-    os.kill(processes(info)[1].pid, signal.SIGKILL)
-    assert (await asyncio.wait_for(group.wait_failed(), 60)).rank == 1
-    await assert_gone(group, processes(info))
+async def test_an_idle_groups_dead_rank_is_noticed_and_the_next_epoch_has_the_same_placement_group(
+    start: Start,
+) -> None:
+    first, before = await start(FakeFactory(expect_num_blocks=20), num_blocks=20)
+    assert before.num_blocks == 20, "as requested"
+    os.kill(processes(before)[1].pid, signal.SIGKILL)
+    assert (await asyncio.wait_for(first.wait_failed(), 60)).rank == 1
+    await assert_gone(first, processes(before))
+    second, after = await start(epoch=2, num_blocks=50)
+    assert after.num_blocks == 49, "the smallest rank's number of blocks"
+    assert (await second.step(step_input(0, epoch=2))).epoch == 2
+    assert not {process.pid for process in processes(before)} & {process.pid for process in processes(after)}
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
@@ -170,6 +166,7 @@ async def test_a_llama_error_in_load_is_raised_as_it_is(start: Start) -> None:
     assert caught.value.param == "ckpt_dir"
 
 
+@pytest.mark.full
 async def test_another_exception_in_load_names_rank_phase_and_text(start: Start) -> None:
     with pytest.raises(RankFailure, match=r"rank 1 failed \(ValueError\) while loading: no memory") as caught:
         await start(FakeFactory((Fault(1, "raise", "load", "no memory"),)))
@@ -192,6 +189,7 @@ async def test_a_death_in_load_names_the_rank_and_ends_the_group(two_rank_placem
     assert not socket_directories()
 
 
+@pytest.mark.full
 async def test_a_death_in_warm_up_names_rank_and_phase(two_rank_placement: PlacementGroup) -> None:
     factory = FakeFactory((Fault(1, "kill", "warm_up"),))
     group = RankGroup(CONFIG, two_rank_placement, limits=LIMITS, runner_factory=factory)
@@ -302,16 +300,6 @@ async def test_an_overdue_step_fails_even_if_ray_cannot_name_the_hanging_rank(
     await assert_gone(group, processes(info))
 
 
-async def test_a_group_allocates_at_most_the_requested_blocks(two_rank_placement: PlacementGroup) -> None:
-    factory = FakeFactory(expect_num_blocks=20)
-    group = RankGroup(CONFIG, two_rank_placement, num_blocks=20, limits=LIMITS, runner_factory=factory)
-    assert (await group.start()).num_blocks == 20
-    await group.stop()
-    group = RankGroup(CONFIG, two_rank_placement, num_blocks=50, limits=LIMITS, runner_factory=FakeFactory())
-    assert (await group.start()).num_blocks == 49, "the smallest rank's number of blocks"
-    await group.stop()
-
-
 async def test_a_start_that_hangs_ends_at_its_deadline_and_describes_progress(
     two_rank_placement: PlacementGroup,
 ) -> None:
@@ -349,16 +337,6 @@ async def test_a_cancelled_start_leaves_no_process(two_rank_placement: Placement
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
-
-
-async def test_the_next_epoch_starts_in_the_same_placement_group(start: Start) -> None:
-    first, before = await start(epoch=1)
-    os.kill(processes(before)[0].pid, signal.SIGKILL)
-    await first.wait_failed()
-    await first.stop()
-    second, after = await start(epoch=2)
-    assert (await second.step(step_input(0, epoch=2))).epoch == 2
-    assert not {process.pid for process in processes(before)} & {process.pid for process in processes(after)}
 
 
 async def test_each_rank_has_its_own_cores(start: Start) -> None:

@@ -25,6 +25,7 @@ from tests.support.waiting import until_true
 @pytest.fixture
 async def pool(two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StandbyPool]:
     monkeypatch.setattr(standby, "START_DELAY_S", 0.0)
+    monkeypatch.setattr(standby, "CHECK_PERIOD_S", 0.1)
     made = StandbyPool(two_rank_placement, LIMITS, enabled=True, runner_factory=FakeFactory())
     yield made
     await made.stop()
@@ -47,7 +48,9 @@ async def fail(group: RankGroup, info: GroupInfo) -> None:
     await group.stop()
 
 
-async def test_standby_processes_become_the_next_epochs_ranks_and_are_replaced(pool: StandbyPool) -> None:
+async def test_standby_processes_are_replaced_when_they_become_ranks_or_die_and_stop_ends_them(
+    pool: StandbyPool,
+) -> None:
     first = pool.open_group(CONFIG, 0, None)
     info = await first.start()
     processes = await ready(pool, info)
@@ -62,7 +65,14 @@ async def test_standby_processes_become_the_next_epochs_ranks_and_are_replaced(p
     assert (await second.step(step_input(5, slots=(3,)))).tokens == tokens_of(5, (3,))
     others = await ready(pool, info_of_second)
     assert not set(others) & set(processes)
+
+    os.kill(others[1], signal.SIGKILL)
+    await until_true("the pool notices the dead process", lambda: pool.num_standby != 2)
+    last = await ready(pool, info_of_second)
+    assert not set(last) & set(others)
+    await pool.stop()
     await second.stop()
+    await until_true("the processes have ended", lambda: not any(os.path.exists(f"/proc/{pid}") for pid in last))
     assert not any(is_running(report.identity.process) for report in info_of_second.ranks)
 
 
@@ -92,15 +102,6 @@ async def test_a_dead_standby_process_costs_one_attempt(pool: StandbyPool) -> No
     await third.stop()
 
 
-async def test_stop_ends_the_standby_processes(pool: StandbyPool) -> None:
-    first = pool.open_group(CONFIG, 0, None)
-    info = await first.start()
-    processes = await ready(pool, info)
-    await pool.stop()
-    await first.stop()
-    await until_true("the processes have ended", lambda: not any(os.path.exists(f"/proc/{pid}") for pid in processes))
-
-
 async def test_a_disabled_pool_creates_no_process(two_rank_placement: PlacementGroup) -> None:
     disabled = StandbyPool(two_rank_placement, LIMITS, enabled=False)
     disabled.prepare_standby(GroupInfo(0, 1, ()))
@@ -111,15 +112,3 @@ def test_a_standby_process_declines_where_memory_is_short(monkeypatch: pytest.Mo
     monkeypatch.setattr(rank_process, "available_host_bytes", lambda: rank_process.STANDBY_NEEDS_BYTES - 1)
     monkeypatch.setattr(rank_process, "_import_at_low_priority", lambda: pytest.fail("it imported torch"))
     assert not RankProcess(0, 1, "node", "127.0.0.1").preload(Share(1))
-
-
-async def test_a_dead_standby_process_is_replaced(pool: StandbyPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby, "CHECK_PERIOD_S", 0.1)
-    group = pool.open_group(CONFIG, 0, None)
-    info = await group.start()
-    first = await ready(pool, info)
-    os.kill(first[1], signal.SIGKILL)
-    await until_true("the pool notices the dead process", lambda: pool.num_standby != 2)
-    others = await ready(pool, info)
-    assert not set(first) & set(others)
-    await group.stop()
