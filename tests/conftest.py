@@ -39,11 +39,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class RankPool:
-    """`world_size` processes joined by gloo. They live for the whole session, because importing torch takes seconds."""
+    """`world_size` processes joined by gloo. They live for the whole session, and are forks of one process that has imported
+    torch, which takes seconds."""
 
     def __init__(self, world_size: int, store: Path) -> None:
         self.world_size = world_size
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.support.on_ranks", "torch._dynamo"])
         self._pipes: list[multiprocessing.connection.Connection] = []
         self._processes = []
         for rank in range(world_size):

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from llama_core.checkpoint.source import WeightReader
 from llama_core.checkpoint.weights import weight_specs
 from llama_core.model_config import ModelConfig
 from tests.conftest import GOLDEN
+from tests.support.forking import run_with_torch
 
 # 8 heads and 4 key/value heads: 1, 2 and 4 ranks divide them.
 WIDE = {"dim": 64, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}
@@ -106,5 +105,6 @@ print((peak("VmHWM") - before) / sum(w.nbytes for w in weights.values()))
 
 def peak_ratio(directory: Path, rank: int, world_size: int) -> float:
     """The peak memory of a process while it loads a rank's bfloat16 weights, as a multiple of their bytes."""
-    command = [sys.executable, "-c", _PEAK, str(directory), str(rank), str(world_size)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    done = run_with_torch(_PEAK, str(directory), str(rank), str(world_size))
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)

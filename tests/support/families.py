@@ -6,10 +6,9 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from llama_core.config import EngineConfig
 from llama_core.execution.parallel import Parallel
@@ -17,6 +16,9 @@ from llama_core.execution.runner import ModelRunner
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.support.hugging_face import CONFIGS, VOCAB_SIZE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LLAMA = CONFIGS["llama2"]
 # By name: a config.json. Windows have 24 positions, rope types an original context of 32 or 64.
@@ -47,6 +49,8 @@ class Expected(NamedTuple):
 
 def write(directory: Path, name: str, shard_size: str = "10GB") -> Expected:
     """Write a random model of the family, as transformers saves it."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, and ranks do without it
+
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(FAMILIES[name]))
     torch.manual_seed(0)
@@ -63,7 +67,7 @@ def write(directory: Path, name: str, shard_size: str = "10GB") -> Expected:
 
 
 @torch.inference_mode()
-def _continue(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+def _continue(model: "PreTrainedModel", prompt: list[int]) -> tuple[list[int], torch.Tensor]:
     """Greedy, by a forward without a cache over MAX_SEQ_LEN positions: a length that fixes the base of dynamic rope. Positions
     behind the text do not change it."""
     text, logits = list(prompt), []

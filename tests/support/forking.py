@@ -87,6 +87,12 @@ def fork_server(modules: tuple[str, ...], changes: tuple[tuple[str, str], ...] =
     return ForkServer(modules, environment(**dict(changes)))
 
 
+def run_with_torch(source: str, *args: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+    """Run a program of the model without importing torch once more. args: its `sys.argv[1:]`."""
+    server = fork_server(("torch", "llama_core.execution.runner"))
+    return server.run(source, ["-c", *args], environment(), timeout_s=timeout_s)
+
+
 def _become(program: Program) -> int:
     """Run the program in this process. Returns its exit status."""
     for descriptor, path in enumerate(program.files):

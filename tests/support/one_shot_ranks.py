@@ -1,15 +1,15 @@
-"""One rank of a one-shot all-reduce in Triton's interpreter: one_shot_ranks.py RANK WORLD FOLDER DTYPE SEED [switch].
+"""The ranks of a one-shot all-reduce in Triton's interpreter: forks of a process whose kernels are interpreted.
 
-The ranks are processes that map one file of the folder and join a group of gloo. They run the self-test, also with memory that
-does not work, and then many sums. Each rests at random places, also between the meeting of a kernel and its reads. Exit
-status 1 if a sum differs from the sum in the order of ranks by a bit. Not for bfloat16, to which the interpreter truncates.
+They map one file of a folder and join a group of gloo. They run the self-test, also with memory that does not work, and then
+many sums. Each rests at random places, also between the meeting of a kernel and its reads. A rank fails if a sum differs from
+the sum in the order of ranks by a bit. Not for bfloat16, to which the interpreter truncates.
 
-switch: a simulated NVLink switch adds, in float32 alone. The interpreter has no inline assembly.
+With `has_switch` a simulated NVLink switch adds, in float32 alone. The interpreter has no inline assembly.
 """
 
+import multiprocessing
 import os
 import random
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +24,10 @@ from llama_core.execution.fused.all_reduce import GroupAllReduce, OneShotAllRedu
 from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.peer_memory import PeerMemory, peer_bytes
 from llama_core.execution.parallel import Parallel, join, leave, smallest
-from tests.support.interpreter import prepare_interpreter
 
 MAX_ROWS, DIM, ROUNDS = 3, 24, 12
 PAGE = 4096
+LIMIT_S = 200.0
 
 
 def mapped_memory(path: Path, rank: int, world_size: int, row_bytes: int, *, has_switch: bool) -> PeerMemory:
@@ -91,9 +91,12 @@ def check_self_test(memory: PeerMemory, parallel: Parallel, dtype: torch.dtype) 
     assert not OneShotAllReduce(memory, large).fault(parallel, DIM, dtype)
 
 
-def run(rank: int, world_size: int, folder: Path, dtype: torch.dtype, seed: int, *, has_switch: bool) -> None:
+def run(rank: int, world_size: int, folder: Path, dtype: torch.dtype, seed: int, has_switch: bool) -> None:
+    """One rank."""
     from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
 
+    torch.set_num_threads(1)
+    yield_at_polls()
     store = dist.FileStore(str(folder / "store"), world_size)  # type: ignore[attr-defined]
     parallel = join(rank, world_size, "cpu", store)
     memory = mapped_memory(folder / "memory", rank, world_size, DIM * dtype.itemsize, has_switch=has_switch)
@@ -112,12 +115,26 @@ def run(rank: int, world_size: int, folder: Path, dtype: torch.dtype, seed: int,
         assert torch.equal(mine, states), f"rank {rank}, turn {turn}: {mine} is not {states}"
         assert torch.allclose(out.float(), expected.float(), atol=4e-3), turn
     assert memory.missed.item() == 0
-
-
-if __name__ == "__main__":
-    prepare_interpreter()
-    yield_at_polls()
-    rank, world_size, folder, dtype, seed = sys.argv[1:6]
-    has_switch = sys.argv[6:] == ["switch"]
-    run(int(rank), int(world_size), Path(folder), getattr(torch, dtype), int(seed), has_switch=has_switch)
     leave()
+
+
+def run_all(world_size: int, folder: Path, dtype: torch.dtype, seed: int, *, has_switch: bool) -> None:
+    """All ranks, which must end well within `LIMIT_S`."""
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=run, args=(rank, world_size, folder, dtype, seed, has_switch))
+        for rank in range(world_size)
+    ]
+    for rank in ranks:
+        rank.start()
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        # The peers of a rank that failed wait for it.
+        while any(rank.is_alive() for rank in ranks) and not any(rank.exitcode for rank in ranks):
+            assert time.monotonic() < deadline, "a rank waits for ever"
+            time.sleep(0.02)
+        assert [rank.exitcode for rank in ranks] == [0] * world_size
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()

@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from llama_core.reshard import reshard
 from tests.conftest import GOLDEN
 from tests.support import checkpoints
 from tests.support.checkpoints import WIDE, open_weights, peak_ratio, random_weights, split, write
+from tests.support.forking import run_with_torch
 
 CONFIG = config_from_params(WIDE, vocab_size=640)
 
@@ -108,12 +107,13 @@ def test_a_reshared_checkpoint_holds_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_the_reshard_command_prints_the_files_or_the_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "llama_core.reshard", str(GOLDEN / "mp1"), str(tmp_path / "out"), "--shards", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = "import runpy; runpy.run_module('llama_core.reshard', run_name='__main__', alter_sys=True)"
+    words = [str(GOLDEN / "mp1"), str(tmp_path / "out"), "--shards", "2"]
+    done = run_with_torch(command, *words)
     assert done.returncode == 0 and done.stdout.split() == [
         str(tmp_path / "out" / f"consolidated.0{i}.pth") for i in (0, 1)
     ]
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    again = run_with_torch(command, *words)
     assert again.returncode == 1 and "holds shards already" in again.stderr and "Traceback" not in again.stderr
 
 

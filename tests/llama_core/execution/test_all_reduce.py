@@ -1,8 +1,5 @@
 """The one-shot all-reduce: ranks in processes that share memory, in Triton's interpreter, and the choice of an all-reduce."""
 
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,56 +22,32 @@ from llama_core.execution.fused.ops import TorchOps
 from llama_core.execution.fused.peer_memory import PeerMemory, one_shot_rows, peer_bytes
 from llama_core.execution.parallel import Parallel
 from tests.support import one_shot_ranks
-from tests.support.interpreter import interpret, interpreted_environment
+from tests.support.interpreter import interpret
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
 
 @pytest.mark.parametrize(
-    ("world_size", "dtype", "further"),
+    ("world_size", "dtype", "has_switch"),
     [
-        (2, "float16", []),
-        (2, "float32", ["switch"]),
-        pytest.param(4, "float32", [], marks=pytest.mark.full),
-        pytest.param(4, "float32", ["switch"], marks=pytest.mark.full),
+        (2, "float16", False),
+        (2, "float32", True),
+        pytest.param(4, "float32", False, marks=pytest.mark.full),
+        pytest.param(4, "float32", True, marks=pytest.mark.full),
     ],
 )
 def test_interpreted_sums_are_those_in_the_order_of_ranks_however_late_a_rank_comes(
-    world_size: int, dtype: str, further: list[str], tmp_path: Path
+    world_size: int, dtype: str, has_switch: bool, tmp_path: Path
 ) -> None:
     row_bytes = one_shot_ranks.DIM * getattr(torch, dtype).itemsize
     (tmp_path / "memory").write_bytes(bytes(one_shot_ranks.file_bytes(world_size, row_bytes)))
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                one_shot_ranks.__name__,
-                str(rank),
-                str(world_size),
-                str(tmp_path),
-                dtype,
-                "7",
-                *further,
-            ],
-            env=interpreted_environment(OMP_NUM_THREADS="1"),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        deadline = time.monotonic() + 200
-        # The peers of a rank that failed wait for it.
-        while any(process.poll() is None for process in processes) and not any(map(subprocess.Popen.poll, processes)):
-            assert time.monotonic() < deadline, "a rank waits for ever"
-            time.sleep(0.05)
-        for process in processes:
-            assert not process.returncode, process.communicate()[1]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    program = f"""
+import torch
+from pathlib import Path
+from tests.support.one_shot_ranks import run_all
+run_all({world_size}, Path({str(tmp_path)!r}), torch.{dtype}, 7, has_switch={has_switch})
+"""
+    interpret(program)
 
 
 ORDER = """

@@ -1,5 +1,6 @@
 """The fused backend on a simulated device: work that runs late, graphs that share memory, and the order of collectives."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tests.support.simulated_steps import (
 MP1 = str(GOLDEN / "mp1")
 
 
+@cache
 def expected_outputs(seed: int) -> tuple[list[list[int]], list[list[float]]]:
     """Each request alone, on the reference backend."""
     outputs, logprobs = [], []
