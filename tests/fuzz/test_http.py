@@ -16,10 +16,11 @@ from tests.fuzz.messages import CHAT, COMPLETIONS, MARK, Message, cheap
 ASKED = Message("test", "POST", COMPLETIONS, b"{}")
 
 
-async def test_two_thousand_generated_requests_get_valid_answers() -> None:
-    outcome = await fuzz_in_process(2000, seed=Random().randrange(10**6))
+@pytest.mark.parametrize("count", [800, pytest.param(2000, marks=pytest.mark.full)])
+async def test_generated_requests_get_valid_answers(count: int) -> None:
+    outcome = await fuzz_in_process(count, seed=Random().randrange(10**6))
     assert outcome.findings == []
-    assert outcome.cases >= 1900 and outcome.counts["200"] and outcome.counts["400"] and not outcome.counts["500"]
+    assert outcome.cases >= 0.95 * count and outcome.counts["200"] and outcome.counts["400"] and not outcome.counts["500"]
 
 
 def _error(**changes: Any) -> dict[str, Any]:
