@@ -20,7 +20,9 @@ ASKED = Message("test", "POST", COMPLETIONS, b"{}")
 async def test_generated_requests_get_valid_answers(count: int) -> None:
     outcome = await fuzz_in_process(count, seed=Random().randrange(10**6))
     assert outcome.findings == []
-    assert outcome.cases >= 0.95 * count and outcome.counts["200"] and outcome.counts["400"] and not outcome.counts["500"]
+    assert (
+        outcome.cases >= 0.95 * count and outcome.counts["200"] and outcome.counts["400"] and not outcome.counts["500"]
+    )
 
 
 def _error(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.wire import messages as wire
@@ -109,6 +109,7 @@ def test_the_garbage_collector_does_not_visit_the_alternatives_of_a_token() -> N
     assert not any(entry is None or gc.is_tracked(entry.top) for entry in reply.output.logprobs)
 
 
+@settings(max_examples=40)  # each is several of the messages above
 @given(st.lists(steps, min_size=1, max_size=4), st.integers(1, 50))
 def test_frames_are_read_from_pieces_of_any_size(messages: list[StepInput], piece_bytes: int) -> None:
     stream = b"".join(wire.frame(message) for message in messages)

@@ -24,21 +24,22 @@ from tests.support.simulated_steps import (
 )
 
 MP1 = str(GOLDEN / "mp1")
+NUM_REQUESTS = 6  # of a group
 
 
 @cache
-def expected_outputs(seed: int) -> tuple[list[list[int]], list[list[float]]]:
+def expected_outputs(seed: int, count: int) -> tuple[list[list[int]], list[list[float]]]:
     """Each request alone, on the reference backend."""
     outputs, logprobs = [], []
-    for request in requests_of(seed):
+    for request in requests_of(seed, count):
         alone_run = on_ranks.serve(alone("cpu"), MP1, [request], backend="torch")
         outputs += alone_run["outputs"]
         logprobs += alone_run["logprobs"]
     return outputs, logprobs
 
 
-def assert_expected(run: SimulatedRun, seed: int) -> None:
-    outputs, logprobs = expected_outputs(seed)
+def assert_expected(run: SimulatedRun, seed: int, count: int = 10) -> None:
+    outputs, logprobs = expected_outputs(seed, count)
     assert run.outputs == outputs
     for mine, theirs in zip(run.logprobs, logprobs, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
@@ -107,9 +108,9 @@ def test_rules_masks_and_logprobs_take_one_copy_more_each_and_no_wait_for_the_de
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_all_ranks_join_the_same_collectives_in_the_same_order(ranks: Any, world_size: int) -> None:
-    runs: list[SimulatedRun] = ranks(world_size).call(simulated, MP1, requests_of(7), 7, 0.3)
+    runs: list[SimulatedRun] = ranks(world_size).call(simulated, MP1, requests_of(7, NUM_REQUESTS), 7, 0.3)
     for run in runs:
-        assert_expected(run, 7)
+        assert_expected(run, 7, NUM_REQUESTS)
         assert run.collectives == runs[0].collectives
     assert len(runs[0].collectives) > 100
 
