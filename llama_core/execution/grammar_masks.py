@@ -3,6 +3,9 @@
 A matcher belongs to a slot. It is made from the slot's grammar and follows the tokens generated so far, which a preempted
 sequence or new ranks have from their `SlotInit`. One thread makes matchers and masks; a sampler waits for the masks of its own
 rows, not for others'. A matcher that exceeds the limits of time and memory refuses its row only.
+
+Matchers of one grammar share what they have built, and so the limits. Where one exceeds them, the row's grammar is compiled
+again for it alone, so that an answer does not depend on earlier ones.
 """
 
 import logging
@@ -10,7 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -35,6 +39,7 @@ class _Slot:
     grammar: str
     position: int  # of the first token that the matcher has not consumed
     limit: int | None  # the position behind the last token that may be sampled; None: the end is not brought about
+    tokens: list[int] = field(default_factory=list)  # those of the answer that the matcher has consumed
     matcher: "LLMatcher | None" = None
     ending: JsonEnding | None = None  # of JSON and calls of tools, made with the matcher
 
@@ -165,12 +170,24 @@ class SlotGrammars:
 
     def _fill_row(self, job: _Job, masks: GrammarMasks) -> None:
         """Write the bits of the row's samples, each after the drafts before it."""
+        slot, num_forced, num_shortened = job.slot, len(masks.forced), len(masks.shortened)
+        try:
+            self._match_row(job, masks)
+        except _Exceeded:
+            self._compiled.pop(slot.grammar, None)
+            slot.matcher = slot.ending = None
+            del masks.forced[num_forced:], masks.shortened[num_shortened:]
+            self._match_row(replace(job, tokens=[*slot.tokens, *job.tokens]), masks)
+        slot.tokens += job.tokens
+
+    def _match_row(self, job: _Job, masks: GrammarMasks) -> None:
         begin = job.position - len(job.tokens)
         if job.slot.matcher is None:
             self._begin_matching(job.slot, begin)
         matcher, ending = job.slot.matcher, job.slot.ending
         assert matcher is not None
         if matcher.try_consume_tokens(job.tokens) < len(job.tokens) and not matcher.is_stopped():
+            _check(matcher)
             raise _Refused("the tokens generated so far do not follow the grammar")
         if ending is not None:
             ending.append(job.tokens, begin)
@@ -218,7 +235,8 @@ class SlotGrammars:
         if not description:
             return None
         has_text = begins_with_text(grammar)
-        return Lookahead(self._compile(grammar), self._loaded()[1], description, begins_with_text=has_text)
+        compiled = partial(self._compile, grammar)
+        return Lookahead(compiled, self._loaded()[1], description, begins_with_text=has_text)
 
     def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
         if self._load is None:
@@ -233,6 +251,10 @@ class _Refused(Exception):
     """The row's next token cannot be decided."""
 
 
+class _Exceeded(_Refused):
+    """The matcher has exceeded the limits of time and memory."""
+
+
 def _check(matcher: "LLMatcher") -> None:
     if matcher.is_error():
-        raise _Refused(f"the grammar is too complex: {' '.join(matcher.get_error().split())[:200]}")
+        raise _Exceeded(f"the grammar is too complex: {' '.join(matcher.get_error().split())[:200]}")

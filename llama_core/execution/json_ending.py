@@ -4,11 +4,16 @@ Without this an answer that reaches the limit is cut where it is, and no client 
 to end is found by following its grammar ahead, always with the token that closes most. While the limit is further away than
 that, masks stay as they are. Other text before the JSON, such as reasoning, keeps its masks: it is told from JSON by what the
 grammar allows.
+
+The closing path, the tokens to the answer's end, is found once and then kept up to date. Behind most tokens the rest of it, or
+all of it, is still a path, which the grammar tells in microseconds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from heapq import heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,13 +21,17 @@ import numpy as np
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# With fewer tokens beyond those of the closing path the model has no choice: a character or an escape may take several.
-_FORCED_BELOW: Final = 4
+# With fewer tokens beyond those of the closing path the model has no choice: a character may take four, and an escape that
+# begins with one token for "\\u" five.
+_FORCED_BELOW: Final = 5
 _MARGIN: Final = 8  # tokens to spare behind a token that stands for a group of tokens
 _FEW: Final = 16  # tokens that are tried one by one
-_FEW_IN_STRING: Final = 64  # as in an enum
-_MAX_PATH: Final = (
-    128  # tokens of the shortest answer; longer ones are left as they are, because looking ahead costs more
+_FEW_IN_STRING: Final = 256  # as in an enum
+# Tokens of the closing path of a whole answer. Longer ones are left as they are, because looking ahead costs more.
+_MAX_PATH: Final = 256
+_MAX_TRIED: Final = 1024  # tokens that one closing path tries within strings
+_MAX_FOLLOWED: Final = (
+    1024  # tokens that are tried for one mask, and those of the paths that are found; about ten milliseconds
 )
 _MAX_WATCHED: Final = 512  # positions before the limit at which masks may be narrowed
 _QUOTE: Final = 0x22
@@ -53,12 +62,6 @@ class JsonText:
                 self.is_escaped = char == _BACKSLASH
                 self.in_string = char != _QUOTE
 
-    def begin_anew(self) -> None:
-        self.in_string = self.is_escaped = self.in_number = False
-
-    def copy(self) -> "JsonText":
-        return JsonText(self.in_string, self.is_escaped, self.in_number)
-
 
 class JsonVocabulary:
     """A vocabulary's tokens by what they do to a text of JSON, as masks: uint32 words of one bit a token."""
@@ -69,7 +72,11 @@ class JsonVocabulary:
 
     def prepare(self) -> None:
         """Make all masks, which takes some tenths of a second for 128,000 tokens."""
-        assert self.between and self.closing_string and self.leaving_string and self.spaces.size
+        assert self.between and self.closing_string and self.leaving_string and self.in_text and self.characters
+        assert all(
+            mask.size
+            for mask in (self.character_bits, self.end_bits, self.in_numbers, self.spaces, self.beginning_character)
+        )
 
     def text(self, token: int) -> bytes:
         return self._texts[token] if token < len(self._texts) else b""
@@ -119,6 +126,22 @@ class JsonVocabulary:
         return [self._mask(text.__eq__) for text in (b"\n", b"q", b"z")]
 
     @cached_property
+    def beginning_character(self) -> np.ndarray:
+        """All tokens but those that go on within a character of several bytes."""
+        return bits_of(
+            (i for i, text in enumerate(self._texts) if not 0x80 <= text[:1].ljust(1)[0] < 0xC0), self.num_words
+        )
+
+    @cached_property
+    def characters(self) -> dict[bytes, int]:
+        """A token for each character of ASCII that has one of its own."""
+        return {text: i for i, text in enumerate(self._texts) if len(text) == 1 and 0x20 <= text[0] < 0x7F}
+
+    @cached_property
+    def character_bits(self) -> np.ndarray:
+        return bits_of(self.characters.values(), self.num_words)
+
+    @cached_property
     def _texts(self) -> list[bytes]:
         return [self._vocabulary.decode_bytes([token]) for token in range(self._vocabulary.vocab_size)]
 
@@ -153,14 +176,20 @@ class Lookahead:
     """A grammar compiled for looking ahead. Its matchers are apart from those that decide masks, because llguidance's limits of
     one request may be exceeded by looking ahead alone, and matchers made from one another share what they have built.
 
-    begins_with_text: other text may come before the JSON. is_broken: the limits were exceeded, so that the answers that follow
-    are left as they are."""
+    begins_with_text: other text may come before the JSON. is_broken: the limits were exceeded, so that later answers need
+    another one."""
 
     def __init__(
-        self, matcher: "LLMatcher", vocabulary: JsonVocabulary, description: str, *, begins_with_text: bool = False
+        self,
+        compiled: "Callable[[], LLMatcher]",
+        vocabulary: JsonVocabulary,
+        description: str,
+        *,
+        begins_with_text: bool = False,
     ) -> None:
-        """description: `text.grammar.json_description`."""
-        self.matcher = matcher
+        """compiled: compiles the grammar. description: `text.grammar.json_description`."""
+        self.compiled = compiled
+        self.matcher = compiled()
         self.vocabulary = vocabulary
         self.begins_with_text = begins_with_text
         self.is_broken = False
@@ -169,28 +198,42 @@ class Lookahead:
         if begins_with_text:
             longest = longest if all(mask.any() for mask in vocabulary.in_text) else 0
         else:
-            path = closing_path(vocabulary, matcher.deep_copy(), None, JsonText(), _MAX_PATH)
-            longest = 0 if path is None else max(longest, 2 * len(path) + 8 * _MARGIN)
+            path, _ = closing_path(vocabulary, self.matcher.deep_copy(), JsonText(), _MAX_PATH)
+            longest = max(longest, 2 * len(path) + 8 * _MARGIN) if path else 0
         self.num_watched = min(longest, _MAX_WATCHED)  # 0: answers are not brought to their end
 
 
 @dataclass(slots=True)
+class _Place:
+    """Where an answer stands. text: within its JSON. path: the closing path, empty where the answer cannot end in time, so that
+    it is left as it is; None in other text than JSON, and before the watched positions."""
+
+    text: JsonText = field(default_factory=JsonText)
+    path: list[int] | None = None
+
+    def copy(self) -> "_Place":
+        return _Place(replace(self.text), self.path)
+
+
+@dataclass(slots=True)
 class JsonEnding:
-    """The end of one answer. An answer that cannot end in time is left as it is.
+    """The end of one answer.
 
     first_watched: the position from which on masks are narrowed where they must be. limit: the position behind the last token
-    that may be sampled. could_end: whether the closing path from `first_watched` on, or from where JSON begins behind it, fits
-    before the limit; None before that is known, and in other text than JSON. It is found at that position alone: masks must not
-    depend on when a matcher is made anew from the same tokens. judged: the last position at which it was found.
+    that may be sampled. tokens: those of the answer that `matcher` has consumed. arrived: the last position for which `place`
+    is known. All of it follows from the answer's tokens alone: masks must not depend on when a matcher is made anew from them,
+    nor on other answers.
     """
 
     ahead: Lookahead
     matcher: "LLMatcher"
     first_watched: int
     limit: int
-    text: JsonText = field(default_factory=JsonText)
-    could_end: bool | None = None
-    judged: int = -1
+    place: _Place = field(default_factory=_Place)
+    tokens: list[int] = field(default_factory=list)
+    arrived: int = -1
+    is_broken: bool = False
+    num_followed: int = 0  # tokens that were tried for one mask, and those of the paths that were found
 
     @classmethod
     def of(cls, ahead: Lookahead, begin: int, limit: int) -> "JsonEnding":
@@ -199,80 +242,138 @@ class JsonEnding:
 
     def append(self, tokens: Sequence[int], begin: int) -> None:
         """Follow the answer's next tokens, of which the first is at position `begin`."""
-        self.could_end, _ = self._followed(tokens, begin, self.text)
+        before, num_before = self.place.copy(), len(self.tokens)
+        self._follow(self.place, tokens, begin)
+        if self.matcher.is_error() and self._renew(num_before):
+            self.place = before
+            self._follow(self.place, tokens, begin)
+            self.is_broken = self.matcher.is_error()
 
     def narrow(self, bits: np.ndarray, position: int, drafts: Sequence[int] = ()) -> bool:
         """Drop from the mask the tokens after which the answer may not end in time. Returns whether a text was lost.
 
         bits: uint32 [words], what the grammar allows at `position`. drafts: the tokens before it that are not known to be the
         answer's."""
-        if self.ahead.is_broken or position < self.first_watched or not bits.any():
+        if self.is_broken or position < self.first_watched or not bits.any():
             return False
-        if self.could_end is False and not self.ahead.begins_with_text:
+        if self.place.path == [] and not self.ahead.begins_with_text:
             return False
-        text = self.text.copy()
-        could_end, num_followed = self._followed(drafts, position - len(drafts), text)
-        could_end = self._ends_in_time(could_end, bits, text, position)
-        if not drafts:
-            self.could_end, self.text, self.judged = could_end, text, position
-        lost = bool(could_end) and self._narrow(bits, text, self.limit - position)
-        self.matcher.rollback(num_followed)
+        allowed, num_before = bits.copy(), len(self.tokens)
+        lost = self._narrow_behind(bits, position, drafts)
+        if self.matcher.is_error():
+            bits[:] = allowed
+            lost = self._renew(num_before) and self._narrow_behind(bits, position, drafts)
+            if self.matcher.is_error():
+                self.is_broken, bits[:] = True, allowed
+                return False
         return lost
 
-    def _followed(self, tokens: Sequence[int], begin: int, text: JsonText) -> tuple[bool | None, int]:
-        """Follow tokens of which the first is at position `begin`. Returns `could_end` behind them, and the number that the
-        matcher has consumed."""
-        could_end = self.could_end
-        num_done = min(max(0, self.first_watched - begin), len(tokens))
-        num_followed = self._follow(tokens[:num_done], text)
-        while num_done < len(tokens) and (could_end is None or self.ahead.begins_with_text):
-            if begin + num_done != self.judged:
-                could_end = self._ends_in_time(could_end, None, text, begin + num_done)
-            num_followed += self._follow(tokens[num_done : num_done + 1], text)
-            num_done += 1
-        return could_end, num_followed + self._follow(tokens[num_done:], text)
+    def _narrow_behind(self, bits: np.ndarray, position: int, drafts: Sequence[int]) -> bool:
+        place = self.place.copy()
+        self._follow(place, drafts, position - len(drafts))
+        self._arrive(place, position, bits)
+        if not drafts and not self.matcher.is_error():
+            self.place, self.arrived = place, position
+        lost = bool(place.path) and self._narrow(bits, place, position)
+        if drafts:
+            self.matcher.rollback(len(drafts))
+            del self.tokens[-len(drafts) :]
+        return lost
 
-    def _ends_in_time(
-        self, could_end: bool | None, bits: np.ndarray | None, text: JsonText, position: int
-    ) -> bool | None:
-        """`could_end` at `position`, from that of the position before. bits: what the grammar allows there, if that is known.
+    def _renew(self, num_tokens: int) -> bool:
+        """Compile the grammar again and follow the first tokens of the answer: others may have used up the limits. Returns
+        True."""
+        self.ahead.is_broken = True
+        self.matcher = self.ahead.compiled()
+        del self.tokens[num_tokens:]
+        self.matcher.try_consume_tokens(self.tokens)
+        return True
 
-        Where JSON begins behind other text, `text` begins anew."""
-        if self.ahead.begins_with_text and self._is_in_text(bits):
-            return None
-        if could_end is not None:
-            return could_end
+    def _follow(self, place: _Place, tokens: Sequence[int], begin: int) -> None:
+        """Follow tokens of which the first is at position `begin`."""
+        for position, token in enumerate(tokens, begin):
+            self._arrive(place, position)
+            self.matcher.try_consume_tokens([token])
+            self.tokens.append(token)
+            place.text.append(self.ahead.vocabulary.text(token))
+            if place.path:
+                place.path = self._path_behind(place, token, self.limit - position - 1)
+
+    def _arrive(self, place: _Place, position: int, bits: np.ndarray | None = None) -> None:
+        """Find the place at `position`, behind the tokens before it. bits: what the grammar allows there, if that is known."""
+        if position < self.first_watched or position == self.arrived or self.matcher.is_error():
+            return
         if self.ahead.begins_with_text:
-            text.begin_anew()
-        return self._closing_path(None, text, self.limit - position) is not None
+            in_text = self._is_in_text(self._mask() if bits is None else bits, len(self.tokens))
+            if in_text:
+                place.path = None
+                return
+            if place.path is None:
+                text = self._text_of_json(is_json=in_text is False)
+                if text is None:
+                    return
+                place.text = text
+        if place.path is None:
+            place.path = self._closing_path(place.text, self.limit - position)
 
-    def _is_in_text(self, bits: np.ndarray | None) -> bool:
-        if bits is None:
-            bits = np.zeros(self.ahead.vocabulary.num_words, np.uint32)
-            self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        return all((bits & mask).any() for mask in self.ahead.vocabulary.in_text)
-
-    def _narrow(self, bits: np.ndarray, text: JsonText, left: int) -> bool:
-        path = self._closing_path(bits, text, left)
-        if path is None:
-            return False
+    def _is_in_text(self, bits: np.ndarray, num_tokens: int) -> bool | None:
+        """Whether other text than JSON may go on behind the first tokens; None within a character, of which the grammar allows
+        the next byte alone."""
         vocabulary = self.ahead.vocabulary
-        if left - len(path) < _FORCED_BELOW:
-            kept = bits & vocabulary.end_bits if path[0] in vocabulary.ends else bits_of(path[:1], len(bits))
-        elif _count(bits) <= (_FEW_IN_STRING if text.in_string else _FEW):
-            each = (token for token in tokens_of(bits) if self._fits([token], text, left))
+        if not (bits & vocabulary.beginning_character).any():
+            return None
+        # The first token may be the mark that opens the reasoning.
+        is_blank = not any(vocabulary.text(token).strip(_SPACES) for token in islice(self.tokens, num_tokens))
+        return is_blank or all((bits & mask).any() for mask in vocabulary.in_text)
+
+    def _text_of_json(self, *, is_json: bool) -> JsonText | None:
+        """Where the text stands since its JSON began, behind the last position at which other text could go on. is_json: the
+        position is within JSON; else within a character, and the result is None if that is one of other text."""
+        num_before = len(self.tokens)
+        while num_before:
+            self.matcher.rollback(1)
+            num_before -= 1
+            in_text = self._is_in_text(self._mask(), num_before)
+            if in_text:
+                break
+            is_json = is_json or in_text is False
+        since = self.tokens[num_before:]
+        self.matcher.try_consume_tokens(since)
+        if not is_json:
+            return None
+        # The first of these tokens leaves the other text, whose last mark may end with ">".
+        first, *others = map(self.ahead.vocabulary.text, since)
+        text = JsonText()
+        text.append(b"".join([first.rpartition(b">")[2] if b">" in first else b"", *others]))
+        return text
+
+    def _mask(self) -> np.ndarray:
+        bits = np.zeros(self.ahead.vocabulary.num_words, np.uint32)
+        self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        return bits
+
+    def _narrow(self, bits: np.ndarray, place: _Place, position: int) -> bool:
+        assert place.path
+        path, left, vocabulary = place.path, self.limit - position, self.ahead.vocabulary
+        self.num_followed = 0
+        first = vocabulary.end_bits if path[0] in vocabulary.ends else bits_of(path[:1], len(bits))
+        # Where the text is forced, masks may have another division of it into tokens than the path.
+        if left - len(path) < _FORCED_BELOW and (bits & first).any():
+            kept = bits & first
+        elif _count(bits) <= (_FEW_IN_STRING if place.text.in_string else _FEW):
+            each = (token for token in tokens_of(bits) if self._fits(token, place, left - 1))
             kept = bits_of(each, len(bits))
         else:
-            kept = self._groups_in_time(bits, text, left)
+            kept = self._groups_in_time(bits, place, left - 1)
         dropped = bits & ~kept & ~vocabulary.spaces
         bits &= kept
         # Another division of the same text into tokens is no loss.
         continuation = b"".join(map(vocabulary.text, path))
         return any(not continuation.startswith(vocabulary.text(token)) for token in tokens_of(dropped))
 
-    def _groups_in_time(self, bits: np.ndarray, text: JsonText, left: int) -> np.ndarray:
+    def _groups_in_time(self, bits: np.ndarray, place: _Place, most: int) -> np.ndarray:
         """The allowed tokens without the groups of which the longest token leaves too few."""
-        vocabulary = self.ahead.vocabulary
+        vocabulary, text = self.ahead.vocabulary, place.text
         groups = vocabulary.leaving_string if text.in_string else vocabulary.between
         kept = bits.copy()
         is_first = not (text.in_string or text.in_number)
@@ -282,58 +383,132 @@ class JsonEnding:
                 continue
             longest = max(tokens_of(both), key=lambda token: len(vocabulary.text(token)))
             # The first group between two values closes most, and its path has been found to be in time.
-            if not is_first and not self._fits([longest], text, left - _MARGIN):
+            if not is_first and not self._fits(longest, place, most - _MARGIN):
                 kept &= ~both
             is_first = False
         return kept
 
-    def _fits(self, tokens: Sequence[int], text: JsonText, left: int) -> bool:
-        return self._closing_path(bits_of(tokens, self.ahead.vocabulary.num_words), text, left) is not None
+    def _fits(self, token: int, place: _Place, most: int) -> bool:
+        """Whether the answer may end within `most` tokens behind `token`."""
+        assert place.path
+        if token == place.path[0]:
+            return len(place.path) - 1 <= most
+        if token in self.ahead.vocabulary.ends:
+            return True
+        if self.num_followed > _MAX_FOLLOWED:
+            return most - len(place.path) > 4 * _MARGIN
+        if not self.matcher.try_consume_tokens([token]):
+            return False
+        behind = place.copy()
+        behind.text.append(self.ahead.vocabulary.text(token))
+        path = self._path_behind(behind, token, most)
+        self.matcher.rollback(1)
+        return bool(path)
 
-    def _closing_path(self, bits: np.ndarray | None, text: JsonText, most: int) -> list[int] | None:
-        path = closing_path(self.ahead.vocabulary, self.matcher, bits, text, most)
-        self.ahead.is_broken = self.ahead.is_broken or self.matcher.is_error()
+    def _path_behind(self, place: _Place, token: int, most: int) -> list[int]:
+        """The closing path behind `token`, which the matcher has consumed; `place.path` is the one before it."""
+        assert place.path
+        if token == place.path[0]:
+            return place.path[1:]
+        # The token may stand for any number of the path's, up to one for each of its characters.
+        text = self.ahead.vocabulary.text(token)
+        within = self._rest_of_character() if text[-1:] >= b"\x80" else []
+        for num_replaced in (1, 0, *range(2, min(len(text) + 1, len(place.path)))):
+            path = place.path[num_replaced:]
+            if path and len(within) + len(path) <= most and self.matcher.validate_tokens(path) == len(path):
+                self.matcher.rollback(len(within))
+                return within + path
+        self.matcher.rollback(len(within))
+        return self._closing_path(place.text, most)
+
+    def _rest_of_character(self) -> list[int]:
+        """Tokens that end a character within which the matcher stands, which it has consumed."""
+        tokens: list[int] = []
+        while (mask := self._mask()).any() and not (mask & self.ahead.vocabulary.beginning_character).any():
+            tokens.append(_first_of(mask))
+            self.matcher.try_consume_tokens(tokens[-1:])
+        return tokens
+
+    def _closing_path(self, text: JsonText, most: int) -> list[int]:
+        path, num_tried = closing_path(self.ahead.vocabulary, self.matcher, text, most)
+        self.num_followed += num_tried + (len(path) or most)
         return path
 
-    def _follow(self, tokens: Sequence[int], text: JsonText) -> int:
-        for token in tokens:
-            text.append(self.ahead.vocabulary.text(token))
-        return int(self.matcher.try_consume_tokens(list(tokens)))
 
+def closing_path(vocabulary: JsonVocabulary, matcher: "LLMatcher", text: JsonText, most: int) -> tuple[list[int], int]:
+    """The tokens to the end of the answer, with those that close most at each position; none if they are more than `most`. And
+    the number of tokens that were tried within strings.
 
-def closing_path(
-    vocabulary: JsonVocabulary, matcher: "LLMatcher", bits: np.ndarray | None, text: JsonText, most: int
-) -> list[int] | None:
-    """The tokens to the end of the answer, with the one that closes most at each position; None if they are more than `most`.
-
-    bits: the choice of the first token; None for all that the matcher allows. The matcher is left as it was."""
+    The matcher is left as it was."""
     mask = np.zeros(vocabulary.num_words, np.uint32)
-    if bits is None:
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    else:
-        mask[:] = bits
-    text, path, num_consumed = text.copy(), list[int](), 0
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    text, path, num_consumed, num_tried, barren = replace(text), list[int](), 0, 0, set[bytes]()
     while len(path) < most and mask.any() and not matcher.is_error():
-        token = _first_of(_closing(vocabulary, mask, text))
-        path.append(token)
-        if token in vocabulary.ends:
+        closing, tokens = _closing(vocabulary, mask, text), list[int]()
+        if closing is None and num_tried < _MAX_TRIED and mask.tobytes() not in barren:
+            tokens, num = _way_out(vocabulary, matcher, mask, text, _MAX_TRIED - num_tried)
+            num_tried += num
+            if not tokens:
+                barren.add(mask.tobytes())
+        if not tokens:
+            tokens = [_first_of(mask if closing is None else closing)]
+        path += tokens
+        if tokens[0] in vocabulary.ends:
             break
-        num_consumed += matcher.try_consume_tokens([token])
+        num_consumed += matcher.try_consume_tokens(tokens)
         path += (forced := matcher.compute_ff_tokens())
         num_consumed += matcher.try_consume_tokens(forced)
-        for each in (token, *forced):
+        for each in (*tokens, *forced):
             text.append(vocabulary.text(each))
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     matcher.rollback(num_consumed)
-    return path if path and len(path) <= most and path[-1] in vocabulary.ends else None
+    return path if path and len(path) <= most and path[-1] in vocabulary.ends else [], num_tried
 
 
-def _closing(vocabulary: JsonVocabulary, bits: np.ndarray, text: JsonText) -> np.ndarray:
-    """The allowed tokens that close most."""
-    outside = not text.in_string
-    groups = vocabulary.between if outside else [] if text.is_escaped else vocabulary.closing_string
+def _closing(vocabulary: JsonVocabulary, bits: np.ndarray, text: JsonText) -> np.ndarray | None:
+    """The allowed tokens that close most; None within a string that cannot end yet."""
+    if text.is_escaped or not (bits & vocabulary.beginning_character).any():
+        return bits
+    groups = vocabulary.closing_string if text.in_string else vocabulary.between
     allowed: Iterable[np.ndarray] = (bits & group for group in groups)
-    return next((each for each in allowed if each.any()), bits)
+    return next((each for each in allowed if each.any()), None if text.in_string else bits)
+
+
+def _way_out(
+    vocabulary: JsonVocabulary, matcher: "LLMatcher", mask: np.ndarray, text: JsonText, most: int
+) -> tuple[list[int], int]:
+    """The fewest tokens behind which the string may end or has ended, and the number of tokens tried, up to `most`.
+
+    Dijkstra's algorithm over characters. Places with the same mask count as one. No tokens where that prunes all ways, as in a
+    string of a certain length, and where `most` is reached."""
+    heap: list[tuple[int, int, bool, list[int]]] = [(0, 0, False, [])]
+    seen, num_tried, found = {mask.tobytes()}, 0, np.zeros_like(mask)
+    while heap:
+        _, _, is_out, way = heappop(heap)
+        if is_out:
+            return way, num_tried
+        num_back = matcher.try_consume_tokens(way)
+        matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
+        choice = found & vocabulary.character_bits
+        for token in tokens_of(choice if choice.any() else found)[:_FEW_IN_STRING]:
+            if num_tried == most:
+                break
+            num_tried += 1
+            matcher.try_consume_tokens([token])
+            forced = matcher.compute_ff_tokens()
+            num_forced = matcher.try_consume_tokens(forced)
+            matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
+            behind = replace(text)
+            for each in (*way, token, *forced):
+                behind.append(vocabulary.text(each))
+            is_end = not behind.in_string or (not behind.is_escaped and _closing(vocabulary, found, behind) is not None)
+            if is_end or (key := found.tobytes()) not in seen:
+                if not is_end:
+                    seen.add(key)
+                heappush(heap, (len(way) + 1 + len(forced), num_tried, is_end, [*way, token, *forced]))
+            matcher.rollback(1 + num_forced)
+        matcher.rollback(num_back)
+    return [], num_tried
 
 
 def _first_of(bits: np.ndarray) -> int:

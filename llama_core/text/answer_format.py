@@ -26,6 +26,7 @@ from llama_core.text.tools.tool import Call, ToolUse
 from llama_core.text.tools.tool_format import ToolFormat
 
 MAX_GRAMMAR_BYTES: Final = 3 * 2**16  # as in `SamplingParams.grammar`
+_DESCRIBED_CHARS: Final = (4096, 512)  # more tokens than are watched (`execution.json_ending`), and the least
 _CACHED_GRAMMARS: Final = 32  # agents send the same tools with every turn
 
 
@@ -121,11 +122,14 @@ class AnswerFormat:
 
 
 def _described(grammars: Sequence[Any], description: str, *, begins_with_text: bool) -> str:
-    """The grammars' text, with the description if there is room for it."""
+    """The grammars' text, with as much of the description as is needed and there is room for."""
     from llama_core.text.grammar import described  # loads llguidance
 
-    text = described(grammars, description, begins_with_text=begins_with_text)
-    return text if len(text.encode()) <= MAX_GRAMMAR_BYTES else json.dumps({"grammars": grammars})
+    for num_chars in _DESCRIBED_CHARS:
+        text = described(grammars, description[:num_chars], begins_with_text=begins_with_text)
+        if len(text.encode()) <= MAX_GRAMMAR_BYTES:
+            return text
+    return json.dumps({"grammars": grammars})
 
 
 class AnswerReader:

@@ -2,30 +2,33 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from string import ascii_letters
+from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 import jsonschema
 import numpy as np
 import pytest
 import torch
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
 from llama_core.execution import json_ending
 from llama_core.execution.grammar_masks import SlotGrammars
 from llama_core.execution.json_ending import JsonEnding, JsonText, JsonVocabulary, Lookahead, tokens_of
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
-from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.answer_format import MAX_GRAMMAR_BYTES, AnswerFormat
 from llama_core.text.grammar import begins_with_text, checked_grammar, json_description, json_schema_grammar, limits
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from llama_core.text.reasoning import ReasoningMarks
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tools.pieces import Arguments, CallStart, Content, joined
 from llama_core.text.tools.registry import find_tool_format
-from llama_core.text.tools.tool import Call, ToolUse
+from llama_core.text.tools.tool import Call, Tool, ToolUse
 from tests.programs.structured_output import bounded, unbounded
 from tests.support.tool_calls import FORMATS, NUMBER, TOOLS
 
@@ -36,9 +39,9 @@ JSON_VOCABULARY = JsonVocabulary(VOCABULARY, NUM_WORDS)
 
 
 def ending_of(grammar: str, limit: int) -> JsonEnding:
-    matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
+    compiled = partial(LLMatcher, VOCABULARY, grammar, log_level=0, limits=limits())
     has_text = begins_with_text(grammar)
-    ahead = Lookahead(matcher, JSON_VOCABULARY, json_description(grammar), begins_with_text=has_text)
+    ahead = Lookahead(compiled, JSON_VOCABULARY, json_description(grammar), begins_with_text=has_text)
     return JsonEnding.of(ahead, 0, limit)
 
 
@@ -110,7 +113,7 @@ def test_whether_an_answer_can_end_is_found_once() -> None:
     """Else each of its tokens would cost as much as following its whole grammar."""
     ending = ending_of(grammar_of({"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 40}), 60)
     bits = np.full(NUM_WORDS, 2**32 - 1, np.uint32)
-    assert not ending.narrow(bits, ending.first_watched) and ending.could_end is False
+    assert not ending.narrow(bits, ending.first_watched) and ending.place.path == []
     with patch.object(JsonEnding, "_closing_path", side_effect=AssertionError):
         assert not ending.narrow(bits, ending.first_watched + 1)
 
@@ -120,6 +123,13 @@ def test_an_answer_that_takes_long_at_least_is_not_watched() -> None:
     assert ending.first_watched == 200
 
 
+STORY = {
+    "type": "object",
+    "properties": {"story": {"type": "string"}},
+    "required": ["story"],
+    "additionalProperties": False,
+}
+LONG_STORY = 'Once upon a time 😀 there was a \\"dog\\". ' * 30
 BIG = {"type": "object", "properties": {f"key_number_{i}": {"type": "integer"} for i in range(12)}}
 BIG["required"] = list(BIG["properties"])
 
@@ -140,6 +150,57 @@ def test_what_a_token_opens_is_in_time(schema: Any, preferred: tuple[bytes, ...]
         tokens, has_ended, _ = sampled(grammar, 120 + seed, by_chance(seed, *preferred))
         assert has_ended, TOKENIZER.decode(tokens)
         jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
+
+
+NAMES = [a + b + (" the very long name of a place" * (ord(a) % 3 == 0)) for a in ascii_letters for b in "abcdef"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"format": "email"},
+        {"format": "uri"},
+        {"format": "hostname"},
+        {"format": "ipv6"},
+        {"format": "duration"},
+        {"pattern": r"^[a-z0-9._]+@[a-z]+\.com$"},
+        {"pattern": "^[A-Z][a-z]+ [A-Z][a-z]+$"},
+        {"pattern": r"^\+?[0-9 -]+ext$"},
+        {"pattern": "^[0-9a-f]{32}$"},
+        {
+            "enum": [
+                "a rather long text that nobody would choose in such a short answer, because it goes on and on",
+                "z",
+            ]
+        },
+    ],
+    ids=str,
+)
+def test_strings_that_cannot_end_anywhere_end(value: Any) -> None:
+    properties = {"v": {"type": "string"} | value, "note": {"type": "string"}}
+    schema = {"type": "object", "properties": properties, "required": ["v", "note"], "additionalProperties": False}
+    for seed in range(4):
+        tokens, has_ended, _ = sampled(grammar_of(schema), 60 + 30 * seed, by_chance(seed, b"a", b"b"))
+        assert has_ended, TOKENIZER.decode(tokens)
+        jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
+
+
+def test_values_of_a_long_enum_are_in_time() -> None:
+    schema = {"type": "array", "items": {"enum": NAMES}}
+    for seed in range(12):
+        tokens, has_ended, _ = sampled(grammar_of(schema), 60 + seed, by_chance(seed, b",", b'","'))
+        assert has_ended, TOKENIZER.decode(tokens)
+        jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
+
+
+def test_digests_are_followed_ahead_a_few_times_only() -> None:
+    """Other rows wait for the masks of a step, so each is to be made within milliseconds."""
+    schema = {"type": "array", "items": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}
+    digits = by_chance(1, b'","', b'"', b",", *(bytes([char]) for char in b"0123456789abcdef"))
+    with patch.object(json_ending, "closing_path", wraps=json_ending.closing_path) as followed:
+        tokens, has_ended, is_shortened = sampled(grammar_of(schema), 230, digits)
+    assert has_ended and is_shortened and len(tokens) > 180
+    assert followed.call_count < 40, "once for most of the tokens that begin or end a digest"
 
 
 @pytest.mark.parametrize("spare", range(1, 5))
@@ -171,8 +232,9 @@ def test_looking_ahead_beyond_the_limits_of_a_grammar_breaks_no_request(monkeypa
         bits: np.ndarray = masks.bits[0]
         return bits
 
-    def exceeding(vocabulary: object, matcher: LLMatcher, *_: object) -> None:
+    def exceeding(vocabulary: object, matcher: LLMatcher, *_: object) -> tuple[list[int], int]:
         assert not matcher.consume_token(0) and matcher.is_error()  # no text has this token
+        return [], 0
 
     expected, closing = mask(4000), mask(len(text) + 3)
     assert expected.any() and not np.array_equal(closing, expected)
@@ -181,6 +243,93 @@ def test_looking_ahead_beyond_the_limits_of_a_grammar_breaks_no_request(monkeypa
         assert np.array_equal(mask(len(text) + 3), expected), "the answer is left as it is"
     assert np.array_equal(mask(len(text) + 3), closing), "the grammar is compiled again for looking ahead"
     grammars.close()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "num_states"), [("^([ab]*a[ab]{13})*$", 1500), ("^.*a.{12}$", 2500)], ids=["looking ahead", "masks"]
+)
+def test_an_answer_does_not_depend_on_earlier_ones_that_used_up_the_grammars_limits(
+    pattern: str, num_states: int
+) -> None:
+    """Matchers of one grammar share the states of its lexer, of which these patterns have thousands."""
+    properties = {"v": {"type": "string", "pattern": pattern}, "w": {"type": "string"}}
+    schema = {"type": "object", "properties": properties, "required": ["v", "w"], "additionalProperties": False}
+    grammar, compiled = grammar_of(schema), SlotGrammars._compile
+    few = LLParserLimits(max_lexer_states=num_states, initial_lexer_fuel=1_000_000, step_lexer_fuel=100_000)
+
+    def answer(grammars: SlotGrammars, seed: int) -> list[int]:
+        params = SamplingParams(max_tokens=60, grammar=grammar)
+        grammars.admit(SlotInit(0, [1], [], params, prompt_length=1))
+        tokens: list[int] = []
+        known, choose = torch.full((1, 4096), 1), after('{"v":"', by_chance(seed, b"a", b"b"))
+        while len(tokens) < 60 and (not tokens or tokens[-1] not in TOKENIZER.stop_ids):
+            masks = grammars.begin([Row(0, len(tokens), 1, True)], known)
+            assert masks is not None
+            masks.wait()
+            assert masks.reasons == {}
+            tokens.append(choose(tokens_of(masks.bits[0].copy())))
+            known[0, len(tokens)] = tokens[-1]
+        return tokens
+
+    with (
+        patch("llama_core.text.grammar.limits", lambda: few),
+        patch.object(SlotGrammars, "_compile", autospec=True, side_effect=compiled) as compile_again,
+    ):
+        shared = SlotGrammars(lambda: VOCABULARY, TOKENIZER.n_words, 1, 4096)
+        answers = [answer(shared, seed) for seed in range(8)]
+        assert compile_again.call_count > 2, "the limits are used up"
+        shared.close()
+        for seed, expected in enumerate(answers):
+            own = SlotGrammars(lambda: VOCABULARY, TOKENIZER.n_words, 1, 4096)
+            assert answer(own, seed) == expected
+            own.close()
+
+
+class Respelled:
+    """The demo model's tokenizer with other texts of two tokens, as larger vocabularies have them."""
+
+    TEXTS: ClassVar = {900: b"\\u", 901: b'>{"'}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(TOKENIZER, name)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.TEXTS.get(token) or TOKENIZER.token_bytes(token)
+
+
+@pytest.fixture
+def respelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = grammar_vocabulary(cast(Any, Respelled()), TOKENIZER.stop_ids)
+    monkeypatch.setattr(f"{__name__}.VOCABULARY", vocabulary)
+    monkeypatch.setattr(f"{__name__}.JSON_VOCABULARY", JsonVocabulary(vocabulary, NUM_WORDS))
+
+
+@pytest.mark.usefixtures("respelled")
+def test_an_escape_that_begins_with_one_token_is_in_time() -> None:
+    begin, choose = VOCABULARY.tokenize_str('{"story":"a'), by_chance(0)
+    num_escapes = 0
+    for num_left in range(5, 16):
+        tokens = iter(begin)
+
+        def choose_escape(allowed: list[int], tokens: Iterator[int] = tokens) -> int:
+            return next(tokens, None) or (900 if 900 in allowed else choose(allowed))
+
+        found, has_ended, _ = sampled(grammar_of(STORY), len(begin) + num_left, choose_escape)
+        assert has_ended, num_left
+        num_escapes += found.count(900)
+    assert num_escapes > 4
+
+
+@pytest.mark.usefixtures("respelled")
+def test_json_that_begins_in_the_token_that_ends_the_reasoning_is_followed() -> None:
+    answers = AnswerFormat(cast(Any, Respelled()), find_tool_format("hermes"), ReasoningMarks())
+    begin = [*VOCABULARY.tokenize_str("I think.</think"), 901, *VOCABULARY.tokenize_str('story":"' + "a dog " * 60)]
+    grammar = answers.after_reasoning(grammar_of(STORY), begun=True)
+    for num_left in (20, 40):
+        _, has_ended, is_shortened = sampled(
+            grammar, len(begin) + num_left, behind(begin, by_chance(num_left, b"a", b"b"))
+        )
+        assert has_ended and is_shortened
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
@@ -203,9 +352,19 @@ def test_calls_of_tools_end_and_their_arguments_follow_the_schemas(tool_format: 
 
 
 def after(text: str, choose: Choose) -> Choose:
-    """The tokens of `text` first."""
-    tokens = iter(VOCABULARY.tokenize_str(text))
-    return lambda allowed: next(tokens, None) or choose(allowed)
+    """The tokens of `text` first, each of which must be allowed."""
+    return behind(VOCABULARY.tokenize_str(text), choose)
+
+
+def behind(begin: list[int], choose: Choose) -> Choose:
+    tokens = iter(begin)
+
+    def choose_next(allowed: list[int]) -> int:
+        token = next(tokens, None)
+        assert token is None or token in allowed, JSON_VOCABULARY.text(token)
+        return choose(allowed) if token is None else token
+
+    return choose_next
 
 
 def pieces_of(answers: AnswerFormat, use: ToolUse | None, tokens: list[int]) -> list[Any]:
@@ -247,24 +406,89 @@ def test_free_text_in_which_no_call_begins_keeps_its_masks() -> None:
         (token,) = VOCABULARY.tokenize_str('"') if position % 7 == 3 else [random.Random(position).randrange(300, 600)]
         assert matcher.try_consume_tokens([token]) == 1
         ending.append([token], position)
-    assert ending.could_end is None
+    assert ending.place.path is None
 
 
 @pytest.mark.parametrize("what", ["calls", "schema"])
 def test_json_behind_reasoning_ends_and_validates(what: str) -> None:
     answers = AnswerFormat(TOKENIZER, find_tool_format("hermes"), ReasoningMarks())
     use = ToolUse(TOOLS, "required") if what == "calls" else None
+    num_shortened = 0
     for seed in range(12):
-        schema = bounded(random.Random(seed))
+        schema = unbounded(random.Random(seed))
         grammar = answers.after_reasoning(grammar_of(schema), begun=False)
         grammar = grammar if use is None else answers.grammar(use, begun=False)
-        thought = f'<think>I must "look at it{" again" * (seed % 4)}</think>'
-        limit = len(VOCABULARY.tokenize_str(thought)) + 160
-        tokens, has_ended, _ = sampled(grammar, limit, after(thought, by_chance(seed)))
+        thought = f'<think>I must "look at it{" again" * (seed % 4)}😀</think>'
+        limit = len(VOCABULARY.tokenize_str(thought)) + 120
+        tokens, has_ended, is_shortened = sampled(grammar, limit, after(thought, by_chance(seed)))
         assert has_ended, TOKENIZER.decode(tokens)
         pieces = pieces_of(answers, use, tokens)
         (answer, *_) = [piece.text for piece in pieces if isinstance(piece, Arguments if use else Content)]
         jsonschema.validate(json.loads(answer), {} if use else schema)
+        num_shortened += is_shortened
+    assert num_shortened > 2
+
+
+@pytest.mark.parametrize(
+    ("begins", "mode"),
+    [
+        ('I think "so.</think>', None),
+        ('I think.</think><tool_call>\n{"name": "write", "arguments": ', "required"),
+        ('<tool_call>\n{"name": "write", "arguments": ', "auto"),
+        ('Say: "a > b😀<tool_call>\n{"name": "write", "arguments": ', "auto"),
+    ],
+)
+@pytest.mark.parametrize("num_left", [30, 60, 150])
+def test_a_string_that_began_long_before_the_limit_ends(begins: str, mode: Any, num_left: int) -> None:
+    marks = ReasoningMarks() if "</think>" in begins else None
+    answers = AnswerFormat(TOKENIZER, find_tool_format("hermes"), marks)
+    if mode is None:
+        grammar = answers.after_reasoning(grammar_of(STORY), begun=True)
+    else:
+        grammar = answers.grammar(ToolUse((Tool("write", None, json.dumps(STORY)),), mode), begun=marks is not None)
+    text = begins + '{"story": "' + LONG_STORY
+    letters = by_chance(num_left, *(bytes([char]) for char in range(97, 123)))
+    limit = len(VOCABULARY.tokenize_str(text)) + num_left
+    assert ending_of(grammar, limit).first_watched > len(VOCABULARY.tokenize_str(begins)) + 8
+    tokens, has_ended, is_shortened = sampled(grammar, limit, after(text, letters))
+    assert has_ended and is_shortened, TOKENIZER.decode(tokens)
+    answer = TOKENIZER.decode(tokens)[len(begins) :].removesuffix("</tool_call>").removesuffix("}" if mode else "")
+    jsonschema.validate(json.loads(answer), STORY)
+
+
+@pytest.mark.parametrize("num_left", [20, 40, 300])
+def test_the_mark_that_opens_reasoning_is_allowed(num_left: int) -> None:
+    answers = AnswerFormat(TOKENIZER, find_tool_format("hermes"), ReasoningMarks())
+    text = '<think>ok</think>{"a-b": 1}'
+    grammar = answers.after_reasoning(grammar_of(NUMBER), begun=False)
+    limit = len(VOCABULARY.tokenize_str(text)) + num_left
+    tokens, has_ended, is_shortened = sampled(grammar, limit, after(text, min))
+    assert has_ended and not is_shortened and TOKENIZER.decode(tokens) == text
+
+
+@pytest.mark.parametrize("num_left", range(6))
+def test_a_character_of_several_tokens_in_free_text_keeps_its_masks(num_left: int) -> None:
+    answers, use = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None), ToolUse(TOOLS)
+    text = "All is well, my friend 😀"
+    limit = len(VOCABULARY.tokenize_str(text)) + num_left
+    ending = partial(ending_of, answers.grammar(use, begun=False), limit)
+    for num_watched in range(1, 9):
+        with patch(
+            f"{__name__}.ending_of", lambda *_, first=limit - num_watched: replace(ending(), first_watched=first)
+        ):
+            tokens, _, is_shortened = sampled(answers.grammar(use, begun=False), limit, after(text, min))
+        assert not is_shortened and TOKENIZER.decode(tokens).startswith(text)
+
+
+def test_the_description_of_many_tools_has_room_beside_their_grammar() -> None:
+    answers = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None)
+    fields = {f"field_{i}": {"type": "string", "description": "A text that is needed. " * 4} for i in range(10)}
+    schema = json.dumps({"type": "object", "properties": fields, "required": ["field_1", "field_2"]})
+    tools = tuple(Tool(f"tool_{i}", None, schema) for i in range(100))
+    grammar = answers.grammar(ToolUse(tools, "required"), begun=False)
+    assert len(grammar) + 100 * len(schema) > MAX_GRAMMAR_BYTES
+    tokens, has_ended, is_shortened = sampled(grammar, 600, by_chance(0, b"a"))
+    assert has_ended and is_shortened, TOKENIZER.decode(tokens)
 
 
 def test_json_beside_calls_ends_and_validates() -> None:
@@ -283,7 +507,7 @@ def test_an_answer_is_followed_from_any_token_on_with_the_same_masks(begin: int)
     grammar, limit = answers.grammar(use, begun=False), 90
     call = answers.tool_format.written_calls([Call("set_number", '{"a-b": 1}')])
     tokens, _, _ = sampled(grammar, limit, after('I "say ' + call[: call.index("1")], by_chance(3)))
-    masks = []
+    masks, num_narrowed = [], 0
     for is_anew in (False, True):
         matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
         ending, bits = ending_of(grammar, limit), np.zeros(NUM_WORDS, np.uint32)
@@ -295,6 +519,7 @@ def test_an_answer_is_followed_from_any_token_on_with_the_same_masks(begin: int)
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             ahead = bits.copy()
             ending.narrow(bits, position)
+            num_narrowed += not np.array_equal(bits, ahead)
             found.append(bits.tolist())
             drafts = tokens[position : position + 3]
             assert matcher.try_consume_tokens(drafts) == len(drafts)
@@ -305,6 +530,7 @@ def test_an_answer_is_followed_from_any_token_on_with_the_same_masks(begin: int)
             ending.append(tokens[position : position + 1], position)
         masks.append(found)
     assert masks[0][begin:] == masks[1]
+    assert num_narrowed
 
 
 @pytest.mark.parametrize(
