@@ -208,7 +208,10 @@ def report(lane: Lane) -> None:
 
 
 def env_of(lane: str, directory: str) -> dict[str, str]:
-    """Tests of ranks assert that no socket directory is left, so they have a temporary directory of their own."""
+    """Tests of ranks assert that no socket directory is left, so they have a temporary directory of their own. Threads of lanes
+    that compute sleep instead of spinning while they wait for one whose core another lane has."""
+    if lane in COMPUTING:
+        return {"OMP_WAIT_POLICY": "passive"}
     if lane != "ranks":
         return {}
     own = Path(directory) / "tmp"
