@@ -456,7 +456,7 @@ def test_a_rank_that_is_five_times_slower_is_named_and_serving_continues(demo: S
     body = {
         "model": "llama-demo",
         "prompt": "once upon a time",
-        "max_tokens": 40,
+        "max_tokens": 100,
         "temperature": 0,
         "ignore_eos": True,
     }
