@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from llama_core.execution.json_ending import JsonEnding, JsonVocabulary, Lookahead
+from llama_core.execution.json_ending import JsonEnding, JsonVocabulary, Lookahead, roll_back
 from llama_core.log_lines import where
 from llama_core.scheduling.step import ForcedTokens, Row, SlotInit
 
@@ -202,8 +202,7 @@ class SlotGrammars:
                 masks.bits[job.sample + i + 1 : job.sample + 1 + len(job.drafts)] = 0
                 break  # what is sampled behind a draft that the grammar refuses is dropped
             num_consumed += 1
-        if num_consumed:
-            matcher.rollback(num_consumed)
+        roll_back(matcher, num_consumed, np.empty(self._num_words, np.uint32))
         if not job.drafts and len(forced := matcher.compute_ff_tokens()) > 1:
             masks.forced.append(ForcedTokens(job.row, job.position, forced[:_MAX_FORCED]))
         _check(matcher)

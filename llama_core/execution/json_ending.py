@@ -221,8 +221,8 @@ class JsonEnding:
 
     first_watched: the position from which on masks are narrowed where they must be. limit: the position behind the last token
     that may be sampled. tokens: those of the answer that `matcher` has consumed. arrived: the last position for which `place`
-    is known. All of it follows from the answer's tokens alone: masks must not depend on when a matcher is made anew from them,
-    nor on other answers.
+    is known. is_broken: looking ahead exceeds the limits of a matcher of its own. All of it follows from the answer's tokens
+    alone: masks must not depend on when a matcher is made anew from them, nor on other answers.
     """
 
     ahead: Lookahead
@@ -233,6 +233,7 @@ class JsonEnding:
     tokens: list[int] = field(default_factory=list)
     arrived: int = -1
     is_broken: bool = False
+    has_masks: bool = True  # whether the matcher may have computed masks since tokens were last taken back
     num_followed: int = 0  # tokens that were tried for one mask, and those of the paths that were found
 
     @classmethod
@@ -244,7 +245,8 @@ class JsonEnding:
         """Follow the answer's next tokens, of which the first is at position `begin`."""
         before, num_before = self.place.copy(), len(self.tokens)
         self._follow(self.place, tokens, begin)
-        if self.matcher.is_error() and self._renew(num_before):
+        if self.matcher.is_error():
+            self._renew(num_before)
             self.place = before
             self._follow(self.place, tokens, begin)
             self.is_broken = self.matcher.is_error()
@@ -262,7 +264,8 @@ class JsonEnding:
         lost = self._narrow_behind(bits, position, drafts)
         if self.matcher.is_error():
             bits[:] = allowed
-            lost = self._renew(num_before) and self._narrow_behind(bits, position, drafts)
+            self._renew(num_before)
+            lost = self._narrow_behind(bits, position, drafts)
             if self.matcher.is_error():
                 self.is_broken, bits[:] = True, allowed
                 return False
@@ -276,18 +279,24 @@ class JsonEnding:
             self.place, self.arrived = place, position
         lost = bool(place.path) and self._narrow(bits, place, position)
         if drafts:
-            self.matcher.rollback(len(drafts))
+            self._roll_back(len(drafts))
             del self.tokens[-len(drafts) :]
         return lost
 
-    def _renew(self, num_tokens: int) -> bool:
-        """Compile the grammar again and follow the first tokens of the answer: others may have used up the limits. Returns
-        True."""
+    def _renew(self, num_tokens: int) -> None:
+        """Compile the grammar again and follow the first tokens of the answer: others may have used up the limits."""
         self.ahead.is_broken = True
         self.matcher = self.ahead.compiled()
         del self.tokens[num_tokens:]
         self.matcher.try_consume_tokens(self.tokens)
-        return True
+
+    def _roll_back(self, num_tokens: int) -> None:
+        """Take back tokens of the matcher, and the masks behind them."""
+        if self.has_masks:
+            roll_back(self.matcher, num_tokens, np.zeros(self.ahead.vocabulary.num_words, np.uint32))
+        else:
+            self.matcher.rollback(num_tokens)
+        self.has_masks = False
 
     def _follow(self, place: _Place, tokens: Sequence[int], begin: int) -> None:
         """Follow tokens of which the first is at position `begin`."""
@@ -348,6 +357,7 @@ class JsonEnding:
         return text
 
     def _mask(self) -> np.ndarray:
+        self.has_masks = True
         bits = np.zeros(self.ahead.vocabulary.num_words, np.uint32)
         self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         return bits
@@ -402,7 +412,7 @@ class JsonEnding:
         behind = place.copy()
         behind.text.append(self.ahead.vocabulary.text(token))
         path = self._path_behind(behind, token, most)
-        self.matcher.rollback(1)
+        self._roll_back(1)
         return bool(path)
 
     def _path_behind(self, place: _Place, token: int, most: int) -> list[int]:
@@ -416,9 +426,9 @@ class JsonEnding:
         for num_replaced in (1, 0, *range(2, min(len(text) + 1, len(place.path)))):
             path = place.path[num_replaced:]
             if path and len(within) + len(path) <= most and self.matcher.validate_tokens(path) == len(path):
-                self.matcher.rollback(len(within))
+                self._roll_back(len(within))
                 return within + path
-        self.matcher.rollback(len(within))
+        self._roll_back(len(within))
         return self._closing_path(place.text, most)
 
     def _rest_of_character(self) -> list[int]:
@@ -430,6 +440,7 @@ class JsonEnding:
         return tokens
 
     def _closing_path(self, text: JsonText, most: int) -> list[int]:
+        self.has_masks = True
         path, num_tried = closing_path(self.ahead.vocabulary, self.matcher, text, most)
         self.num_followed += num_tried + (len(path) or most)
         return path
@@ -461,7 +472,7 @@ def closing_path(vocabulary: JsonVocabulary, matcher: "LLMatcher", text: JsonTex
         for each in (*tokens, *forced):
             text.append(vocabulary.text(each))
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    matcher.rollback(num_consumed)
+    roll_back(matcher, num_consumed, mask)
     return path if path and len(path) <= most and path[-1] in vocabulary.ends else [], num_tried
 
 
@@ -506,9 +517,20 @@ def _way_out(
                 if not is_end:
                     seen.add(key)
                 heappush(heap, (len(way) + 1 + len(forced), num_tried, is_end, [*way, token, *forced]))
-            matcher.rollback(1 + num_forced)
-        matcher.rollback(num_back)
+            roll_back(matcher, 1 + num_forced, found)
+        roll_back(matcher, num_back, found)
     return [], num_tried
+
+
+def roll_back(matcher: "LLMatcher", num_tokens: int, scratch: np.ndarray) -> None:
+    """Take back the last tokens that the matcher has consumed, and the masks that it may have computed behind them.
+
+    scratch: uint32 [words]. llguidance keeps the last mask by the lexer's state and the number of the parser's row, which are
+    the same behind some other tokens too. Another mask replaces it.
+    """
+    if num_tokens:
+        matcher.rollback(num_tokens)
+        matcher.unsafe_compute_mask_ptr(scratch.ctypes.data, scratch.nbytes)
 
 
 def _first_of(bits: np.ndarray) -> int:

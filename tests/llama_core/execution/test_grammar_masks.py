@@ -16,8 +16,11 @@ from llama_core.execution.parallel import alone
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
 from llama_core.text import grammar as grammars
+from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from llama_core.text.registry import load_tokenizer
+from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.tool import Tool, ToolUse
 from tests.support import on_ranks
 
 DEMO = Path(__file__).parents[3] / "demo"
@@ -217,6 +220,42 @@ def test_shortened_answers_are_the_same_alone_batched_preempted_in_chunks_and_wi
     served(max_step_tokens=9, arrivals=[0, 4, 2, 9])
     assert served(num_blocks=8)["preemptions"] > 0
     served(max_drafts=24)
+
+
+def test_masks_behind_refused_drafts_are_those_of_the_tokens_that_were_sampled() -> None:
+    """A matcher that takes tokens back keeps the mask behind them, which it takes for that of as many other tokens."""
+    parts = {"stone": {"type": "boolean"}, "cat": {"type": "integer"}, "red": {"enum": ["blue", "dog"]}}
+    schema = json.dumps({"type": "object", "properties": parts, "additionalProperties": False})
+    hermes = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None)
+    grammar = hermes.grammar(ToolUse((Tool("f", None, schema),), "required"), begun=False)
+    vocabulary = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
+    begin = vocabulary.tokenize_str('<tool_call>{"name": "f", "arguments": {"')
+    keys = [vocabulary.tokenize_str(f'{key}":') for key in parts]
+
+    def masks(*drafts: list[int]) -> list[list[int]]:
+        """Behind each key, after drafts that are refused."""
+        found, slots = [], SlotGrammars(lambda: vocabulary, TOKENIZER.n_words, 1, 4096)
+        for key in keys:
+            params = SamplingParams(grammar=grammar, max_tokens=4000)
+            slots.admit(SlotInit(0, [1, *begin], [], params, prompt_length=1))
+            known = torch.ones((1, 4096), dtype=torch.int64)
+            known[0, 1 : 1 + len(begin)] = torch.tensor(begin)
+            start = 1 + len(begin)
+            for tokens, num_drafts in [*((each, len(each)) for each in drafts), (key, 0)]:
+                known[0, start : start + len(tokens)] = torch.tensor(tokens)
+                computed = slots.begin([Row(0, start - 1, 1 + len(tokens), True, num_drafts)], known)
+                assert computed is not None
+                computed.wait()
+                assert computed.reasons == {}
+                last = computed.bits[-1].tolist()
+            found.append(last)
+        slots.close()
+        return found
+
+    expected = masks()
+    assert expected[0] != expected[1] != expected[2]
+    for draft in keys:
+        assert masks(draft) == expected
 
 
 def test_an_answer_that_has_room_or_cannot_end_in_time_is_what_it_would_be() -> None:
