@@ -73,23 +73,25 @@ FAMILIES: Final = {
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
 }
 
-# Unless families or ranks are named, the layers of these alone are compiled in float16, on the fewest and the most ranks, and
-# in float32, which serves comparisons, on the fewest. They are one for each head size, window, bias and norm.
+# Unless families or ranks are named, the layers of these alone are compiled in float16 and float32, on the fewest ranks, and
+# sums over ranks have no bias there. They are one for each head size, window, bias and norm.
 OF_ALL_DTYPES: Final = frozenset(("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B"))
 # These alone are compiled with every size of blocks and splits, in bfloat16; others with the first of each. The sizes are
 # constants of the attention kernel.
-OF_ALL_SIZES: Final = frozenset(("Llama 2 7B", "Llama 3.2 1B", "Mistral 7B"))
+OF_ALL_SIZES: Final = frozenset(("Llama 3.2 1B", "Mistral 7B"))
+# Attention is batch-invariant, and its cache has float8, for these alone: with each number of query heads a key head.
+OF_ALL_MODES: Final = OF_ALL_DTYPES | {"Llama 2 7B", "Llama 2 70B"}
 
 # With many outputs, and with few, whose inputs are split. Compile keys depend on no more than that. Whatever families are
 # named: both in bfloat16, the first in float16, and none in float32, where quantized weights serve comparisons alone. All
-# variants take about 20 minutes on two cores.
+# variants take 15 to 20 minutes on two cores.
 QUANTIZED_SHAPES: Final = (FAMILIES["Llama 2 70B"], FAMILIES["TinyLlama"].on(4))
 ROWS: Final = (1, 20, 64)  # one for each tile of the products
 NUM_QUANTIZED_SHAPES: Final = {torch.bfloat16: 2, torch.float16: 1, torch.float32: 0}
 FORMATS: Final = ("int8", "fp8", "int8_groups", "int4", "int4_min")
 
 
-def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len: int) -> None:
+def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len: int, *, in_all_modes: bool) -> None:
     """Every kernel that a layer launches between its products, in a step of decodes and of chunks."""
     from llama_core.execution.fused.kernels import TritonOps
     from llama_core.execution.fused.ops import HeadNorms
@@ -119,7 +121,7 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
     tables = new(8, max_seq_len // block_size, of=torch.int64)
     step = AttentionTiles(tiles, tiles), split_size(max_seq_len), shape.window
     ops.attend(q, keys, values, tables, *step)
-    if (block_size, max_seq_len) == (BLOCK_SIZES[0], MAX_SEQ_LENS[0]):
+    if in_all_modes:
         TritonOps(batch_invariant=True).attend(q, keys, values, tables, *step)
         floats = [new(*keys.shape, of=FLOAT8_BYTES) for _ in range(2)]
         ops.attend(q, floats[0], floats[1], tables, *step)
@@ -128,8 +130,8 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
         )
 
 
-def launch_sums(dim: int, dtype: torch.dtype, num_ranks: int, *, has_switch: bool) -> None:
-    """The one-shot all-reduce of a group, by reading and by NVLink's switch."""
+def launch_sums(dim: int, dtype: torch.dtype, num_ranks: int, *, has_switch: bool, has_bias: bool) -> None:
+    """The one-shot all-reduce of a group, by reading and by NVLink's switch. has_bias: also with a bias."""
     from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
     from llama_core.execution.fused.peer_memory import PeerMemory
 
@@ -137,7 +139,7 @@ def launch_sums(dim: int, dtype: torch.dtype, num_ranks: int, *, has_switch: boo
     rows, weight = torch.zeros((2, dim), dtype=dtype), torch.zeros(dim, dtype=dtype)
     for multicast in (0, 1 << 20) if has_switch and dtype != torch.float16 else (0,):
         memory = PeerMemory.of(0, 8, dim * dtype.itemsize, [1 << 20] * num_ranks, device, None, multicast)
-        for bias in (None, weight):
+        for bias in (None, weight) if has_bias else (None,):
             sum_add_norm(memory, 0, rows, rows, weight, 1e-5, bias)
 
 
@@ -246,21 +248,21 @@ def compile_for(sm: int, choice: Choice) -> list[Variant]:
             for dtype in (getattr(torch, name) for name in choice.dtypes):
                 launch_products(dtype, choice.rows)
                 is_chosen, is_usual = (*families, *ranks) != (*FAMILIES, *RANKS), dtype == torch.bfloat16
+                is_whole = is_chosen or is_usual
                 for dim, count in {(FAMILIES[name].dim, count) for name in families for count in ranks if count > 1}:
-                    launch_sums(dim, dtype, count, has_switch=sm >= MULTICAST_SM)
+                    launch_sums(dim, dtype, count, has_switch=sm >= MULTICAST_SM, has_bias=is_whole)
                 for shape in QUANTIZED_SHAPES[: NUM_QUANTIZED_SHAPES[dtype]]:
                     launch_fused_products(shape, dtype, choice.formats, choice.rows)
-                is_whole = is_chosen or is_usual
                 names = families if is_whole else [name for name in families if name in OF_ALL_DTYPES]
-                ends = {min(ranks), max(ranks)} if dtype == torch.float16 else {min(ranks)}
-                counts = ranks if is_whole else sorted(ends)
+                counts = ranks if is_whole else [min(ranks)]
                 # Equal shapes are launched once more, and compiled once.
                 for name, count in itertools.product(names, counts):
                     shape = FAMILIES[name].on(count)
                     launch_fused_products(shape, dtype, ("plain",), choice.rows)
                     sizes = list(itertools.product(BLOCK_SIZES, MAX_SEQ_LENS))
-                    for block_size, max_seq_len in sizes if is_usual and name in OF_ALL_SIZES else sizes[:1]:
-                        launch_layer(shape, dtype, block_size, max_seq_len)
+                    for number, size in enumerate(sizes if is_usual and name in OF_ALL_SIZES else sizes[:1]):
+                        in_all_modes = number == 0 and (is_chosen or name in OF_ALL_MODES)
+                        launch_layer(shape, dtype, *size, in_all_modes=in_all_modes)
     return variants
 
 
@@ -293,16 +295,37 @@ def show(rows: Seq[dict[str, object]], before: Seq[dict[str, object]]) -> None:
         print(f"{row['kernel']!s:20} {row['sm']!s:>4}" + "".join(f"{cell:>22}" for cell in cells))
 
 
-def run_child(sm: int, arguments: Seq[str]) -> list[Variant]:
+class Part(NamedTuple):
+    """What one process compiles. The parts of one GPU, but for the first, leave out what no dtype changes."""
+
+    sm: int
+    dtypes: Seq[str]
+    is_first: bool
+
+    @property
+    def name(self) -> str:
+        return f"sm_{self.sm} {', '.join(self.dtypes)}"
+
+
+def parts_of(sms: Seq[int], dtypes: Seq[str]) -> list[Part]:
+    """The longest first, so that all processes end at about the same time."""
+    usual, others = dtypes[:1], dtypes[1:]
+    return [Part(sm, usual, True) for sm in sms] + [Part(sm, others, False) for sm in sms if others]
+
+
+def run_child(part: Part, options: argparse.Namespace) -> list[Variant]:
     """Raises RuntimeError with what the compiler says."""
+    vocabularies = options.vocab if part.is_first else []
+    arguments = ["--family", *options.family, "--dtype", *part.dtypes, "--ranks", *map(str, options.ranks)]
+    arguments += ["--format", *options.format, "--vocab", *map(str, vocabularies), "--rows", *map(str, options.rows)]
     with tempfile.NamedTemporaryFile("r") as output:
-        command = [sys.executable, "-m", "tests.programs.gpu_check", "--child", str(sm), output.name, *arguments]
+        command = [sys.executable, "-m", "tests.programs.gpu_check", "--child", str(part.sm), output.name, *arguments]
         begin = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"sm_{sm}: {(done.stderr or done.stdout)[-3000:]}")
+            raise RuntimeError(f"{part.name}: {(done.stderr or done.stdout)[-3000:]}")
         variants = [Variant(**fields) for fields in json.load(output)]
-    print(f"sm_{sm}: {len(variants)} variants in {time.perf_counter() - begin:.0f} s", flush=True)
+    print(f"{part.name}: {len(variants)} variants in {time.perf_counter() - begin:.0f} s", flush=True)
     return variants
 
 
@@ -315,7 +338,7 @@ def main() -> None:
     parser.add_argument(
         "--format", nargs="*", default=list(FORMATS), choices=FORMATS, help="quantized, of fused products"
     )
-    parser.add_argument("--vocab", type=int, nargs="+", default=list(VOCABULARIES))
+    parser.add_argument("--vocab", type=int, nargs="*", default=list(VOCABULARIES))
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="of products")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path)
@@ -328,10 +351,9 @@ def main() -> None:
         found = compile_for(int(sm), Choice(*lists))
         Path(output).write_text(json.dumps([asdict(variant) for variant in found]))
         return
-    arguments = ["--family", *options.family, "--dtype", *options.dtype, "--ranks", *map(str, options.ranks)]
-    arguments += ["--format", *options.format, "--vocab", *map(str, options.vocab), "--rows", *map(str, options.rows)]
+    parts = parts_of(options.sm, options.dtype)
     with ThreadPoolExecutor(options.processes) as pool:
-        variants = [each for found in pool.map(lambda sm: run_child(sm, arguments), options.sm) for each in found]
+        variants = [each for found in pool.map(lambda part: run_child(part, options), parts) for each in found]
     rows = worst(variants)
     before: dict[str, Any] = json.loads(options.compare.read_text()) if options.compare else {"rows": []}
     show(rows, before["rows"])
