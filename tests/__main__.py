@@ -64,7 +64,7 @@ ENDING = re.compile(
     r"^=*\s*(\d+ (?:passed|failed|error|skipped|deselected|no tests ran).* in [\d.]+s.*?)\s*=*$", re.MULTILINE
 )
 COUNT = re.compile(r"(\d+) (failed|passed|skipped|xfailed|errors?)")
-LET_END_S = 120.0  # for a lane's processes to end after Ctrl-C
+LET_END_S = 120.0  # for all lanes' processes to end after Ctrl-C
 
 
 @dataclass(slots=True)
@@ -112,8 +112,12 @@ class Lane:
         """Send SIGINT, as Ctrl-C does, so that fixtures end their servers."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
+
+    def end_by(self, deadline: float) -> None:
+        """Kill what still runs at the deadline, in the time of `time.monotonic`."""
+        if self.process is not None:
             try:
-                self.process.wait(LET_END_S)
+                self.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 self.process.kill()
 
@@ -262,8 +266,11 @@ def main(argv: Sequence[str]) -> None:
                 running.join(0.5)
         except KeyboardInterrupt:
             stopping.set()
+            deadline = time.monotonic() + LET_END_S
             for lane in lanes.values():
                 lane.interrupt()
+            for lane in lanes.values():
+                lane.end_by(deadline)
             running.join()
             sys.exit(130)
         print(total(list(lanes.values()), time.monotonic() - began))

@@ -84,18 +84,18 @@ def grammar_of(schema: Any) -> str:
 @pytest.mark.parametrize("kind", ["bounded", "unbounded"])
 def test_random_answers_end_and_validate(kind: str) -> None:
     num_shortened = 0
-    for seed in range(40):
+    for seed in range(24):
         schema = (bounded if kind == "bounded" else unbounded)(random.Random(seed))
         limit = (160, 400)[seed % 2] if kind == "bounded" else (40, 64, 100)[seed % 3]
         tokens, has_ended, is_shortened = sampled(grammar_of(schema), limit, by_chance(seed))
         assert has_ended, (schema, TOKENIZER.decode(tokens))
         jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
         num_shortened += is_shortened
-    assert (num_shortened > 10) if kind == "unbounded" else (num_shortened < 20)
+    assert (num_shortened > 6) if kind == "unbounded" else (num_shortened < 12)
 
 
 def test_an_answer_far_from_its_limit_is_left_alone() -> None:
-    for seed in range(30):
+    for seed in range(15):
         grammar = grammar_of(bounded(random.Random(seed)))
         tokens, has_ended, _ = sampled(grammar, 4000, by_chance(seed))
         assert has_ended
@@ -276,7 +276,7 @@ def test_an_answer_does_not_depend_on_earlier_ones_that_used_up_the_grammars_lim
         patch.object(SlotGrammars, "_compile", autospec=True, side_effect=compiled) as compile_again,
     ):
         shared = SlotGrammars(lambda: VOCABULARY, TOKENIZER.n_words, 1, 4096)
-        answers = [answer(shared, seed) for seed in range(8)]
+        answers = [answer(shared, seed) for seed in range(6)]
         assert compile_again.call_count > 2, "the limits are used up"
         shared.close()
         for seed, expected in enumerate(answers):
