@@ -204,7 +204,13 @@ MUTANTS = (
         "mixed = mixed + tl.dot",
         ATTENTION,
     ),
-    Mutant("a split that is left out", "attention_kernels", "range(split + 1, ", "range(split + 2, ", ATTENTION),
+    Mutant(
+        "a split that is left out",
+        "attention_kernels",
+        "range(_first_seen(length, window) // split_size, ",
+        "range(_first_seen(length, window) // split_size + 1, ",
+        ATTENTION,
+    ),
     Mutant(
         "splits stored by another number than they are read",
         "attention_kernels",

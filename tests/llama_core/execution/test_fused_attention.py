@@ -199,7 +199,7 @@ from tests.llama_core.execution.test_fused_attention import check, check_random
     "call",
     with_full_ones(
         [
-            "check(*to, torch.float32, range(4))",
+            "check(*to, torch.float32, range(5))",
             "check(*to, torch.float16, [13], is_float8=True)",
             "check_random(*to, torch.float16, 3)",
             "check(*to, torch.float16, range(4, 12))",
@@ -207,7 +207,7 @@ from tests.llama_core.execution.test_fused_attention import check, check_random
             "check_random(*to, torch.float16, 40)",
         ],
         in_each_run=[
-            "check(*to, torch.float32, range(4))",
+            "check(*to, torch.float32, range(5))",
             "check(*to, torch.float16, [13], is_float8=True)",
             "check_random(*to, torch.float16, 3)",
         ],
