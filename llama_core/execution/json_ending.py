@@ -243,6 +243,8 @@ class JsonEnding:
 
     def append(self, tokens: Sequence[int], begin: int) -> None:
         """Follow the answer's next tokens, of which the first is at position `begin`."""
+        if self.is_broken:
+            return
         before, num_before = self.place.copy(), len(self.tokens)
         self._follow(self.place, tokens, begin)
         if self.matcher.is_error():

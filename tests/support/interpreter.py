@@ -2,7 +2,7 @@
 
 A launch patches the modules that its kernel names and restores them when it ends. A call of a device function within the launch
 patches the same modules again, which takes longer than the function itself. Here a launch patches each set of modules once.
-Half of the rest is the shapes and dtypes of values, which the interpreter derives again for each one. Here they are kept.
+A third of the rest goes to shapes and dtypes of values, which the interpreter derives again for each one. Here they are kept.
 
 A GPU adds every element of `tl.dot` in one order. The interpreter calls NumPy, whose BLAS on some CPUs adds the last rows of a
 matrix in another order than the first ones. Here all elements are summed in the order of the inner dimension.

@@ -285,6 +285,25 @@ def test_an_answer_does_not_depend_on_earlier_ones_that_used_up_the_grammars_lim
             own.close()
 
 
+def test_an_answer_beyond_the_limits_alone_is_compiled_again_once_and_left_as_it_is() -> None:
+    ending = ending_of(grammar_of(STORY), 40)
+    tokens = VOCABULARY.tokenize_str('{"story":"a dog')
+
+    def exceeding(vocabulary: object, matcher: LLMatcher, *_: object) -> tuple[list[int], int]:
+        assert not matcher.consume_token(0) and matcher.is_error()  # no text has this token
+        return [], 0
+
+    with (
+        patch.object(json_ending, "closing_path", exceeding),
+        patch.object(ending.ahead, "compiled", side_effect=ending.ahead.compiled) as compiled,
+    ):
+        for position, token in enumerate(tokens):
+            bits = np.full(NUM_WORDS, 2**32 - 1, np.uint32)
+            assert not ending.narrow(bits, position) and bits.all()
+            ending.append([token], position)
+    assert ending.is_broken and compiled.call_count == 1
+
+
 class Respelled:
     """The demo model's tokenizer with other texts of two tokens, as larger vocabularies have them."""
 
