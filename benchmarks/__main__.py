@@ -24,6 +24,7 @@ QUESTIONS: Final = {
     "quality": "what quantized weights cost in perplexity",
     "agreement": "whether a GGUF model answers as transformers does, on 1, 2 and 3 ranks",
     "gpu": "tests, speed, memory and recovery on one CUDA device, in half an hour",
+    "loading": "GB/s at which a rank reads its weights, beside plain reads of the files",
     "startup": "seconds from the command to the first good answer",
     "memory": "processes, threads and resident memory of a server",
     "fanout": "time of a step's round trip to the ranks",

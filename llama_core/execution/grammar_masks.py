@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from llama_core.execution.json_ending import JsonEnding, JsonVocabulary, Lookahead, roll_back
+from llama_core.execution.json_ending import JsonEnding, Lookahead
+from llama_core.execution.json_vocabulary import JsonVocabulary
 from llama_core.log_lines import where
 from llama_core.scheduling.step import ForcedTokens, Row, SlotInit
 
@@ -173,8 +174,14 @@ class SlotGrammars:
         slot, num_forced, num_shortened = job.slot, len(masks.forced), len(masks.shortened)
         try:
             self._match_row(job, masks)
-        except _Exceeded:
-            self._compiled.pop(slot.grammar, None)
+        except Exception as error:
+            if isinstance(error, _Exceeded):
+                self._compiled.pop(slot.grammar, None)
+            elif isinstance(error, _Refused) or slot.ending is None:
+                raise
+            else:
+                log.error("looking ahead failed: the answer is not brought to its end\n%s", where(error))
+                slot.limit = None
             slot.matcher = slot.ending = None
             del masks.forced[num_forced:], masks.shortened[num_shortened:]
             self._match_row(replace(job, tokens=[*slot.tokens, *job.tokens]), masks)
@@ -191,18 +198,20 @@ class SlotGrammars:
             raise _Refused("the tokens generated so far do not follow the grammar")
         if ending is not None:
             ending.append(job.tokens, begin)
-        num_consumed = 0
+        if job.drafts:  # on copies: taking tokens back leaves masks behind them (`closing_path`)
+            matcher = matcher.deep_copy()
+            ending = None if ending is None else ending.copy()
         for i in range(1 + len(job.drafts)):
             bits = masks.bits[job.sample + i]
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             _check(matcher)
-            if ending is not None and ending.narrow(bits, job.position + i, job.drafts[:i]):
+            if ending is not None and ending.narrow(bits, job.position + i):
                 masks.shortened.append(job.sample + i)
             if i == len(job.drafts) or matcher.is_stopped() or not matcher.try_consume_tokens([job.drafts[i]]):
                 masks.bits[job.sample + i + 1 : job.sample + 1 + len(job.drafts)] = 0
                 break  # what is sampled behind a draft that the grammar refuses is dropped
-            num_consumed += 1
-        roll_back(matcher, num_consumed, np.empty(self._num_words, np.uint32))
+            if ending is not None:
+                ending.append([job.drafts[i]], job.position + i)
         if not job.drafts and len(forced := matcher.compute_ff_tokens()) > 1:
             masks.forced.append(ForcedTokens(job.row, job.position, forced[:_MAX_FORCED]))
         _check(matcher)

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jsonschema
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from llama_core.errors import InvalidParameter
 from llama_core.execution.grammar_masks import SlotGrammars
+from llama_core.execution.json_ending import JsonEnding
 from llama_core.execution.parallel import alone
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
@@ -222,9 +224,11 @@ def test_shortened_answers_are_the_same_alone_batched_preempted_in_chunks_and_wi
     served(max_drafts=24)
 
 
-def test_masks_behind_refused_drafts_are_those_of_the_tokens_that_were_sampled() -> None:
+@pytest.mark.parametrize("common", ["", "key_"], ids=["keys that differ at once", "keys whose first tokens are forced"])
+def test_masks_behind_refused_drafts_are_those_of_the_tokens_that_were_sampled(common: str) -> None:
     """A matcher that takes tokens back keeps the mask behind them, which it takes for that of as many other tokens."""
-    parts = {"stone": {"type": "boolean"}, "cat": {"type": "integer"}, "red": {"enum": ["blue", "dog"]}}
+    names = [common + name for name in ("stone", "cat", "red")]
+    parts = dict(zip(names, ({"type": "boolean"}, {"type": "integer"}, {"enum": ["blue", "dog"]}), strict=True))
     schema = json.dumps({"type": "object", "properties": parts, "additionalProperties": False})
     hermes = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None)
     grammar = hermes.grammar(ToolUse((Tool("f", None, schema),), "required"), begun=False)
@@ -256,6 +260,14 @@ def test_masks_behind_refused_drafts_are_those_of_the_tokens_that_were_sampled()
     assert expected[0] != expected[1] != expected[2]
     for draft in keys:
         assert masks(draft) == expected
+
+
+def test_an_error_in_looking_ahead_leaves_the_answer_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    [(prompt, params)] = mixed()[1:2]
+    expected = serve([(prompt, params)])
+    with patch.object(JsonEnding, "narrow", side_effect=ArithmeticError):
+        assert serve([(prompt, params)])["outputs"] == expected["outputs"]
+    assert "looking ahead failed" in caplog.text and "ArithmeticError" in caplog.text
 
 
 def test_an_answer_that_has_room_or_cannot_end_in_time_is_what_it_would_be() -> None:

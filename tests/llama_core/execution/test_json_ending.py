@@ -2,13 +2,14 @@
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from string import ascii_letters
 from typing import Any, ClassVar, cast
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import jsonschema
 import numpy as np
@@ -16,9 +17,10 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLParserLimits
 
-from llama_core.execution import json_ending
+from llama_core.execution.closing_path import LimitsExceeded, Search
 from llama_core.execution.grammar_masks import SlotGrammars
-from llama_core.execution.json_ending import JsonEnding, JsonText, JsonVocabulary, Lookahead, tokens_of
+from llama_core.execution.json_ending import JsonEnding, Lookahead
+from llama_core.execution.json_vocabulary import JsonText, JsonVocabulary, tokens_of
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
 from llama_core.text.answer_format import MAX_GRAMMAR_BYTES, AnswerFormat
@@ -114,7 +116,7 @@ def test_whether_an_answer_can_end_is_found_once() -> None:
     ending = ending_of(grammar_of({"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 40}), 60)
     bits = np.full(NUM_WORDS, 2**32 - 1, np.uint32)
     assert not ending.narrow(bits, ending.first_watched) and ending.place.path == []
-    with patch.object(JsonEnding, "_closing_path", side_effect=AssertionError):
+    with patch.object(Search, "path", side_effect=AssertionError):
         assert not ending.narrow(bits, ending.first_watched + 1)
 
 
@@ -150,6 +152,60 @@ def test_what_a_token_opens_is_in_time(schema: Any, preferred: tuple[bytes, ...]
         tokens, has_ended, _ = sampled(grammar, 120 + seed, by_chance(seed, *preferred))
         assert has_ended, TOKENIZER.decode(tokens)
         jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
+
+
+def named(kind: str, **properties: Any) -> Any:
+    properties = {"kind": {"const": kind}} | properties
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+LONG_OR_SHORT = {
+    "anyOf": [named("a", **{f"f{i}": {"type": "boolean"} for i in range(12)}), named("bb", n={"type": "string"})]
+}
+RED_OR_BLUE = {"type": "array", "items": {"enum": ["red", "blue"]}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        pytest.param({"type": "object", "properties": {"big": BIG}}, '{"big', id="a key that is dear beside free keys"),
+        pytest.param(LONG_OR_SHORT, "", id="a choice of which the first path takes the longer one"),
+        pytest.param(LONG_OR_SHORT, '{"kind":"bb","n":"', id="the shorter choice, taken by the model"),
+        pytest.param(
+            {"type": "array", "items": {"type": "integer", "minimum": -9, "maximum": -1}, "minItems": 3},
+            "",
+            id="negative numbers",
+        ),
+        pytest.param({"type": "array", "items": RED_OR_BLUE | {"minItems": 60}}, "[", id="an item of many values"),
+    ],
+)
+def test_other_ways_than_the_first_are_found(schema: Any, text: str) -> None:
+    limits_of_tokens = (300, 340, 380) if "[" in text else (30, 60, 90)
+    for limit in limits_of_tokens:
+        preferred = by_chance(limit, b"a", b",", b'["', b'","')
+        tokens, has_ended, _ = sampled(grammar_of(schema), limit, after(text, preferred))
+        assert has_ended, TOKENIZER.decode(tokens)
+        jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
+
+
+def test_an_answer_without_a_path_is_looked_at_again_a_few_times() -> None:
+    """The model may take a shorter way than the one that was found; to look at each token would take too long."""
+    grammar = grammar_of(RED_OR_BLUE | {"minItems": 40})
+    with patch.object(Search, "path", autospec=True, side_effect=Search.path) as found:
+        _, has_ended, _ = sampled(grammar, 100, by_chance(0))
+    assert not has_ended and 1 < found.call_count < 24
+
+
+def test_the_closing_path_writes_no_spaces() -> None:
+    schema = {"type": "array", "items": {"type": "integer", "minimum": -9, "maximum": -1}, "minItems": 3}
+    matcher = LLMatcher(VOCABULARY, grammar_of(schema), log_level=0, limits=limits())
+    path = Search(JSON_VOCABULARY, 256).path(matcher, JsonText())
+    assert re.fullmatch(r"\[-\d,-\d,-\d\]", TOKENIZER.decode(path[:-1]))
 
 
 NAMES = [a + b + (" the very long name of a place" * (ord(a) % 3 == 0)) for a in ascii_letters for b in "abcdef"]
@@ -197,7 +253,7 @@ def test_digests_are_followed_ahead_a_few_times_only() -> None:
     """Other rows wait for the masks of a step, so each is to be made within milliseconds."""
     schema = {"type": "array", "items": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}
     digits = by_chance(1, b'","', b'"', b",", *(bytes([char]) for char in b"0123456789abcdef"))
-    with patch.object(json_ending, "closing_path", wraps=json_ending.closing_path) as followed:
+    with patch.object(Search, "path", autospec=True, side_effect=Search.path) as followed:
         tokens, has_ended, is_shortened = sampled(grammar_of(schema), 230, digits)
     assert has_ended and is_shortened and len(tokens) > 180
     assert followed.call_count < 40, "once for most of the tokens that begin or end a digest"
@@ -232,14 +288,10 @@ def test_looking_ahead_beyond_the_limits_of_a_grammar_breaks_no_request(monkeypa
         bits: np.ndarray = masks.bits[0]
         return bits
 
-    def exceeding(vocabulary: object, matcher: LLMatcher, *_: object) -> tuple[list[int], int]:
-        assert not matcher.consume_token(0) and matcher.is_error()  # no text has this token
-        return [], 0
-
     expected, closing = mask(4000), mask(len(text) + 3)
     assert expected.any() and not np.array_equal(closing, expected)
     with monkeypatch.context() as patched:
-        patched.setattr(json_ending, "closing_path", exceeding)
+        patched.setattr(Search, "path", Mock(side_effect=LimitsExceeded))
         assert np.array_equal(mask(len(text) + 3), expected), "the answer is left as it is"
     assert np.array_equal(mask(len(text) + 3), closing), "the grammar is compiled again for looking ahead"
     grammars.close()
@@ -289,12 +341,8 @@ def test_an_answer_beyond_the_limits_alone_is_compiled_again_once_and_left_as_it
     ending = ending_of(grammar_of(STORY), 40)
     tokens = VOCABULARY.tokenize_str('{"story":"a dog')
 
-    def exceeding(vocabulary: object, matcher: LLMatcher, *_: object) -> tuple[list[int], int]:
-        assert not matcher.consume_token(0) and matcher.is_error()  # no text has this token
-        return [], 0
-
     with (
-        patch.object(json_ending, "closing_path", exceeding),
+        patch.object(Search, "path", side_effect=LimitsExceeded),
         patch.object(ending.ahead, "compiled", side_effect=ending.ahead.compiled) as compiled,
     ):
         for position, token in enumerate(tokens):
@@ -307,7 +355,10 @@ def test_an_answer_beyond_the_limits_alone_is_compiled_again_once_and_left_as_it
 class Respelled:
     """The demo model's tokenizer with other texts of two tokens, as larger vocabularies have them."""
 
-    TEXTS: ClassVar = {900: b"\\u", 901: b'>{"'}
+    TEXTS: ClassVar = {
+        **{900: b"\\u", 901: b'>{"', 902: b'":', 903: b'":{"', 904: b'"description', 905: b'"big'},
+        **{910 + i: f'"{chr(99 + i)}name'.encode() for i in range(20)},
+    }
 
     def __getattr__(self, name: str) -> Any:
         return getattr(TOKENIZER, name)
@@ -337,6 +388,25 @@ def test_an_escape_that_begins_with_one_token_is_in_time() -> None:
         assert has_ended, num_left
         num_escapes += found.count(900)
     assert num_escapes > 4
+
+
+@pytest.mark.usefixtures("respelled")
+def test_tokens_that_begin_alike_are_told_apart() -> None:
+    names = ["description", *(f"{chr(99 + i)}name" for i in range(20))]
+    properties = {name: {"type": "string"} for name in names} | {"big": BIG}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    for limit in range(30, 110, 16):
+        tokens, has_ended, _ = sampled(grammar_of(schema), limit, by_chance(limit, b'"big', b","))
+        assert has_ended, b"".join(map(JSON_VOCABULARY.text, tokens))
+
+
+@pytest.mark.usefixtures("respelled")
+@pytest.mark.parametrize("num_left", [12, 40, 120])
+def test_a_token_is_not_dropped_for_a_longer_one_that_begins_alike(num_left: int) -> None:
+    schema = {"type": "object", "additionalProperties": {"anyOf": [{"type": "integer"}, BIG]}}
+    parts: list[str | int] = ['{"', "abc", 902, "1", ',"', "d", 902, "22", "}"]
+    begin = [token for part in parts for token in ([part] if isinstance(part, int) else VOCABULARY.tokenize_str(part))]
+    sampled(grammar_of(schema), len(begin) + num_left, behind(begin, by_chance(0)))
 
 
 @pytest.mark.usefixtures("respelled")
@@ -541,10 +611,11 @@ def test_an_answer_is_followed_from_any_token_on_with_the_same_masks(begin: int)
             num_narrowed += not np.array_equal(bits, ahead)
             found.append(bits.tolist())
             drafts = tokens[position : position + 3]
-            assert matcher.try_consume_tokens(drafts) == len(drafts)
-            matcher.unsafe_compute_mask_ptr(ahead.ctypes.data, ahead.nbytes)
-            matcher.rollback(len(drafts))
-            ending.narrow(ahead, position + len(drafts), drafts)  # which changes nothing of what follows
+            drafted, ending_of_drafts = matcher.deep_copy(), ending.copy()
+            assert drafted.try_consume_tokens(drafts) == len(drafts)
+            drafted.unsafe_compute_mask_ptr(ahead.ctypes.data, ahead.nbytes)
+            ending_of_drafts.append(drafts, position)
+            ending_of_drafts.narrow(ahead, position + len(drafts))  # which changes nothing of what follows
             assert matcher.try_consume_tokens(tokens[position : position + 1]) == 1
             ending.append(tokens[position : position + 1], position)
         masks.append(found)

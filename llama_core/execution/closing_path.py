@@ -1,0 +1,189 @@
+"""The closing path of an answer of JSON: the tokens to its end, found by following its grammar.
+
+llguidance 1.9.1 keeps the last mask by the lexer's state and the number of the parser's row, which are the same behind some
+other tokens too, and `rollback` leaves it as it is. So nothing here is taken back: what may not be kept is tried on a copy of
+the matcher, which takes microseconds.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from llama_core.execution.json_vocabulary import JsonText, JsonVocabulary, count_of, first_of, tokens_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_MAX_TRIED: Final = 1024  # tokens that one search tries within strings that cannot end anywhere
+_MAX_AT_ONCE: Final = 256  # of them at one position
+_MAX_OTHER: Final = 16  # other tokens that a search takes at a position
+_SOME_OF_MANY: Final = 4  # of them where more are allowed
+
+
+class LimitsExceeded(Exception):
+    """A matcher for looking ahead has exceeded its limits of time and memory."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """A position of a path: the tokens before it, where the text stands, what the grammar allows, and the token taken."""
+
+    before: list[int]
+    text: JsonText
+    allowed: np.ndarray
+    taken: int
+
+
+@dataclass(slots=True)
+class Search:
+    """Finds closing paths of at most `most` tokens.
+
+    num_followed: tokens of all paths so far, and those tried. max_other: tokens that are followed beside the first path; 0: no
+    other path is looked for.
+    """
+
+    vocabulary: JsonVocabulary
+    most: int
+    max_other: int = 0
+    num_followed: int = 0
+    _num_tried: int = 0
+    _barren: set[bytes] = field(default_factory=set)  # masks from which a string has no way out
+
+    def path(self, matcher: "LLMatcher", text: JsonText) -> list[int]:
+        """The tokens to the end of the answer, of which the last ends it; none if no path is found. The matcher stays as it is.
+
+        The first path takes the token that closes most at each position. If that path is too long, others differ from it by one
+        token, the earliest first. Raises LimitsExceeded.
+        """
+        path, choices = self._follow(matcher.deep_copy(), replace(text), [])
+        num_first = self.num_followed
+        for choice in choices if not path else ():
+            for token in self._other_tokens(choice):
+                if self.num_followed - num_first >= self.max_other:
+                    return []
+                begun = [*choice.before, token]
+                behind, text_behind = matcher.deep_copy(), replace(text)
+                behind.try_consume_tokens(begun)
+                text_behind.append(b"".join(map(self.vocabulary.text, begun)))
+                path, _ = self._follow(behind, text_behind, begun)
+                if path:
+                    return path
+        return path
+
+    def _follow(self, matcher: "LLMatcher", text: JsonText, path: list[int]) -> tuple[list[int], list[_Choice]]:
+        """The path that goes on behind `path` with what closes most; none if it is too long. And its choices.
+
+        Follows `matcher` and `text`, which stand behind `path`."""
+        vocabulary, begin, choices = self.vocabulary, len(path), list[_Choice]()
+        path = list(path)
+        mask = np.zeros(vocabulary.num_words, np.uint32)
+        while len(path) < self.most:
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            check_limits(matcher)
+            if not mask.any():
+                break
+            tokens = self._closing_tokens(matcher, mask, text)
+            if self.max_other and count_of(mask) > 1:
+                choices.append(_Choice(list(path), replace(text), mask.copy(), tokens[0]))
+            path += tokens
+            if tokens[0] in vocabulary.ends:
+                break
+            matcher.try_consume_tokens(tokens)
+            path += (forced := matcher.compute_ff_tokens())
+            matcher.try_consume_tokens(forced)
+            for each in (*tokens, *forced):
+                text.append(vocabulary.text(each))
+        check_limits(matcher)
+        self.num_followed += len(path) - begin
+        is_whole = begin < len(path) <= self.most and path[-1] in vocabulary.ends
+        return path if is_whole else [], choices
+
+    def _closing_tokens(self, matcher: "LLMatcher", mask: np.ndarray, text: JsonText) -> list[int]:
+        """What closes most; several tokens where a string cannot end before them."""
+        closing = closing_tokens(self.vocabulary, mask, text)
+        if closing is None and self._num_tried < _MAX_TRIED and mask.tobytes() not in self._barren:
+            if way := self._way_out(matcher, mask, text):
+                return way
+            self._barren.add(mask.tobytes())
+        return [first_of(mask if closing is None else closing)]
+
+    def _way_out(self, matcher: "LLMatcher", mask: np.ndarray, text: JsonText) -> list[int]:
+        """The fewest tokens behind which the string may end or has ended.
+
+        Dijkstra's algorithm over characters. Places with the same mask count as one. No tokens where that prunes all ways, as
+        in a string of a certain length, and where too many are tried."""
+        vocabulary = self.vocabulary
+        heap: list[tuple[int, int, bool, list[int]]] = [(0, 0, False, [])]
+        seen, found = {mask.tobytes()}, np.zeros_like(mask)
+        while heap:
+            _, _, is_out, way = heappop(heap)
+            if is_out:
+                return way
+            before = matcher.deep_copy()
+            before.try_consume_tokens(way)
+            before.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
+            choice = found & vocabulary.character_bits
+            for token in tokens_of(choice if choice.any() else found)[:_MAX_AT_ONCE]:
+                if self._num_tried == _MAX_TRIED:
+                    break
+                self._num_tried += 1
+                self.num_followed += 1
+                behind = before.deep_copy()
+                behind.try_consume_tokens([token])
+                forced = behind.compute_ff_tokens()
+                behind.try_consume_tokens(forced)
+                behind.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
+                check_limits(behind)
+                text_behind = replace(text)
+                for each in (*way, token, *forced):
+                    text_behind.append(vocabulary.text(each))
+                is_end = not text_behind.in_string or (
+                    not text_behind.is_escaped and closing_tokens(vocabulary, found, text_behind) is not None
+                )
+                if is_end or (key := found.tobytes()) not in seen:
+                    if not is_end:
+                        seen.add(key)
+                    heappush(heap, (len(way) + 1 + len(forced), self._num_tried, is_end, [*way, token, *forced]))
+        return []
+
+    def _other_tokens(self, choice: _Choice) -> list[int]:
+        """Some tokens that lead elsewhere than the one that was taken."""
+        vocabulary = self.vocabulary
+        if choice.text.is_escaped or not (choice.allowed & vocabulary.beginning_character).any():
+            return []
+        if not choice.text.in_string:
+            groups = (tokens_of(choice.allowed & group) for group in vocabulary.between)
+            return [_shortest(vocabulary, group) for group in groups if group and choice.taken not in group]
+        characters = choice.allowed & vocabulary.character_bits
+        taken = vocabulary.text(choice.taken)[:1]
+        other = [
+            token
+            for token in tokens_of(characters if characters.any() else choice.allowed)
+            if vocabulary.text(token)[:1] not in (taken, b'"', b"\\")
+        ]
+        return other if len(other) <= _MAX_OTHER else other[:: -(-len(other) // _SOME_OF_MANY)]
+
+
+def closing_tokens(vocabulary: JsonVocabulary, allowed: np.ndarray, text: JsonText) -> np.ndarray | None:
+    """The allowed tokens that close most; None within a string that cannot end yet."""
+    if text.is_escaped or not (allowed & vocabulary.beginning_character).any():
+        return allowed
+    groups = vocabulary.closing_string if text.in_string else vocabulary.between
+    some: Iterable[np.ndarray] = (allowed & group for group in groups)
+    found = next((each for each in some if each.any()), None)
+    if found is not None or text.in_string:
+        return found
+    without_spaces = allowed & ~vocabulary.spaces
+    return without_spaces if without_spaces.any() else allowed
+
+
+def check_limits(matcher: "LLMatcher") -> None:
+    if matcher.is_error():
+        raise LimitsExceeded
+
+
+def _shortest(vocabulary: JsonVocabulary, tokens: Sequence[int]) -> int:
+    return min(tokens, key=lambda token: len(vocabulary.text(token)))
