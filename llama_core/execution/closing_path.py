@@ -17,7 +17,6 @@ from llama_core.execution.json_vocabulary import JsonText, JsonVocabulary, count
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_MAX_TRIED: Final = 1024  # tokens that one search tries within strings that cannot end anywhere
 _MAX_AT_ONCE: Final = 256  # of them at one position
 _MAX_OTHER: Final = 16  # other tokens that a search takes at a position
 _SOME_OF_MANY: Final = 4  # of them where more are allowed
@@ -42,12 +41,13 @@ class Search:
     """Finds closing paths of at most `most` tokens.
 
     num_followed: tokens of all paths so far, and those tried. max_other: tokens that are followed beside the first path; 0: no
-    other path is looked for.
+    other path is looked for. max_tried: tokens that are tried within strings that cannot end anywhere.
     """
 
     vocabulary: JsonVocabulary
     most: int
     max_other: int = 0
+    max_tried: int = 1024
     num_followed: int = 0
     _num_tried: int = 0
     _barren: set[bytes] = field(default_factory=set)  # masks from which a string has no way out
@@ -104,7 +104,7 @@ class Search:
     def _closing_tokens(self, matcher: "LLMatcher", mask: np.ndarray, text: JsonText) -> list[int]:
         """What closes most; several tokens where a string cannot end before them."""
         closing = closing_tokens(self.vocabulary, mask, text)
-        if closing is None and self._num_tried < _MAX_TRIED and mask.tobytes() not in self._barren:
+        if closing is None and self._num_tried < self.max_tried and mask.tobytes() not in self._barren:
             if way := self._way_out(matcher, mask, text):
                 return way
             self._barren.add(mask.tobytes())
@@ -127,7 +127,7 @@ class Search:
             before.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
             choice = found & vocabulary.character_bits
             for token in tokens_of(choice if choice.any() else found)[:_MAX_AT_ONCE]:
-                if self._num_tried == _MAX_TRIED:
+                if self._num_tried == self.max_tried:
                     break
                 self._num_tried += 1
                 self.num_followed += 1

@@ -43,8 +43,11 @@ _MAX_PATH: Final = 256
 _MAX_FOLLOWED: Final = 512
 _MAX_OTHER: Final = 512  # tokens that are followed where the first path is too long
 _MAX_WATCHED: Final = 512  # positions before the limit at which masks may be narrowed
-# How many tokens are left where an answer without a closing path is looked at again: the model may have taken a shorter way.
-_LOOK_AGAIN: Final = frozenset(int(_MAX_WATCHED * 0.8**i) for i in range(24))
+# With so many tokens left an answer without a closing path is looked at again, because the model may have taken a shorter way,
+# and with less effort, because most have not.
+_LOOK_AGAIN: Final = frozenset(int(_MAX_WATCHED * 0.7**i) for i in range(18))
+_MAX_TRIED_AGAIN: Final = 256
+# In schemas: what may make one value longer than the schema's text.
 _LONG_PARTS: Final = re.compile(r'"(?:minItems|minLength|minProperties)": ?\d\d|\{\d\d')
 _CLOSERS: Final = {ord("["): b"]", ord("{"): b"}"}
 
@@ -209,8 +212,11 @@ class JsonEnding:
                     return
                 place.text = text
         left = self.limit - position
-        if place.path is None or (not place.path and left in _LOOK_AGAIN):
+        if place.path is None:
             place.path = Search(self.ahead.vocabulary, left, _MAX_OTHER).path(self.matcher, place.text)
+        elif not place.path and left in _LOOK_AGAIN:
+            again = Search(self.ahead.vocabulary, left, _MAX_OTHER, _MAX_TRIED_AGAIN)
+            place.path = again.path(self.matcher, place.text)
 
     def _is_in_text(self, bits: np.ndarray, num_tokens: int) -> bool | None:
         """Whether other text than JSON may go on behind the first tokens; None within a character, of which the grammar allows

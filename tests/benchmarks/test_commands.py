@@ -132,6 +132,13 @@ def test_speculation_changes_no_token(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(case["same_tokens"] for case in result["cases"].values())
 
 
+def test_loading(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = result_of(capsys, "loading", "--rounds", "1", "--ranks", "2")["cases"]
+    assert cases.keys() == {"read", "cpu", "gpu_host"}, "the demo model's files are not safetensors"
+    assert cases["cpu"]["gb"] == pytest.approx(cases["read"]["gb"] / 2, rel=0.05)
+    assert cases["gpu_host"]["gb"] == cases["cpu"]["gb"]
+
+
 def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--step-ms", "1", "--concurrency", "1", "3", "--output", "4", "--seconds", "0.1", "--repeats", "2"]
     streams = result_of(capsys, "streaming", *load)["streams"]
