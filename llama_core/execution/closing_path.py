@@ -66,7 +66,7 @@ class Search:
                     return []
                 begun = [*choice.before, token]
                 behind, text_behind = matcher.deep_copy(), replace(text)
-                behind.try_consume_tokens(begun)
+                consume(behind, begun)
                 text_behind.append(b"".join(map(self.vocabulary.text, begun)))
                 path, _ = self._follow(behind, text_behind, begun)
                 if path:
@@ -91,9 +91,9 @@ class Search:
             path += tokens
             if tokens[0] in vocabulary.ends:
                 break
-            matcher.try_consume_tokens(tokens)
+            consume(matcher, tokens)
             path += (forced := matcher.compute_ff_tokens())
-            matcher.try_consume_tokens(forced)
+            consume(matcher, forced)
             for each in (*tokens, *forced):
                 text.append(vocabulary.text(each))
         check_limits(matcher)
@@ -123,7 +123,7 @@ class Search:
             if is_out:
                 return way
             before = matcher.deep_copy()
-            before.try_consume_tokens(way)
+            consume(before, way)
             before.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
             choice = found & vocabulary.character_bits
             for token in tokens_of(choice if choice.any() else found)[:_MAX_AT_ONCE]:
@@ -132,9 +132,9 @@ class Search:
                 self._num_tried += 1
                 self.num_followed += 1
                 behind = before.deep_copy()
-                behind.try_consume_tokens([token])
+                consume(behind, [token])
                 forced = behind.compute_ff_tokens()
-                behind.try_consume_tokens(forced)
+                consume(behind, forced)
                 behind.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
                 check_limits(behind)
                 text_behind = replace(text)
@@ -178,6 +178,13 @@ def closing_tokens(vocabulary: JsonVocabulary, allowed: np.ndarray, text: JsonTe
         return found
     without_spaces = allowed & ~vocabulary.spaces
     return without_spaces if without_spaces.any() else allowed
+
+
+def consume(matcher: "LLMatcher", tokens: list[int]) -> None:
+    """Consume tokens that the grammar allows. Raises LimitsExceeded: llguidance 1.9.1 refuses some of them where a limit is
+    exceeded, and `is_error` tells that behind the next mask only."""
+    if matcher.try_consume_tokens(tokens) < len(tokens) and not matcher.is_stopped():
+        raise LimitsExceeded
 
 
 def check_limits(matcher: "LLMatcher") -> None:

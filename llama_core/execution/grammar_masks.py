@@ -194,6 +194,8 @@ class SlotGrammars:
         matcher, ending = job.slot.matcher, job.slot.ending
         assert matcher is not None
         if matcher.try_consume_tokens(job.tokens) < len(job.tokens) and not matcher.is_stopped():
+            unused = masks.bits[job.sample]
+            matcher.unsafe_compute_mask_ptr(unused.ctypes.data, unused.nbytes)  # tells whether a limit is exceeded
             _check(matcher)
             raise _Refused("the tokens generated so far do not follow the grammar")
         if ending is not None:

@@ -12,12 +12,13 @@ all of it, is still a path, which the grammar tells in microseconds.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from llama_core.execution.closing_path import LimitsExceeded, Search, check_limits
+from llama_core.execution.closing_path import LimitsExceeded, Search, check_limits, consume
 from llama_core.execution.json_vocabulary import (
     SPACES,
     JsonText,
@@ -103,6 +104,21 @@ class _Place:
         return _Place(replace(self.text), self.path)
 
 
+class _InTime(NamedTuple):
+    """What is in time behind `path`: `kept` of the tokens `allowed`, with `least` or more tokens left behind each. Those that
+    are late stay late with fewer left."""
+
+    path: list[int]
+    text: JsonText
+    allowed: np.ndarray
+    kept: np.ndarray
+    least: int
+
+    def holds(self, path: list[int], text: JsonText, allowed: np.ndarray, most: int) -> bool:
+        is_here = self.path is path and self.text == text and self.least <= most
+        return is_here and np.array_equal(self.allowed, allowed)
+
+
 @dataclass(slots=True)
 class JsonEnding:
     """The end of one answer.
@@ -122,6 +138,8 @@ class JsonEnding:
     arrived: int = -1
     is_broken: bool = False
     num_followed: int = 0  # tokens that were tried for one mask, and those of the paths that were found
+    most_needed: int = 0  # by the tokens that were found to be in time for one mask
+    in_time: _InTime | None = None  # of the last mask, because within a string the next one is the same
 
     @classmethod
     def of(cls, ahead: Lookahead, begin: int, limit: int) -> "JsonEnding":
@@ -134,8 +152,9 @@ class JsonEnding:
 
     def append(self, tokens: Sequence[int], begin: int) -> None:
         """Follow the answer's next tokens, of which the first is at position `begin`."""
-        if not self.is_broken:
-            self._within_limits(lambda: self._follow(tokens, begin))
+        for position, token in enumerate(tokens, begin):
+            if not self.is_broken:
+                self._within_limits(partial(self._follow, token, position))
 
     def narrow(self, bits: np.ndarray, position: int) -> bool:
         """Drop from the mask the tokens after which the answer may not end in time. Returns whether a text was lost.
@@ -153,7 +172,7 @@ class JsonEnding:
             kept = self._kept(bits, position) if self.place.path else None
 
         self._within_limits(narrow)
-        if kept is None or not kept.any():
+        if self.is_broken or kept is None or not kept.any():
             return False
         dropped = bits & ~kept & ~self.ahead.vocabulary.spaces
         bits &= kept
@@ -166,33 +185,34 @@ class JsonEnding:
         """Take a step, with a newly compiled grammar if others have used up the limits. If it alone exceeds them, the answer is
         left as it is from there on."""
         place, num_tokens, arrived = self.place.copy(), len(self.tokens), self.arrived
-        for is_last in (False, True):
+        for is_compiled_again in (False, True):
             try:
+                if is_compiled_again:
+                    self._renew(num_tokens)
                 step()
                 check_limits(self.matcher)
                 return
             except LimitsExceeded:
                 self.place, self.arrived = place.copy(), arrived
-                if is_last:
-                    self.is_broken = True
-                    return
-                self.ahead.is_broken = True
-                self.matcher = self.ahead.compiled()
-                del self.tokens[num_tokens:]
-                self.matcher.try_consume_tokens(self.tokens)
+        self.is_broken = True
+
+    def _renew(self, num_tokens: int) -> None:
+        """Compile the grammar again and follow the first tokens of the answer."""
+        self.ahead.is_broken = True
+        self.matcher = self.ahead.compiled()
+        del self.tokens[num_tokens:]
+        consume(self.matcher, self.tokens)
 
     def _looks_again(self, position: int) -> bool:
         return self.ahead.begins_with_text or self.limit - position in _LOOK_AGAIN
 
-    def _follow(self, tokens: Sequence[int], begin: int) -> None:
-        for position, token in enumerate(tokens, begin):
-            self._arrive(position)
-            if self.place.path:
-                self.place.path = self._path_behind(token, self.limit - position - 1, _MAX_OTHER)
-            self.matcher.try_consume_tokens([token])
-            check_limits(self.matcher)
-            self.tokens.append(token)
-            self.place.text.append(self.ahead.vocabulary.text(token))
+    def _follow(self, token: int, position: int) -> None:
+        self._arrive(position)
+        if self.place.path:
+            self.place.path = self._path_behind(token, self.limit - position - 1, _MAX_OTHER)
+        consume(self.matcher, [token])
+        self.tokens.append(token)
+        self.place.text.append(self.ahead.vocabulary.text(token))
 
     def _arrive(self, position: int, bits: np.ndarray | None = None) -> None:
         """Find the place at `position`, behind the tokens before it. bits: what the grammar allows there, if that is known."""
@@ -253,15 +273,24 @@ class JsonEnding:
         """The allowed tokens behind which the answer may end in time."""
         path, left, vocabulary = self.place.path, self.limit - position, self.ahead.vocabulary
         assert path
-        self.num_followed = 0
         first = vocabulary.end_bits if path[0] in vocabulary.ends else bits_of(path[:1], len(bits))
         # Where the text is forced, masks may have another division of it into tokens than the path.
         forced: np.ndarray = bits & first
         if left - len(path) < _FORCED_BELOW and forced.any():
             return forced
+        most = left - 1
+        if self.in_time is not None and self.in_time.holds(path, self.place.text, bits, most):
+            return self.in_time.kept
+        self.num_followed = self.most_needed = 0
         if count_of(bits) <= (_MAX_TOKENS_IN_STRING if self.place.text.in_string else _MAX_TOKENS):
-            return bits_of((token for token in tokens_of(bits) if self._fits(token, left - 1)), len(bits))
-        return self._groups_in_time(bits, left - 1)
+            kept = bits_of((token for token in tokens_of(bits) if self._fits(token, most)), len(bits))
+        else:
+            kept = self._groups_in_time(bits, most)
+        is_known = self.num_followed <= _MAX_FOLLOWED  # else some tokens were guessed
+        self.in_time = (
+            _InTime(path, replace(self.place.text), bits.copy(), kept, self.most_needed) if is_known else None
+        )
+        return kept
 
     def _groups_in_time(self, bits: np.ndarray, most: int) -> np.ndarray:
         """The allowed tokens that are in time. Of those that begin alike, behind the end of a string within one, the longest
@@ -277,22 +306,30 @@ class JsonEnding:
             some: list[int] = alike.tolist()
             if not some or not vocabulary.text(some[0]).strip(SPACES):
                 continue
-            if len(some) == 1 or not self._fits(some[0], most - _MARGIN):
+            if len(some) == 1 or not self._fits(some[0], most, _MARGIN):
                 late += [token for i, token in enumerate(some) if i >= _MAX_TOKENS or not self._fits(token, most)]
         return bits & ~bits_of(late, len(bits)) if late else bits.copy()
 
-    def _fits(self, token: int, most: int) -> bool:
-        """Whether the answer may end within `most` tokens behind `token`."""
+    def _fits(self, token: int, most: int, margin: int = 0) -> bool:
+        """Whether the answer may end within `most` tokens behind `token`, with `margin` of them to spare."""
         path = self.place.path
         assert path
-        if token == path[0]:
-            return len(path) - 1 <= most
         if token in self.ahead.vocabulary.ends:
             return True
-        if self.num_followed > _MAX_FOLLOWED:
-            return most - len(path) > 4 * _MARGIN
-        self.num_followed += 1
-        return bool(self._path_behind(token, most))
+        if token == path[0]:
+            num_needed = len(path) - 1
+        elif self.num_followed > _MAX_FOLLOWED:
+            num_needed = len(path) + 4 * _MARGIN + 1
+        else:
+            self.num_followed += 1
+            behind = self._path_behind(token, most - margin)
+            if not behind:
+                return False
+            num_needed = len(behind)
+        if num_needed + margin > most:
+            return False
+        self.most_needed = max(self.most_needed, num_needed + margin)
+        return True
 
     def _path_behind(self, token: int, most: int, max_other: int = 0) -> list[int]:
         """The closing path behind `token`, which the matcher has not consumed; none if none of `most` tokens is found.
@@ -306,19 +343,17 @@ class JsonEnding:
         behind = self.matcher
         if text[-1:] >= b"\x80":
             behind = self.matcher.deep_copy()
-            behind.try_consume_tokens([token])
+            consume(behind, [token])
             within = _rest_of_character(behind, vocabulary)
         closers = self._closers(text)
         # The token may stand for any number of the path's, up to one for each of its characters.
         for num_replaced in (1, 0, *range(2, min(len(text) + 1, len(path)))):
             for some in (within, within + closers) if closers else (within,):
-                rest = some + path[num_replaced:]
+                rest = some + path[num_replaced:] if some or num_replaced else path
                 if num_replaced < len(path) and len(rest) <= most and self._is_allowed([token, *rest]):
                     return rest
         behind = self.matcher.deep_copy()
-        if not behind.try_consume_tokens([token]):
-            check_limits(behind)
-            return []
+        consume(behind, [token])
         place = replace(self.place.text)
         place.append(text)
         search = Search(vocabulary, most, max_other)
@@ -348,7 +383,7 @@ def _rest_of_character(matcher: "LLMatcher", vocabulary: JsonVocabulary) -> list
     tokens: list[int] = []
     while (mask := _mask_of(matcher, vocabulary)).any() and not (mask & vocabulary.beginning_character).any():
         tokens.append(first_of(mask))
-        matcher.try_consume_tokens(tokens[-1:])
+        consume(matcher, tokens[-1:])
     return tokens
 
 
