@@ -1,6 +1,7 @@
 """Run by test_two_nodes.py as a program: a cluster of two nodes with one rank on each. A process can call ray.init only once.
 
-Prints its observations as one line of JSON. At the end the second node is lost under live streams, and another one joins.
+Prints its observations as one line of JSON. At the end the second node is lost under live streams, and another one joins. With
+the argument `full` a node is lost before, under a group of ranks without a service.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -28,7 +30,6 @@ from deployments.engine.service import LlamaService
 from llama_core.errors import RankFailure
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import SlotInit, StepInput
-from tests.cluster.test_model_on_ranks import Run, engine_config
 from tests.conftest import GOLDEN
 from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
 from tests.support.ray_nodes import few_processes
@@ -53,21 +54,11 @@ def gone(info: GroupInfo) -> bool:
     return not any(is_running(report.identity.process) for report in info.ranks)
 
 
-async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
+async def main(cluster: Cluster, second_node: Any, *, is_full: bool) -> dict[str, object]:
     seen: dict[str, object] = {}
     seen["shortage"] = shortage([{"CPU": 3.0}] * 2, [node["Resources"] for node in ray.nodes() if node["Alive"]])
     placement = placement_group(BUNDLES, strategy="PACK")
     await asyncio.wait_for(placement.ready(), 120)
-
-    golden = json.loads((GOLDEN / "golden.json").read_text())
-    config = engine_config(golden)
-    group = RankGroup(config, placement, limits=GroupLimits(start_timeout_s=180))
-    info = await group.start()
-    run = Run(golden, info.num_blocks, config)
-    await run.steps(group)
-    seen["golden"] = [sequence.output for sequence in run.sequences] == run.expected
-    seen["golden_nodes"] = len({report.identity.node_id for report in info.ranks})
-    await group.stop()
 
     group = RankGroup(CONFIG, placement, epoch=1, limits=LIMITS, runner_factory=FakeFactory())
     info = await group.start()
@@ -88,7 +79,16 @@ async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
     failure = await group.wait_failed()
     await group.stop()
     seen["stopped"] = (failure.rank == far.rank, "hangs" in failure.message, gone(info))
+    if is_full:
+        seen |= await lost(cluster, second_node, placement)
+        second_node = cluster.add_node(num_cpus=1)
+    return seen | await with_fewer_ranks(cluster, second_node, placement)
 
+
+async def lost(cluster: Cluster, second_node: Any, placement: PlacementGroup) -> dict[str, object]:
+    """The second node is lost under a group of ranks."""
+    seen: dict[str, object] = {}
+    driver_node = ray.get_runtime_context().get_node_id()
     group = RankGroup(CONFIG, placement, epoch=2, limits=LIMITS, runner_factory=FakeFactory())
     info = await group.start()
     await group.step(one_row(0, 2))
@@ -101,14 +101,14 @@ async def main(cluster: Cluster, second_node: Any) -> dict[str, object]:
     seen["node_loss_s"] = time.monotonic() - began
     await asyncio.wait_for(group.stop(), 60)
     await removing
-    seen["node_lost"] = (isinstance(failure, RankFailure), failure.rank == far.rank, gone(info))
-    return seen | await with_fewer_ranks(cluster, placement)
+    seen["group_lost"] = (isinstance(failure, RankFailure), failure.rank == far.rank, gone(info))
+    return seen
 
 
-async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[str, object]:
-    """Live streams of a service while the second rank's node is lost, and after another node joins."""
+async def with_fewer_ranks(cluster: Cluster, node: Any, placement: PlacementGroup) -> dict[str, object]:
+    """The reference's tokens from a service, and its live streams while the second rank's node is lost, and after another node
+    joins."""
     seen: dict[str, object] = {}
-    node = cluster.add_node(num_cpus=1)
     pool = StandbyPool(placement, GroupLimits(start_timeout_s=180, step_timeout_s=20), enabled=False)
 
     async def is_usable() -> bool:
@@ -116,10 +116,14 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
 
     await until("the new node's bundle is usable", is_usable, pause_s=0.3)
     vars(supervisor)["ROOM_CHECK_S"] = 1.0
-    fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 256, "shrink_after_s": 4.0}
+    fields = {"ckpt_dir": str(GOLDEN / "mp2"), "max_seq_len": 256, "shrink_after_s": 4.0, "dtype": "float32"}
     service = LlamaService(ServerArgs(**fields), lambda: pool)
     await service.start()
     try:
+        assert service.info is not None
+        first = service.info
+        seen["golden_nodes"] = len({report.identity.node_id for report in first.ranks})
+        seen["golden"] = await golden_tokens(service)
         undisturbed = await asyncio.gather(*(read(service, number) for number in range(4)))
         stopping, answers = asyncio.Event(), []
 
@@ -139,6 +143,7 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
         await phase(service, "ready")
         seen["shrunk_s"] = time.monotonic() - began
         seen["shrunk"] = (service.describe().world_size, service.readiness().detail)
+        seen["lost_ranks_are_gone"] = gone(first)
         await more(answers)
         cluster.add_node(num_cpus=1)  # works only in the main thread; the streams wait for it
         await until_true(
@@ -153,9 +158,25 @@ async def with_fewer_ranks(cluster: Cluster, placement: PlacementGroup) -> dict[
     return seen
 
 
+async def golden_tokens(service: LlamaService) -> bool:
+    """Whether the completions of the reference without echo have its tokens."""
+    golden = json.loads((GOLDEN / "golden.json").read_text())
+    cases = [case for case in golden["completions"] if not case["echo"]]
+    found = [
+        tokens_after(service, prompt, len(expected))
+        for case in cases
+        for prompt, expected in zip(case["prompt_tokens"], case["out_tokens"], strict=True)
+    ]
+    return await asyncio.gather(*found) == [expected for case in cases for expected in case["out_tokens"]]
+
+
+async def tokens_after(service: LlamaService, prompt: list[int], max_tokens: int) -> list[int]:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return [token async for delta in service.submit(prompt, params) for token in delta.tokens]
+
+
 async def read(service: LlamaService, number: int) -> list[int]:
-    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-    return [token async for delta in service.submit([1, 5 + number, 9], params) for token in delta.tokens]
+    return await tokens_after(service, [1, 5 + number, 9], 200)
 
 
 async def more(answers: list[bool]) -> None:
@@ -181,7 +202,7 @@ if __name__ == "__main__":
         second = cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, logging_level=logging.WARNING, log_to_driver=False)
         try:
-            print("SEEN " + json.dumps(uvloop.run(main(cluster, second))))
+            print("SEEN " + json.dumps(uvloop.run(main(cluster, second, is_full=sys.argv[1:] == ["full"]))))
         finally:
             ray.shutdown()
             cluster.shutdown()
