@@ -1,6 +1,6 @@
 """`python -m tests` runs every test and the linters in lanes, as `make test` does, and reports each lane's time.
 
-The tests of ranks run first, beside the longest and the shortest lane that compute, because they pin cores that the ranks of a
+The tests of ranks run first, beside the longest and the shortest lanes that compute, because they pin cores that the ranks of a
 server would claim. Then three lanes run at a time: one that computes beside two that mostly wait for servers to start, fail and
 recover; at the end those that are left. Lanes that compute have a lower priority, because Ray and Ray Serve allow a process
 only seconds to start. A lane prints one line when it ends, and all of its output if it failed. The last line counts all
@@ -40,10 +40,11 @@ LANE_OF_PATH = {
     "tests/cluster": "ranks",
     "tests/llama_core": "model",
     "tests/deployments": "replica",
+    "tests/benchmarks": "measures",
 }
 FIRST = ("ranks",)  # before any lane of WAITING
 # One at a time while lanes of WAITING are left, two beside those of FIRST; the longest first.
-COMPUTING = ("model", "unit", "replica", "lint")
+COMPUTING = ("model", "unit", "measures", "replica", "lint")
 WAITING = ("starts", "nodes", "servers", "soak", "chaos")  # the longest first
 AT_ONCE = 3
 NICENESS = 19  # of a lane that computes: less than the workers of Ray have, whose niceness is 15
@@ -158,7 +159,7 @@ def run_lanes(
     first: Sequence[Lane], computing: Sequence[Lane], waiting: Sequence[Lane], stopping: threading.Event, at_once: int
 ) -> None:
     """Run all lanes, `at_once` at a time; lanes of `waiting` after those of `first`, and computing lanes one at a time until no
-    lane of `waiting` is left to start. Beside lanes of `first` the last of `computing` runs too."""
+    lane of `waiting` is left to start. Beside lanes of `first` the last ones of `computing` run too, one after the other."""
     queues = {"first": deque(first), "computing": deque(computing), "waiting": deque(waiting)}
     lock, first_has_ended = threading.Lock(), threading.Event()
 
@@ -189,8 +190,8 @@ def run_lanes(
         run_all_of("waiting")
 
     def wait() -> None:
-        if first:
-            run_one_of("computing", deque.pop)
+        while first and not first_has_ended.is_set() and run_one_of("computing", deque.pop):
+            pass
         first_has_ended.wait()
         run_all_of("waiting")
         run_all_of("computing")

@@ -31,18 +31,32 @@ def test_every_test_file_has_one_lane_and_every_lane_runs() -> None:
     assert lane_of("tests/test_rooms.py") == "unit"
 
 
+SLEEP = "import time; print(time.time()); time.sleep({}); print(time.time())"
+
+
+def times_of(*ran: Lane) -> list[tuple[float, float]]:
+    """When each of these lanes, which must have ended well, began and ended."""
+    assert all(one.status == 0 for one in ran)
+    return [(float(began), float(ended)) for began, ended in (one.text.split() for one in ran)]
+
+
 def test_lanes_that_compute_run_one_at_a_time_beside_others(tmp_path: Path) -> None:
-    code = "import time; print(time.time()); time.sleep(0.3); print(time.time())"
-    codes = (code.replace("0.3", "1.5"), code, code)
-    computing = [lane(f"computing {i}", tmp_path, each) for i, each in enumerate(codes)]
-    waiting = [lane(f"waiting {i}", tmp_path, code) for i in range(2)]
-    first = [lane("first", tmp_path, code.replace("0.3", "1.5"))]
+    computing = [lane(f"computing {i}", tmp_path, SLEEP.format(0.3)) for i in range(2)]
+    waiting = [lane(f"waiting {i}", tmp_path, SLEEP.format(2)) for i in range(2)]
+    run_lanes([], computing, waiting, threading.Event(), 3)
+    (_, one_ended), (other_began, _), *others = times_of(*computing, *waiting)
+    assert one_ended < other_began < min(ended for _, ended in others)
+    assert all(one.seconds >= 0.3 for one in computing)
+
+
+def test_beside_the_first_lane_the_last_ones_that_compute_run_too(tmp_path: Path) -> None:
+    first = [lane("first", tmp_path, SLEEP.format(3))]
+    computing = [lane(f"computing {i}", tmp_path, SLEEP.format(0.3 if i else 3)) for i in range(3)]
+    waiting = [lane(f"waiting {i}", tmp_path, SLEEP.format(0)) for i in range(2)]
     run_lanes(first, computing, waiting, threading.Event(), 3)
-    times = {one.name: tuple(map(float, one.text.split())) for one in (*first, *computing, *waiting)}
-    assert times["computing 0"][1] < times["computing 1"][0]
-    assert times["computing 2"][0] < times["computing 0"][1], "the last of them runs beside the first lane too"
-    assert all(times["first"][1] < times[one.name][0] for one in waiting), "lanes of servers wait for the first one"
-    assert all(one.status == 0 and one.seconds >= 0.3 for one in (*first, *computing, *waiting))
+    (_, first_ended), longest, middle, last, *others = times_of(*first, *computing, *waiting)
+    assert last[0] < longest[1] and last[1] < middle[0] < first_ended
+    assert all(first_ended < began for began, _ in others), "lanes of servers wait for the first one"
 
 
 def test_a_lane_that_fails_is_reported_with_its_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ from tests.support.waiting import until
 PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
 # A request whose body is incomplete counts as load, and leaves processor time to the processes that start.
 SLOW_BODY_S = 2.0
+LOOK_EACH_S = 0.25  # each look is a request or several, which take processor time from the processes that start
 
 
 def config(port: int) -> dict[str, Any]:
@@ -223,7 +224,7 @@ async def main(
             early.append(answer.status_code if answer is not None else 0)
             return said("Waiting for room")
 
-        seen["waiting"] = await until("the line", waits)
+        seen["waiting"] = await until("the line", waits, pause_s=LOOK_EACH_S)
         stamp("waiting")
         seen["warning"] = await until("the warning", lambda: asyncio.sleep(0, said("it waits until there is room")))
         seen["ready_without_room"] = sorted(set(early))
@@ -249,7 +250,7 @@ async def main(
                     )
             return False
 
-        await until("ready", is_ready, 240)
+        await until("ready", is_ready, 240, LOOK_EACH_S)
         stamp("first_replica")
         seen["loading"] = loading
         await until("the banner", lambda: asyncio.sleep(0, said("is ready at")))
@@ -285,7 +286,8 @@ async def main(
             settled = sorted(groups().values()) == ["CREATED", "CREATED"]
             return both if settled and len(both) == 2 and all(client.ranks[pids] for pids in both) else None
 
-        replicas = await until("two replicas have rows to run and a placement group each", both_work, 240)
+        what = "two replicas have rows to run and a placement group each"
+        replicas = await until(what, both_work, 240, LOOK_EACH_S)
         stamp("second_replica")
         processes = {pid: process for ranks in replicas.values() for pid, process in ranks.items()}
         seen["ranks_under_load"] = sum(is_running(process) for process in processes.values())
@@ -336,7 +338,7 @@ async def main(
         async def is_placed_anew() -> tuple[int, ...]:
             return await client.props()
 
-        anew = await until("another replica serves", is_placed_anew, 360)
+        anew = await until("another replica serves", is_placed_anew, 360, LOOK_EACH_S)
         seen["placed_anew_s"] = time.monotonic() - lost_at
         seen["meanwhile"] = await asyncio.gather(*meanwhile)
         seen["anew"], seen["after_node_loss"] = list(anew), await client.stream()
