@@ -4,9 +4,6 @@ import ctypes
 import json
 import logging
 import mmap
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
 from tests.support import checkpoints, on_ranks
+from tests.support.forking import run_with_torch
 from tests.support.full_runs import with_full_ones
 from tests.support.native_builds import FLAGS, IN_EACH_RUN, unsupported_reason, variables
 
@@ -124,16 +122,9 @@ def test_a_sequences_bits_do_not_depend_on_its_batch_or_chunks_whatever_the_inst
 ) -> None:
     if reason := unsupported_reason(flags):
         pytest.skip(reason)
-    environment = os.environ | variables(flags) | {"OMP_WAIT_POLICY": "passive"}
     shape = WIDE if not flags and "amx_tile" in Path("/proc/cpuinfo").read_text() else SHAPE
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, quiet_model(shape, tmp_path / "model")],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-        check=False,
-    )
+    model = quiet_model(shape, tmp_path / "model")
+    done = run_with_torch(PROGRAM, model, timeout_s=300, changes=variables(flags))
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(results) == len(TOLERANCE)

@@ -2,9 +2,6 @@
 however its tokens are computed."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +17,7 @@ from llama_core.model_config import ModelConfig, RopeConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
 from tests.support import plain_model
+from tests.support.forking import run_with_torch
 from tests.support.full_runs import with_full_ones
 from tests.support.native_builds import FLAGS, IN_EACH_RUN, unsupported_reason, variables
 
@@ -195,9 +193,7 @@ for switch in ("narrow heads, q, k norm", "windows", "one window", "all"):
 def test_bits_do_not_depend_on_how_the_tokens_are_computed_whatever_the_instructions(flags: str) -> None:
     if reason := unsupported_reason(flags):
         pytest.skip(reason)
-    environment = os.environ | variables(flags) | {"OMP_WAIT_POLICY": "passive"}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = run_with_torch(PROGRAM, timeout_s=300, changes=variables(flags))
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(results) == 8 and all(differing == [] for _, _, differing in results), results
