@@ -1,5 +1,6 @@
 """Loads damaged files in worker processes, which may crash. This process must not, and no worker may hang."""
 
+import atexit
 import json
 import select
 import subprocess
@@ -61,6 +62,15 @@ class Worker:
         self._process.communicate()
 
 
+_FREE: list[Worker] = []  # of earlier runs: a worker imports torch, which takes longer than a hundred files
+
+
+@atexit.register
+def _end_free_workers() -> None:
+    for worker in _FREE:
+        worker.end()
+
+
 def run(cases: int, seed: int, shares: Mapping[str, int] = _SHARES, part: str = "files") -> Outcome:
     """shares: how many cases of each kind make a round."""
     outcome = Outcome(part)
@@ -71,7 +81,7 @@ def run(cases: int, seed: int, shares: Mapping[str, int] = _SHARES, part: str = 
         put_demo(directory)
         hf_damage.put_folder(directory)
         tokenizer_damage.put_folders(directory)
-        worker = Worker(REPOSITORY)
+        worker = _FREE.pop() if _FREE else Worker(REPOSITORY)
         try:
             for number in range(cases):
                 case_seed = seed * 1_000_003 + number
@@ -90,8 +100,10 @@ def run(cases: int, seed: int, shares: Mapping[str, int] = _SHARES, part: str = 
                     (directory / file).write_bytes(undamaged)
                 else:
                     (directory / file).unlink()
-        finally:
+        except BaseException:
             worker.end()
+            raise
+        _FREE.append(worker)
         for trap in (directory, REPOSITORY, Path.cwd()):
             if (trap / "sprung").exists():
                 outcome.found(f"a pickle has left {trap / 'sprung'}")

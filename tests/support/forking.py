@@ -90,8 +90,8 @@ def fork_server(modules: tuple[str, ...], changes: tuple[tuple[str, str], ...] =
 def run_with_torch(
     source: str, *args: str, timeout_s: float = 120, changes: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a program of the model without importing torch once more. args: its `sys.argv[1:]`. changes: to `environment()`; those
-    that a library reads when it is loaded have no effect on torch's."""
+    """Run a program of the model without importing torch once more. args: its `sys.argv[1:]`. changes: to `environment()`,
+    without which torch was imported."""
     server = fork_server(("torch", "llama_core.execution.runner"))
     return server.run(source, ["-c", *args], environment(**changes or {}), timeout_s=timeout_s)
 

@@ -46,7 +46,8 @@ def assert_expected(run: SimulatedRun, seed: int, count: int = 10) -> None:
     assert run.replays > 0
 
 
-@pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 3, 4, 5))])
+# In each run, the masks below are computed on a device that is never eager, and preemptions on one that is half of the time.
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.full) for seed in (0, 1, 3, 4, 5))])
 def test_tokens_are_right_however_late_the_device_computes(seed: int) -> None:
     run = simulated(alone("cpu"), MP1, requests_of(seed), seed, eagerness=(0.0, 0.5, 0.9)[seed % 3])
     assert_expected(run, seed)
