@@ -96,9 +96,9 @@ async def test_two_ranks_give_the_references_tokens_also_after_a_death_midway(
     assert [sequence.output for sequence in disturbed.sequences] == disturbed.expected
 
 
-@pytest.mark.parametrize(
-    ("damage", "error"), [("shard", CheckpointError), pytest.param("params", ConfigError, marks=pytest.mark.full)]
-)
+# In each run, test_rank_group.py has ranks without a model raise a CheckpointError, and test_upgrade.py deploys a damaged file.
+@pytest.mark.full
+@pytest.mark.parametrize(("damage", "error"), [("shard", CheckpointError), ("params", ConfigError)])
 async def test_a_damaged_checkpoint_is_the_error_it_is_in_process(
     two_rank_placement: PlacementGroup, golden: dict[str, Any], tmp_path: Path, damage: str, error: type[Exception]
 ) -> None:

@@ -198,6 +198,8 @@ async def test_a_death_in_warm_up_names_rank_and_phase(two_rank_placement: Place
     assert not any(is_running(identity.process) for identity in group.ranks.identities.values())
 
 
+# In each run, a rank dies before the connection and after it.
+@pytest.mark.full
 async def test_a_death_right_after_identify_ends_the_group(
     two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +255,8 @@ async def test_a_refused_hello_ends_the_start_long_before_its_deadline(
     assert not socket_directories()
 
 
+# In each run, a start is cancelled earlier, and another one describes its progress.
+@pytest.mark.full
 async def test_a_start_that_is_cancelled_while_it_describes_progress_leaves_no_process(
     two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
