@@ -201,7 +201,7 @@ def test_an_aborted_prompt_is_cached_as_far_as_it_was_scheduled() -> None:
     assert staying.output == expected_output(staying, arbitrary)
 
 
-@pytest.fixture(params=["torch", "native"])
+@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.full), "native"])
 def llama(request: pytest.FixtureRequest) -> Llama:
     try:
         return on_ranks.build(

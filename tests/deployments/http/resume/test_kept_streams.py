@@ -109,7 +109,9 @@ async def test_events_after_each_number_are_those_that_were_added() -> None:
     assert sum(sizes) >= len(added)
 
 
-@pytest.mark.parametrize("more", [{}, {"logprobs": 0}, {"n": 4}, {"prompt": list(range(3, 600))}])
+@pytest.mark.parametrize(
+    "more", [{}, {"logprobs": 0}, {"n": 4}, pytest.param({"prompt": list(range(3, 600))}, marks=pytest.mark.full)]
+)
 async def test_kept_streams_take_about_the_memory_that_is_counted(more: dict[str, Any]) -> None:
     """Within a factor of two, so that the bound is one of memory."""
     async with LoopEngine().running() as engine:
