@@ -5,18 +5,25 @@ import json
 import os
 import re
 import signal
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import httpx
 import pytest
 
+from tests.servers.test_broken_connections import TALE, client_of
 from tests.support import http
+from tests.support.joined_events import id_of, joined
+from tests.support.raw_http import COMPLETIONS
+from tests.support.server import Server
 from tests.support.traced_server import Traced, traced_server
-from tests.support.waiting import until, until_true, wait_until
+from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
+T = TypeVar("T")
 SECRET = "xylophone"
+LONG = TALE | {"max_tokens": 400, "ignore_eos": True, "n": 2, "logprobs": 0}
 STAGES = {"queue", "tokenize_encode", "prefill_forward", "decode_step_forward", "sample_top_p", "decode_decode"}
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -80,7 +87,26 @@ def test_the_ranks_shares_of_steps_and_sampling_are_measured(traced: Traced) -> 
     wait_until("the ranks' steps are measured", has_shares, 60, 0.5)
 
 
-async def test_a_client_that_leaves_and_a_killed_rank_are_in_the_trace(traced: Traced) -> None:
+async def cut_and_resumed(server: Server, kill: Callable[[], Awaitable[T]]) -> T:
+    """Cut a stream once before `kill` makes the ranks fail, and once while they are replaced; another connection takes over a
+    stream that still runs. Returns what `kill` returned."""
+    async with client_of(server, **server.headers) as client:
+        uncut = await client.events(COMPLETIONS, LONG)
+        first = await client.events(COMPLETIONS, LONG, "killed", most=20)
+        half_open = asyncio.create_task(client.events(COMPLETIONS, LONG, "killed", id_of(first[-1])))
+        await asyncio.sleep(0.05)
+        assert not half_open.done(), "the stream still runs"
+        killed = await kill()
+        second = await client.events(COMPLETIONS, LONG, "killed", id_of(first[-1]), most=30)
+        third = await client.events(COMPLETIONS, LONG, "killed", id_of(second[-1]))
+        assert joined(first + second + third) == joined(uncut)
+        await asyncio.gather(half_open, return_exceptions=True)
+    return killed
+
+
+async def test_a_client_that_leaves_and_a_killed_rank_are_in_the_trace_and_a_cut_stream_is_resumed(
+    traced: Traced,
+) -> None:
     body = {"prompt": f"the {SECRET}", "max_tokens": 400, "ignore_eos": True, "stream": True}
     headers = traced.server.headers
     async with httpx.AsyncClient(base_url=traced.server.url, timeout=120, trust_env=False, headers=headers) as client:
@@ -89,14 +115,23 @@ async def test_a_client_that_leaves_and_a_killed_rank_are_in_the_trace(traced: T
         left = await asyncio.to_thread(traced.collector.request, "left")
         assert left.attributes["error.type"] == "cancelled" and not left.is_error
 
-        async def survives() -> str:
-            answer = await client.post("/v1/completions", json=body, headers={"x-request-id": "survivor"})
-            return answer.text
+        began, received = asyncio.Event(), bytearray()
 
-        asking = asyncio.create_task(survives())
-        await until_true("the stream runs", lambda: traced.server.get("/props")[1]["requests_running"] > 0)
-        os.kill(traced.server.get("/props")[1]["ranks"][1]["pid"], signal.SIGKILL)
-        assert (await asking).rstrip().endswith("[DONE]")
+        async def survives() -> None:
+            headers = {"x-request-id": "survivor"}
+            async with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+                async for piece in answer.aiter_bytes():
+                    received.extend(piece)
+                    began.set()
+
+        async def kill_a_rank() -> asyncio.Task[None]:
+            asking = asyncio.create_task(survives())
+            await began.wait()
+            os.kill(traced.server.get("/props")[1]["ranks"][1]["pid"], signal.SIGKILL)
+            return asking
+
+        await (await cut_and_resumed(traced.server, kill_a_rank))
+        assert received.rstrip().endswith(b"[DONE]")
     survivor = await asyncio.to_thread(traced.collector.request, "survivor")
     events = [name for name, _, _ in survivor.events]
     assert events[:2] == ["ranks_failed", "ranks_replaced"] and not survivor.is_error

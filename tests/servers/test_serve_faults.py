@@ -30,7 +30,7 @@ def server(traced: Traced) -> Server:
     return traced.server
 
 
-def asks(num_tokens: int = 600) -> list[Ask]:
+def asks(num_tokens: int = 300) -> list[Ask]:
     body = {"model": "llama-demo", "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     body |= {"stream_options": {"include_usage": True}}
     return [
@@ -39,7 +39,7 @@ def asks(num_tokens: int = 600) -> list[Ask]:
 
 
 async def streams(
-    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 600
+    server: Server, meanwhile: Callable[[], Awaitable[None]] | None = None, num_tokens: int = 300
 ) -> list[Heard]:
     """The answer of each stream; `meanwhile` is called when all streams have begun."""
     async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False, headers=server.headers) as client:
