@@ -1,11 +1,12 @@
 """FakeRanks behind the interface of a rank actor's runner, so that a rank needs neither a model nor torch."""
 
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.wire.rank_runner import RankRunner, RendezvousSpec
-from cluster.wire.rank_status import RankIdentity
+from cluster.wire.rank_status import RankIdentity, Share
 from cluster.wire.rank_worker import RankWorker
 from llama_core.config import EngineConfig
 from llama_core.execution.load_report import LoadReport
@@ -97,6 +98,14 @@ class FakeRunner:
             return StepOutput(batch.epoch, batch.step, [len(self._steps)] * batch.num_samples)
 
         return Pending(result, lambda: time.monotonic() >= ready_at)
+
+
+class StandbyWithoutTorch(RankWorker):
+    """A rank actor that does not import torch on standby, which takes longer than all else, because a FakeRunner needs none."""
+
+    def preload(self, share: Share) -> bool:
+        vars(importlib.import_module("cluster.rank.rank_process"))["_import_at_low_priority"] = lambda: None
+        return super().preload(share)
 
 
 class SilentRankOne(RankWorker):

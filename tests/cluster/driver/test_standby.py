@@ -5,10 +5,12 @@ import signal
 from collections.abc import AsyncIterator
 
 import pytest
+import ray
 from ray.util.placement_group import PlacementGroup
 
 from cluster.driver import standby
 from cluster.driver.group_info import GroupInfo
+from cluster.driver.rank_actors import OPTIONS
 from cluster.driver.rank_group import RankGroup
 from cluster.driver.ray_calls import result_of
 from cluster.driver.standby import StandbyPool
@@ -18,7 +20,7 @@ from cluster.wire.process_end import is_running
 from cluster.wire.rank_status import Share
 from llama_core.errors import RankFailure
 from tests.cluster.conftest import LIMITS
-from tests.support.fake_runner import CONFIG, FakeFactory, step_input, tokens_of
+from tests.support.fake_runner import CONFIG, FakeFactory, StandbyWithoutTorch, step_input, tokens_of
 from tests.support.waiting import until_true
 
 
@@ -26,6 +28,7 @@ from tests.support.waiting import until_true
 async def pool(two_rank_placement: PlacementGroup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StandbyPool]:
     monkeypatch.setattr(standby, "START_DELAY_S", 0.0)
     monkeypatch.setattr(standby, "CHECK_PERIOD_S", 0.1)
+    monkeypatch.setattr("cluster.driver.rank_actors.RankActor", ray.remote(**OPTIONS)(StandbyWithoutTorch))
     made = StandbyPool(two_rank_placement, LIMITS, enabled=True, runner_factory=FakeFactory())
     yield made
     await made.stop()

@@ -10,7 +10,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from cluster.driver import standby
 from cluster.driver.placement import group_bundles
-from cluster.driver.rank_actors import RankActors
+from cluster.driver.rank_actors import OPTIONS, RankActors
 from cluster.driver.rank_group import RankGroup
 from cluster.driver.standby import StandbyPool
 from cluster.rank.rank_process import _show_gpus
@@ -20,7 +20,7 @@ from cluster.wire.rank_status import RankIdentity, Share
 from llama_core.config import EngineConfig
 from llama_core.execution.load_report import LoadReport
 from tests.cluster.conftest import LIMITS
-from tests.support.fake_runner import CONFIG, FakeFactory, FakeRunner
+from tests.support.fake_runner import CONFIG, FakeFactory, FakeRunner, StandbyWithoutTorch
 from tests.support.waiting import until_true
 
 
@@ -50,6 +50,7 @@ async def test_ranks_see_all_gpus_of_their_group_in_one_order_and_use_their_own(
 ) -> None:
     """Also the processes that replace them, which hold no resources and get no GPU from Ray."""
     monkeypatch.setattr(standby, "START_DELAY_S", 0.0)
+    monkeypatch.setattr("cluster.driver.rank_actors.RankActor", ray.remote(**OPTIONS)(StandbyWithoutTorch))
     pool = StandbyPool(gpu_placement, LIMITS, enabled=True, runner_factory=ReportsGpus())
     first = pool.open_group(CONFIG, 0, None)
     info = await first.start()
