@@ -1,7 +1,7 @@
 """Run by test_two_nodes.py as a program: a cluster of two nodes with one rank on each. A process can call ray.init only once.
 
-Prints its observations as one line of JSON. At the end the second node is lost under live streams, and another one joins. With
-the argument `full` a node is lost before, under a group of ranks without a service.
+Prints its observations as one line of JSON. At the end the second node is lost under live streams. With the argument `full` a
+node is lost before, under a group of ranks without a service, and another one joins afterwards.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ async def main(cluster: Cluster, second_node: Any, *, is_full: bool) -> dict[str
     if is_full:
         seen |= await lost(cluster, second_node, placement)
         second_node = cluster.add_node(num_cpus=1)
-    return seen | await with_fewer_ranks(cluster, second_node, placement)
+    return seen | await with_fewer_ranks(cluster, second_node, placement, grows=is_full)
 
 
 async def lost(cluster: Cluster, second_node: Any, placement: PlacementGroup) -> dict[str, object]:
@@ -105,8 +105,8 @@ async def lost(cluster: Cluster, second_node: Any, placement: PlacementGroup) ->
     return seen
 
 
-async def with_fewer_ranks(cluster: Cluster, node: Any, placement: PlacementGroup) -> dict[str, object]:
-    """The reference's tokens from a service, and its live streams while the second rank's node is lost, and after another node
+async def with_fewer_ranks(cluster: Cluster, node: Any, placement: PlacementGroup, *, grows: bool) -> dict[str, object]:
+    """The reference's tokens from a service, and its live streams while the second rank's node is lost. grows: and after a node
     joins."""
     seen: dict[str, object] = {}
     pool = StandbyPool(placement, GroupLimits(start_timeout_s=180, step_timeout_s=20), enabled=False)
@@ -145,11 +145,13 @@ async def with_fewer_ranks(cluster: Cluster, node: Any, placement: PlacementGrou
         seen["shrunk"] = (service.describe().world_size, service.readiness().detail)
         seen["lost_ranks_are_gone"] = gone(first)
         await more(answers)
-        cluster.add_node(num_cpus=1)  # works only in the main thread; the streams wait for it
-        await until_true(
-            "two ranks serve", lambda: service.describe().world_size == 2 and service.readiness().ready, 180
-        )
-        await more(answers)
+        if grows:
+            cluster.add_node(num_cpus=1)  # works only in the main thread; the streams wait for it
+            await until_true(
+                "two ranks serve", lambda: service.describe().world_size == 2 and service.readiness().ready, 180
+            )
+            seen["grown"] = service.describe().world_size
+            await more(answers)
         stopping.set()
         await asyncio.gather(*streams)
         seen["same"] = all(answers)

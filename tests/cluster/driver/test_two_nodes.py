@@ -41,11 +41,15 @@ def test_the_rank_of_a_lost_node_is_named(seen: dict[str, Any]) -> None:
     assert seen["node_loss_s"] < 30
 
 
-def test_without_room_for_all_fewer_ranks_go_on_with_every_stream_and_all_do_when_a_node_joins(
-    seen: dict[str, Any],
-) -> None:
+def test_without_room_for_all_fewer_ranks_go_on_with_every_stream(seen: dict[str, Any]) -> None:
     assert seen["shrunk"] == [1, "with 1 of 2 ranks, for lack of room"]
     assert seen["same"] is True
+
+
+# In each run, test_recovery.py has a service take all ranks again when there is room.
+@pytest.mark.full
+def test_all_ranks_go_on_with_every_stream_when_a_node_joins(seen: dict[str, Any]) -> None:
+    assert seen["grown"] == 2 and seen["same"] is True
 
 
 def test_the_resources_that_a_real_cluster_lacks_are_named(seen: dict[str, Any]) -> None:
