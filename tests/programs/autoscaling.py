@@ -215,7 +215,7 @@ async def main(
         async def is_pending() -> bool:
             return "PENDING" in groups().values()
 
-        await until("a placement group waits", is_pending, 160)
+        await until("a placement group waits", is_pending, 160, LOOK_EACH_S)
         stamp("submitted")
         early: list[int] = []
 
@@ -263,7 +263,7 @@ async def main(
         async def wants_more() -> bool:
             return sorted(groups().values()) == ["CREATED", "PENDING"]
 
-        await until("a second placement group waits", wants_more)
+        await until("a second placement group waits", wants_more, pause_s=LOOK_EACH_S)
         stamp("second_wanted")
         seen["autoscaler_sees_cpus"] = await until("the autoscaler sees it", lambda: asyncio.sleep(0, pending_cpus()))
         served = client.endings.total()
@@ -299,7 +299,7 @@ async def main(
             left = [pid for pid, process in processes.items() if is_running(process)]
             return left if len(left) == 2 and len(groups()) == 1 else None
 
-        left = await until("one replica's ranks and placement group are gone", one_is_gone, 240)
+        left = await until("one replica's ranks and placement group are gone", one_is_gone, 240, LOOK_EACH_S)
         stamp("gone")
         seen["left"] = left
         seen["left_is_one_replica"] = tuple(left) in client.ranks

@@ -9,7 +9,7 @@ from typing import Any
 import ray._private.node
 from ray._private import services
 
-from deployments.local.small_cluster import NodeWithoutAgent, replaced
+from deployments.local.small_cluster import SETTINGS, NodeWithoutAgent, replaced
 
 REGISTERED_WITHIN_S = 150.0  # Ray allows a raylet 30 s, which a busy machine exceeds
 _GET_NODE = services.get_node
@@ -28,12 +28,15 @@ def _get_registered_node(gcs_address: str, node_id: str) -> Any:
 
 
 class _Node(NodeWithoutAgent):
-    """A node without the dashboard's agent and the autoscaler's monitor."""
+    """A node without the dashboard, its agent and the autoscaler's monitor."""
 
     def __init__(self, ray_params: Any, **options: Any) -> None:
         ray_params.update(no_monitor=True)
         with replaced(services, "get_node", _get_registered_node):
             super().__init__(ray_params, **options)
+
+    def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+        """Do not start the dashboard, which Ray also does where it is not wanted, without its pages."""
 
 
 class _SilentNode(_Node):
@@ -48,5 +51,7 @@ class _SilentNode(_Node):
 def few_processes(*, logs_to_driver: bool = False) -> Iterator[None]:
     """Clusters that are started in this context consist of such nodes, and start workers only on demand."""
     os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112 (Ray reads this name)
+    for name in ("RAY_enable_metrics_collection", "RAY_task_events_report_interval_ms"):
+        os.environ[name] = SETTINGS[name]
     with replaced(ray._private.node, "Node", _Node if logs_to_driver else _SilentNode):
         yield
