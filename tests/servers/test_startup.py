@@ -102,11 +102,8 @@ def test_a_damaged_file_is_named_and_ends_the_server_with_an_error_and_no_proces
         "tokenizer_path": str(checkpoint / "tokenizer.model"),
         "max_seq_len": 64,
         "answer_after_s": answer_after_s,
-        "spare_ranks": False,
     }
-    # Serve starts the replica twice instead of three times before it gives up.
-    env = {"RAY_TMPDIR": ray_directory, "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1"}
-    with served(args=args, env=env) as server:
+    with served(args=args, env={"RAY_TMPDIR": ray_directory}) as server:
         known = None
         most = 0
         deadline = time.monotonic() + 300
