@@ -13,8 +13,15 @@ from tests.support.waiting import wait_until
 def test_under_overload_every_answer_is_complete_or_refused_and_the_server_is_idle_afterwards(
     demo: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load = ["--clients", "4", "40", "--peak-seconds", "1", "--seconds", "2", "--factor", "3"]
-    sizes = ["--prompt", "16", "--output", "48", "--vocab-size", "500"]
+    load = ["--clients", "4", "40", "--peak-seconds", "0.5", "--seconds", "1.5", "--factor", "3"]
+    sizes = [
+        "--prompt",
+        "16",
+        "--output",
+        "16",
+        "--vocab-size",
+        "500",
+    ]  # short answers, so that the queue is soon empty
     bench_overload.main(["--url", demo.url, "--model", "llama-demo", *load, *sizes])
     result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     over = result["overload"]
