@@ -95,7 +95,7 @@ async def test_no_request_fails_during_a_failed_or_a_successful_update(server: S
             num_answers += 1
             if heard.error is not None or not heard.done:
                 errors.append(heard.error)
-            await asyncio.sleep(2.5)  # leaves processor time to the replica that starts
+            await asyncio.sleep(1.5)  # leaves processor time to the replica that starts
 
     async with (
         operator(server) as deploy,

@@ -130,13 +130,13 @@ def test_the_kernels_compute_what_torch_does_in_tritons_interpreter() -> None:
         assert_small(differences, dtype)
 
 
-@pytest.mark.parametrize("rows", ["64", *(pytest.param(rows, marks=pytest.mark.full) for rows in ("1", "20"))])
-def test_every_kernel_compiles_for_gpus_that_this_machine_lacks(rows: str) -> None:
+@pytest.mark.parametrize("rows", [("1", "64"), pytest.param(("20",), marks=pytest.mark.full)], ids=" and ".join)
+def test_every_kernel_compiles_for_gpus_that_this_machine_lacks(rows: tuple[str, ...]) -> None:
     """`make gpu-check` compiles for further GPUs, dtypes, families and numbers of rows."""
     command = [sys.executable, "-m", "tests.programs.gpu_check", "--sm", "90", "--dtype", "bfloat16"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [*command, "--ranks", "1", "--family", "Llama 3 8B", "--vocab", "128256", "--rows", rows, "--format"],
+        [*command, "--ranks", "1", "--family", "Llama 3 8B", "--vocab", "128256", "--rows", *rows, "--format"],
         env=environment,
         capture_output=True,
         text=True,
