@@ -2,9 +2,9 @@
 
 The tests of ranks run first, beside the longest and the shortest lanes that compute, because they pin cores that the ranks of a
 server would claim. Then three lanes run at a time: one that computes beside two that mostly wait for servers to start, fail and
-recover; at the end those that are left. Lanes that compute have a lower priority, because Ray and Ray Serve allow a process
-only seconds to start. A lane prints one line when it ends, and all of its output if it failed. The last line counts all
-tests. The exit status is 1 if a lane failed.
+recover; once the last of these has begun, four, so that no core idles at the end. Lanes that compute have a lower priority,
+because Ray and Ray Serve allow a process only seconds to start. A lane prints one line when it ends, and all of its output if
+it failed. The last line counts all tests. The exit status is 1 if a lane failed.
 Further arguments go to every pytest: --full, as in `make test-full`, adds the tests marked full and the soak.
 """
 
@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -158,8 +159,9 @@ def by_default(names: Sequence[str], extra: Sequence[str]) -> list[str]:
 def run_lanes(
     first: Sequence[Lane], computing: Sequence[Lane], waiting: Sequence[Lane], stopping: threading.Event, at_once: int
 ) -> None:
-    """Run all lanes, `at_once` at a time; lanes of `waiting` after those of `first`, and computing lanes one at a time until no
-    lane of `waiting` is left to start. Beside lanes of `first` the last ones of `computing` run too, one after the other."""
+    """Run all lanes, `at_once` at a time, and one more from when the last lane of `waiting` has begun. Lanes of `waiting` run
+    after those of `first`, and computing lanes one at a time until no lane of `waiting` is left to start. Beside lanes of
+    `first` the last ones of `computing` run too, one after the other."""
     queues = {"first": deque(first), "computing": deque(computing), "waiting": deque(waiting)}
     lock, first_has_ended = threading.Lock(), threading.Event()
 
@@ -168,6 +170,8 @@ def run_lanes(
             if stopping.is_set() or not queues[name]:
                 return False
             lane = take(queues[name])
+            if name == "waiting" and not queues["waiting"]:
+                start(partial(run_all_of, "computing"))
         lane.run(stopping)
         report(lane)
         return True
@@ -196,10 +200,14 @@ def run_lanes(
         run_all_of("waiting")
         run_all_of("computing")
 
-    workers = [threading.Thread(target=target) for target in (run_first, compute, *[wait] * (at_once - 2))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
+    def start(target: Callable[[], None]) -> None:
+        workers.append(threading.Thread(target=target))
+        workers[-1].start()
+
+    workers: list[threading.Thread] = []
+    for target in (run_first, compute, *[wait] * (at_once - 2)):
+        start(target)
+    for worker in workers:  # the last of them begins while another runs
         worker.join()
 
 

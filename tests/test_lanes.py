@@ -42,11 +42,19 @@ def times_of(*ran: Lane) -> list[tuple[float, float]]:
 
 def test_lanes_that_compute_run_one_at_a_time_beside_others(tmp_path: Path) -> None:
     computing = [lane(f"computing {i}", tmp_path, SLEEP.format(0.3)) for i in range(2)]
-    waiting = [lane(f"waiting {i}", tmp_path, SLEEP.format(2)) for i in range(2)]
+    waiting = [lane(f"waiting {i}", tmp_path, SLEEP.format(2 if i < 2 else 0)) for i in range(3)]
     run_lanes([], computing, waiting, threading.Event(), 3)
     (_, one_ended), (other_began, _), *others = times_of(*computing, *waiting)
     assert one_ended < other_began < min(ended for _, ended in others)
     assert all(one.seconds >= 0.3 for one in computing)
+
+
+def test_another_lane_that_computes_runs_once_the_last_that_waits_has_begun(tmp_path: Path) -> None:
+    computing = [lane(f"computing {i}", tmp_path, SLEEP.format(2)) for i in range(2)]
+    waiting = [lane("waiting", tmp_path, SLEEP.format(2))]
+    run_lanes([], computing, waiting, threading.Event(), 2)
+    times = times_of(*computing, *waiting)
+    assert max(began for began, _ in times) < min(ended for _, ended in times)
 
 
 def test_beside_the_first_lane_the_last_ones_that_compute_run_too(tmp_path: Path) -> None:
@@ -91,17 +99,17 @@ except KeyboardInterrupt:
     print("cleaned up")
 '''
 lanes.COMMANDS = {{}}
-names = ("chaos", "model", "unit", "lint")
+names = ("chaos", "model", "unit", "measures", "lint")
 lanes.commands = lambda extra: {{name: [(sys.executable, "-c", clean, name)] for name in names}}
 lanes.report = lambda lane: print(lane.name, lane.text, flush=True)
 lanes.main(["--lanes", *names])
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True)
-    wait_until("three lanes' commands run", lambda: len(list(tmp_path.iterdir())) == 3)
+    wait_until("four lanes' commands run", lambda: len(list(tmp_path.iterdir())) == 4)
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert output.count("cleaned up") == 3
+    assert output.count("cleaned up") == 4
     assert not (tmp_path / "lint").exists() and "lint" not in output
 
 
