@@ -3,10 +3,10 @@
     python -m benchmarks loading --ckpt DIRECTORY                  all weights, as one rank loads them
     python -m benchmarks loading --ckpt DIRECTORY --ranks 2        rank 0 of 2: its part, in GB/s of that part
 
-read: every file into one buffer, which no loader can beat with one thread. cpu: weights of a CPU rank, checked for values that
-are not finite. gpu_host: what the host of a GPU rank does, slices to page-locked buffers, with a device that takes no time.
-safetensors: the library's tensors copied to weights that are allocated, as servers do. Every case runs in a process of its own,
-in alternating rounds, after the files have been read once.
+read: every file into one buffer, as `cat` does. cpu: weights of a CPU rank, checked for values that are not finite. gpu_host:
+what the host of a GPU rank does, slices to page-locked buffers, with a device that takes no time. safetensors: the library's
+tensors copied to weights that are allocated, as servers do. Every case runs in a process of its own, in alternating rounds, after
+the files have been read once.
 """
 
 import os
