@@ -5,8 +5,8 @@
 
 read: every file into one buffer, as `cat` does. cpu: weights of a CPU rank, checked for values that are not finite. gpu_host:
 what the host of a GPU rank does, slices to page-locked buffers, with a device that takes no time. safetensors: the library's
-tensors copied to weights that are allocated, as servers do. Every case runs in a process of its own, in alternating rounds, after
-the files have been read once.
+tensors copied to weights that are allocated, as servers do. Every case runs in a process of its own, in alternating rounds,
+after the files have been read once.
 """
 
 import os
