@@ -49,6 +49,7 @@ class Search:
     max_other: int = 0
     max_tried: int = 1024
     num_followed: int = 0
+    first_path: list[int] = field(default_factory=list)  # as far as it was followed, also where it is too long
     _num_tried: int = 0
     _barren: set[bytes] = field(default_factory=set)  # masks from which a string has no way out
 
@@ -58,6 +59,7 @@ class Search:
         The first path takes the token that closes most at each position. If that path is too long, others differ from it by one
         token, the earliest first. Raises LimitsExceeded.
         """
+        self.first_path.clear()
         path, choices = self._follow(matcher.deep_copy(), replace(text), [])
         num_first = self.num_followed
         for choice in choices if not path else ():
@@ -98,6 +100,7 @@ class Search:
                 text.append(vocabulary.text(each))
         check_limits(matcher)
         self.num_followed += len(path) - begin
+        self.first_path = self.first_path or path
         is_whole = begin < len(path) <= self.most and path[-1] in vocabulary.ends
         return path if is_whole else [], choices
 

@@ -42,6 +42,7 @@ _MAX_TOKENS_IN_STRING: Final = 256  # as in an enum
 _MAX_PATH: Final = 256
 # Tokens that are tried for one mask, and those of the paths that are found: some milliseconds for most grammars.
 _MAX_FOLLOWED: Final = 512
+_GUESSED: Final = 128  # tokens beyond those of the path that another token than these may need
 _MAX_OTHER: Final = 512  # tokens that are followed where the first path is too long
 _MAX_WATCHED: Final = 512  # positions before the limit at which masks may be narrowed
 # With so many tokens left an answer without a closing path is looked at again, because the model may have taken a shorter way,
@@ -139,6 +140,9 @@ class JsonEnding:
     is_broken: bool = False
     num_followed: int = 0  # tokens that were tried for one mask, and those of the paths that were found
     most_needed: int = 0  # by the tokens that were found to be in time for one mask
+    late_texts: list[bytes] = field(
+        default_factory=list
+    )  # how the text goes on behind those that were not, for one mask
     in_time: _InTime | None = None  # of the last mask, because within a string the next one is the same
 
     @classmethod
@@ -148,7 +152,9 @@ class JsonEnding:
 
     def copy(self) -> "JsonEnding":
         """Another one for tokens that are not known to be the answer's."""
-        return replace(self, matcher=self.matcher.deep_copy(), place=self.place.copy(), tokens=list(self.tokens))
+        return replace(
+            self, matcher=self.matcher.deep_copy(), place=self.place.copy(), tokens=list(self.tokens), late_texts=[]
+        )
 
     def append(self, tokens: Sequence[int], begin: int) -> None:
         """Follow the answer's next tokens, of which the first is at position `begin`."""
@@ -282,8 +288,10 @@ class JsonEnding:
         if self.in_time is not None and self.in_time.holds(path, self.place.text, bits, most):
             return self.in_time.kept
         self.num_followed = self.most_needed = 0
+        self.late_texts.clear()
         if count_of(bits) <= (_MAX_TOKENS_IN_STRING if self.place.text.in_string else _MAX_TOKENS):
-            kept = bits_of((token for token in tokens_of(bits) if self._fits(token, most)), len(bits))
+            shortest_first = sorted(tokens_of(bits), key=lambda token: len(self.ahead.vocabulary.text(token)))
+            kept = bits_of((token for token in shortest_first if self._fits(token, most)), len(bits))
         else:
             kept = self._groups_in_time(bits, most)
         is_known = self.num_followed <= _MAX_FOLLOWED  # else some tokens were guessed
@@ -311,19 +319,25 @@ class JsonEnding:
         return bits & ~bits_of(late, len(bits)) if late else bits.copy()
 
     def _fits(self, token: int, most: int, margin: int = 0) -> bool:
-        """Whether the answer may end within `most` tokens behind `token`, with `margin` of them to spare."""
-        path = self.place.path
+        """Whether the answer may end within `most` tokens behind `token`, with `margin` of them to spare. A token that begins a
+        text that is late counts as late too, without another search."""
+        path, text = self.place.path, self.ahead.vocabulary.text(token)
         assert path
         if token in self.ahead.vocabulary.ends:
             return True
         if token == path[0]:
             num_needed = len(path) - 1
+        elif text and any(late.startswith(text) for late in self.late_texts):
+            return False
         elif self.num_followed > _MAX_FOLLOWED:
-            num_needed = len(path) + 4 * _MARGIN + 1
+            num_needed = len(path) + _GUESSED
         else:
             self.num_followed += 1
+            num_late = len(self.late_texts)
             behind = self._path_behind(token, most - margin)
             if not behind:
+                if margin:  # it may be in time without
+                    del self.late_texts[num_late:]
                 return False
             num_needed = len(behind)
         if num_needed + margin > most:
@@ -359,6 +373,8 @@ class JsonEnding:
         search = Search(vocabulary, most, max_other)
         found = search.path(behind, place)
         self.num_followed += search.num_followed
+        if not found:
+            self.late_texts.append(text + b"".join(map(vocabulary.text, search.first_path)))
         return found
 
     def _is_allowed(self, tokens: list[int]) -> bool:

@@ -193,6 +193,18 @@ def test_other_ways_than_the_first_are_found(schema: Any, text: str) -> None:
         jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
 
 
+def test_first_letters_of_keys_that_are_dear_are_not_guessed() -> None:
+    """Each of them is followed to the limit before it is known to be late, which is done once for all that begin alike."""
+    dear = dict.fromkeys(("kind", "kilo", "keep", "key_a", "knee", "story", "stone", "big", "bird", "cat"), BIG)
+    properties = dear | {"tags": {"type": "string", "format": "uuid"}}
+    schema = {"type": "object", "properties": properties, "required": ["tags"], "additionalProperties": False}
+    begin = len(VOCABULARY.tokenize_str('{"'))
+    for seed, num_left in enumerate((90, 100, 110, 120)):
+        choose = after('{"', by_chance(seed, b"k", b"key", b"st", b"b", b"c"))
+        tokens, has_ended, _ = sampled(grammar_of(schema), begin + num_left, choose)
+        assert has_ended, TOKENIZER.decode(tokens)
+
+
 def test_an_answer_without_a_path_is_looked_at_again_a_few_times() -> None:
     """The model may take a shorter way than the one that was found; to look at each token would take too long."""
     grammar = grammar_of(RED_OR_BLUE | {"minItems": 40})
