@@ -2,7 +2,7 @@
 
 llguidance 1.9.1 keeps the last mask by the lexer's state and the number of the parser's row, which are the same behind some
 other tokens too, and `rollback` leaves it as it is. So nothing here is taken back: what may not be kept is tried on a copy of
-the matcher, which takes microseconds.
+the matcher, which takes microseconds, and some hundred of them behind thousands of tokens.
 """
 
 from collections.abc import Iterable, Sequence

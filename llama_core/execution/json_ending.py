@@ -10,11 +10,11 @@ all of it, is still a path, which the grammar tells in microseconds.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -105,21 +105,6 @@ class _Place:
         return _Place(replace(self.text), self.path)
 
 
-class _InTime(NamedTuple):
-    """What is in time behind `path`: `kept` of the tokens `allowed`, with `least` or more tokens left behind each. Those that
-    are late stay late with fewer left."""
-
-    path: list[int]
-    text: JsonText
-    allowed: np.ndarray
-    kept: np.ndarray
-    least: int
-
-    def holds(self, path: list[int], text: JsonText, allowed: np.ndarray, most: int) -> bool:
-        is_here = self.path is path and self.text == text and self.least <= most
-        return is_here and np.array_equal(self.allowed, allowed)
-
-
 @dataclass(slots=True)
 class JsonEnding:
     """The end of one answer.
@@ -139,11 +124,9 @@ class JsonEnding:
     arrived: int = -1
     is_broken: bool = False
     num_followed: int = 0  # tokens that were tried for one mask, and those of the paths that were found
-    most_needed: int = 0  # by the tokens that were found to be in time for one mask
     late_texts: list[bytes] = field(
         default_factory=list
     )  # how the text goes on behind those that were not, for one mask
-    in_time: _InTime | None = None  # of the last mask, because within a string the next one is the same
 
     @classmethod
     def of(cls, ahead: Lookahead, begin: int, limit: int) -> "JsonEnding":
@@ -159,8 +142,7 @@ class JsonEnding:
     def append(self, tokens: Sequence[int], begin: int) -> None:
         """Follow the answer's next tokens, of which the first is at position `begin`."""
         for position, token in enumerate(tokens, begin):
-            if not self.is_broken:
-                self._within_limits(partial(self._follow, token, position))
+            self.is_broken = self.is_broken or not self._within_limits(partial(self._follow, token, position))
 
     def narrow(self, bits: np.ndarray, position: int) -> bool:
         """Drop from the mask the tokens after which the answer may not end in time. Returns whether a text was lost.
@@ -177,8 +159,7 @@ class JsonEnding:
             self._arrive(position, bits)
             kept = self._kept(bits, position) if self.place.path else None
 
-        self._within_limits(narrow)
-        if self.is_broken or kept is None or not kept.any():
+        if not self._within_limits(narrow) or kept is None or not kept.any():
             return False
         dropped = bits & ~kept & ~self.ahead.vocabulary.spaces
         bits &= kept
@@ -187,9 +168,9 @@ class JsonEnding:
         continuation = b"".join(map(self.ahead.vocabulary.text, self.place.path))
         return any(not continuation.startswith(self.ahead.vocabulary.text(token)) for token in tokens_of(dropped))
 
-    def _within_limits(self, step: Callable[[], None]) -> None:
-        """Take a step, with a newly compiled grammar if others have used up the limits. If it alone exceeds them, the answer is
-        left as it is from there on."""
+    def _within_limits(self, step: Callable[[], None]) -> bool:
+        """Take a step, with a newly compiled grammar if others have used up the limits. Returns whether it was taken: it is not
+        where it alone exceeds them."""
         place, num_tokens, arrived = self.place.copy(), len(self.tokens), self.arrived
         for is_compiled_again in (False, True):
             try:
@@ -197,10 +178,10 @@ class JsonEnding:
                     self._renew(num_tokens)
                 step()
                 check_limits(self.matcher)
-                return
+                return True
             except LimitsExceeded:
                 self.place, self.arrived = place.copy(), arrived
-        self.is_broken = True
+        return False
 
     def _renew(self, num_tokens: int) -> None:
         """Compile the grammar again and follow the first tokens of the answer."""
@@ -285,38 +266,50 @@ class JsonEnding:
         if left - len(path) < _FORCED_BELOW and forced.any():
             return forced
         most = left - 1
-        if self.in_time is not None and self.in_time.holds(path, self.place.text, bits, most):
-            return self.in_time.kept
-        self.num_followed = self.most_needed = 0
+        self.num_followed = 0
         self.late_texts.clear()
         if count_of(bits) <= (_MAX_TOKENS_IN_STRING if self.place.text.in_string else _MAX_TOKENS):
             shortest_first = sorted(tokens_of(bits), key=lambda token: len(self.ahead.vocabulary.text(token)))
-            kept = bits_of((token for token in shortest_first if self._fits(token, most)), len(bits))
-        else:
-            kept = self._groups_in_time(bits, most)
-        is_known = self.num_followed <= _MAX_FOLLOWED  # else some tokens were guessed
-        self.in_time = (
-            _InTime(path, replace(self.place.text), bits.copy(), kept, self.most_needed) if is_known else None
-        )
-        return kept
+            return bits_of((token for token in shortest_first if self._fits(token, most)), len(bits))
+        return self._groups_in_time(bits, most)
 
     def _groups_in_time(self, bits: np.ndarray, most: int) -> np.ndarray:
-        """The allowed tokens that are in time. Of those that begin alike, behind the end of a string within one, the longest
-        stands for all if it is in time. Tokens that go on within a string or a number are not looked at."""
+        """The allowed tokens that are in time. Tokens that go on within a string or a number are not looked at."""
         vocabulary, text = self.ahead.vocabulary, self.place.text
-        looked_at = bits & vocabulary.leaving_string if text.in_string else bits
-        looked_at = looked_at & ~vocabulary.in_numbers if text.in_number else looked_at
-        tokens = np.array(tokens_of(looked_at), np.int64)
-        openings = (vocabulary.openings_behind_string if text.in_string else vocabulary.openings)[tokens]
-        order = np.lexsort((-vocabulary.lengths[tokens], openings))
-        late = list[int]()
-        for alike in np.split(tokens[order], np.flatnonzero(np.diff(openings[order])) + 1):
-            some: list[int] = alike.tolist()
-            if not some or not vocabulary.text(some[0]).strip(SPACES):
-                continue
-            if len(some) == 1 or not self._fits(some[0], most, _MARGIN):
-                late += [token for i, token in enumerate(some) if i >= _MAX_TOKENS or not self._fits(token, most)]
+        if text.in_string:
+            late = self._late_behind_string(bits & vocabulary.leaving_string, most)
+        else:
+            late = self._late_outside(bits & ~vocabulary.in_numbers if text.in_number else bits, most)
         return bits & ~bits_of(late, len(bits)) if late else bits.copy()
+
+    def _late_behind_string(self, bits: np.ndarray, most: int) -> list[int]:
+        """Of the tokens that end the string, those that are late. The shortest stands for all with the same text behind the
+        end."""
+        late = list[int]()
+        for alike in self._alike(bits, self.ahead.vocabulary.texts_behind_string):
+            if not self._fits(alike[0], most):
+                late += alike
+        return late
+
+    def _late_outside(self, bits: np.ndarray, most: int) -> list[int]:
+        """Of the tokens outside of a string, those that are late. Of those that begin alike the longest stands for all, if it
+        is in time."""
+        late = list[int]()
+        for alike in self._alike(bits, self.ahead.vocabulary.openings):
+            if not self.ahead.vocabulary.text(alike[0]).strip(SPACES):
+                continue
+            if len(alike) == 1 or not self._fits(alike[-1], most, _MARGIN):
+                late += [token for i, token in enumerate(alike) if i >= _MAX_TOKENS or not self._fits(token, most)]
+        return late
+
+    def _alike(self, bits: np.ndarray, numbers: np.ndarray) -> Iterator[list[int]]:
+        """The tokens with the same number, the shortest first."""
+        tokens = np.array(tokens_of(bits), np.int64)
+        if not len(tokens):
+            return
+        order = np.lexsort((self.ahead.vocabulary.lengths[tokens], numbers[tokens]))
+        for alike in np.split(tokens[order], np.flatnonzero(np.diff(numbers[tokens][order])) + 1):
+            yield alike.tolist()
 
     def _fits(self, token: int, most: int, margin: int = 0) -> bool:
         """Whether the answer may end within `most` tokens behind `token`, with `margin` of them to spare. A token that begins a
@@ -330,6 +323,8 @@ class JsonEnding:
         elif text and any(late.startswith(text) for late in self.late_texts):
             return False
         elif self.num_followed > _MAX_FOLLOWED:
+            if self.late_texts:
+                return False
             num_needed = len(path) + _GUESSED
         else:
             self.num_followed += 1
@@ -340,10 +335,7 @@ class JsonEnding:
                     del self.late_texts[num_late:]
                 return False
             num_needed = len(behind)
-        if num_needed + margin > most:
-            return False
-        self.most_needed = max(self.most_needed, num_needed + margin)
-        return True
+        return num_needed + margin <= most
 
     def _path_behind(self, token: int, most: int, max_other: int = 0) -> list[int]:
         """The closing path behind `token`, which the matcher has not consumed; none if none of `most` tokens is found.
