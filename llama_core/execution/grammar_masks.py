@@ -245,8 +245,12 @@ class SlotGrammars:
         if not description:
             return None
         has_text = begins_with_text(grammar)
-        compiled = partial(self._compile, grammar)
-        return Lookahead(compiled, self._loaded()[1], description, begins_with_text=has_text)
+        compiled, vocabulary = partial(self._compile, grammar), self._loaded()[1]
+        try:
+            return Lookahead(compiled, vocabulary, description, begins_with_text=has_text)
+        except Exception as error:
+            log.error("looking ahead failed: answers are not brought to their end\n%s", where(error))
+            return None
 
     def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
         if self._load is None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from llama_core.errors import InvalidParameter
+from llama_core.execution.closing_path import Search
 from llama_core.execution.grammar_masks import SlotGrammars
 from llama_core.execution.json_ending import JsonEnding
 from llama_core.execution.parallel import alone
@@ -262,10 +263,13 @@ def test_masks_behind_refused_drafts_are_those_of_the_tokens_that_were_sampled(c
         assert masks(draft) == expected
 
 
-def test_an_error_in_looking_ahead_leaves_the_answer_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("at_fault", [(JsonEnding, "narrow"), (Search, "path")], ids=["masks", "the first path"])
+def test_an_error_in_looking_ahead_leaves_the_answer_as_it_is(
+    at_fault: tuple[type, str], caplog: pytest.LogCaptureFixture
+) -> None:
     [(prompt, params)] = mixed()[1:2]
     expected = serve([(prompt, params)])
-    with patch.object(JsonEnding, "narrow", side_effect=ArithmeticError):
+    with patch.object(*at_fault, side_effect=ArithmeticError):
         assert serve([(prompt, params)])["outputs"] == expected["outputs"]
     assert "looking ahead failed" in caplog.text and "ArithmeticError" in caplog.text
 
