@@ -17,9 +17,9 @@ from llama_core.execution.json_vocabulary import JsonText, JsonVocabulary, count
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_MAX_AT_ONCE: Final = 256  # of them at one position
-_MAX_OTHER: Final = 16  # other tokens that a search takes at a position
-_SOME_OF_MANY: Final = 4  # of them where more are allowed
+_MAX_AT_ONCE: Final = 256  # tokens that are tried at one position within a string
+_MAX_OTHER: Final = 16  # other tokens than that of the first path that are taken at one position
+_SOME_OF_MANY: Final = 4  # of these, where more are allowed
 
 
 class LimitsExceeded(Exception):
@@ -59,7 +59,7 @@ class Search:
         The first path takes the token that closes most at each position. If that path is too long, others differ from it by one
         token, the earliest first. Raises LimitsExceeded.
         """
-        self.first_path.clear()
+        self.first_path = []
         path, choices = self._follow(matcher.deep_copy(), replace(text), [])
         num_first = self.num_followed
         for choice in choices if not path else ():

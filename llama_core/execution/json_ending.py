@@ -1,9 +1,9 @@
 """Brings JSON and calls of tools to their end within `max_tokens`: near the limit, masks lose the tokens that lead on.
 
 Without this an answer that reaches the limit is cut where it is, and no client can parse it. How many tokens the answer needs
-to end is found by following its grammar ahead, always with the token that closes most. While the limit is further away than
-that, masks stay as they are. Other text before the JSON, such as reasoning, keeps its masks: it is told from JSON by what the
-grammar allows.
+to end is found by following its grammar ahead, with the token that closes most (`closing_path`). While the limit is further
+away than that, masks stay as they are. Other text before the JSON, such as reasoning, keeps its masks: it is told from JSON by
+what the grammar allows.
 
 The closing path, the tokens to the answer's end, is found once and then kept up to date. Behind most tokens the rest of it, or
 all of it, is still a path, which the grammar tells in microseconds.
@@ -124,9 +124,8 @@ class JsonEnding:
     arrived: int = -1
     is_broken: bool = False
     num_followed: int = 0  # tokens that were tried for one mask, and those of the paths that were found
-    late_texts: list[bytes] = field(
-        default_factory=list
-    )  # how the text goes on behind those that were not, for one mask
+    # For one mask: the texts, as far as they were followed, of the tokens that are late.
+    late_texts: list[bytes] = field(default_factory=list)
 
     @classmethod
     def of(cls, ahead: Lookahead, begin: int, limit: int) -> "JsonEnding":
@@ -188,7 +187,11 @@ class JsonEnding:
         self.ahead.is_broken = True
         self.matcher = self.ahead.compiled()
         del self.tokens[num_tokens:]
-        consume(self.matcher, self.tokens)
+        try:
+            consume(self.matcher, self.tokens)
+        except LimitsExceeded:
+            self.is_broken = True
+            raise
 
     def _looks_again(self, position: int) -> bool:
         return self.ahead.begins_with_text or self.limit - position in _LOOK_AGAIN
