@@ -119,10 +119,10 @@ class Search:
         Dijkstra's algorithm over characters. Places with the same mask count as one. No tokens where that prunes all ways, as
         in a string of a certain length, and where too many are tried."""
         vocabulary = self.vocabulary
-        heap: list[tuple[int, int, bool, list[int]]] = [(0, 0, False, [])]
+        heap: list[tuple[int, int, bool, list[int], JsonText]] = [(0, 0, False, [], text)]
         seen, found = {mask.tobytes()}, np.zeros_like(mask)
         while heap:
-            _, _, is_out, way = heappop(heap)
+            _, _, is_out, way, text_before = heappop(heap)
             if is_out:
                 return way
             before = matcher.deep_copy()
@@ -133,15 +133,15 @@ class Search:
                 if self._num_tried == self.max_tried:
                     break
                 self._num_tried += 1
-                self.num_followed += 1
+                self.num_followed += 2
                 behind = before.deep_copy()
                 consume(behind, [token])
                 forced = behind.compute_ff_tokens()
                 consume(behind, forced)
                 behind.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
                 check_limits(behind)
-                text_behind = replace(text)
-                for each in (*way, token, *forced):
+                text_behind = replace(text_before)
+                for each in (token, *forced):
                     text_behind.append(vocabulary.text(each))
                 is_end = not text_behind.in_string or (
                     not text_behind.is_escaped and closing_tokens(vocabulary, found, text_behind) is not None
@@ -149,7 +149,8 @@ class Search:
                 if is_end or (key := found.tobytes()) not in seen:
                     if not is_end:
                         seen.add(key)
-                    heappush(heap, (len(way) + 1 + len(forced), self._num_tried, is_end, [*way, token, *forced]))
+                    begun = [*way, token, *forced]
+                    heappush(heap, (len(begun), self._num_tried, is_end, begun, text_behind))
         return []
 
     def _other_tokens(self, choice: _Choice) -> list[int]:

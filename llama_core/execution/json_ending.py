@@ -42,6 +42,7 @@ _MAX_TOKENS_IN_STRING: Final = 256  # as in an enum
 _MAX_PATH: Final = 256
 # Tokens that are tried for one mask, and those of the paths that are found: some milliseconds for most grammars.
 _MAX_FOLLOWED: Final = 512
+_MAX_TRIED: Final = 256  # tokens that are tried behind one of them, within strings that cannot end anywhere
 _GUESSED: Final = 128  # tokens beyond those of the path that another token than these may need
 _MAX_OTHER: Final = 512  # tokens that are followed where the first path is too long
 _MAX_WATCHED: Final = 512  # positions before the limit at which masks may be narrowed
@@ -365,7 +366,7 @@ class JsonEnding:
         consume(behind, [token])
         place = replace(self.place.text)
         place.append(text)
-        search = Search(vocabulary, most, max_other)
+        search = Search(vocabulary, most, max_other) if max_other else Search(vocabulary, most, max_tried=_MAX_TRIED)
         found = search.path(behind, place)
         self.num_followed += search.num_followed
         if not found:

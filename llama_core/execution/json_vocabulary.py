@@ -170,12 +170,14 @@ def first_of(bits: np.ndarray) -> int:
 
 
 def tokens_of(bits: np.ndarray) -> list[int]:
-    found: list[int] = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+    words = np.flatnonzero(bits)  # few of thousands, mostly
+    rows, columns = np.nonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, 32))
+    found: list[int] = (32 * words[rows] + columns).tolist()
     return found
 
 
 def count_of(bits: np.ndarray) -> int:
-    return int(np.unpackbits(bits.view(np.uint8)).sum())
+    return int(np.bitwise_count(bits).sum())
 
 
 def bits_of(tokens: Iterable[int], num_words: int) -> np.ndarray:
