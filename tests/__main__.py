@@ -274,6 +274,9 @@ def main(argv: Sequence[str]) -> None:
             while running.is_alive():
                 running.join(0.5)
         except KeyboardInterrupt:
+            for number in (signal.SIGINT, signal.SIGTERM):  # a second one would leave the lanes' servers running
+                signal.signal(number, signal.SIG_IGN)
+            print(f"the lanes end their servers, within {LET_END_S:.0f} s", file=sys.stderr)
             stopping.set()
             deadline = time.monotonic() + LET_END_S
             for lane in lanes.values():

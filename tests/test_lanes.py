@@ -96,6 +96,7 @@ try:
     Path({str(tmp_path)!r}, sys.argv[1]).touch()
     time.sleep(300)
 except KeyboardInterrupt:
+    time.sleep(1)
     print("cleaned up")
 '''
 lanes.COMMANDS = {{}}
@@ -104,9 +105,13 @@ lanes.commands = lambda extra: {{name: [(sys.executable, "-c", clean, name)] for
 lanes.report = lambda lane: print(lane.name, lane.text, flush=True)
 lanes.main(["--lanes", *names])
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True
+    )
     wait_until("four lanes' commands run", lambda: len(list(tmp_path.iterdir())) == 4)
     os.kill(process.pid, signal.SIGINT)
+    assert process.stderr is not None and "the lanes end their servers" in process.stderr.readline()
+    os.kill(process.pid, signal.SIGINT)  # an impatient user's second one
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert output.count("cleaned up") == 4
