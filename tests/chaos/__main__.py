@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, KINDS, PHASES, order
 from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, kill_any, leaks, ready, spread
+from tests.chaos.load import KINDS as REQUESTS
 from tests.chaos.load import Streams, asks
 from tests.support.rank_faults import Kind, Phase
 from tests.support.server import Server, served
@@ -51,7 +52,9 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
             server.wait_ready()
             model = server.get("/v1/models")[1]["data"][0]["id"]
             load_s = max(rank["load_seconds"] for rank in server.get("/props")[1]["ranks"])
-            streams = Streams(server.url, asks(options.streams, model, options.max_tokens), options.streams)
+            streams = Streams(
+                server.url, asks(options.streams, model, options.max_tokens, kinds=options.requests), options.streams
+            )
             await streams.learn()
             before = footprint(server)
             streams.start()
@@ -148,6 +151,7 @@ def report(
         "phases": dict(Counter(fault.phase for fault in faults)),
         "streams": options.streams,
         "answers": streams.num_answers,
+        "endings": streams.endings(),
         "lost": len(streams.lost),
         "differing": len(streams.differing),
         "examples": (streams.lost + streams.differing)[:5],
@@ -180,7 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between faults at most")
     parser.add_argument("--settle", type=float, default=60.0, help="seconds for memory and threads to settle")
     parser.add_argument("--step-timeout", type=float, default=3.0)
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of faults")
+    parser.add_argument(
+        "--requests", nargs="+", default=list(REQUESTS), choices=list(REQUESTS), help="kinds of requests"
+    )
     parser.add_argument("--standby", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument(
         "--timed", action=argparse.BooleanOptionalAction, default=True, help="fail where a fault is detected late"

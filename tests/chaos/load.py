@@ -5,14 +5,18 @@ import json
 import random
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 TALE = "once upon a time there was a little red dog who liked to sing and play with a big blue ball in the garden"
-KINDS = ("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat", "schema", "penalties", "cut")
+KINDS = (
+    *("greedy", "seeded", "logprobs", "stop", "two choices", "whole", "chat", "schema", "penalties", "cut"),
+    *("shortened", "tool call"),
+)
 # An answer that no limit of tokens in these tests completes: it must be followed for as long as the stream lives.
 LONG_LIST = {
     "type": "array",
@@ -23,6 +27,11 @@ LONG_LIST = {
         "required": ["name", "n"],
     },
 }
+# An answer that may go on for ever, and that the server brings to its end at the limit.
+ANY_LIST = LONG_LIST | {"minItems": 1}
+# A short one, because its schema is part of the prompt.
+NUMBERS = {"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}, "minItems": 1}}}
+TOOL = {"type": "function", "function": {"name": "play", "parameters": NUMBERS | {"required": ["n"]}}}
 
 
 @dataclass(frozen=True)
@@ -51,12 +60,12 @@ class Heard:
         return (self.texts, self.logprobs, self.finish_reasons, self.num_tokens, self.done, self.error)
 
 
-def asks(count: int, model: str, max_tokens: int, seed: int = 0) -> list[Ask]:
-    """Requests of all kinds in turn, with different prompts."""
+def asks(count: int, model: str, max_tokens: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Ask]:
+    """Requests of the kinds in turn, with different prompts."""
     draw = random.Random(seed)
     result = []
     for i in range(count):
-        kind = KINDS[i % len(KINDS)]
+        kind = kinds[i % len(kinds)]
         prompt = " ".join(draw.choices(TALE.split(), k=draw.randint(4, 40)))
         body: dict[str, Any] = {"model": model, "max_tokens": draw.randint(max_tokens // 2, max_tokens), "stream": True}
         body |= {"temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
@@ -69,16 +78,21 @@ def asks(count: int, model: str, max_tokens: int, seed: int = 0) -> list[Ask]:
             body |= {"stop": [" and ", "dog"]}
         if kind in ("two choices", "cut"):
             body |= {"n": 2}
-        if kind == "schema":
+        if kind in ("schema", "shortened", "tool call"):
             del body["ignore_eos"]  # an answer with a grammar ends where the grammar does
-            body |= {"temperature": 1.0, "seed": draw.randrange(2**31), "structured_outputs": {"json": LONG_LIST}}
+            body |= {"temperature": 1.0, "seed": draw.randrange(2**31)}
+        if kind in ("schema", "shortened"):
+            body |= {"structured_outputs": {"json": LONG_LIST if kind == "schema" else ANY_LIST}}
+        if kind == "tool call":
+            prompt = " ".join(prompt.split()[:6])  # the tool's description is longer
+            body |= {"tools": [TOOL], "tool_choice": "required", "max_tokens": min(body["max_tokens"], 100)}
         if kind == "penalties":
             body |= {"temperature": 0.8, "seed": draw.randrange(2**31), "repetition_penalty": 1.3, "min_p": 0.02}
             body |= {"presence_penalty": 0.5, "frequency_penalty": 0.3, "logit_bias": {"300": -5}, "bad_words": ["dog"]}
         if kind == "whole":
             body |= {"stream": False}
             del body["stream_options"]
-        if kind == "chat":
+        if kind in ("chat", "tool call"):
             path = "/v1/chat/completions"
             body |= {"messages": [{"role": "user", "content": prompt}]}
         else:
@@ -163,7 +177,9 @@ def _take(heard: Heard, event: dict[str, Any]) -> None:
     for choice in event["choices"]:
         index = choice["index"]
         message = choice.get("delta") or choice.get("message") or {}
-        text = choice.get("text") or message.get("content") or ""
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        arguments = "".join(call.get("name", "") + call.get("arguments", "") for call in calls)
+        text = choice.get("text") or message.get("content") or arguments
         heard.texts[index] = heard.texts.get(index, "") + text
         if text:
             heard.times.append(time.time())
@@ -196,6 +212,11 @@ class Streams:
         self.expected = await asyncio.gather(*(hear(self._client, ask) for ask in self._requests))
         for ask, heard in zip(self._requests, self.expected, strict=True):
             assert heard.error is None and heard.done, f"{ask.kind}: {heard.error}"
+
+    def endings(self) -> dict[str, int]:
+        """How many of the undisturbed answers of each kind ended for which reason."""
+        pairs = zip(self._requests, self.expected, strict=True)
+        return Counter(f"{ask.kind}: {reason}" for ask, heard in pairs for reason in heard.finish_reasons.values())
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._ask_on(i)) for i in range(self._num_clients)]

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_faults_lose_no_token_of_live_streams(standby: bool, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     flags = ["--faults", "4", "--streams", "8", "--pause", "1.5", "--step-timeout", "6"]
+    flags += ["--requests", "seeded", "two choices", "logprobs", "cut", "schema", "shortened", "tool call", "penalties"]
     flags += ["--standby" if standby else "--no-standby", "--no-timed", "--json", str(report)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos", *flags],
