@@ -125,7 +125,7 @@ _STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"ty
 _PROMPT_ITEM = {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]}
 _PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PROMPT_ITEM}]}
 _PART_SCHEMA = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
-_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}
 
 Prompt = Annotated[TextPrompts | IdPrompts, PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
 Stop = Annotated[list[str], PlainValidator(_stops), WithJsonSchema(_STRING_OR_LIST)]

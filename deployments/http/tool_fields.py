@@ -26,20 +26,20 @@ _NAMES: Final = "must have 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
 
 
 @dataclass(frozen=True, slots=True)
-class ToolChoice:
+class ChosenTools:
     """names: the tools that may be called; None for all."""
 
     mode: Literal["none", "auto", "required"]
     names: tuple[str, ...] | None = None
 
 
-def tool_use(tools: tuple[Tool, ...], choice: ToolChoice | None, parallel: bool | None) -> ToolUse | None:
+def tool_use(tools: tuple[Tool, ...], choice: ChosenTools | None, parallel: bool | None) -> ToolUse | None:
     """The tools that the answer may call, or None for plain text. Raises InvalidParameter where choice and tools disagree."""
     if not tools:
         if choice is not None and (choice.mode == "required" or choice.names):
             raise InvalidParameter("tool_choice: needs tools, of which the answer calls one", param="tool_choice")
         return None
-    choice = choice or ToolChoice("auto")
+    choice = choice or ChosenTools("auto")
     if choice.mode == "none":
         return None
     if choice.names is not None:
@@ -113,33 +113,33 @@ def _depth(value: object) -> int:
     return 1 + max(map(_depth, items), default=0)
 
 
-def _tool_choice(value: object) -> ToolChoice:
+def _tool_choice(value: object) -> ChosenTools:
     """OpenAI's forms: a word, a function by its name, or a list of allowed tools."""
     if isinstance(value, str) and value in ("none", "auto", "required"):
-        return ToolChoice(value)  # type: ignore[arg-type]
+        return ChosenTools(value)  # type: ignore[arg-type]
     if isinstance(value, dict):
         if value.get("type") == "function" and isinstance(function := value.get("function"), dict):
-            return ToolChoice("required", (_chosen(function.get("name")),))
+            return ChosenTools("required", (_chosen(function.get("name")),))
         allowed = value.get("allowed_tools")
         if value.get("type") == "allowed_tools" and isinstance(allowed, dict):
             return _allowed(allowed.get("mode"), allowed.get("tools"))
     raise InvalidParameter("must be none, auto, required, or an object that names a function or allowed_tools")
 
 
-def _allowed(mode: object, tools: object) -> ToolChoice:
+def _allowed(mode: object, tools: object) -> ChosenTools:
     if mode not in ("auto", "required") or not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidParameter("allowed_tools must have a mode, auto or required, and a list of tools")
     functions = [each.get("function") if isinstance(each, dict) else None for each in tools]
     names = [_chosen(function.get("name") if isinstance(function, dict) else None) for function in functions]
-    return ToolChoice("auto" if mode == "auto" else "required", tuple(dict.fromkeys(names)))
+    return ChosenTools("auto" if mode == "auto" else "required", tuple(dict.fromkeys(names)))
 
 
-def _function_call(value: object) -> ToolChoice:
+def _function_call(value: object) -> ChosenTools:
     """The older form of `tool_choice`."""
     if isinstance(value, str) and value in ("none", "auto"):
-        return ToolChoice(value)  # type: ignore[arg-type]
+        return ChosenTools(value)  # type: ignore[arg-type]
     if isinstance(value, dict):
-        return ToolChoice("required", (_chosen(value.get("name")),))
+        return ChosenTools("required", (_chosen(value.get("name")),))
     raise InvalidParameter("must be none, auto, or an object that names a function")
 
 
@@ -219,9 +219,9 @@ Functions = Annotated[
     PlainValidator(_functions),
     WithJsonSchema({"type": "array", "items": _FUNCTION_SCHEMA, "maxItems": MAX_TOOLS}),
 ]
-Choice = Annotated[ToolChoice, PlainValidator(_tool_choice), WithJsonSchema(_CHOICE_SCHEMA)]
+Choice = Annotated[ChosenTools, PlainValidator(_tool_choice), WithJsonSchema(_CHOICE_SCHEMA)]
 FunctionCall = Annotated[
-    ToolChoice,
+    ChosenTools,
     PlainValidator(_function_call),
     WithJsonSchema({"anyOf": [{"enum": ["none", "auto"]}, {"type": "object"}]}),
 ]

@@ -1,5 +1,7 @@
 """The OpenAPI document describes what the routes answer: every status, the shape of each answer, and the API key."""
 
+import json
+import re
 from typing import Any
 
 import httpx
@@ -14,15 +16,19 @@ from deployments.http.request_body import BodyLimits
 from tests.support.scripted_engine import MODEL_ID, FakeEngine
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 JSON = {"content-type": "application/json"}
 # Method, path as it is asked for, path in the document, arguments of the request.
 REQUESTS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("POST", "/v1/completions", "", {"json": {"prompt": "x", "logprobs": 1, "service_tier": "auto"}}),
+    ("POST", "/v1/completions", "", {"json": {"prompt": "x", "prompt_logprobs": 1, "return_token_ids": True}}),
     ("POST", "/v1/completions", "", {"json": {"prompt": "x", "stream": True}}),
     ("POST", "/v1/completions", "", {"json": {"prompt": "x", "model": "other"}}),
     ("POST", "/v1/completions", "", {"content": b"x" * 70_000, "headers": JSON}),
     ("POST", "/v1/completions", "", {"content": b"{}"}),
     ("POST", "/v1/chat/completions", "", {"json": {**CHAT, "logprobs": True, "n": 2}}),
+    ("POST", "/v1/chat/completions", "", {"json": {**CHAT, "prompt_logprobs": 1, "return_token_ids": True}}),
+    ("POST", "/v1/chat/completions", "", {"json": {**CHAT, "tools": TOOLS}}),
     ("POST", "/v1/chat/completions", "", {"json": {"messages": []}}),
     ("POST", "/v1/score", "", {"json": {"prompt": "x", "continuations": ["a", "b b"]}}),
     ("POST", "/v1/classify", "", {"json": {"prompt": "x", "labels": ["a", "b b"]}}),
@@ -86,6 +92,23 @@ def test_every_operation_has_an_id_of_its_own_and_a_way_to_send_the_key() -> Non
     assert list(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
 
 
+def test_every_schema_is_used_and_has_a_name_that_is_no_path_of_a_module() -> None:
+    """Generators of clients make a class of each; two that end alike are one class twice."""
+    document = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()
+    referred = {ref.rpartition("/")[2] for ref in re.findall(r'"(#/components/schemas/[^"]*)"', json.dumps(document))}
+    assert referred == set(document["components"]["schemas"])
+    assert [name for name in referred if not re.fullmatch(r"[A-Z][A-Za-z]+", name)] == []
+
+
+def test_every_answer_that_is_an_object_has_a_name() -> None:
+    document = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()
+    answers = [
+        each["responses"]["200"]["content"] for methods in document["paths"].values() for each in methods.values()
+    ]
+    schemas = [content["application/json"]["schema"] for content in answers if "application/json" in content]
+    assert len(schemas) > 10 and all(list(schema) == ["$ref"] for schema in schemas)
+
+
 def test_optional_fields_may_be_null_and_content_may_be_a_text() -> None:
     schemas = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()["components"]["schemas"]
 
@@ -101,6 +124,8 @@ def test_optional_fields_may_be_null_and_content_may_be_a_text() -> None:
     assert is_valid(
         "MessagesBody", max_tokens=1, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}]
     )
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {"name": "f"}}]}
+    assert is_valid("ChatBody", messages=[called])
     assert is_valid("ResponsesBody", input="x", tools=None)
     assert is_valid("ResponsesBody", input=[{"type": "message", "role": "user", "content": "x"}])
     assert not is_valid("ResponsesBody", input=5)
