@@ -79,5 +79,6 @@ CLIENTS: Final[dict[str, Client]] = {
         "vllm_bench", ("vllm==0.33.0", *VLLM_BENCH), without_dependencies=("vllm==0.33.0",), limit_s=600
     ),
     "schemathesis": Client("schemathesis_run", ("schemathesis==4.32.5",), limit_s=900),
+    "generated": Client("generated_client", ("openapi-python-client==0.29.1",)),
     "promtool": Client("promtool_check", (), "command", needs="promtool"),
 }
