@@ -5,11 +5,13 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from cli.openai_http import ApiError, OpenAIHttp
+from llama_core.sizes import parse_size
 
 ROUTES: Final = {
     "messages": "/v1/chat/completions",
@@ -63,11 +65,18 @@ def body_of(request: Path | None, question: str | None, prompt: str | None, fiel
         name, equals, value = field.partition("=")
         if not (name and equals):
             raise BadRequestFile("--set needs NAME=VALUE, such as --set max_tokens=20")
-        try:
-            body[name] = json.loads(value)
-        except ValueError:
-            body[name] = value
+        body[name] = _value_of(name, value)
     return dict(body)
+
+
+def _value_of(name: str, text: str) -> Any:
+    """JSON, a number of tokens with a unit such as 1k, or else the text itself."""
+    with suppress(ValueError):
+        return json.loads(text)
+    if name.endswith("_tokens"):
+        with suppress(ValueError):
+            return parse_size(text)
+    return text
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -13,44 +13,50 @@ def capture(
     request: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[REQUEST]", help="A file with the request's JSON body; - is stdin.", show_default=False
+            metavar="REQUEST",
+            help="A file with the request's JSON body; - is stdin. Without it, give -q or --prompt.",
+            show_default=False,
         ),
     ] = None,
     url: Url = DEFAULT_URL,
     question: Annotated[
-        str | None, typer.Option("-q", "--question", metavar="TEXT", help="A chat of one message.", show_default=False)
+        str | None, typer.Option("-q", "--question", metavar="TEXT", help="Send a chat of this one message.")
     ] = None,
-    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="A completion.", show_default=False)] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Send a completion of this prompt.")] = None,
     fields: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A field of the body; VALUE is JSON or text.", show_default=False
+            "--set",
+            metavar="NAME=VALUE",
+            help="Set a field of the body, such as max_tokens=1k; VALUE is JSON, else text. May be repeated; in the "
+            "variable, fields are separated by spaces.",
         ),
     ] = None,
     route: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="Such as /v1/messages; found from the body's fields if absent.", show_default=False
+            metavar="PATH", help="Route of the request, such as /v1/messages; told by the body's fields if absent."
         ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="capture-ID.json if absent.", show_default=False, dir_okay=False
+            "-o", "--output", metavar="FILE", help="File to write; capture-ID.json if absent.", dir_okay=False
         ),
     ] = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Send a request, and store it with its seed, tokens, model digest, versions and settings.
+    """Send a request and keep it with its seed, tokens and versions.
 
-    The server must allow it: start it with the argument capture_dir. The file has the prompt and the answer, and only this
-    user can read it. Its name goes to stdout, the answer to stderr. The exit status is 1 if the request failed.
+    The server must allow it: start it with the argument capture_dir. The file has the prompt, the answer, the digest of the
+    model's files, versions and settings, and only this user can read it. Its name goes to stdout, the answer to stderr. The
+    exit status is 1 if the request failed.
 
+    \b
     Examples:
-
-      llama-ray capture -q "Tell me a story." --set max_tokens=50 --set temperature=0.8
-
-      llama-ray capture request.json -o bug.json --url http://10.0.0.5:8000
+      llama-ray capture -q "Tell me a story." --set max_tokens=50
+      llama-ray capture --prompt "Once" --set temperature=0.8 -o story.json
+      llama-ray capture request.json --url http://10.0.0.5:8000
     """
     from cli.capture import run
 
@@ -58,7 +64,10 @@ def capture(
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A capture.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A file that `llama-ray capture` wrote, or one of capture_dir."),
+    ],
     url: Url = DEFAULT_URL,
     output: Annotated[
         Path | None,
@@ -66,19 +75,22 @@ def replay(
             "-o",
             "--output",
             metavar="FILE",
-            help="Store the capture of the new answer.",
-            show_default=False,
+            help="Keep the capture of the new answer in this file; not kept if absent.",
             dir_okay=False,
         ),
     ] = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Send a captured request again with its seed, and compare the tokens.
+    """Send a captured request again and compare the tokens.
 
-    Prints the first token of each choice that differs, both texts, and what differs in model digest, versions, settings and
-    CPU. The exit status is 0 for the same tokens, else 1. The server must allow captures: start it with capture_dir.
+    The request has the seed that was used. Prints the first token of each choice that differs, both texts there, and what
+    differs in the digest of the model, versions, settings and CPU. The exit status is 0 for the same tokens, else 1. The server
+    must allow captures: start it with the argument capture_dir.
 
-    Example: llama-ray replay bug.json --url http://127.0.0.1:8000
+    \b
+    Examples:
+      llama-ray replay story.json
+      llama-ray replay story.json --url http://10.0.0.5:8000 -o again.json
     """
     from cli.replay import run
 

@@ -24,6 +24,7 @@ CPU_FLAGS: Final = (
 )
 SETTINGS: Final = ("LLAMA_", "RAY_", "CUDA_", "NCCL_", "GLOO_", "OMP_", "MKL_", "OPENAI_", "OTEL_", "TORCH_", "CXX")
 _SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|HEADERS|DIGEST", re.IGNORECASE)
+_PROMPT: Final = re.compile(r"^LLAMA_RAY_(\w+_)?(QUESTION|PROMPT|SYSTEM|SET)$")
 _NOT_SECRET: Final = re.compile(r"MAX_\w*TOKENS|_TOKENS$|KEY_FILE$|TOKENIZER")
 MASK: Final = "(set, not shown)"
 
@@ -50,12 +51,12 @@ def describe() -> dict[str, Any]:
 
 
 def settings(environment: dict[str, str]) -> dict[str, str]:
-    """The variables that this project and its libraries read. The values of secrets and passwords in URLs are masked."""
+    """The variables that this project and its libraries read. Secrets, prompts and passwords in URLs are masked."""
     shown = {}
     for name in sorted(environment):
         if name.startswith(SETTINGS):
             is_secret = _SECRET.search(name) and not _NOT_SECRET.search(name)
-            shown[name] = MASK if is_secret else _without_password(environment[name])
+            shown[name] = MASK if is_secret or _PROMPT.search(name) else _without_password(environment[name])
     return shown
 
 

@@ -1,45 +1,74 @@
-"""Types of options that several commands share."""
+"""What the options of all commands have in common: names of environment variables, units of numbers, shared types."""
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from llama_core.sizes import EXAMPLES, parse_size
 
-URL_VARIABLES = ["LLAMA_RAY_URL"]
-KEY_VARIABLES = ["LLAMA_RAY_API_KEY", "OPENAI_API_KEY"]
-DEFAULT_URL = "http://127.0.0.1:8000"
+PREFIX: Final = "LLAMA_RAY"
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
 
 
-def size(value: str | int) -> int:
-    """A positive whole number with a unit, such as 8k or 4GiB. Raises BadParameter, shown with the option's name."""
-    try:
-        number = value if isinstance(value, int) else parse_size(value)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if number < 1:
-        raise typer.BadParameter(f"must be at least 1, {EXAMPLES}")
-    return number
+def variable_of(command: str, parameter: TyperOption | TyperArgument) -> str:
+    """LLAMA_RAY_<COMMAND>_<OPTION>, by the first long name of an option: LLAMA_RAY_BENCH_MAX_TOKENS."""
+    long = next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0])
+    return "_".join((PREFIX, command, *long.lstrip("-").split("-"))).upper()
 
 
-def size_option(*names: str, help: str, envvar: str | None, metavar: str = "SIZE", **more: Any) -> Any:
-    """An option that `size` reads."""
-    return typer.Option(*names, parser=size, metavar=metavar, help=help, envvar=envvar, **more)
+def variables_of(parameter: TyperOption | TyperArgument) -> list[str]:
+    """The variables that a parameter reads. The first one that is set and not empty counts."""
+    names = parameter.envvar
+    return [names] if isinstance(names, str) else list(names or ())
+
+
+class Command(TyperCommand):
+    """A command whose options and arguments read the variable of `variable_of` before those that they name themselves.
+
+    The list of KEY=VALUE arguments reads none: each key has the server's own variable.
+    """
+
+    def __init__(self, name: str | None, *, params: Sequence[Any] | None = None, **rest: Any) -> None:
+        for parameter in params or ():
+            if parameter.nargs == 1:
+                parameter.envvar = [variable_of(name or "", parameter), *variables_of(parameter)]
+                parameter.show_envvar = True
+        super().__init__(name, params=list(params or ()), **rest)
+
+
+def size_option(*names: str, help: str, metavar: str = "SIZE", least: int = 1, **more: Any) -> Any:
+    """An option that takes a whole number of at least `least` with a unit, such as 8k or 4GiB."""
+
+    def size(value: str | int) -> int:
+        """Raises BadParameter, which is shown with the option's name."""
+        try:
+            number = value if isinstance(value, int) else parse_size(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        if number < least:
+            raise typer.BadParameter(f"must be at least {least}, {EXAMPLES}")
+        return number
+
+    return typer.Option(*names, parser=size, metavar=metavar, help=help, **more)
 
 
 Url = Annotated[
     str,
-    typer.Option(
-        help="Base URL of the server, with or without /v1 at the end.", envvar=URL_VARIABLES, show_envvar=True
-    ),
+    typer.Option(metavar="URL", help="The server, with or without /v1 at the end.", envvar="LLAMA_RAY_URL"),
 ]
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        "--api-key", help="Sent as a bearer token.", envvar=KEY_VARIABLES, show_envvar=True, show_default=False
+        metavar="KEY",
+        help="Sent as a bearer token; servers without keys need none.",
+        envvar=["LLAMA_RAY_API_KEY", "OPENAI_API_KEY"],
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(help="Name of the model; the first that the server lists if absent.", envvar="LLAMA_RAY_MODEL"),
+    typer.Option(
+        metavar="NAME", help="The model; the first that the server lists if absent.", envvar="LLAMA_RAY_MODEL"
+    ),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cli.capture import body_of
 from cli.replay import fact_differences, first_difference, token_differences
 from deployments.http.capture.folder import CaptureFolder
 from tests.cli.conftest import llama_ray
@@ -39,6 +40,18 @@ def test_a_question_is_captured_and_replayed_with_its_seed(served: Served, tmp_p
     assert done.stdout.strip() == f"the same {num_tokens} tokens"
     again = json.loads((tmp_path / "again.json").read_text())
     assert again["body"]["seed"] == found["seed"] == again["seed"]
+
+
+def test_a_number_of_tokens_takes_a_unit_and_other_text_stays() -> None:
+    fields = ["max_tokens=1k", "min_tokens=3", "user=8k", "temperature=0.5", "max_output_tokens=some"]
+    assert body_of(None, None, "Once", fields) == {
+        "prompt": "Once",
+        "max_tokens": 1000,
+        "min_tokens": 3,
+        "user": "8k",
+        "temperature": 0.5,
+        "max_output_tokens": "some",
+    }
 
 
 def test_a_request_file_is_streamed_as_it_says_and_stdin_is_read(served: Served, tmp_path: Path) -> None:

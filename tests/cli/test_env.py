@@ -14,6 +14,10 @@ SECRETS = {
     "OTEL_EXPORTER_OTLP_HEADERS": "authorization=sk-5",
     "LLAMA_API_KEY_DIGESTS": "sk-6",
     "LLAMA_RAY_URL": "https://user:sk-7@host/v1",
+    "LLAMA_RAY_CHAT_API_KEY": "sk-8",
+    "LLAMA_RAY_CHAT_QUESTION": "a prompt with sk-9",
+    "LLAMA_RAY_CAPTURE_SET": "user=sk-10",
+    "LLAMA_RAY_SYSTEM": "sk-11",
 }
 
 
@@ -29,7 +33,14 @@ def test_text_and_json_have_versions_flags_backend_and_settings_without_secrets(
 
 
 @pytest.mark.parametrize(
-    "name", ["LLAMA_MAX_QUEUE_TOKENS", "LLAMA_TOKENIZER_PATH", "LLAMA_API_KEY_FILE", "OMP_NUM_THREADS"]
+    "name",
+    [
+        "LLAMA_MAX_QUEUE_TOKENS",
+        "LLAMA_TOKENIZER_PATH",
+        "LLAMA_RAY_BENCH_PROMPT_TOKENS",
+        "LLAMA_API_KEY_FILE",
+        "OMP_NUM_THREADS",
+    ],
 )
 def test_names_that_only_look_like_secrets_are_shown(name: str) -> None:
     assert settings({name: "7"}) == {name: "7"}

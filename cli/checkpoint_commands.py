@@ -1,0 +1,241 @@
+"""The subcommands that read checkpoints without a server: their options and help."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from cli.options import size_option
+
+
+class ConvertFormat(StrEnum):
+    """Formats that `convert` writes."""
+
+    HF = "hf"
+    META = "meta"
+
+
+class DTypeName(StrEnum):
+    """Dtypes of weights: the values of the argument `dtype`, and those that `convert` writes."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class ConvertQuantize(StrEnum):
+    """Formats of groups that `convert` writes."""
+
+    INT4 = "int4"
+    INT8 = "int8"
+
+
+class Quantization(StrEnum):
+    """Values of the argument `quantization`."""
+
+    auto = "auto"
+    none = "none"
+    int8 = "int8"
+    int8_groups = "int8_groups"
+    int4 = "int4"
+    int4_min = "int4_min"
+    fp8 = "fp8"
+
+
+class CacheDTypeName(StrEnum):
+    """Values of the argument `kv_cache_dtype`."""
+
+    auto = "auto"
+    fp8 = "fp8"
+
+
+class DeviceName(StrEnum):
+    """Values of the argument `device`."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Backend(StrEnum):
+    """Values of the argument `backend`."""
+
+    auto = "auto"
+    native = "native"
+    fused = "fused"
+    torch = "torch"
+
+
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="A folder in Hugging Face's or Meta's format, or a GGUF file.", exists=True
+        ),
+    ],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The folder to write; it must not exist.")],
+    target_format: Annotated[
+        ConvertFormat, typer.Option("--format", help="hf: Hugging Face's safetensors; meta: consolidated.NN.pth.")
+    ],
+    shards: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of files of weights.")] = 1,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Tokenizer to copy; what lies at SOURCE if absent. GGUF needs one.", exists=True
+        ),
+    ] = None,
+    dtype: Annotated[
+        DTypeName, typer.Option(help="Of the weights written; auto: SOURCE's own. Quantized weights are expanded.")
+    ] = DTypeName.AUTO,
+    quantize: Annotated[
+        ConvertQuantize | None,
+        typer.Option(
+            help="Pack all linear layers but the output layer in groups of 32, as compressed-tensors does; "
+            "with --format hf. Not packed if absent."
+        ),
+    ] = None,
+    verify: Annotated[bool, typer.Option(help="Load both checkpoints on the CPU and compare their logits.")] = True,
+) -> None:
+    """Write a checkpoint in another format and compare the logits.
+
+    Writes weights, configuration, tokenizer and SHA256SUMS, and prints the names of the files and the largest difference of the
+    logits. If it is more than 0.001, nothing is kept. The exit status is 1 if the conversion failed.
+
+    \b
+    Examples:
+      llama-ray convert /models/llama-2-7b /models/llama-2-7b-hf --format hf
+      llama-ray convert model.gguf out --format meta --tokenizer tokenizer.model
+      llama-ray convert /models/Qwen3-8B out --format hf --quantize int4
+    """
+    from cli.convert import run
+
+    quantized: Literal["int4", "int8"] | None = quantize.value if quantize is not None else None
+    sys.exit(run(source, target, target_format.value, shards, tokenizer, dtype.value, quantized, verify=verify))
+
+
+def estimate(
+    ckpt: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CKPT",
+            help="A folder in Hugging Face's or Meta's format, or a GGUF file.",
+            exists=True,
+            envvar="LLAMA_CKPT_DIR",
+        ),
+    ],
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="COUNT",
+            help="Ranks that share the model; the number of shards of Meta's files, else 1, if absent.",
+            envvar="LLAMA_MODEL_PARALLEL_SIZE",
+        ),
+    ] = None,
+    max_seq_len: Annotated[
+        int | None,
+        size_option(
+            "--max-seq-len",
+            help="Prompt and generated tokens of one sequence; the model's own context if absent.",
+            envvar="LLAMA_MAX_SEQ_LEN",
+            metavar="TOKENS",
+        ),
+    ] = None,
+    batch: Annotated[
+        int,
+        size_option(
+            "--batch",
+            "--max-batch-size",
+            help="Sequences that run at once.",
+            envvar="LLAMA_MAX_BATCH_SIZE",
+            metavar="COUNT",
+        ),
+    ] = 32,
+    dtype: Annotated[
+        DTypeName, typer.Option(help="Of weights and cache; auto: the checkpoint's own.", envvar="LLAMA_DTYPE")
+    ] = DTypeName.AUTO,
+    quantization: Annotated[
+        Quantization,
+        typer.Option(help="Format of linear layers; auto: as stored, none: as --dtype.", envvar="LLAMA_QUANTIZATION"),
+    ] = Quantization.auto,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Tokenizer; what lies at CKPT if absent.",
+            envvar="LLAMA_TOKENIZER_PATH",
+            exists=True,
+        ),
+    ] = None,
+    device: Annotated[
+        DeviceName, typer.Option(help="Where the ranks compute; auto: cuda if a GPU is here.", envvar="LLAMA_DEVICE")
+    ] = DeviceName.auto,
+    backend: Annotated[
+        Backend, typer.Option(help="auto: as the server chooses on that device.", envvar="LLAMA_BACKEND")
+    ] = Backend.auto,
+    block_size: Annotated[
+        int, size_option("--block-size", help="Tokens of one cache block.", envvar="LLAMA_BLOCK_SIZE", metavar="TOKENS")
+    ] = 16,
+    kv_cache_bytes: Annotated[
+        int | None,
+        size_option(
+            "--kv-cache-bytes",
+            help="Cache of one rank at most, in bytes; a full batch of full length if absent.",
+            envvar="LLAMA_KV_CACHE_BYTES",
+        ),
+    ] = None,
+    kv_cache_dtype: Annotated[
+        CacheDTypeName, typer.Option(help="Of the cache; auto: as --dtype.", envvar="LLAMA_KV_CACHE_DTYPE")
+    ] = CacheDTypeName.auto,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Also estimate the time of steps on this GPU, such as h100; a wrong name lists all.", metavar="NAME"
+        ),
+    ] = None,
+    context: Annotated[
+        int,
+        size_option(
+            "--context", help="With --gpu: cached tokens of each decode, at most --max-seq-len.", metavar="TOKENS"
+        ),
+    ] = 1024,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object, in bytes and seconds, instead of tables.")
+    ] = False,
+) -> None:
+    """Show the memory of each rank before anything is loaded.
+
+    Reads the header of the checkpoint and no weight. Counts weights, a cache with every block written, and the working memory
+    of the largest step; an empty rank process takes about 0.2 GB more. A second table has the memory of one rank by context and
+    number of sequences. The exit status is 1 if the checkpoint is refused.
+
+    Lengths and sizes may have units: 8k is 8,000, 8Ki is 8,192, 512MB is 512,000,000, 4GiB is 4 x 2^30.
+
+    \b
+    Examples:
+      llama-ray estimate /models/Llama-3.1-8B-Instruct --ranks 2 --max-seq-len 8Ki
+      llama-ray estimate model.gguf --batch 64 --kv-cache-bytes 4GiB --json
+      llama-ray estimate /models/Llama-3.1-70B --ranks 8 --gpu h100
+    """
+    from cli.estimate import Request, run
+
+    request = Request(
+        ckpt,
+        ranks,
+        max_seq_len,
+        batch,
+        dtype.value,
+        quantization.value,
+        tokenizer,
+        device.value,
+        backend.value,
+        block_size,
+        kv_cache_bytes,
+        kv_cache_dtype.value,
+        gpu,
+        context,
+    )
+    sys.exit(run(request, as_json=as_json))

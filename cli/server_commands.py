@@ -1,0 +1,108 @@
+"""The subcommands around a server on this machine or cluster: their options and help."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Arguments of the application, or http_options.NAME, in place of the file's. They follow CONFIG.",
+        show_default=False,
+    ),
+]
+
+
+def up(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            help="Serve's configuration file.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            envvar="LLAMA_RAY_CONFIG",
+        ),
+    ],
+    overrides: Overrides = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("-v", "--verbose", help="Show the lines of Ray, Serve and HAProxy here instead of in a log file."),
+    ] = False,
+) -> None:
+    """Start a server; Ctrl-C stops it.
+
+    Starts a Ray cluster on this machine, or joins the one that RAY_ADDRESS names, loads the model, and prints the URL when the
+    server is ready. The exit status is 0 after Ctrl-C, 1 if the server cannot start.
+
+    Each argument of the application is a variable too, LLAMA_<ARGUMENT>, where neither the file nor KEY=VALUE sets it.
+
+    \b
+    Examples:
+      llama-ray up serve_config.yaml
+      llama-ray up serve_config.yaml ckpt_dir=/models/Llama-3.1-8B max_seq_len=8Ki
+      llama-ray up serve_config.yaml kv_cache_bytes=4GiB http_options.port=8080
+    """
+    from deployments.local.up import serve_file
+
+    sys.exit(serve_file(config, overrides or (), verbose=verbose))
+
+
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG",
+            help="Serve's configuration file; the server's defaults if absent.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            envvar="LLAMA_RAY_CONFIG",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    digests: Annotated[
+        bool,
+        typer.Option(
+            help="Read all files of the checkpoint and compare their SHA-256 digests.", envvar="LLAMA_RAY_DIGESTS"
+        ),
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as a JSON list.")] = False,
+) -> None:
+    """Check what a server needs, and name the remedy of each failure.
+
+    Checks Python, Ray, HAProxy, open files, /dev/shm, the port, arguments, the C++ compiler, GPUs, placement (on the cluster
+    that RAY_ADDRESS names, else on this machine), checkpoint, tokenizer, digests and memory. Starts no server. The exit status
+    is 1 if a check fails, 0 with warnings alone.
+
+    \b
+    Examples:
+      llama-ray doctor serve_config.yaml
+      llama-ray doctor serve_config.yaml max_seq_len=8Ki http_options.port=8080
+      llama-ray doctor serve_config.yaml --no-digests --json
+    """
+    from cli.doctor.command import run
+
+    sys.exit(run(config, overrides or (), reads_files=digests, as_json=as_json))
+
+
+def env(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of text.")] = False,
+) -> None:
+    """Show versions, CPU, backend and settings for a bug report.
+
+    Values of variables that may hold a secret or a prompt are masked. Compiles the C++ library if there is none yet, which
+    takes up to a minute.
+
+    \b
+    Examples:
+      llama-ray env
+      llama-ray env --json > env.json
+    """
+    from cli.env import run
+
+    sys.exit(run(as_json=as_json))
