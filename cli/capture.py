@@ -42,7 +42,7 @@ def run(
         path = output or Path(f"{capture['request_id']}.json")
         write(path, capture)
     except (ApiError, BadRequestFile) as error:
-        print(error, file=sys.stderr)
+        print(f"capture: {error}", file=sys.stderr)
         return 1
     for choice in capture["choices"]:
         print(choice["text"], file=sys.stderr)

@@ -171,7 +171,11 @@ def estimate(
         ),
     ] = None,
     device: Annotated[
-        DeviceName, typer.Option(help="Where the ranks compute; auto: cuda if a GPU is here.", envvar="LLAMA_DEVICE")
+        DeviceName,
+        typer.Option(
+            help="Where the ranks compute; auto: cuda if a GPU is here. No GPU is needed for cuda.",
+            envvar="LLAMA_DEVICE",
+        ),
     ] = DeviceName.auto,
     backend: Annotated[
         Backend, typer.Option(help="auto: as the server chooses on that device.", envvar="LLAMA_BACKEND")

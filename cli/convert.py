@@ -28,7 +28,8 @@ def run(
     from llama_core.convert.conversion import convert  # imports torch
 
     try:
-        with tqdm(total=1, unit="B", unit_scale=True, desc=f"writing {target.name}") as bar:
+        # On a terminal alone; the names of the files follow it.
+        with tqdm(total=1, unit="B", unit_scale=True, desc=f"writing {target.name}", leave=False, disable=None) as bar:
 
             def show(done: int, total: int) -> None:
                 bar.total = total
@@ -51,6 +52,6 @@ def run(
     for file in converted.files:
         print(file)
     if converted.difference is not None:
-        what = "source" if quantize is None else f"source, quantized to {quantize} while it loads,"
-        print(f"the logits of {what} and target differ by {converted.difference:.3g} at most")
+        what = "SOURCE" if quantize is None else f"SOURCE, quantized to {quantize} as it loads,"
+        print(f"largest difference of the logits of {what} and TARGET: {converted.difference:.3g}")
     return 0

@@ -80,7 +80,8 @@ def make(request: Request) -> tuple["MemoryEstimate", int | None]:
         kv_cache_bytes=request.kv_cache_bytes,
         kv_cache_dtype=request.kv_cache_dtype,
     )
-    device = torch.device("cuda") if request.gpu is not None else None  # which this machine need not have
+    on_gpu = request.gpu is not None or request.device == "cuda"
+    device = torch.device("cuda") if on_gpu else None  # which this machine need not have
     return estimate_memory(config, request.ranks or num_shards, device), model.context_length
 
 

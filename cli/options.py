@@ -24,6 +24,13 @@ def variables_of(parameter: TyperOption | TyperArgument) -> list[str]:
     return [names] if isinstance(names, str) else list(names or ())
 
 
+class _Names(list[str]):
+    """Names that an error message shows side by side."""
+
+    def __str__(self) -> str:
+        return ", ".join(self)
+
+
 class Command(TyperCommand):
     """A command whose options and arguments read the variable of `variable_of` before those that they name themselves.
 
@@ -33,7 +40,7 @@ class Command(TyperCommand):
     def __init__(self, name: str | None, *, params: Sequence[Any] | None = None, **rest: Any) -> None:
         for parameter in params or ():
             if parameter.nargs == 1:
-                parameter.envvar = [variable_of(name or "", parameter), *variables_of(parameter)]
+                parameter.envvar = _Names([variable_of(name or "", parameter), *variables_of(parameter)])
                 parameter.show_envvar = True
         super().__init__(name, params=list(params or ()), **rest)
 

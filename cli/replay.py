@@ -25,7 +25,7 @@ def run(file: Path, url: str, api_key: str | None, output: Path | None) -> int:
         if output is not None:
             write(output, new)
     except (ApiError, BadRequestFile) as error:
-        print(error, file=sys.stderr)
+        print(f"replay: {error}", file=sys.stderr)
         return 1
     tokens, facts = list(token_differences(old, new)), list(fact_differences(old, new))
     print("\n".join([*(tokens or [_same(new)]), *facts]))

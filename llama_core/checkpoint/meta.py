@@ -25,6 +25,7 @@ NO_DIRECTORY = (
     "no such directory. Nothing is downloaded: for a model of Hugging Face's, run "
     "`hf download ORG/NAME --local-dir models/NAME` first, and set ckpt_dir to that folder"
 )
+_A_FILE = "a file in no known format: give the folder with the model's files, or a .gguf file"
 
 
 class MetaCheckpoint(CheckpointSource):
@@ -75,7 +76,8 @@ def find_shards(directory: Path) -> list[Path]:
     Reads only the archives' directories, no weight. Raises CheckpointError that names the file.
     """
     if not directory.is_dir():
-        raise CheckpointError(f"{directory}: {NO_DIRECTORY}", param="ckpt_dir")
+        found = _A_FILE if directory.is_file() else NO_DIRECTORY
+        raise CheckpointError(f"{directory}: {found}", param="ckpt_dir")
     numbered: dict[int, Path] = {}
     for path in sorted(directory.glob("consolidated.*.pth")):
         match = _SHARD_NAME.fullmatch(path.name)

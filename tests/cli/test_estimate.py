@@ -104,6 +104,12 @@ def test_steps_on_a_gpu_that_need_not_be_here_are_estimated_with_their_assumptio
     assert found["cache_tokens"] * 2 * 512 < found["cache_bytes"] < 81_559 * 2**20
 
 
+def test_ranks_on_gpus_are_planned_on_a_machine_without_one() -> None:
+    done = llama_ray("estimate", "demo", "--device", "cuda", "--json")
+    found = json.loads(done.stdout)
+    assert (found["device"], found["backend"]) == ("cuda", "fused") and "gpu" not in found
+
+
 def test_fewer_weight_bytes_make_decodes_faster_and_leave_more_cache() -> None:
     def on_gpu(quantization: str) -> tuple[float, int]:
         words = ("estimate", "demo", "--gpu", "l4", "--dtype", "bfloat16", "--quantization", quantization, "--json")

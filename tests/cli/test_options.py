@@ -166,7 +166,8 @@ def test_every_number_of_tokens_bytes_or_requests_takes_a_unit() -> None:
     assert len(sized) == 11
     for command, option in sized:
         refused = CliRunner().invoke(app, [command, option, "8x"]).output
-        assert "must be a whole number such as 4096, 8k" in " ".join(refused.split()), (command, option)
+        line = " ".join(refused.split())
+        assert "must be a whole number such as 4096, 8k" in line and "(env var: 'LLAMA_RAY_" in line, line
 
 
 def test_no_help_is_cut_off_and_each_has_examples() -> None:

@@ -127,6 +127,9 @@ def test_no_shard_and_no_directory_are_named(tmp_path: Path) -> None:
         CheckpointError, match=r"nowhere: no such directory\. Nothing is downloaded: .* `hf download ORG/NAME"
     ):
         load(tmp_path / "nowhere")
+    (tmp_path / "tokenizer.model").touch()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model: a file in no known format"):
+        load(tmp_path / "tokenizer.model")
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
