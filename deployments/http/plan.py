@@ -3,7 +3,7 @@
 Decides defaults and seeds. From here on, chat and completions are handled alike.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from deployments.engine.interface import Engine
@@ -12,7 +12,13 @@ from deployments.http.field_types import NO_LIMIT
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.schemas import ChatBody, CompletionBody, GenerationBody
 from deployments.http.structured_outputs import grammar_of
-from deployments.http.unsupported import CHAT_NEUTRAL, COMPLETION_NEUTRAL, MESSAGE_NEUTRAL, refuse_unsupported
+from deployments.http.unsupported import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    MESSAGE_NEUTRAL,
+    Neutral,
+    refuse_unsupported,
+)
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import check_length
 from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, mix_seed
@@ -184,7 +190,7 @@ def check_model(model: str | None, engine: Engine) -> None:
         raise ModelNotFound(f"model: no such model here; the one served is '{engine.model_id}'", param="model")
 
 
-def _check_against_model(body: GenerationBody, engine: Engine, neutral: Mapping[str, Callable[[object], bool]]) -> None:
+def _check_against_model(body: GenerationBody, engine: Engine, neutral: Neutral) -> None:
     check_model(body.model, engine)
     refuse_unsupported(body.given(), neutral)
 

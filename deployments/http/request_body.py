@@ -182,7 +182,8 @@ def _explain(details: ErrorDetails) -> InvalidRequest:
     context = details.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, InvalidRequest) and not details["loc"]:
-        return type(cause)(cause.message, param=cause.param)  # a contradiction between fields; its message names them
+        # A contradiction between fields, or a field that the schema does not have: the message names it.
+        return type(cause)(cause.message.removeprefix("."), param=cause.param and cause.param.removeprefix("."))
     param = ""
     for part in details["loc"]:
         if isinstance(part, str) and part.startswith(KIND_MARK):
@@ -190,7 +191,7 @@ def _explain(details: ErrorDetails) -> InvalidRequest:
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
     if isinstance(cause, InvalidRequest):  # one of our own validators
         place, _, rest = cause.message.partition(": ")
-        in_field = place.startswith("[") and bool(rest)  # a place within the field
+        in_field = place.startswith(("[", ".")) and bool(rest)  # a place within the field
         param, reason = (param + place, rest) if in_field else (param, cause.message)
     else:
         reason = REASONS.get(details["type"], "is not valid").format(**context)

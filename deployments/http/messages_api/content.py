@@ -4,7 +4,7 @@ Unknown fields are ignored and null means absent, as in `deployments/http/schema
 are cached anyway.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
@@ -13,6 +13,7 @@ from deployments.http.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, 
 from deployments.http.request_body import KIND_MARK
 from deployments.http.tool_fields import MAX_ID_CHARS, MAX_TOOLS
 from deployments.http.translation import kind_of
+from deployments.http.unsupported import CheckedBody, Neutral, equals, no_value
 from llama_core.errors import InvalidParameter
 
 MAX_USER_CHARS = 256
@@ -80,19 +81,25 @@ Block = Annotated[
 
 
 class InputMessage(Body):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Annotated[list[Block], FailFast(), _blocks(Block, *_KINDS)] = Field(
         description="A string, or content blocks."
     )
 
 
-class InputTool(Body):
+class InputTool(CheckedBody):
     """A tool of the client. The API's own tools, such as web search, are not supported."""
 
+    neutral: ClassVar[Neutral] = {
+        "allowed_callers": equals([], ["direct"]),
+        "defer_loading": equals(False),
+        "input_examples": equals([]),
+    }
     type: str | None = Field(None, description="custom, or absent.")
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = Field(None, description="Required.")
+    strict: Flag = Field(None, description="true: a keyword of the schema that cannot be followed is an error.")
 
     @model_validator(mode="after")
     def _is_custom(self) -> Self:
@@ -129,7 +136,8 @@ class OutputFormat(Body):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Body):
+class OutputConfig(CheckedBody):
+    neutral: ClassVar[Neutral] = {"task_budget": no_value}
     format: OutputFormat | None = Field(None, description="The answer is JSON by this schema.")
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="For chat templates that read it."

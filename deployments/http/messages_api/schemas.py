@@ -1,27 +1,58 @@
 """The bodies of Anthropic's messages, each of which is also the body of a chat."""
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from deployments.http.field_types import MAX_TOKENS, Body, Flag, Stop
+from deployments.http.field_types import MAX_TOKENS, Flag, Stop, number
 from deployments.http.messages_api.content import (
     InputMessages,
     InputTools,
     Metadata,
     OutputConfig,
+    OutputFormat,
     System,
     Thinking,
     ToolChoice,
 )
 from deployments.http.messages_api.to_chat import NAMES, chat_messages, ending_fields, output_fields, tool_fields
 from deployments.http.translation import TranslatedChat, translated
+from deployments.http.unsupported import (
+    CHAT_NEUTRAL,
+    CHATS_OWN,
+    CheckedBody,
+    Neutral,
+    any_value,
+    empty,
+    equals,
+    has,
+    no_value,
+)
+from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN
 
 
-class CountTokensBody(Body):
+def _keeps_the_context(edits: object) -> bool:
+    """Coding agents ask that no thinking is cleared, which is what happens anyway."""
+    keeps_all = {"type": "clear_thinking_20251015", "keep": "all"}
+    return isinstance(edits, list) and all(edit == keeps_all for edit in edits)
+
+
+PROMPT_NEUTRAL: Neutral = {
+    "container": no_value, "mcp_servers": empty, "thread": no_value, "context_management": has(edits=_keeps_the_context),
+    **{name: CHATS_OWN[name] for name in ("continue_final_message", "add_generation_prompt", "chat_template_kwargs")},
+}  # fmt: skip
+NEUTRAL: Neutral = CHAT_NEUTRAL | CHATS_OWN | PROMPT_NEUTRAL | {
+    "compaction": no_value, "fallbacks": equals([], "default"), "inference_geo": equals("global"),
+    "billing_policy": has(bill_to=equals("self")), "fallback_credit_token": any_value,
+    "cache_control": any_value, "diagnostics": any_value, "service_tier": any_value, "speed": any_value,
+}  # fmt: skip
+
+
+class CountTokensBody(CheckedBody):
     """The fields that make the prompt."""
 
+    neutral: ClassVar[Neutral] = PROMPT_NEUTRAL
     model: str | None = Field(None, description="May be absent: one model is served.")
     messages: InputMessages
     system: System = Field(default_factory=list, description="A string, or text blocks.")
@@ -29,6 +60,7 @@ class CountTokensBody(Body):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = Field(None, description="A model that reasons does so in any case.")
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="The older name of output_config.format.")
     _chat: TranslatedChat = PrivateAttr()
 
     @property
@@ -40,8 +72,16 @@ class CountTokensBody(Body):
     def _translate(self) -> Self:
         """In the thread that parses long bodies."""
         messages = chat_messages(self.system, self.messages)
-        fields = tool_fields(self.tools, self.tool_choice) | output_fields(self.output_config)
-        self._chat = translated(self._own_fields() | fields | ending_fields(messages), messages, NAMES)
+        fields = tool_fields(self.tools, self.tool_choice) | output_fields(self.output_config, self.output_format)
+        names = NAMES if self.output_format is None else NAMES | {"response_format": "output_format"}
+        self._chat = translated(self._own_fields() | fields | ending_fields(messages), messages, names)
+        return self
+
+    @model_validator(mode="after")
+    def _one_format(self) -> Self:
+        if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
+            message = "output_format: is the older name of output_config.format: send one of them"
+            raise InvalidParameter(message, param="output_format")
         return self
 
     def _own_fields(self) -> dict[str, Any]:
@@ -50,13 +90,14 @@ class CountTokensBody(Body):
 
 
 class MessagesBody(CountTokensBody):
+    neutral: ClassVar[Neutral] = NEUTRAL
     max_tokens: int = Field(
         ge=1, le=MAX_TOKENS, description="New tokens at most; may be more than the context has room for."
     )
     stop_sequences: Stop = Field(default_factory=list)
     stream: Flag = None
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    temperature: float | None = number(0, 2, "0 is greedy.")
+    top_p: float | None = number(0, 1, "0 is greedy.")
     top_k: int | None = Field(None, ge=0, le=MAX_TOKENS)
     seed: int | None = Field(
         None, ge=INT64_MIN, le=INT64_MAX, description="An addition: the same seed gives the same text."

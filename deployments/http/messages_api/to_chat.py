@@ -4,7 +4,15 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from deployments.http.messages_api.content import InputMessage, InputTool, OutputConfig, TextBlock, ToolChoice
+from deployments.http.messages_api.content import (
+    InputMessage,
+    InputTool,
+    OutputConfig,
+    OutputFormat,
+    TextBlock,
+    ToolChoice,
+    ToolResultBlock,
+)
 from deployments.http.translation import ChatMessages
 
 NAMES: Final = {
@@ -36,13 +44,7 @@ def ending_fields(messages: ChatMessages) -> dict[str, Any]:
 def tool_fields(tools: Sequence[InputTool], choice: ToolChoice | None) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if tools:
-        fields["tools"] = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
-            }
-            for tool in tools
-        ]
+        fields["tools"] = [_function(tool) for tool in tools]
     if choice is not None:
         named = {"type": "function", "function": {"name": choice.name}}
         fields["tool_choice"] = named if choice.type == "tool" else CHOICES[choice.type]
@@ -51,10 +53,17 @@ def tool_fields(tools: Sequence[InputTool], choice: ToolChoice | None) -> dict[s
     return fields
 
 
-def output_fields(config: OutputConfig | None) -> dict[str, Any]:
+def _function(tool: InputTool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": {**function, "strict": tool.strict}}
+
+
+def output_fields(config: OutputConfig | None, older: OutputFormat | None) -> dict[str, Any]:
+    """older: the format under its older name."""
     fields: dict[str, Any] = {}
-    if config is not None and config.format is not None:
-        schema = {"name": "answer", "schema": config.format.schema_}
+    asked = older if config is None or config.format is None else config.format
+    if asked is not None:
+        schema = {"name": "answer", "schema": asked.schema_}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if config is not None and config.effort is not None:
         fields["reasoning_effort"] = config.effort
@@ -78,7 +87,7 @@ def _add_message(messages: ChatMessages, message: InputMessage, place: str) -> N
             if texts:
                 messages.add(place, message.role, "\n".join(texts))
                 texts.clear()
-            messages.add(f"{place}.content[{index}]", "tool", _joined(block.content), tool_call_id=block.tool_use_id)
+            messages.add(f"{place}.content[{index}]", "tool", _result(block), tool_call_id=block.tool_use_id)
         elif block.type == "thinking":
             thoughts.append(block.thinking)
     fields: dict[str, Any] = {"tool_calls": calls} if calls else {}
@@ -86,6 +95,11 @@ def _add_message(messages: ChatMessages, message: InputMessage, place: str) -> N
         fields["reasoning_content"] = "\n".join(thoughts)
     if texts or fields or not num_results:
         messages.add(place, message.role, "\n".join(texts), **fields)
+
+
+def _result(block: ToolResultBlock) -> str:
+    """Chats have no field for a result that is an error."""
+    return ("Error: " if block.is_error else "") + _joined(block.content)
 
 
 def _joined(blocks: Sequence[TextBlock]) -> str:

@@ -163,7 +163,7 @@ def _echo(body: ResponsesBody, plan: Plan) -> Fields:
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
@@ -176,7 +176,7 @@ def _echo(body: ResponsesBody, plan: Plan) -> Fields:
         "service_tier": "default",
         "store": False,
         "temperature": params.temperature,
-        "text": {"format": form, "verbosity": (body.text and body.text.verbosity) or "medium"},
+        "text": {"format": form, "verbosity": "medium"},
         "tool_choice": body.tool_choice or "auto",
         "tools": [_UNSET_TOOL | tool.model_dump(exclude_none=True) for tool in body.tools],
         "top_logprobs": 0,

@@ -3,7 +3,7 @@
 Unknown fields are ignored and null means absent, as in `deployments/http/schemas.py`.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
@@ -12,10 +12,15 @@ from deployments.http.field_types import MAX_CONTENT_PARTS, MAX_MESSAGES, Body, 
 from deployments.http.request_body import KIND_MARK
 from deployments.http.tool_fields import MAX_ARGUMENT_CHARS, MAX_ID_CHARS, MAX_TOOLS
 from deployments.http.translation import kind_of
+from deployments.http.unsupported import CheckedBody, Neutral, equals, no_value
 from llama_core.errors import InvalidParameter
 
 _TEXT_PARTS = ("input_text", "output_text", "refusal", "text", "summary_text", "reasoning_text")
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+TOOL_NEUTRAL = {
+    "allowed_callers": equals([], ["direct"]), "defer_loading": equals(False), "async": equals(False),
+    "output_schema": no_value,
+}  # fmt: skip
 
 
 def _text(value: object) -> str:
@@ -96,9 +101,10 @@ _Item = Annotated[
 Items = Annotated[list[_Item], FailFast(), BeforeValidator(_items, json_schema_input_type=str | list[_Item])]
 
 
-class FunctionTool(Body):
+class FunctionTool(CheckedBody):
     """A tool of the client. OpenAI's own tools, such as web search, are not supported."""
 
+    neutral: ClassVar[Neutral] = TOOL_NEUTRAL
     type: str
     name: str | None = Field(None, description="Required.")
     description: str | None = None
@@ -131,12 +137,13 @@ class TextFormat(Body):
         return self
 
 
-class TextConfig(Body):
+class TextConfig(CheckedBody):
+    neutral: ClassVar[Neutral] = {"verbosity": equals("medium")}
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Accepted; changes nothing.")
 
 
-class Reasoning(Body):
+class Reasoning(CheckedBody):
+    neutral: ClassVar[Neutral] = {"context": equals("auto"), "mode": equals("standard")}
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="For chat templates that read it."
     )

@@ -1,14 +1,24 @@
 """The body of OpenAI's responses, which is also the body of a chat. This server stores no answers."""
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from deployments.http.errors import Unsupported
-from deployments.http.field_types import MAX_TOKENS, Body, Flag
+from deployments.http.field_types import MAX_TOKENS, Flag, number
 from deployments.http.responses_api.content import Items, Reasoning, TextConfig, Tools
 from deployments.http.responses_api.to_chat import NAMES, chat_messages, chat_tool_choice, chat_tools, response_format
 from deployments.http.translation import TranslatedChat, translated
+from deployments.http.unsupported import (
+    CHAT_NEUTRAL,
+    CHATS_OWN,
+    CheckedBody,
+    Neutral,
+    any_value,
+    empty,
+    equals,
+    has,
+)
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN
 
@@ -16,9 +26,17 @@ MAX_METADATA = 16  # entries, as OpenAI has it
 MAX_KEY_CHARS, MAX_VALUE_CHARS = 64, 512
 SAME_FIELDS = ("model", "stream", "temperature", "top_p", "seed", "user", "parallel_tool_calls")
 LOGPROBS = "message.output_text.logprobs"
+NEUTRAL: Neutral = CHAT_NEUTRAL | CHATS_OWN | {
+    "access_programs": has(cyber=equals("standard")), "context_management": empty,
+    "background_options": has(completion_window=equals("soonest")),
+    "image": has(context_compression=equals("auto", "disabled")),
+    "prompt_cache_options": has(prewarm=equals(False)),
+    "service_tier": any_value, "stream_options": any_value,
+}  # fmt: skip
 
 
-class ResponsesBody(Body):
+class ResponsesBody(CheckedBody):
+    neutral: ClassVar[Neutral] = NEUTRAL
     model: str | None = Field(None, description="May be absent: one model is served.")
     input: Items = Field(description="A string, or items: messages, function calls with their outputs, reasoning.")
     instructions: str | None = Field(None, description="The system message.")
@@ -28,8 +46,11 @@ class ResponsesBody(Body):
     )
     parallel_tool_calls: Flag = Field(None, description="false: one call at most.")
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="May fill the context unless limited.")
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    max_tool_calls: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="Of OpenAI's own tools, of which there are none here. Echoed."
+    )
+    temperature: float | None = number(0, 2, "0 is greedy.")
+    top_p: float | None = number(0, 1, "0 is greedy.")
     seed: int | None = Field(
         None, ge=INT64_MIN, le=INT64_MAX, description="An addition: the same seed gives the same text."
     )

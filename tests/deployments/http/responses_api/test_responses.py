@@ -39,10 +39,12 @@ def outputs(response: Any) -> list[dict[str, Any]]:
 
 
 def test_a_response_is_complete_and_repeats_the_request(served: Served) -> None:
-    response = create(served, instructions="Be brief.", temperature=0.5, metadata={"a": "b"}, store=False)
+    response = create(
+        served, instructions="Be brief.", temperature=0.5, metadata={"a": "b"}, store=False, max_tool_calls=3
+    )
     assert (response.status, response.output_text, response.error) == ("completed", TEXT, None)
     assert (response.instructions, response.temperature, response.metadata) == ("Be brief.", 0.5, {"a": "b"})
-    assert response.store is False
+    assert (response.store, response.max_tool_calls) == (False, 3)
     usage = response.usage
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
     assert usage.input_tokens == len(served.engine.streams[0].prompt)

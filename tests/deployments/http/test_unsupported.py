@@ -1,0 +1,199 @@
+"""Fields of OpenAI's responses and Anthropic's messages: no known field that would change the answer is ignored."""
+
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from deployments.http.errors import Unsupported
+from deployments.http.messages_api.schemas import CountTokensBody, MessagesBody
+from deployments.http.request_body import validate
+from deployments.http.responses_api.schemas import ResponsesBody
+from deployments.http.schemas import ChatBody
+from deployments.http.unsupported import CHAT_NEUTRAL, CheckedBody
+from llama_core.errors import InvalidParameter
+from tests.support.scripted_engine import FakeEngine
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORMAT = {"type": "json_schema", "schema": CITY}
+RESPONSE: dict[str, Any] = {"input": "Hello"}
+MESSAGE: dict[str, Any] = {"messages": HELLO, "max_tokens": 9}
+# Of the bodies of `messages.create`, `messages.count_tokens` and their beta forms in anthropic 2.14, without headers.
+ANTHROPICS_FIELDS = {
+    "max_tokens", "messages", "model", "billing_policy", "cache_control", "compaction", "container", "context_management",
+    "diagnostics", "fallback_credit_token", "fallbacks", "inference_geo", "mcp_servers", "metadata", "output_config",
+    "output_format", "service_tier", "speed", "stop_sequences", "stream", "system", "thinking", "thread", "tool_choice",
+    "tools", "temperature", "top_k", "top_p",
+}  # fmt: skip
+KEEPS_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+CLEARS_TOOL_USES = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "name": "f", "parameters": CITY} | fields]}
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"name": "f", "input_schema": CITY} | fields]}
+
+
+async def plan_params(path: str, body: dict[str, Any]) -> Any:
+    engine = FakeEngine("{}")
+    engine.max_seq_len = 4096
+    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return engine.streams[-1].params
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options"),
+        ({"access_programs": {"cyber": "daybreak_red"}}, "access_programs"),
+        ({"background_options": {"completion_window": "8h"}}, "background_options"),
+        ({"image": {"context_compression": "enabled"}}, "image"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"reasoning": {"context": "current_turn"}}, "reasoning.context"),
+        (function(defer_loading=True), "tools[0].defer_loading"),
+        (function(allowed_callers=["programmatic"]), "tools[0].allowed_callers"),
+        (function(output_schema=CITY), "tools[0].output_schema"),
+        (function(**{"async": True}), "tools[0].async"),
+        # Fields of chats, which would change a chat's answer.
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"stop": ["x"]}, "stop"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"suffix": "x"}, "suffix"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_a_response_that_asks_for_what_is_not_supported_is_refused(fields: dict[str, Any], param: str) -> None:
+    refused(ResponsesBody, RESPONSE | fields, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_logprobs": 0, "max_tool_calls": 3, "moderation": None, "context_management": [], "access_programs": {}},
+        {"prompt_cache_options": {"mode": "explicit", "ttl": "12h", "prewarm": False}, "prompt_cache_retention": "24h"},
+        {"service_tier": "flex", "stream_options": {"include_obfuscation": True}, "stream": True},
+        {"text": {"verbosity": "medium"}, "reasoning": {"mode": "standard", "context": "auto", "summary": "auto"}},
+        function(defer_loading=False, allowed_callers=["direct"], output_schema=None),
+        {"presence_penalty": 0, "stop": [], "n": 1, "logprobs": False, "response_format": {"type": "text"}},
+        {"nobody_knows_this": {"a": 1}},
+    ],
+)
+def test_a_response_may_have_neutral_values_and_unknown_fields(fields: dict[str, Any]) -> None:
+    plain = validate(ResponsesBody, RESPONSE | {name: fields[name] for name in ("tools", "stream") if name in fields})
+    assert validate(ResponsesBody, RESPONSE | fields).chat.body == plain.chat.body
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"mcp_servers": [{"type": "url", "name": "n", "url": "u"}]}, "mcp_servers"),
+        ({"container": "c"}, "container"),
+        ({"thread": {"type": "create"}}, "thread"),
+        ({"fallbacks": [{"model": "m"}]}, "fallbacks"),
+        ({"inference_geo": "us"}, "inference_geo"),
+        ({"billing_policy": {"type": "billing_policy", "bill_to": "user_profile"}}, "billing_policy"),
+        ({"context_management": CLEARS_TOOL_USES}, "context_management"),
+        ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
+        (tool(defer_loading=True), "tools[0].defer_loading"),
+        (tool(allowed_callers=["code_execution_20250825"]), "tools[0].allowed_callers"),
+        (tool(input_examples=[{"city": "Rome"}]), "tools[0].input_examples"),
+        ({"stop": ["x"]}, "stop"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    ],
+)
+def test_a_message_that_asks_for_what_is_not_supported_is_refused(fields: dict[str, Any], param: str) -> None:
+    refused(MessagesBody, MESSAGE | fields, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mcp_servers": [], "container": None, "fallbacks": "default", "inference_geo": "global", "speed": "fast"},
+        {"context_management": KEEPS_THINKING, "diagnostics": {"previous_message_id": "msg_1"}},
+        {"cache_control": {"type": "ephemeral"}, "service_tier": "auto", "output_config": {"task_budget": None}},
+        {"billing_policy": {"type": "billing_policy", "bill_to": "self"}, "nobody_knows_this": [1]},
+        tool(defer_loading=False, allowed_callers=["direct"], input_examples=[], eager_input_streaming=True),
+    ],
+)
+def test_a_message_may_have_neutral_values_and_unknown_fields(fields: dict[str, Any]) -> None:
+    plain = validate(MessagesBody, MESSAGE | (tool() if "tools" in fields else {}))
+    assert validate(MessagesBody, MESSAGE | fields).chat.body == plain.chat.body
+
+
+def test_a_count_refuses_only_what_would_change_the_prompt() -> None:
+    changing = {"mcp_servers": [{}], "container": "c", "thread": {}, "context_management": CLEARS_TOOL_USES}
+    for param, value in changing.items():
+        refused(CountTokensBody, {"messages": HELLO, param: value}, param)
+    others = {"compaction": {"type": "summarize"}, "fallbacks": [{"model": "m"}], "stop": ["x"]}
+    validate(CountTokensBody, MESSAGE | others)
+
+
+def refused(kind: type[CheckedBody], body: dict[str, Any], param: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        validate(kind, body)
+    assert caught.value.param == param
+    assert caught.value.message.startswith(f"{param}: not supported by this server: ")
+
+
+def test_every_field_of_the_clients_is_supported_or_has_its_neutral_values() -> None:
+    assert ResponseCreateParamsBase.__annotations__.keys() <= ResponsesBody.model_fields.keys() | ResponsesBody.neutral
+    assert MessagesBody.model_fields.keys() | MessagesBody.neutral >= ANTHROPICS_FIELDS
+    assert CompletionCreateParamsBase.__annotations__.keys() <= ChatBody.model_fields.keys() | CHAT_NEUTRAL.keys()
+
+
+@pytest.mark.parametrize("kind", [ResponsesBody, MessagesBody])
+def test_every_field_of_chats_that_changes_an_answer_is_known_to_the_other_forms(kind: type[CheckedBody]) -> None:
+    changes_nothing = {"priority", "user", "stream_options"}
+    unknown = ChatBody.model_fields.keys() - kind.model_fields.keys() - kind.neutral.keys() - changes_nothing
+    assert unknown <= {"messages"}
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_the_tools_of_a_message_may_be_strict(is_strict: bool) -> None:
+    assert validate(MessagesBody, MESSAGE | tool(strict=is_strict)).chat.body.tools[0].strict is is_strict
+
+
+async def test_the_older_name_of_a_messages_format_asks_for_the_same_json() -> None:
+    newer = await plan_params("/v1/messages", MESSAGE | {"output_config": {"format": FORMAT}})
+    older = await plan_params("/v1/messages", MESSAGE | {"output_format": FORMAT})
+    assert older.grammar == newer.grammar != ""
+    with pytest.raises(InvalidParameter, match="output_format: is the older name"):
+        validate(MessagesBody, MESSAGE | {"output_format": FORMAT, "output_config": {"format": FORMAT}})
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/messages", MESSAGE), ("/v1/responses", RESPONSE)])
+async def test_a_top_p_of_zero_is_greedy_as_in_chats(path: str, body: dict[str, Any]) -> None:
+    params = await plan_params(path, body | {"top_p": 0})
+    chat = await plan_params("/v1/chat/completions", {"messages": HELLO, "top_p": 0})
+    assert (params.temperature, params.top_p) == (chat.temperature, chat.top_p) == (0.0, 1.0)
+
+
+def test_a_message_may_have_system_messages_between_the_others() -> None:
+    turns = [*HELLO, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, *HELLO]
+    chat = validate(MessagesBody, MESSAGE | {"messages": turns}).chat.body
+    assert [(each.role, each.content) for each in chat.messages][1] == ("system", "Be brief.")
+
+
+@pytest.mark.parametrize(("is_error", "text"), [(True, "Error: no such city"), (False, "no such city")])
+def test_the_prompt_says_that_a_tools_result_is_an_error(is_error: bool, text: str) -> None:
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", "is_error": is_error}
+    turns = [*HELLO, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    assert validate(MessagesBody, MESSAGE | {"messages": turns}).chat.body.messages[-1].content == text
