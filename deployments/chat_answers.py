@@ -1,7 +1,7 @@
 """The answers of chats by handle, whole and in parts: text, reasoning and tool calls."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.engine.interface import Delta, Engine, TokenStream
@@ -38,7 +38,8 @@ class ToolCallPart:
 
 @dataclass(frozen=True, slots=True)
 class ChatPart:
-    """What a stream has gained. finish_reason, num_prompt_tokens and so on: as in `ChatAnswer`; None before the last part."""
+    """What a stream has gained. finish_reason, num_prompt_tokens and so on: as in `ChatAnswer`; None before the last part.
+    prompt_logprobs: in the first part."""
 
     content: str
     reasoning: str
@@ -49,12 +50,14 @@ class ChatPart:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_reasoning_tokens: int
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
     """finish_reason: "stop", "tool_calls", "length" or "abort". logprobs: one for each of `tokens`, of which the reasoning
-    and the calls are part, where `SamplingParams.logprobs` asks for them."""
+    and the calls are part, where `SamplingParams.logprobs` asks for them. prompt_logprobs: one for each token of the prompt but
+    the first, where `SamplingParams.prompt_logprobs` asks for them."""
 
     content: str
     reasoning: str
@@ -65,6 +68,7 @@ class ChatAnswer:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_reasoning_tokens: int
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def message(self) -> dict[str, Any]:
         """The assistant's message, for the next turn."""
@@ -88,11 +92,14 @@ class ChatReader:
         self._ending = AnswerEnding(plan.answer_ending) if plan.answer_ending else None
         self._stream = stream
         self._id_seed = call_id_seed(plan.params[0].seed, 0, plan.prompts[0])
+        self._has_prompt_logprobs = plan.params[0].prompt_logprobs  # which no part has had
 
     def part(self, delta: Delta) -> ChatPart:
         answer, num_calls = self._answer, self._answer.num_calls
         shown = delta if self._ending is None else self._ending.without(delta, self._stream)
         pieces = answer.take(shown)
+        of_prompt = list(self._stream.prompt_logprobs) if self._has_prompt_logprobs else []
+        self._has_prompt_logprobs = False
         return ChatPart(
             "".join(piece.text for piece in pieces if isinstance(piece, Content)),
             "".join(piece.text for piece in pieces if isinstance(piece, Reasoning)),
@@ -103,6 +110,7 @@ class ChatReader:
             answer.num_prompt,
             answer.num_cached,
             answer.num_reasoning,
+            of_prompt,
         )
 
     def _calls(self, pieces: Sequence[Piece], num_calls: int) -> list[ToolCallPart]:
@@ -143,4 +151,5 @@ def whole(parts: Sequence[ChatPart]) -> ChatAnswer:
         last.num_prompt_tokens,
         last.num_cached_tokens,
         last.num_reasoning_tokens,
+        parts[0].prompt_logprobs,
     )

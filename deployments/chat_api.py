@@ -11,13 +11,13 @@ from typing import Any
 
 from deployments.chat_answers import ChatAnswer, ChatPart, ChatReader, whole
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.handle_call import Call
+from deployments.handle_call import Call, until_aborted
 from deployments.http.plan import Plan, answer_parsing, chat_grammar, encode_chat
 from deployments.http.prompt_encoder import PromptEncoder, TextLimits
 from deployments.http.request_body import validate
 from deployments.http.schemas import ChatBody
 from deployments.http.structured_outputs import grammar_of
-from deployments.typed_api import TypedHandleApi, until_aborted
+from deployments.typed_api import TypedHandleApi
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.tools.tool import Tool
@@ -69,7 +69,7 @@ class ChatHandleApi(TypedHandleApi):
         """Answer a chat. The seed is the parameters' own. `params.grammar` is for the text of the answer, as
         `structured_outputs` is. Raises what `sample` raises, and InvalidParameter that names a field of the request.
         """
-        with self._call("chat", request.request_id) as call, self._named(request.request_id, call.streams):
+        with self._call("chat", request.request_id) as call:
             stream, reader = await self._begin_chat(call, request, params)
             try:
                 return whole([part async for part in _parts(stream, call, reader)])
@@ -78,7 +78,7 @@ class ChatHandleApi(TypedHandleApi):
 
     async def stream_chat(self, request: ChatRequest, params: SamplingParams) -> AsyncIterator[ChatPart]:
         """`chat` in parts, for `handle.options(stream=True)`. The last has the finish reason."""
-        with self._call("stream_chat", request.request_id) as call, self._named(request.request_id, call.streams):
+        with self._call("stream_chat", request.request_id) as call:
             stream, reader = await self._begin_chat(call, request, params)
             try:
                 async for part in _parts(stream, call, reader):

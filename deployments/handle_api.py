@@ -17,10 +17,10 @@ from deployments.engine.interface import SamplingDefaults
 from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.service import LlamaService
-from deployments.handle_call import Call, read_to_end
+from deployments.handle_call import Call, read_to_end, until_aborted
 from deployments.http.errors import status_of
 from deployments.tracing.tracing import Tracing
-from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull
+from llama_core.errors import InvalidDialog, InvalidParameter, LlamaError, QueueFull, RequestCancelled
 from llama_core.log_lines import LogSubject, log_subject
 from llama_core.results import (
     ChatPrediction,
@@ -55,12 +55,14 @@ class HandleApi:
         *,
         top_k: int | None = None,
         seed: int | None = None,
+        request_id: str = "",
     ) -> Generated:
         """As `llama_core.Llama.generate`; prompts of other callers run in the same batch. Every prompt has the same `seed`.
 
-        Sampling parameters that are None are the server's (`sampling_defaults`).
+        Sampling parameters that are None are the server's (`sampling_defaults`). request_id: of the log, and for `abort`,
+        after which the call raises RequestAborted; by default Serve's.
         """
-        with self._call("generate") as call:
+        with self._call("generate", request_id) as call:
             return await self._generate(
                 call, prompt_tokens, max_gen_len, temperature, top_p, logprobs, echo, top_k, seed
             )
@@ -76,10 +78,11 @@ class HandleApi:
         *,
         top_k: int | None = None,
         seed: int | None = None,
+        request_id: str = "",
     ) -> list[CompletionPrediction]:
         """As `llama_core.Llama.text_completion`."""
         tokenizer = self.service.tokenizer
-        with self._call("text_completion") as call:
+        with self._call("text_completion", request_id) as call:
             encoded = [tokenizer.encode(prompt, bos=True, eos=False) for prompt in prompts]
             limit = self._limit(max_gen_len)
             generated = await self._generate(call, encoded, limit, temperature, top_p, logprobs, echo, top_k, seed)
@@ -95,9 +98,10 @@ class HandleApi:
         *,
         top_k: int | None = None,
         seed: int | None = None,
+        request_id: str = "",
     ) -> list[ChatPrediction]:
         """As `llama_core.Llama.chat_completion`: a dialog with special tags gets the reference's refusal."""
-        with self._call("chat_completion") as call:
+        with self._call("chat_completion", request_id) as call:
             batch = await self._in_thread_if_slow(lambda: DialogBatch(dialogs, self._encode))
             limit = self._limit(max_gen_len)
             generated = await self._generate(
@@ -115,12 +119,13 @@ class HandleApi:
         top_k: int | None = None,
         seed: int | None = None,
         stop: Sequence[str] = (),
+        request_id: str = "",
     ) -> AsyncIterator[dict[str, Any]]:
         """One prompt (text, token ids or a dialog), as a stream; for `handle.options(stream=True)`.
 
-        Yields {"generation": text, "tokens": ids, "finish_reason": None}; the last has "stop" or "length".
+        Yields {"generation": text, "tokens": ids, "finish_reason": None}; the last has "stop", "length" or "abort".
         """
-        with self._call("stream") as call:
+        with self._call("stream", request_id) as call:
             seed = self.service.next_seed() if seed is None else seed
             sampling = self._sampling(temperature, top_p, top_k)
             params = generation_params(
@@ -131,12 +136,21 @@ class HandleApi:
             stream = self.service.submit(tokens, params, stop=stop, is_timed=call.is_traced)
             call.streams.append(stream)
             try:
-                async for delta in stream:
+                async for delta in until_aborted(stream):
                     call.on_delta()
                     reason = delta.finish_reason.value if delta.finish_reason is not None else None
                     yield {"generation": delta.text, "tokens": delta.tokens, "finish_reason": reason}
             finally:
                 stream.cancel()
+
+    async def abort(self, request_id: str) -> bool:
+        """End the sequences of the request with this id, by handle or over HTTP, where it is the X-Request-ID of the answer.
+
+        Results that have a finish reason have "abort" then, other calls raise RequestAborted, and a client gets 503
+        `request_aborted` or an error event. False if no sequence of it is queued or runs here: with several replicas, another
+        one may have it.
+        """
+        return self.service.abort(request_id)
 
     async def drain(self) -> None:
         """Take no new request from now on (503, `/ready` says draining), and return when the live ones have ended."""
@@ -203,6 +217,9 @@ class HandleApi:
             call.decode = self.service.tokenizer.decode
         try:
             yield call
+        except RequestCancelled:
+            call.ended("cancelled", logging.INFO)
+            raise
         except LlamaError as error:
             call.ended(error.code, logging.INFO if status_of(error) < 500 else logging.ERROR, error)
             raise

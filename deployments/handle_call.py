@@ -4,14 +4,16 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
+from deployments.engine.interface import Delta
 from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.http.request_log import MAX_LOGGED_CHARS
 from deployments.tracing.request_trace import RequestTrace
-from llama_core.errors import LlamaError
+from llama_core.errors import LlamaError, RequestCancelled
 from llama_core.log_lines import where
+from llama_core.scheduling.request import FinishReason, TokenLogprob
 
 log = logging.getLogger("llama.requests")
 
@@ -88,6 +90,20 @@ class WithoutLoggedErrors(logging.Filter):
             record.msg, record.args = "Request failed.\n%s", (where(error),)
             record.exc_info = record.exc_text = None
         return True
+
+
+async def until_aborted(stream: SequenceStream) -> AsyncIterator[Delta]:
+    """The stream's deltas; the last has the finish reason "abort" if the sequence was aborted."""
+    try:
+        async for delta in stream:
+            yield delta
+    except RequestCancelled:
+        yield Delta("", [], [], FinishReason.ABORT)
+
+
+def prompt_logprobs_of(stream: SequenceStream) -> list[TokenLogprob]:
+    """Those of prompt positions 1, 2, ... that the request asked for; known with the first delta."""
+    return list(stream.prompt_logprobs) if stream.sequence.params.prompt_logprobs else []
 
 
 async def read_to_end(stream: SequenceStream, call: Call) -> None:

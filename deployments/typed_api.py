@@ -1,25 +1,26 @@
-"""The typed API by Serve handle: `SamplingParams` in, results out, with grammars, scores, and aborts by request id.
+"""The typed API by Serve handle: `SamplingParams` in, results out, with grammars and scores.
 
 handle = serve.get_app_handle("llama")
 results = handle.sample.remote(["Once upon a time"], SamplingParams(max_tokens=32, min_p=0.1)).result()
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, overload
 
-from deployments.engine.interface import Delta
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.handle_api import HandleApi
-from deployments.handle_call import Call, read_to_end
-from llama_core.errors import InvalidParameter, RequestCancelled
+from deployments.handle_call import Call, prompt_logprobs_of, read_to_end, until_aborted
+from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.chat_format import Dialog
 from llama_core.text.grammar import checked_grammar, for_answer
 
 Prompt = str | Sequence[int] | Dialog
+Continuation = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Sampled:
     """The continuation of one prompt, or a part of it in a stream.
 
     finish_reason: "stop", "length" or "abort"; None in every part of a stream but the last. logprobs: one for each of `tokens`
-    where `SamplingParams.logprobs` asks for them.
+    where `SamplingParams.logprobs` asks for them. prompt_logprobs: one for each token of the prompt but the first, where
+    `SamplingParams.prompt_logprobs` asks for them; in a stream in the first part.
     """
 
     text: str
@@ -36,6 +38,7 @@ class Sampled:
     logprobs: list[TokenLogprob]
     num_prompt_tokens: int
     num_cached_tokens: int
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class TypedHandleApi(HandleApi):
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise InvalidParameter("params must be one SamplingParams, or one for each prompt", param="params")
-        with self._call("sample", request_id) as call, self._named(request_id, call.streams):
+        with self._call("sample", request_id) as call:
             choices = [
                 (await self._prompt_ids(prompt), await self._checked(own))
                 for prompt, own in zip(prompts, each, strict=True)
@@ -101,69 +104,73 @@ class TypedHandleApi(HandleApi):
         priority: int = 0,
     ) -> AsyncIterator[Sampled]:
         """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
-        with self._call("stream_sample", request_id) as call, self._named(request_id, call.streams):
+        with self._call("stream_sample", request_id) as call:
             ids, own = await self._prompt_ids(prompt), await self._checked(params)
             call.asks([ids], own.max_tokens, own.temperature, own.top_p)
             stream = self.service.submit(ids, own, stop=stop, owner=owner, priority=priority, is_timed=call.is_traced)
             call.streams.append(stream)
             try:
+                is_first = True
                 async for delta in until_aborted(stream):
                     call.on_delta()
                     reason = None if delta.finish_reason is None else delta.finish_reason.value
                     cached = stream.num_cached_tokens
-                    yield Sampled(delta.text, delta.tokens, reason, list(delta.logprobs), len(ids), cached)
+                    of_prompt = prompt_logprobs_of(stream) if is_first else []
+                    is_first = False
+                    yield Sampled(delta.text, delta.tokens, reason, list(delta.logprobs), len(ids), cached, of_prompt)
             finally:
                 stream.cancel()
 
-    async def abort(self, request_id: str) -> bool:
-        """End the sequences of this replica's running calls with this request id; their results have the finish reason "abort".
-
-        False if this replica runs no such call: with several replicas, another one may.
-        """
-        streams = self._running_calls.get(request_id, [])
-        for stream in [stream for each in streams for stream in each]:
-            stream.cancel()
-        return bool(streams)
-
-    async def score(self, prompt: Prompt, continuations: Sequence[str | Sequence[int]]) -> list[Score]:
+    @overload  # a text is a list of texts to the type checker
+    async def score(  # type: ignore[overload-overlap]
+        self, prompt: Prompt, continuations: Sequence[Continuation], *, request_id: str = ""
+    ) -> list[Score]: ...
+    @overload
+    async def score(
+        self, prompt: Sequence[Prompt], continuations: Sequence[Sequence[Continuation]], *, request_id: str = ""
+    ) -> list[list[Score]]: ...
+    @overload
+    async def score(self, prompt: Sequence[Prompt], *, request_id: str = "") -> list[Score]: ...
+    async def score(self, prompt: Any, continuations: Any = None, *, request_id: str = "") -> Any:
         """The log-likelihood of each continuation after the prompt. Nothing is generated.
 
+        A list of prompts takes a list of continuations for each of them, and gives a list for each. Without continuations it
+        gives one Score for each prompt: of all its tokens but the first, which is BOS in a text.
+
         A text after a text prompt is encoded together with it; the tokens behind as many as the prompt alone has are its own.
+        Raises what `sample` raises, and RequestAborted.
         """
-        with self._call("score") as call:
-            before = await self._prompt_ids(prompt)
-            pairs = [self._continued(prompt, before, continuation) for continuation in continuations]
-            params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
-            call.asks([ids for ids, _ in pairs], 0, 0.0, params.top_p)
-            call.streams += self.service.submit_all([(ids, params) for ids, _ in pairs], is_timed=call.is_traced)
-            try:
-                for stream in call.streams:
-                    await read_to_end(stream, call)
-            finally:
-                for stream in call.streams:
-                    stream.cancel()
-            return [_score(stream, begin) for stream, (_, begin) in zip(call.streams, pairs, strict=True)]
+        are_many = _are_prompts(prompt)
+        with self._call("score", request_id) as call:
+            prompts = list(prompt) if are_many else [prompt]
+            wanted = _continuations_of(prompts, continuations, are_many)
+            pairs = [pair for each, own in zip(prompts, wanted, strict=True) for pair in await self._pairs(each, own)]
+            scores = iter(await self._scores(call, pairs))
+        if continuations is None:
+            return list(scores)
+        grouped = [list(islice(scores, len(own or ()))) for own in wanted]
+        return grouped if are_many else grouped[0]
 
-    @property
-    def _running_calls(self) -> dict[str, list[list[SequenceStream]]]:
-        """The streams of running calls by their request id. Made when it is first asked for: Serve owns the constructor."""
-        calls: dict[str, list[list[SequenceStream]]] = self.__dict__.setdefault("_calls_by_id", {})
-        return calls
+    async def _pairs(self, prompt: Prompt, continuations: Sequence[Continuation] | None) -> list[tuple[list[int], int]]:
+        """The ids of the prompt with each continuation, and where what is scored begins."""
+        before = await self._prompt_ids(prompt)
+        if continuations is not None:
+            return [self._continued(prompt, before, continuation) for continuation in continuations]
+        if len(before) < 2:
+            raise InvalidParameter("prompt: each must have two tokens, of which the second is scored", param="prompt")
+        return [(before, 1)]
 
-    @contextmanager
-    def _named(self, request_id: str, streams: list[SequenceStream]) -> Iterator[None]:
-        """`abort` finds the streams by `request_id` in this context."""
-        if not request_id:
-            yield
-            return
-        calls = self._running_calls.setdefault(request_id, [])
-        calls.append(streams)
+    async def _scores(self, call: Call, pairs: Sequence[tuple[list[int], int]]) -> list[Score]:
+        params = SamplingParams(temperature=0.0, max_tokens=0, logprobs=1, prompt_logprobs=True)
+        call.asks([ids for ids, _ in pairs], 0, 0.0, params.top_p)
+        call.streams += self.service.submit_all([(ids, params) for ids, _ in pairs], is_timed=call.is_traced)
         try:
-            yield
+            for stream in call.streams:
+                await read_to_end(stream, call)
         finally:
-            self._running_calls[request_id] = [each for each in calls if each is not streams]
-            if not self._running_calls[request_id]:
-                del self._running_calls[request_id]
+            for stream in call.streams:
+                stream.cancel()
+        return [_score(stream, begin) for stream, (_, begin) in zip(call.streams, pairs, strict=True)]
 
     async def _prompt_ids(self, prompt: Prompt) -> list[int]:
         return await self._in_thread_if_slow(lambda: self._tokens_of(prompt))
@@ -174,7 +181,7 @@ class TypedHandleApi(HandleApi):
         grammar = await asyncio.to_thread(checked_grammar, params.grammar, "grammar")
         return replace(params, grammar=for_answer(grammar, self.service.tokenizer))
 
-    def _continued(self, prompt: Prompt, before: list[int], continuation: str | Sequence[int]) -> tuple[list[int], int]:
+    def _continued(self, prompt: Prompt, before: list[int], continuation: Continuation) -> tuple[list[int], int]:
         """The ids of prompt and continuation, and where the continuation begins."""
         tokenizer = self.service.tokenizer
         if isinstance(prompt, str) and isinstance(continuation, str):
@@ -191,6 +198,24 @@ class TypedHandleApi(HandleApi):
         return ids, begin
 
 
+def _are_prompts(prompt: Any) -> bool:
+    """Whether it is a list of prompts: not a text, token ids or a dialog."""
+    return not isinstance(prompt, str) and bool(len(prompt)) and not isinstance(prompt[0], int | Mapping)
+
+
+def _continuations_of(
+    prompts: Sequence[Prompt], continuations: Any, are_many: bool
+) -> Sequence[Sequence[Continuation] | None]:
+    """For each prompt, what may follow it; None: its own tokens are scored."""
+    if continuations is None:
+        return [None] * len(prompts)
+    if not are_many:
+        return [continuations]
+    if len(continuations) != len(prompts) or any(isinstance(own, str) for own in continuations):
+        raise InvalidParameter("continuations: several prompts need a list for each of them", param="continuations")
+    return list(continuations)
+
+
 async def _whole(stream: SequenceStream, call: Call) -> Sampled:
     texts: list[str] = []
     logprobs: list[TokenLogprob] = []
@@ -203,16 +228,8 @@ async def _whole(stream: SequenceStream, call: Call) -> Sampled:
         logprobs += delta.logprobs
         reason = delta.finish_reason
     name = None if reason is None else reason.value
-    return Sampled("".join(texts), tokens, name, logprobs, len(stream.prompt_tokens), stream.num_cached_tokens)
-
-
-async def until_aborted(stream: SequenceStream) -> AsyncIterator[Delta]:
-    """The stream's deltas; the last has the finish reason "abort" if `abort` ends it."""
-    try:
-        async for delta in stream:
-            yield delta
-    except RequestCancelled:
-        yield Delta("", [], [], FinishReason.ABORT)
+    cached, prompt_logprobs = stream.num_cached_tokens, prompt_logprobs_of(stream)
+    return Sampled("".join(texts), tokens, name, logprobs, len(stream.prompt_tokens), cached, prompt_logprobs)
 
 
 def _score(stream: SequenceStream, begin: int) -> Score:

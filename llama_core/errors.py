@@ -14,6 +14,7 @@
         ├── QueueFull                     the queue is full; has the time to try again
         ├── NotReady                      the server is loading or draining
         ├── RequestCancelled              the client disconnected
+        │   └── RequestAborted            it was ended by its id
         ├── DeadlineExceeded              the request's time limit has passed
         ├── NonFiniteLogits               the model computed NaN or infinity for this request
         ├── PoisonRequest                 the ranks failed repeatedly with this request in the step
@@ -114,6 +115,10 @@ class NotReady(EngineError):
 
 class RequestCancelled(EngineError):
     code = "request_cancelled"
+
+
+class RequestAborted(RequestCancelled):
+    code = "request_aborted"
 
 
 class DeadlineExceeded(EngineError):

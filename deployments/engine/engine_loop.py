@@ -170,6 +170,10 @@ class EngineLoop:
             stream.begin_again(is_timed=is_timed)
             self._enter(stream)
 
+    def abort(self, request_id: str) -> int:
+        """End every sequence of the request with this id; their readers get RequestAborted. Returns their number."""
+        return self._streams.abort(request_id)
+
     def _check_takes_requests(self) -> None:
         if self._failure is not None:
             raise self._failure

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from deployments.engine.retry_after import RetryEstimate
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_stats import Intervals
-from llama_core.errors import EngineError
+from llama_core.errors import EngineError, RequestAborted
 from llama_core.log_lines import of_request, where
 from llama_core.scheduling.request import FinishReason, Sequence
 from llama_core.scheduling.scheduler import Scheduler
@@ -60,6 +60,13 @@ class LiveStreams:
         if seq in self._streams:
             self._scheduler.finish(seq, FinishReason.ABORT)
             self.drop(seq)
+
+    def abort(self, request_id: str) -> int:
+        """End every sequence of the request with this id. Returns their number."""
+        found = [stream for seq, stream in self._streams.items() if seq.request_id == request_id]
+        for stream in found:
+            stream.end(RequestAborted("This request was aborted by its id."))
+        return len(found)
 
     def fail(self, error: EngineError) -> None:
         """End every sequence with `error`."""

@@ -270,6 +270,10 @@ class LlamaService:
         assert len(ours) == len(streams), "the streams are this engine's"
         self._taking_loop().readmit(ours, is_timed=is_timed)
 
+    def abort(self, request_id: str) -> bool:
+        """End the request with this id, whoever sent it; its reader gets RequestAborted. False if it has no sequence here."""
+        return bool(request_id and self._loop is not None and self._loop.abort(request_id))
+
     def next_seed(self) -> int:
         """A seed for a request without one, derived from the server's seed and the number of such requests."""
         self._num_seeds += 1

@@ -22,6 +22,7 @@ from llama_core.errors import (
     PoisonRequest,
     QueueFull,
     RankFailure,
+    RequestAborted,
     RequestCancelled,
 )
 
@@ -203,7 +204,7 @@ def error_response(error: LlamaError, scope: Scope, headers: dict[str, str] | No
     """The answer to a request that failed, in the shape of the API of its path."""
     retry = retry_after_s(error)
     extra = {} if retry is None else {"Retry-After": str(retry)}
-    if isinstance(error, PoisonRequest | DeadlineExceeded | StreamTakenOver):
+    if isinstance(error, PoisonRequest | DeadlineExceeded | RequestAborted | StreamTakenOver):
         extra["x-should-retry"] = "false"  # OpenAI's clients retry a 5xx and a 409 without this header
     body = anthropic_error_object(error, scope["state"]["request_id"]) if is_anthropic(scope) else error_object(error)
     return json_response(body, status_of(error), {**(headers or {}), **extra})

@@ -2,29 +2,33 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from deployments.args import ServerArgs
+from deployments.chat_api import ChatRequest
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
 from deployments.ingress import LlamaIngress
-from deployments.typed_api import Sampled
+from deployments.typed_api import Sampled, Score
 from llama_core.errors import InvalidParameter
+from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
-from tests.support.fake_ranks import continuation
+from tests.support.fake_ranks import FakeRanks, continuation
 from tests.support.waiting import until_true
 
 
 @pytest.fixture
 async def ingress() -> AsyncIterator[Any]:
     args = ServerArgs(ckpt_dir=str(GOLDEN / "mp1"), max_seq_len=64, max_batch_size=4)
-    made = object.__new__(LlamaIngress)  # without the constructor, which calls Serve
+    made: Any = object.__new__(LlamaIngress)  # without the constructor, which calls Serve
     made.metrics = Metrics(in_ray=False)
-    group = FakeGroup()
+    made.group = group = FakeGroup()
     made.service = LlamaService(args, lambda: FakeGroupPool(lambda: group))
     await made.service.start()
     yield made
@@ -72,3 +76,70 @@ async def test_invalid_parameters_are_named(ingress: Any) -> None:
     with pytest.raises(InvalidParameter) as refused:
         await ingress.score([1], [[]])
     assert refused.value.param == "continuations"
+
+
+class ScoringRanks(FakeRanks):
+    """A token is its position's most likely one where the position is even."""
+
+    def step(self, batch: StepInput) -> StepOutput:
+        output = super().step(batch)
+        for row, start, values in output.prompt_logprobs:
+            tokens = self._tokens[batch.rows[row].slot]
+            for at, entry in enumerate(values, start + 1):
+                best = entry.logprob if at % 2 == 0 else entry.logprob + 1
+                values[at - start - 1] = TokenLogprob(entry.logprob, ((tokens[at], best),))
+        return output
+
+
+async def test_prompts_are_scored_one_by_one_or_together(ingress: Any) -> None:
+    ingress.group.ranks = ScoringRanks(16)
+    one = await ingress.score([1, 5], [[7], [8, 9]])
+    assert one == [Score(2.0, [7], [2.0], True), Score(5.0, [8, 9], [2.0, 3.0], False)]
+    other = await ingress.score([1, 5, 6], [[7]])
+    assert await ingress.score([[1, 5], [1, 5, 6]], [[[7], [8, 9]], [[7]]]) == [one, other]
+    assert await ingress.score([[1, 5], [1, 5, 6]], [[], [[7]]]) == [[], other]
+    assert ingress.service.describe().blocks_used == 0
+
+
+async def test_prompts_without_continuations_are_scored_themselves(ingress: Any) -> None:
+    ingress.group.ranks = ScoringRanks(16)
+    encode = ingress.service.tokenizer.encode
+    texts = ["hi", "hello there"]
+    found = await ingress.score(texts)
+    assert [one.tokens for one in found] == [encode(text, bos=True, eos=False)[1:] for text in texts]
+    assert [one.token_logprobs for one in found] == [[float(1 + i) for i in range(len(one.tokens))] for one in found]
+    assert await ingress.score("hi") == found[:1]
+    dialog = [{"role": "user", "content": "hi"}]
+    assert len((await ingress.score(dialog))[0].tokens) == len(ingress.service.chat_format.encode(dialog)) - 1
+    assert await ingress.score([dialog, "hi"]) == [*await ingress.score(dialog), found[0]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "continuations", "param"),
+    [
+        (["a", "b"], ["x", "y"], "continuations"),
+        (["a", "b"], [["x"]], "continuations"),
+        ([[1]], None, "prompt"),
+    ],
+)
+async def test_prompts_and_continuations_that_do_not_fit_are_named(
+    prompt: Any, continuations: Any, param: str, ingress: Any
+) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        await ingress.score(prompt, continuations)
+    assert refused.value.param == param
+
+
+async def test_the_prompts_logprobs_are_returned_where_they_are_asked_for(ingress: Any) -> None:
+    asked = SamplingParams(0.0, max_tokens=3, ignore_eos=True, logprobs=1, prompt_logprobs=True)
+    prompt = [1, 5, 9, 4]
+    [whole] = await ingress.sample([prompt], asked)
+    assert [entry.logprob for entry in whole.prompt_logprobs] == [1.0, 2.0, 3.0]
+    parts = [part async for part in ingress.stream_sample(prompt, asked)]
+    assert [part.prompt_logprobs for part in parts] == [whole.prompt_logprobs] + [[]] * (len(parts) - 1)
+    assert (await ingress.sample([prompt], replace(asked, prompt_logprobs=False)))[0].prompt_logprobs == []
+    dialog = [{"role": "user", "content": "hi"}]
+    answer = await ingress.chat(ChatRequest(dialog), asked)
+    assert len(answer.prompt_logprobs) == len(ingress.service.chat_format.encode(dialog)) - 1
+    plain = await ingress.chat(ChatRequest(dialog), replace(asked, prompt_logprobs=False))
+    assert plain.prompt_logprobs == []
