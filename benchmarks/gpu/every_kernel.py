@@ -93,11 +93,11 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
         q = ops.rotate_and_store(qkv, table, positions, mapping, cache[0], cache[1], bias, some)
         tiles = AttentionTiles(*(torch.from_numpy(part).to(device) for part in (arrays.decodes, arrays.chunks)))
         for window in (0, 40):
-            ops.attend(q, cache[0], cache[1], tables, tiles, 128, window)
-        invariant.attend(q, cache[0], cache[1], tables, tiles, 128)
+            ops.attend(q, cache[0], cache[1], tables, tiles, window)
+        invariant.attend(q, cache[0], cache[1], tables, tiles)
         floats = [cached_as(FLOAT8_BYTES, each) for each in cache]
         ops.rotate_and_store(qkv, table, positions, mapping, floats[0], floats[1], bias, some)
-        ops.attend(q, floats[0], floats[1], tables, tiles, 128)
+        ops.attend(q, floats[0], floats[1], tables, tiles)
         ops.gated_silu(new(count, 2 * hidden), None if bias is None else new(2 * hidden))
 
 

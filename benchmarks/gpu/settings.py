@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Numbers of tokens, rows, requests and repetitions."""
+    """Numbers of tokens, rows, requests and repetitions. long_context: max_seq_len with which short sequences are measured."""
 
     context: int
     prompt: int
@@ -16,6 +16,7 @@ class Sizes:
     buckets: tuple[int, ...]
     attention_lengths: tuple[int, ...]
     attention_rows: tuple[int, ...]
+    long_context: int
     mixed_decodes: int
     requests: int
     shortest: int
@@ -35,6 +36,7 @@ FULL = Sizes(
     buckets=(1, 8, 64, 256),
     attention_lengths=(512, 2048, 4096, 16384),
     attention_rows=(1, 64, 256),
+    long_context=131_072,
     mixed_decodes=32,
     requests=256,
     shortest=100,
@@ -53,6 +55,7 @@ TINY = Sizes(
     buckets=(1, 2),
     attention_lengths=(16, 40),
     attention_rows=(1, 2),
+    long_context=400,
     mixed_decodes=2,
     requests=4,
     shortest=4,

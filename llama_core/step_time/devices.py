@@ -41,6 +41,7 @@ class Gpu:
     memory_bytes: int
     bandwidth: float
     products: dict[str, float]
+    multiprocessors: int
     link: Link
     source: str
     product_share: float = PRODUCT_SHARE
@@ -77,16 +78,18 @@ _ALL: Final = (
         24_576 * _MIB,
         936e9,
         _rates(71, 35.6),
+        82,
         _PCIE_4,
         "NVIDIA Ampere GA102 architecture, white paper",
     ),
-    Gpu("a10", "A10", 23_028 * _MIB, 600e9, _rates(125, 31.2), _PCIE_4, "NVIDIA A10 datasheet"),
+    Gpu("a10", "A10", 23_028 * _MIB, 600e9, _rates(125, 31.2), 72, _PCIE_4, "NVIDIA A10 datasheet"),
     Gpu(
         "a100-40",
         "A100 SXM 40 GB",
         40_960 * _MIB,
         1555e9,
         _rates(312, 19.5),
+        108,
         _NVLINK_3,
         f"NVIDIA A100 datasheet; {MAMF}",
         0.869,
@@ -97,18 +100,20 @@ _ALL: Final = (
         81_920 * _MIB,
         2039e9,
         _rates(312, 19.5),
+        108,
         _NVLINK_3,
         f"NVIDIA A100 datasheet; {MAMF}",
         0.869,
     ),
-    Gpu("l4", "L4", 23_034 * _MIB, 300e9, _rates(121, 30.3, 242), _PCIE_4, "NVIDIA L4 datasheet"),
-    Gpu("l40s", "L40S", 46_068 * _MIB, 864e9, _rates(362, 91.6, 733), _PCIE_4, "NVIDIA L40S datasheet"),
+    Gpu("l4", "L4", 23_034 * _MIB, 300e9, _rates(121, 30.3, 242), 58, _PCIE_4, "NVIDIA L4 datasheet"),
+    Gpu("l40s", "L40S", 46_068 * _MIB, 864e9, _rates(362, 91.6, 733), 142, _PCIE_4, "NVIDIA L40S datasheet"),
     Gpu(
         "rtx4090",
         "GeForce RTX 4090",
         24_564 * _MIB,
         1008e9,
         _rates(165.2, 82.6, 330.3),
+        128,
         _PCIE_4,
         "NVIDIA Ada GPU architecture, white paper",
     ),
@@ -118,6 +123,7 @@ _ALL: Final = (
         81_559 * _MIB,
         2000e9,
         _rates(756, 51, 1513),
+        114,
         _PCIE_5,
         "NVIDIA H100 datasheet",
     ),
@@ -127,18 +133,22 @@ _ALL: Final = (
         81_559 * _MIB,
         3350e9,
         _rates(989, 67, 1979),
+        132,
         _NVLINK_4,
         f"NVIDIA H100 datasheet; {MAMF}",
         0.803,
     ),
-    Gpu("h200", "H200 SXM", 143_771 * _MIB, 4800e9, _rates(989, 67, 1979), _NVLINK_4, "NVIDIA H200 datasheet"),
-    Gpu("b200", "B200 SXM", 183_359 * _MIB, 8000e9, _rates(2250, 75, 4500), _NVLINK_5, "NVIDIA HGX B200 datasheet"),
+    Gpu("h200", "H200 SXM", 143_771 * _MIB, 4800e9, _rates(989, 67, 1979), 132, _NVLINK_4, "NVIDIA H200 datasheet"),
+    Gpu(
+        "b200", "B200 SXM", 183_359 * _MIB, 8000e9, _rates(2250, 75, 4500), 148, _NVLINK_5, "NVIDIA HGX B200 datasheet"
+    ),
     Gpu(
         "rtx5090",
         "GeForce RTX 5090",
         32_607 * _MIB,
         1792e9,
         _rates(209.5, 104.8, 419),
+        170,
         _PCIE_5,
         "NVIDIA RTX Blackwell GPU architecture, white paper",
     ),

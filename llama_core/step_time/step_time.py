@@ -6,6 +6,7 @@ Each product takes as long as reading its weights or as its operations, whicheve
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT
 from llama_core.step_time.devices import BANDWIDTH_SHARE, LAUNCH_S, LINK_SHARE, Gpu, Link
 from llama_core.step_time.fused_products import ASSUMED_READ_SHARE, MOST_ROWS, fused_product_s, is_shorter, swiglu_bytes
 from llama_core.step_time.work import LOGIT_PASSES, Matrices, RankWork, StepLoad
@@ -60,7 +61,11 @@ def step_time(work: RankWork, load: StepLoad, gpu: Gpu, dtype: str) -> StepTime:
         + product(work.output, load.samples)
         + work.other_bytes / read
         + swiglu.more_product_s,
-        attention_s=max(positions * work.cache_bytes / read, operations * positions / attention_rate)
+        attention_s=max(
+            (positions * work.cache_bytes + work.split_bytes(load)) / read,
+            operations * positions / attention_rate,
+            work.longest_split_bytes(load) * gpu.multiprocessors / read,
+        )
         + max(chunk_bytes / read, operations * pairs / attention_rate),
         activations_s=load.tokens * model.n_layers * work.activations * itemsize / read - swiglu.saved_bytes / read,
         logits_s=logit_bytes / read,
@@ -109,6 +114,9 @@ def assumptions(gpu: Gpu) -> list[str]:
         f"{ATTENTION_SHARE:.0%} of that, all-reduces {LINK_SHARE:.0%} of the link",
         f"products of up to {MOST_ROWS} rows with SwiGLU in their epilogue read weights in the model's dtype at "
         f"{ASSUMED_READ_SHARE:.0%} of that rate; they are counted where the saved launch is worth more",
+        f"attention of decodes is split over programs, {SPLIT_UNIT} positions and a key head each, or more from "
+        f"{2 ** (SPLIT_BITS + 1) * SPLIT_UNIT:,} positions on; none reads faster than its share of the bandwidth on one of "
+        f"{gpu.multiprocessors} multiprocessors",
         f"{LAUNCH_S * 1e6:g} us between two kernels of a graph; an all-reduce takes {COLLECTIVE_S * 1e6:g} us and "
         f"{gpu.link.hop_s * 1e6:g} us for each of 2 (ranks - 1) steps before its bytes (NCCL's tuning table)",
         *(f"left out: {what}" for what in OMITTED),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.checkpoint.weights import EMBEDDING, OUTPUT, is_linear, weight_specs
 from llama_core.model_config import ModelConfig
+from llama_core.step_time.attention_splits import longest_split, split_count
 
 # Kernels of a layer: two norms, four products, rotation, attention in two parts, SwiGLU.
 LAUNCHES_A_LAYER = 10
@@ -58,6 +59,7 @@ class RankWork:
     cache_bytes: int
     activations: int
     n_heads: int
+    n_kv_heads: int
     hidden: int
 
     @property
@@ -104,6 +106,7 @@ class RankWork:
             2 * keys * (cache_itemsize or itemsize),
             between + products,
             len(share.heads),
+            len(share.kv_heads),
             hidden,
         )
 
@@ -116,6 +119,23 @@ class RankWork:
             mean = min(load.chunk_start + (load.chunk + 1) / 2, window)
             pairs += int(load.chunk * mean)
         return decodes, pairs
+
+    def split_bytes(self, load: StepLoad) -> int:
+        """That the splits of decodes write and read again, in all layers together: float32 values and a logarithm for each
+        query head."""
+        if not load.decodes or not load.context:
+            return 0
+        model = self.model
+        splits = sum(split_count(load.context, model.window(layer)) for layer in range(model.n_layers))
+        return load.decodes * splits * self.n_heads * (model.head_dim + 1) * 2 * 4
+
+    def longest_split_bytes(self, load: StepLoad) -> float:
+        """That the program with the longest split of a decode reads, in all layers one after another: of one key head."""
+        if not load.decodes or not load.context:
+            return 0
+        model, longest = self.model, longest_split(load.context)
+        positions = sum(min(longest, model.window(layer) or longest) for layer in range(model.n_layers))
+        return positions * self.cache_bytes / self.n_kv_heads
 
     def chunk_positions(self, load: StepLoad) -> int:
         """Positions of the cache that the chunk's attention reads, in all layers together."""

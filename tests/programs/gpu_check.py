@@ -33,7 +33,6 @@ SPILL_LIMIT: Final = 64  # bytes of one thread; more than a few registers would 
 DTYPES: Final = ("bfloat16", "float16", "float32")
 RANKS: Final = (1, 2, 4, 8)
 BLOCK_SIZES: Final = (16, 32)
-MAX_SEQ_LENS: Final = (4096, 131_072)
 MULTICAST_SM: Final = 90  # the first that has the instructions
 VOCABULARIES: Final = (640, 32_000, 128_256, 151_936)  # of the small model of the tests, and of families
 
@@ -76,8 +75,8 @@ FAMILIES: Final = {
 # Unless families or ranks are named, the layers of these alone are compiled in float16 and float32, on the fewest ranks, and
 # sums over ranks have no bias there. They are one for each head size, window, bias and norm.
 OF_ALL_DTYPES: Final = frozenset(("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B"))
-# These alone are compiled with every size of blocks and splits, in bfloat16; others with the first of each. The sizes are
-# constants of the attention kernel.
+# These alone are compiled with every size of blocks, in bfloat16; others with the first. The size is a constant of the
+# attention kernel.
 OF_ALL_SIZES: Final = frozenset(("Llama 3.2 1B", "Mistral 7B"))
 # Attention is batch-invariant, and its cache has float8, for these alone: with each number of query heads a key head.
 OF_ALL_MODES: Final = OF_ALL_DTYPES | {"Llama 2 7B", "Llama 2 70B"}
@@ -91,11 +90,11 @@ NUM_QUANTIZED_SHAPES: Final = {torch.bfloat16: 2, torch.float16: 1, torch.float3
 FORMATS: Final = ("int8", "fp8", "int8_groups", "int4", "int4_min")
 
 
-def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len: int, *, in_all_modes: bool) -> None:
+def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_modes: bool) -> None:
     """Every kernel that a layer launches between its products, in a step of decodes and of chunks."""
     from llama_core.execution.fused.kernels import TritonOps
     from llama_core.execution.fused.ops import HeadNorms
-    from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, split_size
+    from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles
     from llama_core.execution.kv_cache import FLOAT8_BYTES
 
     def new(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
@@ -118,8 +117,8 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, max_seq_len:
     )
     ops.gated_silu(new(rows, 2 * shape.hidden), gate_bias)
     tiles = new(rows, TILE_COLUMNS, of=torch.int64)
-    tables = new(8, max_seq_len // block_size, of=torch.int64)
-    step = AttentionTiles(tiles, tiles), split_size(max_seq_len), shape.window
+    tables = new(8, 4096 // block_size, of=torch.int64)
+    step = AttentionTiles(tiles, tiles), shape.window
     ops.attend(q, keys, values, tables, *step)
     if in_all_modes:
         TritonOps(batch_invariant=True).attend(q, keys, values, tables, *step)
@@ -259,10 +258,10 @@ def compile_for(sm: int, choice: Choice) -> list[Variant]:
                 for name, count in itertools.product(names, counts):
                     shape = FAMILIES[name].on(count)
                     launch_fused_products(shape, dtype, ("plain",), choice.rows)
-                    sizes = list(itertools.product(BLOCK_SIZES, MAX_SEQ_LENS))
-                    for number, size in enumerate(sizes if is_usual and name in OF_ALL_SIZES else sizes[:1]):
+                    in_all_sizes = is_usual and name in OF_ALL_SIZES
+                    for number, size in enumerate(BLOCK_SIZES if in_all_sizes else BLOCK_SIZES[:1]):
                         in_all_modes = number == 0 and (is_chosen or name in OF_ALL_MODES)
-                        launch_layer(shape, dtype, *size, in_all_modes=in_all_modes)
+                        launch_layer(shape, dtype, size, in_all_modes=in_all_modes)
     return variants
 
 

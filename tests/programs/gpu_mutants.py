@@ -24,6 +24,7 @@ MEMORY = (f"{TESTS}/test_step_memory.py", "three_percent")
 DEVICE = (f"{TESTS}/test_fused_device.py", "late")
 RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
+GROWING = (f"{TESTS}/test_fused_attention.py", "splits_grow")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
 SUMS = (f"{TESTS}/test_all_reduce.py", "interpreted")
 PRODUCTS = (f"{TESTS}/test_fused_products.py", "tile_and_split")
@@ -36,6 +37,7 @@ LARGE = (f"{TESTS}/test_fused_sampling.py", "interpreter and large", "--full")
 
 
 _UPLOADS = "../../checkpoint/uploads"
+_SPLITS = "../../step_time/attention_splits"
 
 
 class Mutant(NamedTuple):
@@ -207,8 +209,8 @@ MUTANTS = (
     Mutant(
         "a split that is left out",
         "attention_kernels",
-        "range(_first_seen(length, window) // split_size, ",
-        "range(_first_seen(length, window) // split_size + 1, ",
+        "begin = _split_of(_first_seen(length, window), split_unit, split_bits)",
+        "begin = _split_of(_first_seen(length, window), split_unit, split_bits) + 1",
         ATTENTION,
     ),
     Mutant(
@@ -239,12 +241,13 @@ MUTANTS = (
         "tiles[:, 3] = runs[run, 3]",
         PLAN,
     ),
+    Mutant("splits as few as of a long context", _SPLITS, "SPLIT_UNIT: Final = 128", "SPLIT_UNIT: Final = 4096", PLAN),
     Mutant(
-        "a split that depends on the step",
-        "step_plan",
-        "while size * _MAX_SPLITS < max_seq_len",
-        "while size < max_seq_len",
-        PLAN,
+        "longer splits that begin where shorter ones do",
+        "attention_kernels",
+        "return ((split - (exponent << split_bits)) << exponent) * split_unit",
+        "return split * split_unit",
+        GROWING,
     ),
     # Rules and masks on their way to the device.
     Mutant("rules of the sequence before", "device_slots", "elif had_rules:", "elif False:", DEVICE),

@@ -210,7 +210,6 @@ class CapturableOps(TorchOps):
         values: torch.Tensor,
         block_tables: torch.Tensor,
         tiles: AttentionTiles,
-        split_size: int,
         window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
         rows = torch.cat([tiles.decodes, tiles.chunks])

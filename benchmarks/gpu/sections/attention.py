@@ -1,6 +1,7 @@
 """The attention kernel alone: decodes beside the read bandwidth, and chunks of a prompt beside the product rate.
 
-Each beside torch's FlashAttention 2 of the same rows, which gets keys and values without pages.
+Each beside torch's FlashAttention 2 of the same rows, which gets keys and values without pages. Decodes also with the block
+tables and split results of a long max_seq_len, which must not take longer.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,6 @@ from llama_core.execution.fused.step_plan import (
     AttentionTiles,
     StepArrays,
     plan_of,
-    split_size,
 )
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.step import Row
@@ -51,6 +51,10 @@ def run(record: Recorder, settings: Settings) -> None:
                 partial(_decodes, clock, ops, model, work, cached, bandwidth, dtype, sizes.repeats),
             )
             _beside(record, f"{rows}_rows_of_{length}", clock, model, work, dtype, sizes.repeats)
+            record.measure(
+                f"{rows}_rows_of_{length}_in_{sizes.long_context}",
+                partial(_decodes, clock, ops, model, work, cached, bandwidth, dtype, sizes.repeats, sizes.long_context),
+            )
         chunk = min(sizes.prompt, length)
         row = Row(0, length - chunk, chunk, True)
         record.measure(
@@ -69,8 +73,9 @@ def _decodes(
     bandwidth: float,
     dtype: torch.dtype,
     n: int,
+    max_seq_len: int = 0,
 ) -> dict[str, object]:
-    times = clock.milliseconds(_attention(clock, ops, model, rows, dtype), n)
+    times = clock.milliseconds(_attention(clock, ops, model, rows, dtype, max_seq_len), n)
     reached = rates(times, cached / 1e6)
     return {"ms": times, "gb_s": reached, "share_of_bandwidth": reached.median / bandwidth}
 
@@ -108,9 +113,9 @@ def _beside(
 
 
 def _attention(
-    clock: Clock, ops: Ops, model: ModelConfig, rows: list[Row], dtype: torch.dtype
+    clock: Clock, ops: Ops, model: ModelConfig, rows: list[Row], dtype: torch.dtype, max_seq_len: int = 0
 ) -> Callable[[], torch.Tensor]:
-    """One layer's attention of these rows, over blocks in random order."""
+    """One layer's attention of these rows, over blocks in random order. max_seq_len: of the block tables, at least."""
     device = clock.device
     longest = max(row.start + row.length for row in rows)
     per_row = -(-longest // _BLOCK)
@@ -129,5 +134,6 @@ def _attention(
     )
     plan.write(arrays, 0)
     tiles = AttentionTiles(torch.from_numpy(arrays.decodes).to(device), torch.from_numpy(arrays.chunks).to(device))
-    size = split_size(longest)
-    return partial(ops.attend, q, keys, values, order, tiles, size)
+    tables = torch.zeros((len(rows), max(per_row, max_seq_len // _BLOCK)), dtype=torch.int64, device=device)
+    tables[:, :per_row] = order
+    return partial(ops.attend, q, keys, values, tables, tiles)

@@ -1,9 +1,8 @@
 """Attention over the paged cache in Triton, for decodes, checked drafts and chunks of prompts.
 
 A program computes one tile: consecutive tokens of a sequence, with all query heads that share a key head. Block tables and
-keys are read in place. Positions of decodes are split over programs at multiples of a size that depends on the configuration
-alone, and combined in order (flash decoding, Dao et al. 2023), so that a row's result depends neither on the other rows nor on
-their number.
+keys are read in place. Positions of decodes are split over programs at fixed positions (`attention_splits`), and combined in
+order (flash decoding, Dao et al. 2023), so that a row's result depends neither on the other rows nor on the configuration.
 
 With `batch_invariant` a token's result is also the same in a decode and in a chunk of a prompt: both have tiles of the same
 size, and a program of a chunk computes the same splits one after the other, and combines them in the same order.
@@ -22,9 +21,10 @@ import triton.language as tl
 from triton.runtime import driver
 
 from llama_core.execution.float8_kernels import from_float8
-from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes, split_count
+from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes
 from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
+from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT, split_count
 
 _MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
 _WAVES: Final = 4  # programs for each multiprocessor: more would only shorten the loop of each
@@ -116,6 +116,22 @@ def _first_seen(length, window: tl.constexpr):
 
 
 @triton.jit
+def _split_of(position, split_unit: tl.constexpr, split_bits: tl.constexpr):
+    """See `attention_splits.split_of`. The exponent is that of a float32, which has numbers below 2^24 exactly."""
+    units = position // split_unit
+    exponent = (units.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127 - split_bits
+    exponent = tl.maximum(exponent, 0)
+    return (exponent << split_bits) + (units >> exponent)
+
+
+@triton.jit
+def _split_begin(split, split_unit: tl.constexpr, split_bits: tl.constexpr):
+    """See `attention_splits.split_begin`."""
+    exponent = tl.maximum((split >> split_bits) - 1, 0)
+    return ((split - (exponent << split_bits)) << exponent) * split_unit
+
+
+@triton.jit
 def _attend_range(
     query,
     first_seen,
@@ -203,14 +219,16 @@ def _attend(
     dim_block: tl.constexpr,
     block_size: tl.constexpr,
     window: tl.constexpr,
-    split_size: tl.constexpr,
+    split_unit: tl.constexpr,
+    split_bits: tl.constexpr,
+    is_split: tl.constexpr,
     joins: tl.constexpr,
     tile: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    """split_size 0: `out` is the result, [T, H, head_dim]. Else each split writes its part of it, float32 [decode tokens, H,
-    n_splits, head_dim], and the binary logs of its sums [decode tokens, H, n_splits], split s at s % n_splits. joins: a program
-    computes all splits of its tile, and writes the result that `_combine_splits` would."""
+    """Without is_split, `out` is the result, [T, H, head_dim]. Else each split writes its part of it, float32 [decode tokens,
+    H, n_splits, head_dim], and the binary logs of its sums [decode tokens, H, n_splits], split s at s % n_splits. joins: a
+    program computes all splits of its tile, and writes the result that `_combine_splits` would."""
     about, kv_head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
     count = tl.load(about + 1)
     if count > 0:
@@ -228,17 +246,20 @@ def _attend(
         first_seen = _first_seen(length, window)
         seen, end = _first_seen(first + 1, window), first + count
         n_heads = n_kv_heads * group
-        if split_size:
+        if is_split:
+            first_split = _split_of(seen, split_unit, split_bits)
+            end_split = _split_of(end - 1, split_unit, split_bits) + 1
             if joins:
-                first_split, further = seen // split_size, 1
+                further = 1
                 joined = tl.zeros([rows, dim_block], tl.float32)
                 joined_total = tl.zeros([rows], tl.float32)
                 joined_best = tl.full([rows], float("-inf"), tl.float32)
             else:
-                first_split, further = seen // split_size + tl.program_id(2), tl.num_programs(2)
+                first_split, further = first_split + tl.program_id(2), tl.num_programs(2)
                 token = tl.load(about + 4) + index
-            for split in range(first_split, tl.cdiv(end, split_size), further):
-                begin = split * split_size
+            for split in range(first_split, end_split, further):
+                begin = _split_begin(split, split_unit, split_bits)
+                split_end = _split_begin(split + 1, split_unit, split_bits)
                 mixed, total, best = _attend_range(
                     query,
                     first_seen,
@@ -248,7 +269,7 @@ def _attend(
                     blocks,
                     tl.maximum(begin, seen // tile * tile),
                     seen,
-                    tl.minimum(begin + split_size, end),
+                    tl.minimum(split_end, end),
                     kv_head,
                     n_kv_heads,
                     scale,
@@ -260,7 +281,7 @@ def _attend(
                 )
                 part, log_sum = mixed / total[:, None], best + tl.log2(total)
                 # A split may lie beside the window of some of the queries.
-                sees = is_query & (first_seen < begin + split_size) & (length > begin)
+                sees = is_query & (first_seen < split_end) & (length > begin)
                 if joins:
                     kept, weight, highest = _joining_weights(joined_best, log_sum)
                     both = _join(joined, kept[:, None], part, weight[:, None])
@@ -313,7 +334,8 @@ def _combine_splits(
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
     window: tl.constexpr,
-    split_size: tl.constexpr,
+    split_unit: tl.constexpr,
+    split_bits: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
     about, head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
@@ -327,7 +349,10 @@ def _combine_splits(
         mixed = tl.zeros([dim_block], tl.float32)
         total = 0.0
         best = float("-inf")
-        for split in range(_first_seen(length, window) // split_size, tl.cdiv(length, split_size)):
+        begin = _split_of(_first_seen(length, window), split_unit, split_bits)
+        end = _split_of(length - 1, split_unit, split_bits) + 1
+        # Unrolled, so that several splits are loaded at once.
+        for split in tl.range(begin, end, loop_unroll_factor=4):
             at = parts + split % n_splits
             kept, weight, best = _joining_weights(best, tl.load(log_sums + at))
             mixed = _join(mixed, kept, tl.load(partial + at * head_dim + dim, mask=in_dim, other=0.0), weight)
@@ -342,7 +367,6 @@ def attend(
     values: torch.Tensor,
     block_tables: torch.Tensor,
     tiles: AttentionTiles,
-    split_size: int,
     window: int = FULL_ATTENTION,
     *,
     batch_invariant: bool = False,
@@ -358,6 +382,8 @@ def attend(
         "dim_block": max(_MIN_DOT, triton.next_power_of_2(head_dim)),
         "block_size": block_size,
         "window": window,
+        "split_unit": SPLIT_UNIT,
+        "split_bits": SPLIT_BITS,
         "tile_columns": TILE_COLUMNS,
     }
     scale = head_dim**-0.5 * _LOG2_E
@@ -367,7 +393,7 @@ def attend(
     if keys.dtype == FLOAT8_BYTES:
         decode, chunk = _reading_float8(decode, chunk, q.dtype)
     if count := len(tiles.decodes):
-        num_splits = split_count(block_tables.shape[1] * block_size, split_size, window)
+        num_splits = split_count(block_tables.shape[1] * block_size, window)
         partial = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
         log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
         programs = min(num_splits, triton.cdiv(_WAVES * _multiprocessors(q.device), count * n_kv_heads))
@@ -381,7 +407,7 @@ def attend(
             n_kv_heads,
             **about,
             **decode.constants(group),
-            split_size=split_size,
+            is_split=True,
             joins=False,
         )
         _combine_splits[(count, n_heads)](
@@ -394,7 +420,8 @@ def attend(
             head_dim=head_dim,
             dim_block=about["dim_block"],
             window=window,
-            split_size=split_size,
+            split_unit=SPLIT_UNIT,
+            split_bits=SPLIT_BITS,
             tile_columns=TILE_COLUMNS,
             num_warps=1,
         )
@@ -409,7 +436,7 @@ def attend(
             n_kv_heads,
             **about,
             **chunk.constants(group),
-            split_size=split_size if batch_invariant else 0,
+            is_split=batch_invariant,
             joins=batch_invariant,
         )
     return out

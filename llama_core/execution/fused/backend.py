@@ -27,7 +27,7 @@ from llama_core.execution.fused.step_memory import (
     received_size,
     spare_block_bytes,
 )
-from llama_core.execution.fused.step_plan import StepShape, plan_of, split_size
+from llama_core.execution.fused.step_plan import StepShape, plan_of
 from llama_core.execution.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.execution.parallel import Parallel, before_leaving, smallest
 from llama_core.scheduling.step import Pending, Row
@@ -85,7 +85,6 @@ class FusedBackend:
         self._device = device
         self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, cache_dtype(config, model.dtype))
         self._cache: KVCache | None = None
-        self._split_size = split_size(config.max_seq_len)
         self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
         self._decode_tokens = bucket_sizes(max_samples)
@@ -200,7 +199,7 @@ class FusedBackend:
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
             window = self.model.config.window(layer)
             cached = cache.keys[layer], cache.values[layer]
-            return ops.attend(q, *cached, block_tables, step.tiles, self._split_size, window)
+            return ops.attend(q, *cached, block_tables, step.tiles, window)
 
         tokens = self._slots.tokens[step.slots, step.positions]
         slot_mapping = blocks * block_size + step.positions % block_size

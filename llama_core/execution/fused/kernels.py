@@ -217,11 +217,10 @@ class TritonOps:
         values: torch.Tensor,
         block_tables: torch.Tensor,
         tiles: AttentionTiles,
-        split_size: int,
         window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
         invariant = self._batch_invariant
-        return attend(q, keys, values, block_tables, tiles, split_size, window, batch_invariant=invariant)
+        return attend(q, keys, values, block_tables, tiles, window, batch_invariant=invariant)
 
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         count, width = gate_up.shape

@@ -69,13 +69,12 @@ class Ops(Protocol):
         values: torch.Tensor,
         block_tables: torch.Tensor,
         tiles: AttentionTiles,
-        split_size: int,
         window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
         """q [T, H, head_dim] -> the same: the token at position p of a slot attends to the slot's positions 0 .. p, of these to
         the last `window`. Blocks behind the window are not read. Tokens that are in no tile have undefined results.
 
-        keys, values: one layer's cache. block_tables: int64 [slots, N] block numbers. split_size: `step_plan.split_size`.
+        keys, values: one layer's cache. block_tables: int64 [slots, N] block numbers.
         """
 
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -147,7 +146,6 @@ class TorchOps:
         values: torch.Tensor,
         block_tables: torch.Tensor,
         tiles: AttentionTiles,
-        split_size: int,
         window: int = FULL_ATTENTION,
     ) -> torch.Tensor:
         """Reads the tiles on the host, which waits for the device."""

@@ -16,16 +16,12 @@ from llama_core.execution.backend import LOGITS_AT_A_TIME
 from llama_core.execution.fused.mask_buffers import mask_bytes
 from llama_core.execution.fused.rule_table import table_words
 from llama_core.execution.fused.sampling_sizes import sampler_bytes
-from llama_core.execution.fused.step_plan import (
-    SAMPLE_COLUMNS,
-    StepShape,
-    split_count,
-    split_size,
-)
+from llama_core.execution.fused.step_plan import SAMPLE_COLUMNS, StepShape
 from llama_core.execution.kv_cache import CacheShape, cache_dtype
 from llama_core.execution.parallel import Parallel
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
+from llama_core.step_time.attention_splits import split_count
 
 # Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
 CAPTURED_PROMPT_TOKENS: Final = (32, 64, 128, 256, 512)
@@ -104,10 +100,10 @@ def _body_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dt
 
 def _partial_bytes(config: EngineConfig, model: ModelConfig, n_heads: int, tokens: int) -> int:
     """Of the parts of decodes' attention that are combined afterwards, in the layer with the longest window."""
-    rows, size = min(tokens, config.max_step_samples), split_size(config.max_seq_len)
+    rows = min(tokens, config.max_step_samples)
     positions = config.blocks_per_sequence * config.block_size
     windows = {model.window(layer) for layer in range(model.n_layers)}
-    splits = max(split_count(positions, size, window) for window in windows)
+    splits = max(split_count(positions, window) for window in windows)
     return rows * n_heads * splits * (model.head_dim + 1) * _FLOAT32
 
 

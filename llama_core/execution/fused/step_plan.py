@@ -13,8 +13,6 @@ from llama_core.scheduling.step import Row
 Ints = npt.NDArray[np.int64]
 
 TILE_COLUMNS: Final = 5
-_MIN_SPLIT: Final = 128
-_MAX_SPLITS: Final = 32
 SAMPLE_COLUMNS: Final = 3
 TOKEN_COLUMNS: Final = 2
 _NO_TILES: Final = np.empty((0, TILE_COLUMNS), dtype=np.int64)
@@ -80,21 +78,6 @@ class SampleTensors(NamedTuple):
     tokens: torch.Tensor
     slots: torch.Tensor
     positions: torch.Tensor
-
-
-def split_size(max_seq_len: int) -> int:
-    """Cached positions of a decode that one program reads at least: a power of two, for all sequences alike, so that a
-    sequence's result is the same beside any others. Longer contexts have larger splits, whose results need memory."""
-    size = _MIN_SPLIT
-    while size * _MAX_SPLITS < max_seq_len:
-        size *= 2
-    return size
-
-
-def split_count(num_positions: int, size: int, window: int) -> int:
-    """Splits of so many positions that one query sees at most."""
-    num_splits = -(-num_positions // size)
-    return min(num_splits, (window + size - 2) // size + 1) if window else num_splits
 
 
 class StepArrays(NamedTuple):

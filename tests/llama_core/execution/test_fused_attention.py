@@ -3,6 +3,7 @@
 The cache holds NaN wherever no token of the step's sequences lies, so that a result that reads further is NaN.
 """
 
+import itertools
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -17,11 +18,10 @@ from llama_core.execution.fused.step_plan import (
     StepArrays,
     TileSizes,
     plan_of,
-    split_count,
-    split_size,
 )
 from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.scheduling.step import Row
+from llama_core.step_time.attention_splits import SPLIT_UNIT, longest_split, split_begin, split_count, split_of
 from tests.support.full_runs import with_full_ones
 from tests.support.interpreter import interpret
 
@@ -73,14 +73,15 @@ class Case:
         device: torch.device,
         *,
         is_float8: bool = False,
+        rows: Seq[Row] | None = None,
     ) -> None:
-        """is_float8: of the cache."""
+        """is_float8: of the cache. rows: random ones if absent."""
         self.name = f"seed {seed}, {shape}"
         generator = np.random.default_rng(seed)
         self.n_heads, self.n_kv_heads, self.head_dim, self.block_size = shape
-        self.rows = random_rows(generator, 4)
+        self.rows = list(rows) if rows else random_rows(generator, 4)
         self.device, self.dtype = device, dtype
-        per_slot = -(-400 // self.block_size)
+        per_slot = -(-max(400, *(row.start + row.length for row in self.rows)) // self.block_size)
         order = torch.from_numpy(generator.permutation(len(self.rows) * per_slot))
         self.tables = order.view(len(self.rows), per_slot).to(device)
         torch.manual_seed(seed)
@@ -104,7 +105,7 @@ class Case:
         sizes = ops.tile_sizes(self.n_heads, self.n_kv_heads, self.head_dim, self.dtype)
         arrays = planned(rows, sizes)
         tiles = AttentionTiles(*(torch.from_numpy(part).to(self.device) for part in (arrays.decodes, arrays.chunks)))
-        return ops.attend(q, self.keys, self.values, self.tables, tiles, 128, window)
+        return ops.attend(q, self.keys, self.values, self.tables, tiles, window)
 
     def expected(self, window: int) -> torch.Tensor:
         """In float64, token by token."""
@@ -227,6 +228,27 @@ def test_the_kernel_computes_what_float64_does_on_a_gpu(dtype: torch.dtype) -> N
     check(TritonOps(), torch.device("cuda"), dtype, range(20), is_float8=True)
 
 
+GROWING = """
+import torch
+from llama_core.step_time import attention_splits as splits
+splits.SPLIT_UNIT, splits.SPLIT_BITS, start = {}
+from llama_core.execution.fused.kernels import TritonOps
+from llama_core.scheduling.step import Row
+from tests.llama_core.execution.test_fused_attention import Case, check_step
+
+for seed, window, batch_invariant in ((0, 0, False), (2, 129, False), (6, 40, True)):
+    rows = [Row(1, start, 3, True, 2), Row(0, start + 70, 1, True)]
+    case = Case(seed, (2, 1, 16, 8), torch.float32, torch.device("cpu"), rows=rows)
+    check_step(TritonOps(batch_invariant=batch_invariant), case, window)
+"""
+
+
+@pytest.mark.parametrize("sizes", with_full_ones(["64, 1, 700", "128, 5, 8190"], in_each_run=["64, 1, 700"]))
+def test_splits_grow_with_the_position_in_tritons_interpreter(sizes: str) -> None:
+    """With short splits, so that a context which the interpreter reads in seconds has splits of three sizes."""
+    interpret(GROWING.format(sizes))
+
+
 def contiguous(case: Case, cache: torch.Tensor) -> torch.Tensor:
     """Every row's cached positions, one row after the other."""
     return cache.flatten(0, 1)[torch.cat([case.places(row, 0) for row in case.rows])]
@@ -311,8 +333,27 @@ def test_a_plan_has_each_token_in_one_tile() -> None:
         assert plan.samples.T.tolist() == [*map(list, samples), *[[0, SPARE_SLOT, 0]] * padding]
 
 
-def test_splits_depend_on_the_configured_length_and_are_few() -> None:
-    assert [split_size(length) for length in (2, 4096, 4097, 16384, 131072)] == [128, 128, 256, 512, 4096]
-    assert split_count(4096, 128, 0) == 32
+def test_splits_are_short_at_first_and_few_at_last() -> None:
+    begins = [split_begin(split) for split in range(225)]
+    sizes = [after - begin for begin, after in itertools.pairwise(begins)]
+    assert (
+        sizes[:64] == [SPLIT_UNIT] * 64
+        and sizes[64:] == [256] * 32 + [512] * 32 + [1024] * 32 + [2048] * 32 + [4096] * 32
+    )
+    for split, begin in enumerate(begins[1:], 1):
+        assert (split_of(begin - 1), split_of(begin)) == (split - 1, split)
+    # Llama 3.1 8B at batch 1: a program for each split and each of 8 key heads.
+    assert [split_count(length, 0) for length in (512, 1024, 4096, 8192, 131_072)] == [4, 8, 32, 64, 192]
     # 129 positions lie in two splits of 128, and 130 in three, if one of them is the last of the first split.
-    assert [split_count(4096, 128, window) for window in (1, 129, 130)] == [1, 2, 3]
+    assert [split_count(4096, window) for window in (1, 129, 130)] == [1, 2, 3]
+    assert [longest_split(length) for length in (1, 128, 130, 8192, 8193, 8500)] == [1, 128, 128, 128, 128, 256]
+
+
+def test_a_window_has_no_more_splits_than_are_counted() -> None:
+    """Their results lie one behind the other, by the split's number modulo their count."""
+    for window in (1, 2, 127, 128, 129, 4096, 9000, 40_000):
+        for length in (1, 128, 4097, 8200, 16_500, 70_000):
+            most = max(
+                split_of(last) - split_of(max(0, last + 1 - window)) + 1 for last in range(max(0, length - 300), length)
+            )
+            assert most <= split_count(length, window) <= split_count(length, 0), (window, length)

@@ -1,0 +1,37 @@
+"""Where the attention of decodes is split over programs: at positions that neither max_seq_len nor other sequences change.
+
+64 splits of SPLIT_UNIT positions end at 8,192, 32 of twice as many at 16,384, and so on. A short context then has many
+programs, and a long one few results of splits, which need memory.
+"""
+
+from typing import Final
+
+SPLIT_UNIT: Final = 128  # a multiple of the positions that a program reads at a time
+SPLIT_BITS: Final = 5  # binary logarithm of the splits of each size
+
+
+def split_of(position: int) -> int:
+    """The split that has this position."""
+    units = position // SPLIT_UNIT
+    exponent = max(units.bit_length() - 1 - SPLIT_BITS, 0)
+    return (exponent << SPLIT_BITS) + (units >> exponent)
+
+
+def split_begin(split: int) -> int:
+    """The first position of a split."""
+    exponent = max((split >> SPLIT_BITS) - 1, 0)
+    return ((split - (exponent << SPLIT_BITS)) << exponent) * SPLIT_UNIT
+
+
+def split_count(num_positions: int, window: int) -> int:
+    """Splits that one query sees at most, of so many positions. window: that it sees, 0 for all."""
+    all_splits = split_of(num_positions - 1) + 1
+    # As many as if all splits were as short as the first ones.
+    return min(all_splits, (window + SPLIT_UNIT - 2) // SPLIT_UNIT + 1) if window else all_splits
+
+
+def longest_split(num_positions: int) -> int:
+    """Positions of the longest split of so many."""
+    last = split_of(num_positions - 1)
+    begin = split_begin(last)
+    return max(num_positions - begin, begin - split_begin(last - 1) if last else 0)
