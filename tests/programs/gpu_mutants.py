@@ -26,6 +26,7 @@ RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 GROWING = (f"{TESTS}/test_fused_attention.py", "splits_grow")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
+KEYS = (f"{TESTS}/test_compile_keys.py", "int8 or bfloat16")
 SUMS = (f"{TESTS}/test_all_reduce.py", "interpreted")
 PRODUCTS = (f"{TESTS}/test_fused_products.py", "tile_and_split")
 CHOICE = (f"{TESTS}/test_fused_products.py", "estimate")
@@ -248,6 +249,15 @@ MUTANTS = (
         "return ((split - (exponent << split_bits)) << exponent) * split_unit",
         "return split * split_unit",
         GROWING,
+    ),
+    # Compilations while requests wait.
+    Mutant("a step whose tiles are aligned to 8 bytes", "step_plan", "return count + count % 2", "return count", KEYS),
+    Mutant(
+        "a product that is compiled for a number of rows",
+        "../weight_formats/kernels",
+        '@triton.jit(do_not_specialize=["rows"])',
+        "@triton.jit",
+        KEYS,
     ),
     # Rules and masks on their way to the device.
     Mutant("rules of the sequence before", "device_slots", "elif had_rules:", "elif False:", DEVICE),

@@ -1,7 +1,8 @@
 """The numbers of a step in one page-locked buffer, which is copied to the device once.
 
 The buffer is int64 and has three parts: what the samples need, what the tokens need, and what changes in the slots. The first
-two lie at places that depend on a `StepShape` only, so that a CUDA graph of that shape finds them there.
+two lie at places that depend on a `StepShape` only, so that a CUDA graph of that shape finds them there. Every array that a
+kernel reads is aligned to 16 bytes in steps of any shape (`even`).
 """
 
 from collections.abc import Sequence as Seq
@@ -21,7 +22,13 @@ from llama_core.execution.fused.step_plan import (
     StepPlan,
     StepShape,
     StepTensors,
+    even,
 )
+
+
+def samples_size(max_samples: int) -> int:
+    """Integers of the samples of every step."""
+    return SAMPLE_COLUMNS * even(max_samples)
 
 
 class _SentBuffer:
@@ -30,7 +37,7 @@ class _SentBuffer:
     def __init__(self, buffer: torch.Tensor, max_samples: int) -> None:
         self.tensor = buffer
         self.numbers: Ints = buffer.numpy()
-        self._samples_end = SAMPLE_COLUMNS * max_samples
+        self._max_samples = max_samples
         self._arrays: dict[StepShape, StepArrays] = {}
         self._last: tuple[StepShape, int | None] | None = None
 
@@ -42,13 +49,13 @@ class _SentBuffer:
     def arrays(self, shape: StepShape) -> StepArrays:
         found = self._arrays.get(shape)
         if found is None:
-            begin = self._samples_end
+            begin = samples_size(self._max_samples)
             tokens, decodes, chunks, _ = np.split(self.numbers[begin:], np.cumsum(shape.sizes))
             found = StepArrays(
-                self.numbers[:begin].reshape(SAMPLE_COLUMNS, -1),
-                tokens.reshape(TOKEN_COLUMNS, -1),
-                decodes.reshape(-1, TILE_COLUMNS),
-                chunks.reshape(-1, TILE_COLUMNS),
+                self.numbers[:begin].reshape(SAMPLE_COLUMNS, -1)[:, : self._max_samples],
+                tokens.reshape(TOKEN_COLUMNS, -1)[:, : shape.tokens],
+                decodes[: TILE_COLUMNS * shape.decode_tokens].reshape(-1, TILE_COLUMNS),
+                chunks[: TILE_COLUMNS * shape.chunk_tiles].reshape(-1, TILE_COLUMNS),
             )
             self._arrays[shape] = found
         return found
@@ -66,7 +73,7 @@ class StepBuffers:
         self._max_samples = max_samples
         self._spare_slot = spare_slot
         self._device = device
-        size = SAMPLE_COLUMNS * max_samples + max_size
+        size = samples_size(max_samples) + max_size
         self._sent = [_SentBuffer(device.page_locked(size), max_samples) for _ in range(turns)]
         self._received = torch.zeros(size, dtype=torch.int64, device=device.torch_device)
 
@@ -77,24 +84,26 @@ class StepBuffers:
 
     def samples(self, count: int) -> SampleTensors:
         """On the device, of the first `count` samples of every step."""
-        columns = self._received[: SAMPLE_COLUMNS * self._max_samples].view(SAMPLE_COLUMNS, -1)
+        columns = self._received[: samples_size(self._max_samples)].view(SAMPLE_COLUMNS, -1)
         return SampleTensors(*columns[:, :count].unbind(0))
 
     def tensors(self, shape: StepShape) -> StepTensors:
         """On the device, of every step of this shape."""
-        begin = SAMPLE_COLUMNS * self._max_samples
+        begin = samples_size(self._max_samples)
         tokens, decodes, chunks = self._received[begin : begin + shape.size].split_with_sizes(shape.sizes)
-        slots, positions = tokens.view(TOKEN_COLUMNS, -1).unbind(0)
-        return StepTensors(
-            slots, positions, AttentionTiles(decodes.view(-1, TILE_COLUMNS), chunks.view(-1, TILE_COLUMNS))
+        slots, positions = tokens.view(TOKEN_COLUMNS, -1)[:, : shape.tokens].unbind(0)
+        tiles = AttentionTiles(
+            decodes[: TILE_COLUMNS * shape.decode_tokens].view(-1, TILE_COLUMNS),
+            chunks[: TILE_COLUMNS * shape.chunk_tiles].view(-1, TILE_COLUMNS),
         )
+        return StepTensors(slots, positions, tiles)
 
     def send(self, turn: int, plan: StepPlan, shape: StepShape, changes: Seq[Ints]) -> Seq[torch.Tensor]:
         """Queue the copy of a step, padded to `shape`, and of `changes`. Returns these on the device, valid until the next
         `send`."""
         sent = self._sent[turn]
         sent.write(plan, shape, self._spare_slot)
-        begin = SAMPLE_COLUMNS * self._max_samples + shape.size
+        begin = samples_size(self._max_samples) + shape.size
         if not changes:
             self._device.copy(self._received[:begin], sent.tensor[:begin])
             return ()

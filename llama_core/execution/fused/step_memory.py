@@ -16,7 +16,8 @@ from llama_core.execution.backend import LOGITS_AT_A_TIME
 from llama_core.execution.fused.mask_buffers import mask_bytes
 from llama_core.execution.fused.rule_table import table_words
 from llama_core.execution.fused.sampling_sizes import sampler_bytes
-from llama_core.execution.fused.step_plan import SAMPLE_COLUMNS, StepShape
+from llama_core.execution.fused.step_buffers import samples_size
+from llama_core.execution.fused.step_plan import StepShape
 from llama_core.execution.kv_cache import CacheShape, cache_dtype
 from llama_core.execution.parallel import Parallel
 from llama_core.model_config import ModelConfig
@@ -47,9 +48,7 @@ def kept_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     hidden_states = max(config.max_step_tokens, rows) * model.dim * dtype.itemsize
     results = rows * (vocab * _FLOAT32 + _INT * (2 + min(MAX_TOP_LOGPROBS, vocab)))
     rules = (config.max_batch_size + 1) * _INT * table_words(vocab)
-    numbers = _INT * (
-        SAMPLE_COLUMNS * rows + received_size(config, StepShape.of_bucket(config.max_step_tokens, rows, 1))
-    )
+    numbers = _INT * (samples_size(rows) + received_size(config, StepShape.of_bucket(config.max_step_tokens, rows, 1)))
     return hidden_states + results + rules + numbers + sampler_bytes(rows, vocab) + mask_bytes(rows, vocab)
 
 

@@ -18,6 +18,12 @@ TOKEN_COLUMNS: Final = 2
 _NO_TILES: Final = np.empty((0, TILE_COLUMNS), dtype=np.int64)
 
 
+def even(count: int) -> int:
+    """So many integers, with padding that keeps what lies behind them aligned to 16 bytes: Triton compiles another variant of a
+    kernel for an argument that is not, in the middle of serving."""
+    return count + count % 2
+
+
 class TileSizes(NamedTuple):
     """Tokens of one sequence that a program of the attention kernel computes together: of decodes, and of chunks of prompts."""
 
@@ -42,8 +48,12 @@ class StepShape(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Integers of the tokens, the tiles of decodes and those of chunks."""
-        return [TOKEN_COLUMNS * self.tokens, TILE_COLUMNS * self.decode_tokens, TILE_COLUMNS * self.chunk_tiles]
+        """Integers of the tokens, the tiles of decodes and those of chunks, each with its padding (`even`)."""
+        return [
+            TOKEN_COLUMNS * even(self.tokens),
+            even(TILE_COLUMNS * self.decode_tokens),
+            even(TILE_COLUMNS * self.chunk_tiles),
+        ]
 
     @property
     def size(self) -> int:

@@ -10,7 +10,8 @@ from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
 
 
-@triton.jit
+# Without `do_not_specialize`, Triton compiles further variants for some numbers of rows while it serves.
+@triton.jit(do_not_specialize=["rows"])
 def _multiply(
     x,
     codes,
