@@ -4,7 +4,8 @@
 
 Pairs of runs alternate: all rows without a grammar, and half of them with one. Both kinds of rows are in the same steps, so the
 ratio of the steps is what rows without a grammar lose. "mask" is all that a row's matcher does for a step: it consumes the
-latest token, computes the mask and looks for forced tokens.
+latest token, computes the mask and looks for forced tokens. Near the limit of tokens a mask also brings the answer to its end,
+which takes longer: the last rows are masks of answers to ordinary schemas, with room and close to their limit.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.harness.common import Spread, emit, percentile, print_table
-from benchmarks.harness.in_process import built_llama, case_name, vocabulary, watched
+from benchmarks.harness.in_process import Step, built_llama, case_name, vocabulary, watched
 from benchmarks.harness.options import add_model_options, model_name, question_parser
 from benchmarks.harness.workload import random_prompt
 from llama_core import Llama
@@ -33,6 +34,19 @@ SCHEMAS: Sequence[dict[str, Any]] = (
     {"type": "array", "minItems": 5000, "items": {"enum": ["red", "green", "blue"]}},
     {"type": "array", "minItems": 5000, "items": {"type": "string", "format": "date"}},
     {"type": "array", "minItems": 5000, "items": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 3}},
+)  # fmt: skip
+LIMITS = (512, 64)  # of tokens
+_TEXT: dict[str, Any] = {"type": "string"}
+# Answers to these end by themselves, or are brought to their end.
+ORDINARY: Sequence[dict[str, Any]] = (
+    {"type": "object", "required": ["name", "age", "tags"], "additionalProperties": False,
+     "properties": {"name": _TEXT, "age": {"type": "integer"}, "tags": {"type": "array", "items": _TEXT}}},
+    {"type": "object", "required": ["city", "unit"], "additionalProperties": False,
+     "properties": {"city": _TEXT, "unit": {"enum": ["celsius", "fahrenheit"]}, "days": {"type": "integer", "maximum": 14}}},
+    {"type": "array", "items": {"type": "object", "required": ["title", "done"], "additionalProperties": False,
+     "properties": {"title": _TEXT, "done": {"type": "boolean"}, "due": {"type": "string", "format": "date"}}}},
+    {"type": "object", "required": ["steps", "answer"], "additionalProperties": False,
+     "properties": {"steps": {"type": "array", "items": _TEXT}, "answer": {"anyOf": [_TEXT, {"type": "number"}]}}},
 )  # fmt: skip
 
 
@@ -56,22 +70,34 @@ def timed_masks(llama: Llama) -> Iterator[list[float]]:
         del grammars._fill_row
 
 
-def step_ms(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], num_with: int) -> float:
-    """The median decode step of `rows` rows, of which `num_with` have a grammar."""
+def answer(
+    llama: Llama, options: argparse.Namespace, grammars: Sequence[str], num_with: int, max_tokens: int
+) -> list[Step]:
+    """Answer `rows` requests, of which `num_with` have a grammar. Returns the steps."""
     sequences = []
     for i in range(options.rows):
         prompt = random_prompt(options.prompt, vocabulary(llama), seed=i)
         grammar = grammars[i % len(grammars)] if i < num_with else ""
-        params = SamplingParams(
-            temperature=1.0, seed=i, max_tokens=options.output, grammar=grammar, ignore_eos=not grammar
-        )
-        sequences.append(LlamaSequence(prompt, params, options.prompt + options.output))
+        params = SamplingParams(temperature=1.0, seed=i, max_tokens=max_tokens, grammar=grammar, ignore_eos=not grammar)
+        sequences.append(LlamaSequence(prompt, params, options.prompt + max_tokens))
     with watched(llama.runner) as steps:
         llama._run(sequences)
     for seq in sequences:
         if seq.error is not None:
             raise seq.error
+    return steps
+
+
+def step_ms(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], num_with: int) -> float:
+    """The median decode step of `rows` rows, of which `num_with` have a grammar."""
+    steps = answer(llama, options, grammars, num_with, options.output)
     return statistics.median(step.ms for step in steps if step.is_decode and step.num_rows == options.rows)
+
+
+def spread_us(seconds: Sequence[float]) -> dict[str, float]:
+    microseconds = sorted(second * 1e6 for second in seconds)
+    found = {name: percentile(microseconds, share) for name, share in (("median", 50), ("p90", 90), ("p99", 99))}
+    return found | {"count": len(microseconds)}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -82,19 +108,20 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--prompt", type=int, default=32, help="tokens")
     parser.add_argument("--output", type=int, default=128, help="tokens")
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3, help="of ordinary answers")
     options = parser.parse_args(argv)
-    with built_llama(
-        options, dtype=options.dtype, max_seq_len=options.prompt + options.output, max_batch_size=options.rows
-    ) as llama:
+    context = options.prompt + max(options.output, *LIMITS)
+    with built_llama(options, dtype=options.dtype, max_seq_len=context, max_batch_size=options.rows) as llama:
         tokenizer = llama.tokenizer
         llama.runner._grammars = SlotGrammars(
             lambda: grammar_vocabulary(tokenizer, tokenizer.stop_ids),
             vocabulary(llama),
             options.rows,
-            options.prompt + options.output,
+            context,
         )
-        checked = [checked_grammar(json_schema_grammar(schema), "schema") for schema in SCHEMAS]
-        grammars = [for_answer(grammar, tokenizer) for grammar in checked]
+        checked = [checked_grammar(json_schema_grammar(schema), "schema") for schema in (*SCHEMAS, *ORDINARY)]
+        both = [for_answer(grammar, tokenizer) for grammar in checked]
+        grammars, ordinary = both[: len(SCHEMAS)], both[len(SCHEMAS) :]
         step_ms(llama, options, grammars, options.rows)  # compiles grammars, builds kernels, touches pages
         pairs: list[tuple[float, float]] = []
         with timed_masks(llama) as masks:
@@ -102,18 +129,24 @@ def main(argv: Sequence[str]) -> None:
                 order = (0, options.rows // 2) if i % 2 == 0 else (options.rows // 2, 0)
                 found = {num: step_ms(llama, options, grammars, num) for num in order}
                 pairs.append((found[0], found[options.rows // 2]))
+        of_ordinary: dict[str, Any] = {}
+        answer(llama, options, ordinary, options.rows, min(LIMITS))  # compiles
+        for limit in LIMITS:
+            with timed_masks(llama) as masks_to_the_end:
+                for _ in range(options.rounds):
+                    answer(llama, options, ordinary, options.rows, limit)
+            of_ordinary[str(limit)] = spread_us(masks_to_the_end)
         weights = case_name(llama, options)
     ratios = [with_some / without for without, with_some in pairs]
     center, margin = statistics.mean(ratios), 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios))
-    microseconds = sorted(second * 1e6 for second in masks)
     without = Spread.of(one for one, _ in pairs)
     with_half = Spread.of(one for _, one in pairs)
-    figures = {
+    figures: dict[str, Any] = {
         "step_ms_without": without,
         "step_ms_with_half": with_half,
         "ratio": {"mean": center, "low": center - margin, "high": center + margin, "pairs": len(ratios)},
-        "mask_us": {"median": percentile(microseconds, 50), "p90": percentile(microseconds, 90),
-                    "p99": percentile(microseconds, 99), "count": len(microseconds)},
+        "mask_us": spread_us(masks),
+        "mask_us_of_ordinary_answers_by_limit": of_ordinary,
     }  # fmt: skip
     print_table(
         f"Grammars, {model_name(options)} {weights}, {options.rows} rows",
@@ -123,9 +156,12 @@ def main(argv: Sequence[str]) -> None:
             ("decode step with grammars in half of the rows, ms", with_half),
             ("ratio, mean", center),
             ("ratio, 95 %", f"{center - margin:.4f} to {center + margin:.4f}"),
-            ("a row's mask, us: median", percentile(microseconds, 50)),
-            ("a row's mask, us: p90", percentile(microseconds, 90)),
-            ("a row's mask, us: p99", percentile(microseconds, 99)),
+            *((f"a row's mask, us: {name}", value) for name, value in figures["mask_us"].items()),
+            *(
+                (f"of an ordinary answer of at most {limit} tokens, us: {name}", value)
+                for limit, spread in of_ordinary.items()
+                for name, value in spread.items()
+            ),
         ],
     )
     emit("grammars", {"model": model_name(options), "weights": weights, "rows": options.rows, **figures}, options)
