@@ -4,6 +4,7 @@ OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 MAX_CHOICES: Final = 1024
 MAX_STRUCTURES: Final = 128
+_SCHEMA_PLACES: Final = {"response_format": "response_format.json_schema.schema"}  # where it is not the field itself
+_STRUCTURAL_TAGS: Final = ("response_format", "structured_outputs.structural_tag")
+_LARK_PLACE: Final = re.compile(r"line \d+, column \d+: ")  # of the grammar that is made of the structures
+# Of `StructTag`: the rule of a structure up to its schema. Texts in it are JSON, without line breaks.
+_STRUCTURE: Final = re.compile(r'^tag_(\d+): tag_\1_trig (?:"(?:\\.|[^"\\])*")? %json ', re.MULTILINE)
 # Fields of a body that name what the answer must be, and how it is written in `structured_outputs`.
 _KIND_OF_FIELD: Final = {
     "guided_json": "json",
@@ -55,7 +61,14 @@ def checked(grammar: str, param: str) -> str:
     """`grammar.checked_grammar`, kept for requests with the same one. Takes up to 60 ms the first time."""
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         raise InvalidParameter(f"{param}: must have at most {MAX_GRAMMAR_BYTES} bytes", param=param)
-    return grammars.checked_grammar(grammar, param)
+    try:
+        return grammars.checked_grammar(grammar, param, _SCHEMA_PLACES.get(param, ""))
+    except InvalidParameter as error:
+        source = json.loads(grammar)["grammars"][0].get("lark_grammar") if param in _STRUCTURAL_TAGS else None
+        if source is None:
+            raise
+        refusal = error
+    raise _refused_structure(source, param) or InvalidParameter(_LARK_PLACE.sub("", refusal.message), param=param)
 
 
 def _of_response_format(given: Mapping[str, Any]) -> str:
@@ -71,7 +84,7 @@ def _of_response_format(given: Mapping[str, Any]) -> str:
             raise InvalidParameter(
                 "response_format: json_schema must be an object with a schema", param="response_format"
             )
-        return grammars.json_schema_grammar(schema)
+        return _of_schema(schema, _SCHEMA_PLACES["response_format"])
     if kind == "structural_tag":
         return _structural_tags(given, "response_format")
     raise InvalidParameter(
@@ -116,11 +129,19 @@ def _json_schema(value: Any, param: str) -> str:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InvalidParameter(f"{param}: the text is not JSON", param=param) from None
     if not isinstance(value, dict | bool):
         raise InvalidParameter(f"{param}: must be a JSON schema, an object or its text", param=param)
-    return grammars.json_schema_grammar(value)
+    return _of_schema(value, param)
+
+
+def _of_schema(schema: Mapping[str, Any] | bool, param: str) -> str:
+    try:
+        return grammars.json_schema_grammar(schema)
+    except InvalidParameter as error:
+        param += error.param or ""
+        raise InvalidParameter(f"{param}: {error.message}", param=param) from None
 
 
 def _regex(value: Any, param: str) -> str:
@@ -134,6 +155,9 @@ def _choice(value: Any, param: str) -> str:
         raise InvalidParameter(f"{param}: must be a list of 1 to {MAX_CHOICES} strings", param=param)
     if not all(isinstance(choice, str) and choice for choice in value):
         raise InvalidParameter(f"{param}: each choice must be a string that is not empty", param=param)
+    for i, choice in enumerate(value):
+        if not choice.isascii() and choice.encode(errors="replace").decode() != choice:  # only by Serve handle
+            raise InvalidParameter(f"{param}[{i}]: must have no lone surrogates", param=f"{param}[{i}]")
     return grammars.choice_grammar(value)
 
 
@@ -166,3 +190,14 @@ def _structural_tags(value: Any, param: str) -> str:
         schema = bounded_schema(structure.get("schema", {}))
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
     return grammars.lark_grammar(StructTag.to_grammar(tags, assume_special=False))
+
+
+def _refused_structure(source: str, param: str) -> InvalidParameter | None:
+    """What is wrong with the first structure whose schema is refused. source: of `StructTag`."""
+    for found in _STRUCTURE.finditer(source):
+        schema, _ = json.JSONDecoder().raw_decode(source, found.end())
+        try:
+            grammars.check_schema(schema, f"{param}.structures[{found[1]}].schema")
+        except InvalidParameter as error:
+            return error
+    return None

@@ -57,14 +57,14 @@ def _tools(value: object) -> tuple[Tool, ...]:
     for index, each in enumerate(value):
         if not isinstance(each, dict) or each.get("type") != "function":
             raise InvalidParameter(f"[{index}]: must be an object with type 'function'; other types are not supported")
-        tools.append(_function(each.get("function"), f"[{index}].function"))
+        tools.append(_function(each.get("function"), f"[{index}].function", "tools"))
     return _checked(tools)
 
 
 def _functions(value: object) -> tuple[Tool, ...]:
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidParameter(f"must be a list of at most {MAX_TOOLS} functions")
-    return _checked([_function(each, f"[{index}]") for index, each in enumerate(value)])
+    return _checked([_function(each, f"[{index}]", "functions") for index, each in enumerate(value)])
 
 
 def _checked(tools: list[Tool]) -> tuple[Tool, ...]:
@@ -75,7 +75,8 @@ def _checked(tools: list[Tool]) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _function(value: object, where: str) -> Tool:
+def _function(value: object, where: str, field: str) -> Tool:
+    """where: the place within `field`."""
     if not isinstance(value, dict):
         raise InvalidParameter(f"{where}: must be an object with a name")
     name, description, strict = value.get("name"), value.get("description"), value.get("strict")
@@ -85,7 +86,8 @@ def _function(value: object, where: str) -> Tool:
         raise InvalidParameter(f"{where}.description: must be a string of at most {MAX_DESCRIPTION_CHARS} characters")
     if not isinstance(strict, bool | None):
         raise InvalidParameter(f"{where}.strict: must be true or false")
-    return Tool(name, description, _schema(value.get("parameters"), f"{where}.parameters"), bool(strict))
+    where += ".parameters"
+    return Tool(name, description, _schema(value.get("parameters"), where), bool(strict), field + where)
 
 
 def _schema(value: object, where: str) -> str:

@@ -76,6 +76,7 @@ def _theirs(param: str, places: Sequence[str], names: Mapping[str, str]) -> str:
     if found is not None and int(found[1]) < len(places):
         return places[int(found[1])]
     name, rest = re.fullmatch(r"(\w*)(.*)", param, re.S).groups()  # type: ignore[union-attr]
-    # Tools are flat objects in these APIs.
-    rest = rest.replace(".function", "").replace(".parameters", f".{names.get('parameters', 'parameters')}")
+    # Tools and formats are flat objects in these APIs.
+    rest = rest.replace(".function", "", 1).replace(".parameters", f".{names.get('parameters', 'parameters')}", 1)
+    rest = rest.replace(".json_schema.schema", ".schema", 1)
     return names.get(name, name) + rest

@@ -271,4 +271,7 @@ class _Exceeded(_Refused):
 
 def _check(matcher: "LLMatcher") -> None:
     if matcher.is_error():
-        raise _Exceeded(f"the grammar is too complex: {' '.join(matcher.get_error().split())[:200]}")
+        from llama_core.text.grammar_words import lark_words
+        from llama_core.text.schema_faults import schema_reason
+
+        raise _Exceeded(f"the grammar cannot be followed: {lark_words(matcher.get_error(), schema_reason)}")

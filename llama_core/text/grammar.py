@@ -5,14 +5,15 @@ follows it token by token (`execution/grammar_masks.py`).
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llguidance import LLMatcher, LLParserLimits
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 
 from llama_core.errors import InvalidParameter
+from llama_core.text import gbnf
+from llama_core.text.grammar_words import lark_reason, regex_fault
+from llama_core.text.schema_faults import schema_fault, schema_reason, unwritable_fault
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.schema_rules import MAX_CHARS, Spacing, schema_rules
 from llama_core.text.tokenizer import Tokenizer
@@ -26,8 +27,6 @@ _SPACING: Final = Spacing(
     colon='":"',
     options=_JSON_OPTIONS,
 )
-_MAX_ERROR_CHARS: Final = 300
-_GBNF_RULE: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def limits() -> LLParserLimits:
@@ -44,10 +43,17 @@ def limits() -> LLParserLimits:
 
 def json_schema_grammar(schema: Mapping[str, Any] | bool) -> str:
     """JSON that the schema describes. `checked_grammar` finds out whether every keyword of the schema
-    is known, and limits its numbers."""
+    is known, and limits its numbers.
+
+    Raises InvalidParameter, whose `param` is the place within the schema, for one that is no JSON or nested too deep.
+    """
     if isinstance(schema, bool):  # llguidance's options need an object
         schema = {} if schema else {"not": {}}
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+    except (ValueError, RecursionError):
+        fault = unwritable_fault(schema)
+    raise InvalidParameter(fault.reason, param=fault.place)
 
 
 def json_object_grammar() -> str:
@@ -57,7 +63,11 @@ def json_object_grammar() -> str:
 
 def regex_grammar(regex: str) -> str:
     """Text that the regular expression matches as a whole. Rust's syntax, without look-around and back-references."""
-    return LLMatcher.grammar_from_regex(regex)
+    grammar: str = LLMatcher.grammar_from_regex(regex)
+    if len(regex_to_lark(regex, "")) == len(regex):
+        return grammar
+    # Some characters are escaped there. The source tells where an error is; llguidance reads "grammars" alone.
+    return json.dumps({**json.loads(grammar), "regex": regex})
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
@@ -67,12 +77,10 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 def lark_grammar(source: str) -> str:
     """A context-free grammar in Lark's notation or in GBNF, llama.cpp's. Raises InvalidParameter for GBNF with an error."""
-    if _GBNF_RULE.search(source):
-        try:
-            source = gbnf_to_lark(source)
-        except Exception as error:  # the converter raises several types
-            raise InvalidParameter(f"is not valid GBNF: {str(error)[:_MAX_ERROR_CHARS]}") from None
-    return json.dumps({"grammars": [{"lark_grammar": source}]})
+    if not gbnf.is_gbnf(source):
+        return json.dumps({"grammars": [{"lark_grammar": source}]})
+    # The lines are for errors; llguidance reads "grammars" alone.
+    return json.dumps({"grammars": [{"lark_grammar": gbnf.as_lark(source)}], "gbnf_lines": gbnf.rule_lines(source)})
 
 
 def for_answer(grammar: str, tokenizer: Tokenizer) -> str:
@@ -84,14 +92,14 @@ def for_answer(grammar: str, tokenizer: Tokenizer) -> str:
     return _beside_schema([start, first | {"name": "answer"}, *others], schema_of(grammar))
 
 
-def checked_grammar(grammar: str, param: str) -> str:
+def checked_grammar(grammar: str, param: str, schema_param: str = "") -> str:
     """The grammar in the form in which an answer follows it: numbers of JSON schemas have a limited length (`schema_numbers`).
 
-    Raises InvalidParameter that names `param` and the place unless the grammar compiles within the limits. Takes processor
-    time: up to 60 ms.
+    Raises InvalidParameter that names `param` and the place unless the grammar compiles within the limits; `schema_param`
+    instead where that is the place of a JSON schema. Takes processor time: up to 60 ms, and twice as much for an error.
     """
     if problem := _problem(grammar):
-        raise InvalidParameter(f"{param}: {problem}", param=param)
+        raise _refusal(grammar, problem, param, schema_param or param)
     if '"json_schema"' not in grammar:
         return grammar
     first, *others = json.loads(grammar)["grammars"]
@@ -102,6 +110,10 @@ def checked_grammar(grammar: str, param: str) -> str:
         bounded.insert(0, _beside_schema([{"lark_grammar": rules}, *others], schema))
     # An optional part that no value satisfies, for one, compiles in the schema alone.
     return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each)), grammar)
+
+
+def _of_schema(schema: Any) -> str:
+    return json.dumps({"grammars": [{"json_schema": schema}]})
 
 
 def _beside_schema(grammars: Sequence[Any], schema: Any) -> str:
@@ -143,4 +155,33 @@ def described(grammars: Sequence[Any], description: str, *, begins_with_text: bo
 
 def _problem(grammar: str) -> str:
     problem = LLMatcher.validate_grammar(grammar, limits=limits())
-    return "" if problem.startswith("WARNING") else " ".join(problem.split())[:_MAX_ERROR_CHARS]
+    return "" if problem.startswith("WARNING") else problem
+
+
+def check_schema(schema: Mapping[str, Any], param: str) -> None:
+    """Raises InvalidParameter that names the place behind `param` unless llguidance compiles the schema."""
+    grammar = json_schema_grammar(schema)
+    if problem := _problem(grammar):
+        raise _refusal(grammar, problem, param, param)
+
+
+def _refusal(grammar: str, problem: str, param: str, schema_param: str) -> InvalidParameter:
+    """The problem, which quotes the grammar, with its place and in words of our own."""
+    try:
+        made = json.loads(grammar)
+        first = dict(made["grammars"][0])
+    except (ValueError, LookupError, TypeError):  # a text that a caller of the handle wrote
+        made, first = {}, {"lark_grammar": grammar}
+    if isinstance(schema := first.get("json_schema"), dict):
+        options = {key: schema[key] for key in ("x-guidance",) if key in schema}
+        fault = schema_fault(schema, problem, lambda part: _problem(_of_schema(part | options)))
+        return InvalidParameter(fault.message(schema_param), param=schema_param + fault.place)
+    source = str(first.get("lark_grammar", ""))
+    if first.get("name") == "regex":
+        regex = made.get("regex", source.removeprefix("start: /")[:-1])
+        reason = regex_fault(problem, regex, lambda text: regex_to_lark(text, "")).reason
+    elif (lines := made.get("gbnf_lines")) is not None:
+        reason = gbnf.converted_reason(problem, source, lines)
+    else:
+        reason = lark_reason(problem, source, schema_reason)
+    return InvalidParameter(f"{param}: {reason}", param=param)

@@ -18,7 +18,7 @@ from llama_core.errors import InvalidDialog, InvalidParameter
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.text.grammar import choice_grammar, json_schema_grammar
 from llama_core.text.tools.registry import find_tool_format
-from llama_core.text.tools.tool import Call
+from llama_core.text.tools.tool import Call, Tool
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import EOS
@@ -152,10 +152,17 @@ async def test_the_ending_of_the_template_is_left_out_and_the_limit_is_told(repl
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {}}}}}},
+         "response_format.json_schema.schema.items.not"),
+        ({"structured_outputs": {"json": {"const": float("nan")}}}, "structured_outputs.json.const"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"properties": {"a": {"type": "x"}}}}}]},
+         "tools[0].function.parameters.properties[0].type"),
+        ({"tools": [Tool("a", schema='{"type": "object", "properties": {"a": {"type": "x"}}}')]},
+         "tools[0].function.parameters.properties[0].type"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"stop": [""]}, "stop"),
     ],
-)
+)  # fmt: skip
 async def test_a_bad_field_is_named(replica: Replica, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
         await replica.api.chat(ChatRequest(HELLO, **fields), PARAMS)

@@ -134,10 +134,10 @@ def _head(name: str, key: str) -> str:
 
 
 def schema_body(use: ToolUse, index: int) -> str:
-    """The schema of a tool's arguments as a rule's item. Raises InvalidParameter that names the tool's index."""
+    """The schema of a tool's arguments as a rule's item. Raises InvalidParameter that names the place in the request."""
     tool = use.tools[index]
     try:
         return compiled_schema(tool.schema, tool.strict, use.bounds_numbers)
     except InvalidParameter as error:
-        param = f"tools[{index}].function.parameters"
+        param = (tool.place or f"tools[{index}].function.parameters") + (error.param or "")
         raise InvalidParameter(f"{param}: {error.message}", param=param) from None

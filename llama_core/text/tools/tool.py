@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 ToolMode = Literal["auto", "required"]
@@ -11,12 +11,16 @@ MAX_CALLS: Final = 16  # of one answer; the grammar ends there
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. schema: JSON text of the schema of its arguments, an object's."""
+    """A function that the model may call. schema: JSON text of the schema of its arguments, an object's.
+
+    place: of the schema in the request, for errors; "" for its place in OpenAI's list of tools.
+    """
 
     name: str
     description: str | None = None
     schema: str = '{"type": "object", "properties": {}}'
     strict: bool = False
+    place: str = field(default="", compare=False)
 
     def described(self) -> dict[str, Any]:
         """The tool in OpenAI's form, which chat templates read."""

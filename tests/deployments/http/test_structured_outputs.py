@@ -14,6 +14,17 @@ from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from tests.support.scripted_engine import FakeEngine
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+DEEP: dict[str, Any] = {}
+for _ in range(150):
+    DEEP = {"items": DEEP}
+TAGS = {
+    "type": "structural_tag",
+    "structures": [
+        {"begin": '<f="%json {', "schema": {"description": '"\n"'}, "end": "\n"},
+        {"begin": "<f", "schema": {"properties": {"a": {"type": "x"}}}, "end": ">"},
+    ],
+    "triggers": ["<f"],
+}
 TOKENIZER = FakeEngine().tokenizer
 VOCABULARY = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
 
@@ -82,19 +93,36 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"schema": {"type": "array", "uniqueItems": True}},
+                    "json_schema": {"schema": {"items": [{}, {"type": "array", "uniqueItems": True}]}},
                 }
             },
-            "response_format",
-            "uniqueItems",
+            "response_format.json_schema.schema.items[1].uniqueItems",
+            "uniqueItems is not supported",
         ),
-        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed group"),
+        ({"guided_json": {"properties": {"a": {"type": "x"}}}}, "guided_json.properties[0].type", "must be one of"),
+        ({"guided_json": '{"items": {"minimum": 1e999}}'}, "guided_json.items.minimum", "finite"),
+        ({"guided_json": "[" * 10**5}, "guided_json", "not JSON"),
+        ({"json_schema": {"$ref": "#/a"}}, "json_schema.$ref", "names no part"),
+        ({"structured_outputs": {"json": {"pattern": "[0-9]("}}}, "structured_outputs.json.pattern", "at character 6"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}},
+            "response_format.json_schema.schema",
+            "124 levels",
+        ),
+        ({"response_format": TAGS}, "response_format.structures[1].schema.properties[0].type", "must be one of"),
+        (
+            {"structured_outputs": {"structural_tag": TAGS}},
+            "structured_outputs.structural_tag.structures[1].schema.properties[0].type",
+            "must be one of",
+        ),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "at character 1: unclosed group"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to"),
+        ({"guided_choice": ["a", "é", "\ud800"]}, "guided_choice[2]", "surrogates"),
         ({"structured_outputs": {"xml": 1}}, "structured_outputs", "one of"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "exclude"),
         ({"guided_json": "{"}, "guided_json", "not JSON"),
-        ({"guided_grammar": "start: missing"}, "guided_grammar", "missing"),
-        ({"guided_grammar": "root ::= ((("}, "guided_grammar", "GBNF"),
+        ({"guided_grammar": "start: missing"}, "guided_grammar", "line 1, column 8: "),
+        ({"guided_grammar": "root ::= ((("}, "guided_grammar", "GBNF: line 1, column 13: "),
         ({"guided_choice": ["x"], "guided_regex": "y"}, "guided_choice", "exclude"),
         ({"guided_regex": "a" * 200_000}, "guided_regex", "196608 bytes"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
@@ -109,4 +137,11 @@ async def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any]
     with pytest.raises(InvalidParameter) as refused:
         await planned(**fields)
     assert refused.value.param == param
-    assert words in refused.value.message
+    assert words in refused.value.message and refused.value.message.startswith(param)
+
+
+async def test_structures_are_refused_without_a_place_in_the_grammar_that_is_made_of_them() -> None:
+    structures = [{"begin": "<f\ud800", "schema": {}, "end": ">"}]
+    with pytest.raises(InvalidParameter) as refused:
+        await planned(structured_outputs={"structural_tag": TAGS | {"structures": structures}})
+    assert refused.value.message == "structured_outputs.structural_tag: the text in quotes is not valid"

@@ -211,8 +211,16 @@ async def test_a_schema_that_cannot_be_followed_is_400_with_its_place_and_keywor
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     tool = {"type": "function", "function": {"name": "a", "parameters": schema, "strict": True}}
     answer = await post(engine_with("x"), tools=[*OFFERED, tool])
-    assert answer.json()["error"]["param"] == "tools[3].function.parameters"
-    assert "uniqueItems" in answer.json()["error"]["message"]
+    place = "tools[3].function.parameters.properties[0].uniqueItems"
+    assert answer.json()["error"]["param"] == place
+    assert answer.json()["error"]["message"].startswith(
+        f"{place}: the keyword uniqueItems is not supported in a strict schema"
+    )
+    chosen = {"type": "function", "function": {"name": "a"}}
+    answer = await post(engine_with("x"), tools=[*OFFERED, tool], tool_choice=chosen)
+    assert answer.json()["error"]["param"] == place  # as the client counts
+    answer = await post(engine_with("x"), functions=[*(each["function"] for each in OFFERED), tool["function"]])
+    assert answer.json()["error"]["param"] == "functions[3].parameters.properties[0].uniqueItems"
 
 
 SEEDS = pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 6), marks=pytest.mark.full)], ids=str)

@@ -127,18 +127,24 @@ def test_a_grammar_that_cannot_be_followed_refuses_its_row_and_no_other() -> Non
 
 
 @pytest.mark.parametrize(
-    ("grammar", "words"),
+    ("grammar", "param", "words"),
     [
-        (grammars.json_schema_grammar({"type": "array", "uniqueItems": True}), "uniqueItems"),
-        (grammars.json_schema_grammar({"type": "strin"}), "strin"),
-        (grammars.regex_grammar("(a"), "unclosed group"),
-        (grammars.lark_grammar("start: foo"), 'unknown name: "foo"'),
+        (grammars.json_schema_grammar({"type": "array", "uniqueItems": True}), "g.uniqueItems", "not supported"),
+        (grammars.json_schema_grammar({"items": {"type": "strin"}}), "g.items.type", "must be one of array"),
+        (grammars.regex_grammar("(a"), "g", "character 1: unclosed group"),
+        (grammars.lark_grammar("start: foo"), "g", "line 1, column 8"),
     ],
 )
-def test_a_grammar_with_an_error_is_refused_by_name_and_place(grammar: str, words: str) -> None:
+def test_a_grammar_with_an_error_is_refused_by_name_and_place(grammar: str, param: str, words: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
         grammars.checked_grammar(grammar, "g")
-    assert words in refused.value.message and refused.value.param == "g"
+    assert words in refused.value.message and refused.value.param == param
+
+
+def test_an_error_that_the_vocabulary_shows_repeats_nothing_of_the_grammar() -> None:
+    grammar = grammars.checked_grammar(grammars.lark_grammar("start: <secret>"), "g")
+    reason = serve([request("The cat", 1, grammar)])["errors"][0]
+    assert "the vocabulary has no such control token" in reason and "secret" not in reason
 
 
 def test_the_tokenizer_is_asked_once_for_a_text_that_grammars_force(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,13 +114,34 @@ def test_marks_that_are_control_tokens_begin_calls(
 
 def test_a_keyword_that_is_not_supported_is_refused_where_strict_and_left_out_elsewhere() -> None:
     schema = json.dumps({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
-    with pytest.raises(InvalidParameter, match="the keyword uniqueItems is not supported"):
+    with pytest.raises(InvalidParameter, match="the keyword uniqueItems is not supported in a strict schema") as caught:
         compiled_schema(schema, True)
+    assert caught.value.param == ".properties[0].uniqueItems"
     assert '"lenient":true' in compiled_schema(schema, False)
     answers = AnswerFormat(tokenizer(), find_tool_format("hermes"), None)
     with pytest.raises(InvalidParameter) as caught:
         answers.grammar(ToolUse((TOOLS[0], Tool("b", None, schema, strict=True))), begun=False)
-    assert caught.value.param == "tools[1].function.parameters"
+    assert caught.value.param == "tools[1].function.parameters.properties[0].uniqueItems"
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_every_format_names_the_place_in_the_schema_that_is_refused(tool_format: str) -> None:
+    answers = AnswerFormat(tokenizer(), find_tool_format(tool_format), None)
+    schema = {"type": "object", "properties": {"x": {}, "secret": {"type": "array", "items": {"type": "secret"}}}}
+    for place in ("", "functions[7].parameters"):
+        tools = (TOOLS[0], Tool("b", None, json.dumps(schema), place=place))
+        with pytest.raises(InvalidParameter) as caught:
+            answers.grammar(ToolUse(tools), begun=False)
+        expected = (place or "tools[1].function.parameters") + ".properties[1].items.type"
+        assert caught.value.param == expected and caught.value.message.startswith(f"{expected}: must be one of")
+
+
+def test_a_strict_schema_may_be_mended_or_made_not_strict() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "secret"}, "b": {"type": "x"}}}
+    with pytest.raises(InvalidParameter, match=r"this format is not supported.* set strict to false"):
+        compiled_schema(json.dumps(schema), True)
+    with pytest.raises(InvalidParameter, match=r"must be one of [a-z, ]+$"):
+        compiled_schema(json.dumps(schema), False)
 
 
 def test_numbers_of_arguments_have_a_limited_length_unless_the_grammar_grows_too_long() -> None:

@@ -1,0 +1,129 @@
+"""Errors of regular expressions, of Lark and of GBNF name the place, in words that repeat nothing of the source."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_core.errors import InvalidParameter
+from llama_core.text.grammar import checked_grammar, lark_grammar, regex_grammar
+
+MARK = "Zq7Marker"
+
+
+def reason(grammar: str) -> str:
+    with pytest.raises(InvalidParameter) as refused:
+        checked_grammar(grammar, "field")
+    assert refused.value.param == "field"
+    return refused.value.message.removeprefix("field: ")
+
+
+@pytest.mark.parametrize(
+    ("regex", "character", "words"),
+    [
+        ("(a", 1, "unclosed group"),
+        (f"é{MARK}(?=x)", 11, "look-around, including look-ahead and look-behind, is not supported"),
+        ("a\\1", 2, "backreferences are not supported"),
+        ("ab[z-a]", 4, "invalid character class range, the start must be <= the end"),
+        ("a/b\n\tc(d", 7, "unclosed group"),  # llguidance compiles \/ for / and \n for a line break
+        ("a\\/b\\/(d", 7, "unclosed group"),
+        ("/\\p{" + MARK + "}", 2, "Unicode property not found"),
+        (f"x\nerror: {MARK}\n)", 20, "unopened group"),
+        ("a{3,2}", 2, "invalid repetition count range, the start must be <= the end"),
+        ("*", 1, "repetition operator missing expression"),
+    ],
+)
+def test_an_error_of_a_regular_expression_names_the_character(regex: str, character: int, words: str) -> None:
+    expected = f"is not a regular expression that can be followed at character {character}: {words}"
+    assert reason(regex_grammar(regex)) == expected
+
+
+def test_a_word_boundary_is_named_without_its_place() -> None:
+    assert reason(regex_grammar(f"{MARK}\\b")) == (
+        "is not a regular expression that can be followed: a word boundary is not supported"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (f"start: {MARK.lower()}", "line 1, column 8: a rule or a terminal has no definition"),
+        (f'start: "é" {MARK.upper()}\n', "line 1, column 8: a rule or a terminal has no definition"),
+        (f'start: "a"\n\nb: "é" ${MARK}', "line 3, column 8: the syntax is not valid here"),
+        (f'start: a\na: "é" "{MARK}', "line 2, column 18: the syntax is not valid here"),
+        (f"start: a\na: /({MARK}/", "line 2, column 4: a regular expression cannot be followed: unclosed group"),
+        ('start: a{3,1}\na: "x"', "line 1, column 8: the end of a repetition is below its start"),
+        ('start: a\na: "x"\na: "y"', "line 3, column 4: the rule is defined twice"),
+        (f"start: T\nT: /{MARK}/ T", "line 2, column 4: the terminal refers to itself"),
+        (f'%import common.{MARK.upper()}\nstart: "a"', "line 1, column 1: the imported terminal does not exist"),
+        (f'%declare {MARK.lower()}\nstart: "a"', "line 1, column 1: this form of Lark is not supported"),
+        (f'start: "a"\nb: %json {{"{MARK}"', "what is behind a % is not valid JSON"),
+        (f'start: a\na: %json {{"type": "{MARK}"}}', "line 2, column 4: a JSON schema cannot be followed: type must be one of"),
+        (f'{MARK.lower()}: "y"', "no rule has the name start"),
+        (f"start: @{MARK}", "a grammar that it refers to does not exist"),
+        (f'start: "a" (\n  "{MARK}"', "line 1, column 13: the syntax is not valid here"),
+    ],
+)  # fmt: skip
+def test_an_error_of_lark_names_line_and_column(source: str, expected: str) -> None:
+    assert reason(lark_grammar(source)).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (f'root ::= ("{MARK}"', "line 1, column 22: a group is not closed"),
+        (f'root ::= "é" {MARK}\nb ::= "{MARK}"', "line 1, column 14: a rule has no definition"),
+        (f'root ::= b\n# {MARK}\nb ::= "{MARK}', "line 3, column 17: the text ends within quotes or brackets"),
+        ('root ::= "a"\nb ::= "\\q"', "line 2, column 9: an escape sequence is not valid"),
+        (f'root = "{MARK}"\nb ::= "c"', "line 1, column 6: ::= is missing"),
+        ('root ::= "a"{', "line 1, column 14: a repetition must have a number here"),
+        (
+            f"root ::= {MARK}-a\n{MARK}-a ::= root\n{MARK}_a ::= root",
+            "two rules have the same name but for case, - and _",
+        ),
+        (f'{MARK} ::= "a"', "it must have a rule named root"),
+        ('root ::= "\\', "line 1, column 12: an escape sequence is not complete"),
+        ("root ::= " + "(" * 5000, "it is nested too deep"),
+    ],
+)
+def test_an_error_of_gbnf_names_line_and_column(source: str, expected: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        lark_grammar(source)
+    assert refused.value.message == f"is not valid GBNF: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (f'root ::= b | (c |\n\n "{MARK}")\nb ::= "d ::= e" # f ::= g\nc ::= "x"{{3,1}}', "line 5: the end of a repetition"),
+        (f'# a ::= b\nroot ::= "{MARK}" | b\nb ::= [z-a]', "line 3: a regular expression cannot be followed: invalid"),
+    ],
+)  # fmt: skip
+def test_an_error_that_gbnf_has_as_lark_names_the_line_of_its_rule(source: str, expected: str) -> None:
+    assert reason(lark_grammar(source)).startswith(expected)
+
+
+def test_a_grammar_that_is_no_list_of_grammars_is_refused_without_its_text() -> None:
+    for grammar in (
+        f'{{"{MARK}": 1}}',
+        f'{{"grammars": "{MARK}"}}',
+        f"start: {MARK.lower()}",
+        f'{{"grammars": [{{"{MARK}": 1}}]}}',
+    ):
+        assert MARK.lower() not in reason(grammar).lower()
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    st.text(alphabet=st.sampled_from("(){}[]|*+?\\/^$.:%\"'<>@&~#-,01 \nab="), max_size=12),
+    st.booleans(),
+    st.booleans(),
+)
+def test_no_error_repeats_the_source(text: str, is_before: bool, is_regex: bool) -> None:
+    text = MARK.lower() + text if is_before else text + MARK.lower()
+    for source in (text, f"start: {text}", f'start: "a"\n{text}', f"root ::= {text}"):
+        refused = None
+        try:
+            checked_grammar(regex_grammar(source) if is_regex else lark_grammar(source), "field")
+        except InvalidParameter as error:
+            refused = error
+        assert refused is None or MARK.lower() not in refused.message.lower()
