@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llguidance import StructTag
 
+from deployments.http.structural_tag import parsed, refused_part, structural_tag_grammar
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
 from llama_core.text import grammar as grammars
@@ -64,6 +65,8 @@ def checked(grammar: str, param: str) -> str:
     try:
         return grammars.checked_grammar(grammar, param, _SCHEMA_PLACES.get(param, ""))
     except InvalidParameter as error:
+        if (part := refused_part(grammar, param)) is not None:
+            raise part from None
         source = json.loads(grammar)["grammars"][0].get("lark_grammar") if param in _STRUCTURAL_TAGS else None
         if source is None:
             raise
@@ -171,13 +174,17 @@ def _grammar(value: Any, param: str) -> str:
 
 
 def _structural_tags(value: Any, param: str) -> str:
-    """vLLM's object: texts that begin with a trigger go on as one of the structures says."""
+    """vLLM's object or its text: a `format`, or in the older form texts that, behind a trigger, go on as a structure says."""
+    value = parsed(value, param)
+    if isinstance(value, dict) and value.get("format") is not None:
+        return structural_tag_grammar(value["format"], param)
     structures = value.get("structures") if isinstance(value, dict) else None
     triggers = value.get("triggers") if isinstance(value, dict) else None
     is_listed = isinstance(structures, list) and isinstance(triggers, list) and 1 <= len(structures) <= MAX_STRUCTURES
     if not is_listed or not all(isinstance(trigger, str) and trigger for trigger in triggers or ()):
         raise InvalidParameter(
-            f"{param}: must have triggers, a list of strings, and 1 to {MAX_STRUCTURES} structures", param=param
+            f"{param}: must have a format, or triggers, a list of strings, and 1 to {MAX_STRUCTURES} structures",
+            param=param,
         )
     tags = []
     for structure in structures or ():
