@@ -1,5 +1,6 @@
 """The Protocol of a backend, which computes the rows of a step: torch anywhere, C++ on CPU cores, CUDA graphs on GPUs."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Final, NamedTuple, Protocol
 
@@ -19,12 +20,15 @@ class StepMasks(Protocol):
     """The tokens that grammars allow, for the samples of one step. Another thread computes them beside the forward pass.
 
     bits: uint32 [samples, ceil(vocab / 32)]. has_mask: whether each sample's row has a grammar. is_ready: uint32 [samples],
-    set when a sample's bits are written.
+    set when a sample's bits are written. is_done: whether `wait` would return at once.
     """
 
     bits: np.ndarray
     has_mask: list[bool]
     is_ready: np.ndarray
+
+    @property
+    def is_done(self) -> bool: ...
 
     def wait(self) -> None:
         """Until all bits are written."""
@@ -32,13 +36,14 @@ class StepMasks(Protocol):
 
 class Sampled(NamedTuple):
     """The tokens that a step's rows sampled, in order, and the indices whose tokens are placeholders: their logits were not
-    finite, or no token was allowed. logprobs: of each token, with the MAX_TOP_LOGPROBS most likely; None where the step was
-    started without `keep_logits`, or where the backend leaves them to `logits_of_samples`."""
+    finite, or no token was allowed. logprobs: reads those of each token, with the MAX_TOP_LOGPROBS most likely; to be called by
+    the thread that starts steps, before its next one. None where the step was started without `keep_logits`, or where the
+    backend leaves them to `logits_of_samples`."""
 
     tokens: list[int]
     non_finite: list[int]
     refused: list[int]
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: Callable[[], list[TokenLogprob]] | None = None
 
     @classmethod
     def of(cls, tokens: list[int]) -> "Sampled":
@@ -85,8 +90,13 @@ class Backend(Protocol):
         has logprobs, or a call of `logits_of_samples` may follow. `masks`: on rank 0, which samples for all; None where no row
         has a grammar.
 
-        The next step may start before this one's result is read, unless its logits are asked for.
+        The next step may start before this one's result is read, unless its logits are asked for. Any thread may read the
+        result of a step whose samples are queued.
         """
+
+    def queue_samples(self) -> None:
+        """Queue the samples of the latest step, which wait for its masks where the device runs behind the host. Blocks until
+        these masks are done. `start` does so too, before it queues a step."""
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         """float32 [len(samples), vocab] of these samples of the latest step, on every rank."""

@@ -4,6 +4,9 @@ A matcher belongs to a slot. It is made from the slot's grammar and follows the 
 sequence or new ranks have from their `SlotInit`. One thread makes matchers and masks; a sampler waits for the masks of its own
 rows, not for others'. A matcher that exceeds the limits of time and memory refuses its row only.
 
+On a GPU, the thread waits for the tokens of the step before in the copy that the host reads anyway, so that the thread which
+queues steps never waits for the device.
+
 Matchers of one grammar share what they have built, and so the limits. Where one exceeds them, the row's grammar is compiled
 again for it alone, so that an answer does not depend on earlier ones.
 """
@@ -18,12 +21,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
 
 from llama_core.execution.json_ending import JsonEnding, Lookahead
 from llama_core.execution.json_vocabulary import JsonVocabulary
 from llama_core.log_lines import where
-from llama_core.scheduling.step import ForcedTokens, Row, SlotInit
+from llama_core.scheduling.step import Draft, ForcedTokens, Row, SlotInit
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -37,10 +39,14 @@ _UNAVAILABLE: Final = "this engine has no tokenizer, so that it cannot follow gr
 
 @dataclass(slots=True)
 class _Slot:
+    """Only the thread reads and writes what follows `drafts`, and `tokens`."""
+
     grammar: str
-    position: int  # of the first token that the matcher has not consumed
+    first: int  # the position of the answer's first token
+    tokens: list[int]  # of the answer, as far as the thread has read the steps' samples
     limit: int | None  # the position behind the last token that may be sampled; None: the end is not brought about
-    tokens: list[int] = field(default_factory=list)  # those of the answer that the matcher has consumed
+    position: int  # of the first token that no row's matcher was given
+    drafts: list[int] = field(default_factory=list)  # of the step that begins
     matcher: "LLMatcher | None" = None
     ending: JsonEnding | None = None  # of JSON and calls of tools, made with the matcher
 
@@ -55,15 +61,24 @@ class _Grammar:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One row: its samples begin at `sample` of the step, its first sampled position is `position`. tokens: generated since
-    the matcher's last row. drafts: proposed for `position` and after."""
+    """One row: its samples begin at `sample` of the step, its first sampled position is `position`. begin: the position of the
+    first token that the matcher has not consumed. drafts: proposed for `position` and after."""
 
     row: int
     sample: int
+    begin: int
     position: int
     slot: _Slot
-    tokens: list[int]
     drafts: list[int]
+
+    @property
+    def samples(self) -> range:
+        return range(self.sample, self.sample + 1 + len(self.drafts))
+
+    def note(self, sampled: Seq[int]) -> None:
+        """The step's samples follow the slot's tokens. Those behind a refused draft are replaced by the next row's."""
+        del self.slot.tokens[self.position - self.slot.first :]
+        self.slot.tokens += sampled[self.samples.start : self.samples.stop]
 
 
 @dataclass(slots=True)
@@ -75,10 +90,15 @@ class GrammarMasks:
     bits: np.ndarray
     has_mask: list[bool]
     is_ready: np.ndarray
+    jobs: Seq[_Job] = ()
     reasons: dict[int, str] = field(default_factory=dict)
     forced: list[ForcedTokens] = field(default_factory=list)
     shortened: list[int] = field(default_factory=list)
     work: "Future[None] | None" = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.work is not None and self.work.done()
 
     def wait(self) -> None:
         assert self.work is not None
@@ -102,6 +122,8 @@ class SlotGrammars:
         self._load = vocabulary
         self._vocabulary: LLTokenizer | None = None
         self._json: JsonVocabulary | None = None
+        # Of the latest step with masks: its rows, and what reads its samples.
+        self._latest: tuple[Seq[_Job], Callable[[], Seq[int]]] | None = None
 
     def prepare(self) -> None:
         if self._load is not None:
@@ -110,53 +132,65 @@ class SlotGrammars:
     def admit(self, init: SlotInit) -> None:
         grammar = init.params.grammar
         begin = len(init.tokens) if init.prompt_length is None else init.prompt_length
+        generated = init.tokens[begin:] if grammar else []
         params = init.params
         limit = min(begin + params.max_tokens, self._max_seq_len)
         # These rules may forbid the tokens that close.
         closes = not (params.allowed_token_ids or params.bad_words or params.min_tokens)
-        self._slots[init.slot] = _Slot(grammar, begin, limit if closes else None) if grammar else None
+        slot = _Slot(grammar, begin, generated, limit if closes else None, begin) if grammar else None
+        self._slots[init.slot] = slot
         self.has_grammars = bool(grammar) or any(slot is not None for slot in self._slots)
 
-    def begin(self, rows: Seq[Row], tokens: torch.Tensor) -> GrammarMasks | None:
-        """Begin to compute the masks of a step; None where no sampling row has a grammar. tokens: int64 [slots, max_seq_len]
-        with the step's drafts."""
+    def propose(self, draft: Draft) -> None:
+        slot = self._slots[draft.slot]
+        if slot is not None:
+            slot.drafts = draft.tokens
+
+    def begin(self, rows: Seq[Row]) -> GrammarMasks | None:
+        """Begin to compute the masks of a step; None where no sampling row has a grammar. `follow` comes before the next call,
+        and the samples of the step before are queued."""
         if not self.has_grammars:
             return None
         jobs: list[_Job] = []
         has_mask: list[bool] = []
-        known = (
-            tokens.numpy() if tokens.device.type == "cpu" else tokens
-        )  # numpy takes a quarter of the time for a slice
         for i, row in enumerate(rows):
             if not row.samples:
                 continue
             slot = self._slots[row.slot]
             if slot is not None:
-                jobs.append(self._job(i, len(has_mask), row, slot, known))
+                jobs.append(self._job(i, len(has_mask), row, slot))
             has_mask += [slot is not None] * (1 + row.num_drafts)
         if not jobs:
             return None
         num_samples = len(has_mask)
         masks = GrammarMasks(
-            np.empty((num_samples, self._num_words), np.uint32), has_mask, np.zeros(num_samples, np.uint32)
+            np.empty((num_samples, self._num_words), np.uint32), has_mask, np.zeros(num_samples, np.uint32), jobs
         )
-        masks.work = self._thread.submit(self._fill, jobs, masks)
+        latest, self._latest = self._latest, None
+        masks.work = self._thread.submit(self._fill, masks, latest)
         return masks
+
+    def follow(self, masks: GrammarMasks, sampled: Callable[[], Seq[int]]) -> None:
+        """The step of `masks` was started. sampled: its tokens, which the thread waits for; 0 where there is none."""
+        self._latest = masks.jobs, sampled
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @staticmethod
-    def _job(index: int, sample: int, row: Row, slot: _Slot, tokens: torch.Tensor | np.ndarray) -> _Job:
+    def _job(index: int, sample: int, row: Row, slot: _Slot) -> _Job:
         position = row.start + row.length - row.num_drafts
-        known = tokens[row.slot, slot.position : position + row.num_drafts].tolist()
-        num_new = position - slot.position
-        slot.position = position
-        return _Job(index, sample, position, slot, known[:num_new], known[num_new:])
+        begin, slot.position = slot.position, position
+        return _Job(index, sample, begin, position, slot, slot.drafts[: row.num_drafts])
 
-    def _fill(self, jobs: Seq[_Job], masks: GrammarMasks) -> None:
-        for job in jobs:
-            samples = range(job.sample, job.sample + 1 + len(job.drafts))
+    def _fill(self, masks: GrammarMasks, latest: tuple[Seq[_Job], Callable[[], Seq[int]]] | None) -> None:
+        if latest is not None:
+            jobs, read = latest
+            sampled = read()
+            for job in jobs:
+                job.note(sampled)
+        for job in masks.jobs:
+            samples = job.samples
             try:
                 self._fill_row(job, masks)
             except _Refused as refused:
@@ -184,22 +218,23 @@ class SlotGrammars:
                 slot.limit = None
             slot.matcher = slot.ending = None
             del masks.forced[num_forced:], masks.shortened[num_shortened:]
-            self._match_row(replace(job, tokens=[*slot.tokens, *job.tokens]), masks)
-        slot.tokens += job.tokens
+            self._match_row(replace(job, begin=slot.first), masks)
 
     def _match_row(self, job: _Job, masks: GrammarMasks) -> None:
-        begin = job.position - len(job.tokens)
-        if job.slot.matcher is None:
-            self._begin_matching(job.slot, begin)
-        matcher, ending = job.slot.matcher, job.slot.ending
+        slot = job.slot
+        tokens = slot.tokens[job.begin - slot.first : job.position - slot.first]
+        assert len(tokens) == job.position - job.begin, "the samples of earlier steps were read"
+        if slot.matcher is None:
+            self._begin_matching(slot, job.begin)
+        matcher, ending = slot.matcher, slot.ending
         assert matcher is not None
-        if matcher.try_consume_tokens(job.tokens) < len(job.tokens) and not matcher.is_stopped():
+        if matcher.try_consume_tokens(tokens) < len(tokens) and not matcher.is_stopped():
             unused = masks.bits[job.sample]
             matcher.unsafe_compute_mask_ptr(unused.ctypes.data, unused.nbytes)  # tells whether a limit is exceeded
             _check(matcher)
             raise _Refused("the tokens generated so far do not follow the grammar")
         if ending is not None:
-            ending.append(job.tokens, begin)
+            ending.append(tokens, job.begin)
         if job.drafts:  # on copies: taking tokens back leaves masks behind them (`closing_path`)
             matcher = matcher.deep_copy()
             ending = None if ending is None else ending.copy()

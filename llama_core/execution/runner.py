@@ -1,6 +1,7 @@
 """One rank's engine: holds the slots, lets a backend compute and sample the rows of a step, and returns the output."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from llama_core.execution.fused.backend import FusedBackend, ops_for
 from llama_core.execution.fused.device import fused_device
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.grammar_masks import GrammarMasks, SlotGrammars
+from llama_core.execution.grammar_masks import SlotGrammars
 from llama_core.execution.load_report import LoadReport
 from llama_core.execution.memory_budget import (
     LEAST_CONTEXT,
@@ -51,6 +52,21 @@ log = logging.getLogger(__name__)
 
 _STEPS_A_COUNT = 64
 CONTRADICTION = "no token is allowed here: the rules of the request contradict each other"
+
+
+class _ReadOnce:
+    """A result for two threads, of which the first reads it."""
+
+    def __init__(self, read: Callable[[], Sampled]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._sampled: Sampled | None = None
+
+    def __call__(self) -> Sampled:
+        with self._lock:
+            if self._sampled is None:
+                self._sampled = self._read()
+            return self._sampled
 
 
 class ModelRunner:
@@ -251,26 +267,36 @@ class ModelRunner:
         """Like `step`, but does not wait for an asynchronous device. The caller may start one more step before it calls
         `result`."""
         begin = time.perf_counter()
-        slots = self._slots
+        slots, grammars = self._slots, self._grammars
         for init in batch.admit:
             slots.admit(init)
-            if self._grammars is not None:
-                self._grammars.admit(init)
+            if grammars is not None:
+                grammars.admit(init)
         for grow in batch.grow:
             slots.grow(grow)
         for draft in batch.drafts:
             slots.propose(draft)
+            if grammars is not None:
+                grammars.propose(draft)
         rows = batch.rows
         wanted = any(row.samples and slots.top_logprobs[row.slot] >= 0 for row in rows)
         # The next step may give slots to other sequences before this step's result is read.
         num_top = self._num_top(rows) if wanted else []
         wanted_of_prompts = any(slots.prompt_logprobs[row.slot] for row in rows)
-        masks = self._begin_masks(rows)
+        masks = None
+        if grammars is not None and grammars.has_grammars:
+            # The grammars' thread reads what the step before samples.
+            self.backend.queue_samples()
+            masks = grammars.begin(rows)
         pending = self.backend.start(rows, keep_logits=wanted, masks=masks)
+        read = pending.result
+        if grammars is not None and masks is not None:
+            read = _ReadOnce(pending.result)
+            grammars.follow(masks, lambda: read().tokens)
 
         @torch.inference_mode()
         def result() -> StepOutput:
-            sampled = pending.result()
+            sampled = read()
             if masks is not None:
                 masks.wait()
             reasons = masks.reasons if masks is not None else {}
@@ -303,12 +329,6 @@ class ModelRunner:
         self._num_results += 1
         return self._device_bytes
 
-    def _begin_masks(self, rows: list[Row]) -> GrammarMasks | None:
-        if self._grammars is None or not self._grammars.has_grammars:
-            return None
-        self._slots.flush()
-        return self._grammars.begin(rows, self._slots.tokens)
-
     def _num_top(self, rows: list[Row]) -> list[int]:
         """Of each sample: how many of the most likely tokens its slot asks for, -1 where it asks for no logprobs."""
         asked = self._slots.top_logprobs
@@ -318,7 +338,8 @@ class ModelRunner:
         """One entry for each sample, None where its slot did not ask. num_top: `_num_top`."""
         wanted = [i for i, top in enumerate(num_top) if top >= 0]
         if sampled.logprobs is not None:
-            found = [(sampled.logprobs[i], num_top[i]) for i in wanted]
+            reported = sampled.logprobs()
+            found = [(reported[i], num_top[i]) for i in wanted]
             values = [TokenLogprob(each.logprob, each.top[:count]) for each, count in found]
         else:
             logits = self.backend.logits_of_samples(wanted)

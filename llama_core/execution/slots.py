@@ -39,9 +39,6 @@ class SlotTable:
         self.sampling.set(slot, init.params)
         self._note(init)
 
-    def flush(self) -> None:
-        """Make all changes visible in the tensors, for a caller that reads these before the next step."""
-
     def _note(self, init: SlotInit) -> None:
         """Keep what Python reads."""
         slot, params = init.slot, init.params

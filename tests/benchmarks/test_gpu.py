@@ -108,6 +108,7 @@ importlib.import_module("benchmarks.gpu.rank")
     assert figures["attention"]["2_rows_of_40"]["gb_s"]["median"] > 0
     assert figures["attention"]["2_rows_of_40_in_400"]["gb_s"]["median"] > 0
     assert figures["mixed"]["decodes_and_a_prompt"]["host_us"]["median"] > 0
+    assert figures["mixed"]["decodes_with_masks"]["samples_us"]["median"] > 0
     assert figures["offline"]["output_tok_s"] > 0
     assert figures["invariance"]["twice"] == {"texts": 8, "same": 8, "first_difference": -1}
 

@@ -22,6 +22,8 @@ LIMIT_S = 120.0
 UPLOADS = ("tests/llama_core/checkpoint/test_uploads.py", "late or waits")
 MEMORY = (f"{TESTS}/test_step_memory.py", "three_percent")
 DEVICE = (f"{TESTS}/test_fused_device.py", "late")
+GRAMMARS = (f"{TESTS}/test_fused_grammars.py", "masks or thread")
+LATE = (f"{TESTS}/test_fused_grammars.py", "late_tokens")
 RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 GROWING = (f"{TESTS}/test_fused_attention.py", "splits_grow")
@@ -37,8 +39,17 @@ DRAWS, LIMITS, EDITS, LOGPROBS, ZEROS, REUSE = (
 LARGE = (f"{TESTS}/test_fused_sampling.py", "interpreter and large", "--full")
 
 
+_COPIES = """\
+        if len(tokens):
+            self._device.copy(step.answer, tokens)
+        if logprobs is not None:
+            step.logprobs = self._logprobs[step.turn, : len(tokens)]
+            self._device.copy(step.logprobs, logprobs)
+"""
 _UPLOADS = "../../checkpoint/uploads"
 _SPLITS = "../../step_time/attention_splits"
+_RUNNER = "../runner"
+_MASKS = "../grammar_masks"
 
 
 class Mutant(NamedTuple):
@@ -55,15 +66,13 @@ MUTANTS = (
     # Races between the host and the device.
     Mutant("two buffers in turn, with four steps in flight", "backend", "_TURNS = 4", "_TURNS = 2", DEVICE),
     Mutant("inputs of all steps in one buffer", "step_buffers", "self._sent[turn]", "self._sent[0]", DEVICE),
-    Mutant("results of all steps in one buffer", "backend", "self._answers[turn,", "self._answers[0,", DEVICE),
-    Mutant("a result that is read without a wait", "backend", "copied.wait()", "pass", DEVICE),
+    Mutant("results of all steps in one buffer", "backend", "self._answers[step.turn,", "self._answers[0,", DEVICE),
+    Mutant("a result that is read without a wait", "backend", "step.copied.wait()", "pass", DEVICE),
     Mutant(
         "an event before the copy that it stands for",
         "backend",
-        "        if len(tokens):\n            self._device.copy(answer, tokens)\n        if logprobs is None:\n"
-        "            copied = self._device.record()\n",
-        "        copied = self._device.record()\n        if len(tokens):\n            self._device.copy(answer, tokens)\n"
-        "        if logprobs is None:\n",
+        _COPIES + "        step.copied = self._device.record()\n",
+        "        step.copied = self._device.record()\n" + _COPIES,
         DEVICE,
     ),
     Mutant("a buffer of weights that is filled while it travels", _UPLOADS, "earlier.wait()", "pass", UPLOADS),
@@ -264,7 +273,41 @@ MUTANTS = (
     Mutant("a mask that is read before it is computed", "mask_buffers", "masks.wait()", "pass", DEVICE),
     Mutant("masks of all steps in one buffer", "mask_buffers", "self._sent[turn]", "self._sent[0]", DEVICE),
     Mutant("masks of the step before", "mask_buffers", "indices.fill(-1)", "pass", DEVICE),
-    Mutant("logprobs of all steps in one buffer", "backend", "self._logprobs[turn,", "self._logprobs[0,", DEVICE),
+    Mutant("logprobs of all steps in one buffer", "backend", "self._logprobs[step.turn,", "self._logprobs[0,", DEVICE),
+    # Grammars, whose thread follows late.
+    Mutant(
+        "masks that a step waits for when it starts",
+        "backend",
+        "        if masks is None:\n            self.queue_samples()\n",
+        "        self.queue_samples()\n",
+        GRAMMARS,
+    ),
+    Mutant(
+        "layers of a step before the samples of the step before",
+        "backend",
+        "        self.queue_samples()\n        plan = plan_of",
+        "        plan = plan_of",
+        DEVICE,
+    ),
+    Mutant(
+        "masks that begin before the samples they follow",
+        _RUNNER,
+        "            self.backend.queue_samples()\n",
+        "",
+        GRAMMARS,
+    ),
+    Mutant("masks that no poll notices", "backend", "step.masks.is_done", "False", GRAMMARS),
+    Mutant("a result that two threads read", _RUNNER, "if self._sampled is None:", "if True:", GRAMMARS),
+    Mutant("tokens that no grammar follows", _MASKS, "self._latest = masks.jobs, sampled", "pass", LATE),
+    Mutant(
+        "samples behind a refused draft that stay",
+        _MASKS,
+        "del self.slot.tokens[self.position - self.slot.first :]",
+        "pass",
+        LATE,
+    ),
+    Mutant("drafts that no grammar checks", _MASKS, "slot.drafts = draft.tokens", "pass", LATE),
+    Mutant("an answer that new ranks do not know", _MASKS, "init.tokens[begin:] if grammar else []", "[]", LATE),
     # The one-shot all-reduce.
     Mutant("one buffer for both turns", "all_reduce_kernels", "turn * memory.turn_bytes", "0", SUMS),
     Mutant("a sum before the peers have come", "all_reduce_kernels", ") & (polls > 0):", ") & (polls < 0):", SUMS),

@@ -125,6 +125,7 @@ class _Masks:
     bits: np.ndarray
     has_mask: list[bool]
     is_ready: np.ndarray
+    is_done: bool = True
 
     @classmethod
     def of(cls, masks: Seq[np.ndarray | None]) -> "_Masks | None":

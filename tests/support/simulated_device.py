@@ -6,6 +6,7 @@ intermediate tensors hold NaN, because on a GPU all graphs share their memory.
 """
 
 import random
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,13 +127,18 @@ class _Event:
         return self._device.num_done >= self._position
 
     def wait(self) -> None:
-        self._device.num_waits += 1
+        self._device.count_wait()
         self._device.run_to(self._position)
 
 
 @dataclass
 class SimulatedDevice:
-    """eagerness: the probability that the next work in the queue runs whenever the host calls the device; 0 for never."""
+    """eagerness: the probability that the next work in the queue runs whenever the host calls the device; 0 for never.
+
+    One thread, which made the device, queues work; others may wait for events. num_waits counts the waits of the first,
+    num_waits_of_others those of the others. num_outside_inference: works queued outside of torch's inference mode, which a
+    device that computes at once would refuse.
+    """
 
     seed: int = 0
     eagerness: float = 0.0
@@ -140,6 +146,8 @@ class SimulatedDevice:
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     num_done: int = 0
     num_waits: int = 0
+    num_waits_of_others: int = 0
+    num_outside_inference: int = 0
     num_copies: int = 0
     num_replays: int = 0
     num_operations: int = 0
@@ -150,6 +158,8 @@ class SimulatedDevice:
         self._queue: deque[Work] = deque()
         self._random = random.Random(self.seed)
         self._locked: list[torch.Tensor] = []
+        self._thread = threading.get_ident()
+        self._lock = threading.RLock()
 
     def page_locked(self, *shape: int) -> torch.Tensor:
         tensor = torch.zeros(shape, dtype=torch.int64)
@@ -157,7 +167,10 @@ class SimulatedDevice:
         return tensor
 
     def queue(self, work: Work) -> None:
-        self._queue.append(work)
+        assert threading.get_ident() == self._thread, "one thread queues work"
+        self.num_outside_inference += not torch.is_inference_mode_enabled()
+        with self._lock:
+            self._queue.append(work)
         self.advance()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -168,7 +181,8 @@ class SimulatedDevice:
         self.queue(lambda: target.copy_(source))
 
     def record(self) -> _Event:
-        return _Event(self, self.num_done + len(self._queue))
+        with self._lock:
+            return _Event(self, self.num_done + len(self._queue))
 
     def warm_up(self, works: list[Work]) -> None:
         for work in works:
@@ -182,16 +196,24 @@ class SimulatedDevice:
         return _Graph(self, recorder.operations)
 
     def synchronize(self) -> None:
-        self.num_waits += 1
+        self.count_wait()
         self.run_to(self.num_done + len(self._queue))
 
+    def count_wait(self) -> None:
+        if threading.get_ident() == self._thread:
+            self.num_waits += 1
+        else:
+            self.num_waits_of_others += 1
+
     def advance(self) -> None:
-        while self._queue and self._random.random() < self.eagerness:
-            self._run_next()
+        with self._lock:
+            while self._queue and self._random.random() < self.eagerness:
+                self._run_next()
 
     def run_to(self, position: int) -> None:
-        while self.num_done < position:
-            self._run_next()
+        with self._lock:
+            while self.num_done < position:
+                self._run_next()
 
     def _run_next(self) -> None:
         work = self._queue.popleft()

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -32,6 +32,7 @@ class SimulatedRun:
     collectives: list[Any]
     preemptions: int
     replays: int
+    drafts_accepted: int
 
 
 def requests_of(seed: int, count: int = 10) -> Requests:
@@ -83,32 +84,50 @@ def simulated_runner(parallel: Parallel, ckpt_dir: str, device: SimulatedDevice,
         return on_ranks.new_runner(parallel, ckpt_dir, backend="fused", **overrides)
 
 
-def simulated(parallel: Parallel, ckpt_dir: str, requests: Requests, seed: int, eagerness: float) -> SimulatedRun:
-    """Every rank is given the same arguments, and takes the same steps."""
+def simulated(
+    parallel: Parallel,
+    ckpt_dir: str,
+    requests: Requests,
+    seed: int,
+    eagerness: float,
+    stop_ids: frozenset[int] = frozenset({2}),
+    lost_after: int = -1,
+    num_blocks: int = 11,
+) -> SimulatedRun:
+    """Every rank is given the same arguments, and takes the same steps. lost_after: steps after which the ranks are lost and
+    replaced by new ones."""
     device = SimulatedDevice(seed + 100 * parallel.rank, eagerness)
     runner = simulated_runner(parallel, ckpt_dir, device)
     device.collectives.clear()
     generator = random.Random(seed)
     # Few blocks, so that sequences are preempted.
-    pool = BlockPool(11, runner.config.block_size)
-    scheduler = Scheduler(SchedulerConfig(8, 64, frozenset({2}), max_drafts=8), pool)
+    pool = BlockPool(num_blocks, runner.config.block_size)
+    scheduler = Scheduler(SchedulerConfig(8, 64, stop_ids, max_drafts=8), pool)
     sequences = [Sequence(prompt, params, min(160, len(prompt) + params.max_tokens)) for prompt, params in requests]
     waiting = deque(sequences)
     in_flight: deque[Pending[StepOutput]] = deque()
     while waiting or scheduler.has_work or in_flight:
         while waiting and generator.random() < 0.4:
             scheduler.add(waiting.popleft())
+        if lost_after == 0:
+            in_flight.clear()
+            scheduler.restart(epoch=1)
+            runner = simulated_runner(parallel, ckpt_dir, device)
+        lost_after -= 1
         depth = generator.choice([1, 2, 3])
         if (batch := scheduler.schedule()) is not None:
             in_flight.append(runner.start(batch))
         while in_flight and (len(in_flight) > depth or batch is None):
-            scheduler.commit(in_flight.popleft().result())
+            output = in_flight.popleft().result()
+            # Rank 0 alone knows what grammars force.
+            scheduler.commit(output if parallel.world_size == 1 else replace(output, forced=[]))
     return SimulatedRun(
         [seq.output for seq in sequences],
         [[each.logprob for each in seq.logprobs] for seq in sequences],
         device.collectives,
         scheduler.num_preemptions,
         device.num_replays,
+        scheduler.num_drafts_accepted,
     )
 
 
@@ -121,6 +140,10 @@ class LateMasks:
         self.has_mask = (generator.random(num_samples) < 0.5).tolist()
         self.bits = np.zeros_like(self._bits)
         self.is_ready = np.zeros(num_samples, dtype=np.uint32)
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.is_ready.all())
 
     def wait(self) -> None:
         self.bits[:] = self._bits

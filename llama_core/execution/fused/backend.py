@@ -4,7 +4,7 @@ import logging
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import Ops, TorchOps
 from llama_core.execution.fused.product_choice import choice_for
 from llama_core.execution.fused.sampler import unpacked
-from llama_core.execution.fused.sampling_head import Samples, SamplingHead, bucket_sizes
+from llama_core.execution.fused.sampling_head import SamplingHead, bucket_sizes
 from llama_core.execution.fused.step_buffers import StepBuffers
 from llama_core.execution.fused.step_memory import (
     CAPTURED_PROMPT_TOKENS,
@@ -27,7 +27,7 @@ from llama_core.execution.fused.step_memory import (
     received_size,
     spare_block_bytes,
 )
-from llama_core.execution.fused.step_plan import StepShape, plan_of
+from llama_core.execution.fused.step_plan import StepPlan, StepShape, plan_of
 from llama_core.execution.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.execution.parallel import Parallel, before_leaving, smallest
 from llama_core.scheduling.step import Pending, Row
@@ -60,6 +60,20 @@ def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
             param="backend",
         ) from error
     return ops
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step whose layers are queued. answer, logprobs: on the host, valid once `copied` is reached, which is None before the
+    samples are queued."""
+
+    turn: int
+    plan: StepPlan
+    masks: StepMasks | None
+    keep_logits: bool
+    answer: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None
+    copied: Event | None = None
 
 
 class FusedBackend:
@@ -108,6 +122,7 @@ class FusedBackend:
             config, model, parallel, slots, device, self._buffers, self._hidden_states, ops, _TURNS
         )
         self._turn = 0
+        self._unsampled: _Step | None = None
         self._answers = device.page_locked(_TURNS, max_samples)
         self._logprobs = device.page_locked(_TURNS, max_samples, self._head.num_logprobs)
 
@@ -158,7 +173,12 @@ class FusedBackend:
                 self._capture()
 
     def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
-        """Queue the step on the device. The next step uses its samples at once; the host reads them later."""
+        """Queue the step on the device. The next step uses its samples at once; the host reads them later.
+
+        Masks follow later than the rest: the grammars' thread makes them from the samples of the step before. The step's
+        samples are queued as soon as the masks are done and `is_ready` or `result` is called, or the next step starts.
+        """
+        self.queue_samples()
         plan = plan_of(rows, self._tile_sizes)
         shape = self._bucket_of(plan.shape)
         changes = self._slots.take_changes()
@@ -171,7 +191,41 @@ class FusedBackend:
             self._device.queue(partial(self._compute, shape))
         else:
             body.replay()
-        return self._read_later(self._head.start(self._turn, plan, masks, wants_logprobs=keep_logits))
+        step = self._unsampled = _Step(self._turn, plan, masks, keep_logits)
+        self._turn = (self._turn + 1) % _TURNS
+        if masks is None:
+            self.queue_samples()
+        return Pending(partial(self._read, step), partial(self._is_ready, step))
+
+    @torch.inference_mode()
+    def queue_samples(self) -> None:
+        """Queue the sampling of the latest step, and the copies to the host behind it. They stay there for `_TURNS` steps."""
+        step = self._unsampled
+        if step is None:
+            return
+        tokens, logprobs = self._head.start(step.turn, step.plan, step.masks, wants_logprobs=step.keep_logits)
+        step.answer = self._answers[step.turn, : len(tokens)]
+        if len(tokens):
+            self._device.copy(step.answer, tokens)
+        if logprobs is not None:
+            step.logprobs = self._logprobs[step.turn, : len(tokens)]
+            self._device.copy(step.logprobs, logprobs)
+        step.copied = self._device.record()
+        self._unsampled = None
+
+    def _is_ready(self, step: "_Step") -> bool:
+        if step is self._unsampled and step.masks is not None and step.masks.is_done:
+            self.queue_samples()
+        return step.copied is not None and step.copied.is_reached()
+
+    def _read(self, step: "_Step") -> Sampled:
+        """From the thread that starts steps, or from any once the samples are queued."""
+        if step is self._unsampled:
+            self.queue_samples()
+        assert step.copied is not None and step.answer is not None
+        step.copied.wait()
+        sampled = Sampled.of(step.answer.tolist())
+        return sampled if step.logprobs is None else sampled._replace(logprobs=partial(unpacked, step.logprobs))
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         self._device.synchronize()
@@ -207,21 +261,6 @@ class FusedBackend:
             tokens, step.positions, slot_mapping, cache, attend
         )
 
-    def _read_later(self, samples: Samples) -> Pending[Sampled]:
-        """Copy samples to the host behind the step. They stay there for `_TURNS` steps."""
-        tokens, logprobs = samples
-        turn, self._turn = self._turn, (self._turn + 1) % _TURNS
-        answer = self._answers[turn, : len(tokens)]
-        if len(tokens):
-            self._device.copy(answer, tokens)
-        if logprobs is None:
-            copied = self._device.record()
-            return Pending(lambda: _read(copied, answer), copied.is_reached)
-        reported = self._logprobs[turn, : len(tokens)]
-        self._device.copy(reported, logprobs)
-        copied = self._device.record()
-        return Pending(lambda: _read(copied, answer)._replace(logprobs=unpacked(reported)), copied.is_reached)
-
     def _capture(self) -> None:
         """A graph for each bucket; largest first, so that the others fit into its memory.
 
@@ -247,11 +286,6 @@ class FusedBackend:
         self._device.synchronize()
         self._bodies.clear()
         self._head.release_graphs()
-
-
-def _read(copied: Event, answer: torch.Tensor) -> Sampled:
-    copied.wait()
-    return Sampled.of(answer.tolist())
 
 
 _have_graphs: weakref.WeakSet[FusedBackend] = weakref.WeakSet()

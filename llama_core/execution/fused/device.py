@@ -18,7 +18,7 @@ class Event(Protocol):
     def is_reached(self) -> bool: ...
 
     def wait(self) -> None:
-        """Block the host until all work before this point is done."""
+        """Block the calling thread, which may be any, until all work before this point is done."""
 
 
 class Graph(Protocol):
@@ -98,7 +98,8 @@ class HostDevice:
 
 
 class _CudaEvent:
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
+        self._index = index
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
@@ -106,6 +107,7 @@ class _CudaEvent:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
+        torch.cuda.set_device(self._index)  # a new thread has the first device, whose context would take memory there
         self._event.synchronize()
 
 
@@ -116,6 +118,7 @@ class CudaDevice:
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+        self._index = torch.cuda.current_device() if torch_device.index is None else torch_device.index
         self._pool: Any = None
         self._stream: Any = None
 
@@ -129,7 +132,7 @@ class CudaDevice:
         target.copy_(source, non_blocking=True)
 
     def record(self) -> Event:
-        return _CudaEvent()
+        return _CudaEvent(self._index)
 
     def warm_up(self, works: list[Work]) -> None:
         # On a separate stream, as torch requires.

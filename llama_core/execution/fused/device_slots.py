@@ -87,13 +87,5 @@ class DeviceSlots(SlotTable):
         for change, places, values in zip(changes, sent[::2], sent[1::2], strict=True):
             self._targets[change.target].index_copy_(0, places, values)
 
-    def flush(self) -> None:
-        """Write the changes now, by copies of their own, for a caller that reads the table before the next step."""
-        changes = self.take_changes()
-        device = self.tokens.device
-        self.apply(
-            changes, [torch.from_numpy(part).to(device) for each in changes for part in (each.places, each.values)]
-        )
-
     def _write(self, target: int, slot: int, first: int, values: Seq[int] | Ints) -> None:
         self._writes[target].append((slot * self._strides[target] + first, values))

@@ -237,6 +237,9 @@ class NativeBackend:
             self._gloo_fallback.reraise()
         return Pending.done(Sampled.of(self._sampled[:count].tolist()))
 
+    def queue_samples(self) -> None:
+        """`start` has computed them."""
+
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         return self._logits[list(samples)]
 

@@ -87,6 +87,9 @@ class TorchBackend:
         self._logits = self.model.logits(self._hidden_states[last])
         return Pending.done(self._sample([sample[1:] for sample in samples], self._logits, masks))
 
+    def queue_samples(self) -> None:
+        """`start` has computed them."""
+
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
         return self._logits[list(samples)]
 

@@ -101,6 +101,7 @@ def test_rules_masks_and_logprobs_take_one_copy_more_each_and_no_wait_for_the_de
         before = device.num_copies, device.num_replays, device.num_waits, len(device.host_accesses)
         with torch.inference_mode():
             pending = runner.backend.start(rows, keep_logits=keep_logits, masks=given)
+            runner.backend.queue_samples()
         assert device.num_copies == before[0] + copies and device.num_replays == before[1] + replays
         assert (device.num_waits, len(device.host_accesses)) == before[2:]
         assert (pending.result().logprobs is not None) == keep_logits

@@ -3,13 +3,13 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import jsonschema
 import pytest
-import torch
 
 from llama_core.errors import InvalidParameter
 from llama_core.execution.closing_path import Search
@@ -17,7 +17,7 @@ from llama_core.execution.grammar_masks import SlotGrammars
 from llama_core.execution.json_ending import JsonEnding
 from llama_core.execution.parallel import alone
 from llama_core.scheduling.sampling_params import SamplingParams
-from llama_core.scheduling.step import Row, SlotInit
+from llama_core.scheduling.step import Draft, Row, SlotInit
 from llama_core.text import grammar as grammars
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
@@ -167,23 +167,20 @@ def test_a_matcher_is_rebuilt_from_the_tokens_generated_before() -> None:
     prompt = TOKENIZER.encode("Say", bos=True, eos=False)
     generated = TOKENIZER.encode('{"name": "Tom", "kind', bos=False, eos=False)
     params = request("", 0, OBJECT)[1]
-    tokens = torch.zeros((2, 64), dtype=torch.int64)
-    tokens[0, : len(prompt)] = torch.tensor(prompt)
-    tokens[1, : len(prompt + generated)] = torch.tensor(prompt + generated)
     slots.admit(SlotInit(0, prompt, [0], params, prompt_length=len(prompt)))
     slots.admit(SlotInit(1, prompt + generated, [1], params, prompt_length=len(prompt)))
     masks = []
     for i, token in enumerate([*generated, 0]):
         rows = [Row(0, len(prompt) + i - 1, 1, True)]
-        masks.append(slots.begin(rows, tokens))
+        masks.append(slots.begin(rows))
         assert masks[-1] is not None
         masks[-1].wait()
-        tokens[0, len(prompt) + i] = token
-    whole = slots.begin([Row(1, 0, len(prompt + generated), True)], tokens)
+        slots.follow(masks[-1], partial(list, [token]))
+    whole = slots.begin([Row(1, 0, len(prompt + generated), True)])
     assert whole is not None and masks[-1] is not None
     whole.wait()
     assert (whole.bits == masks[-1].bits).all() and int(whole.bits.any()) > 0 and not whole.reasons
-    assert slots.begin([Row(1, 0, 3, False)], tokens) is None
+    assert slots.begin([Row(1, 0, 3, False)]) is None
     slots.close()
 
 
@@ -249,15 +246,16 @@ def test_masks_behind_refused_drafts_are_those_of_the_tokens_that_were_sampled(c
         for key in keys:
             params = SamplingParams(grammar=grammar, max_tokens=4000)
             slots.admit(SlotInit(0, [1, *begin], [], params, prompt_length=1))
-            known = torch.ones((1, 4096), dtype=torch.int64)
-            known[0, 1 : 1 + len(begin)] = torch.tensor(begin)
-            start = 1 + len(begin)
-            for tokens, num_drafts in [*((each, len(each)) for each in drafts), (key, 0)]:
-                known[0, start : start + len(tokens)] = torch.tensor(tokens)
-                computed = slots.begin([Row(0, start - 1, 1 + len(tokens), True, num_drafts)], known)
+            start, last = 1 + len(begin), []
+            for number, draft in enumerate([*drafts, *([] for _ in range(len(key) + 1 - len(drafts)))]):
+                # The first token of the key is sampled in the place of the draft's, then one in each step.
+                if draft:
+                    slots.propose(Draft(0, start, draft))
+                computed = slots.begin([Row(0, start + number - 1, 1 + len(draft), True, len(draft))])
                 assert computed is not None
                 computed.wait()
                 assert computed.reasons == {}
+                slots.follow(computed, partial(list, [*key[number : number + 1], *draft]))
                 last = computed.bits[-1].tolist()
             found.append(last)
         slots.close()

@@ -14,7 +14,6 @@ from unittest.mock import Mock, patch
 import jsonschema
 import numpy as np
 import pytest
-import torch
 from llguidance import LLMatcher, LLParserLimits
 
 from llama_core.execution.closing_path import LimitsExceeded, Search
@@ -287,13 +286,11 @@ def test_looking_ahead_beyond_the_limits_of_a_grammar_breaks_no_request(monkeypa
     grammar = grammar_of({"type": "array", "items": {"type": "string"}})
     grammars = SlotGrammars(lambda: VOCABULARY, TOKENIZER.n_words, 2, 4096)
     text = VOCABULARY.tokenize_str('["some words of a text')
-    known = torch.zeros((2, 4096), dtype=torch.int64)
-    known[0, : 1 + len(text)] = torch.tensor([1, *text])
 
     def mask(max_tokens: int) -> np.ndarray:
         params = SamplingParams(max_tokens=max_tokens, grammar=grammar)
         grammars.admit(SlotInit(0, [1, *text], [], params, prompt_length=1))
-        masks = grammars.begin([Row(0, 0, 1 + len(text), True)], known)
+        masks = grammars.begin([Row(0, 0, 1 + len(text), True)])
         assert masks is not None
         masks.wait()
         assert masks.reasons == {}
@@ -327,14 +324,14 @@ def test_an_answer_does_not_depend_on_earlier_ones_that_used_up_the_grammars_lim
         params = SamplingParams(max_tokens=60, grammar=grammar)
         grammars.admit(SlotInit(0, [1], [], params, prompt_length=1))
         tokens: list[int] = []
-        known, choose = torch.full((1, 4096), 1), after('{"v":"', by_chance(seed, b"a", b"b"))
+        choose = after('{"v":"', by_chance(seed, b"a", b"b"))
         while len(tokens) < 60 and (not tokens or tokens[-1] not in TOKENIZER.stop_ids):
-            masks = grammars.begin([Row(0, len(tokens), 1, True)], known)
+            masks = grammars.begin([Row(0, len(tokens), 1, True)])
             assert masks is not None
             masks.wait()
             assert masks.reasons == {}
             tokens.append(choose(tokens_of(masks.bits[0].copy())))
-            known[0, len(tokens)] = tokens[-1]
+            grammars.follow(masks, partial(list, tokens[-1:]))
         return tokens
 
     with (

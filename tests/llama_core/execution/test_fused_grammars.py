@@ -1,0 +1,196 @@
+"""Grammars on a simulated device: their thread follows the tokens late, and nothing else waits for it."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from llama_core.execution.grammar_masks import SlotGrammars
+from llama_core.execution.parallel import alone
+from llama_core.execution.runner import ModelRunner
+from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.step import Pending, Row, SlotInit, StepInput, StepOutput
+from llama_core.text import grammar as grammars
+from llama_core.text.registry import load_tokenizer
+from tests.support import on_ranks
+from tests.support.simulated_device import SimulatedDevice
+from tests.support.simulated_steps import Requests, simulated, simulated_runner
+
+DEMO = str(Path(__file__).parents[3] / "demo")
+TOKENIZER = load_tokenizer(Path(DEMO) / "tokenizer.model")
+LATE_S = 20.0  # until a test whose steps wait for masks fails
+FORCED = grammars.regex_grammar("(a|b)the quick brown fox jumps over the lazy dog( and [a-z]{9})?")
+OPEN = grammars.regex_grammar("[a-z]{1,3}( [a-z]{2,9}){20,30}")
+OBJECT = grammars.json_schema_grammar(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "legs": {"type": "integer", "maximum": 8}},
+        "required": ["name", "legs"],
+        "additionalProperties": False,
+    }
+)
+
+
+def params_of(seed: int, grammar: str = "", max_tokens: int = 50) -> SamplingParams:
+    followed = grammars.for_answer(grammar, TOKENIZER) if grammar else ""
+    return SamplingParams(1.0, 1.0, seed=seed, max_tokens=max_tokens, grammar=followed)
+
+
+def requests() -> Requests:
+    texts = ("Tell me of a cat", "Once upon a time there was", "The", "A plant is a", "Say")
+    followed = (FORCED, OBJECT, "", OPEN, OPEN)
+    found = [
+        (TOKENIZER.encode(text, bos=True, eos=False), params_of(seed, grammar))
+        for seed, (text, grammar) in enumerate(zip(texts, followed, strict=True))
+    ]
+    found[3] = found[3][0], replace(found[3][1], logprobs=2)
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    outputs: list[list[int]] = on_ranks.serve(alone("cpu"), DEMO, requests(), backend="torch")["outputs"]
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("eagerness", "lost_after"), [(0.0, 30), pytest.param(0.5, -1, marks=pytest.mark.full)], ids=["lost", "eager"]
+)
+def test_late_tokens_reach_the_grammars_with_drafts_preemptions_and_new_ranks(
+    eagerness: float, lost_after: int, expected: list[list[int]]
+) -> None:
+    run = simulated(alone("cpu"), DEMO, requests(), 3, eagerness, TOKENIZER.stop_ids, lost_after, num_blocks=6)
+    assert run.outputs == expected
+    assert run.preemptions > 0 and run.drafts_accepted > 10
+
+
+@pytest.mark.full
+def test_ranks_that_know_no_masks_join_the_collectives_of_late_samples(ranks: Any, expected: list[list[int]]) -> None:
+    runs = ranks(2).call(simulated, DEMO, requests(), 5, 0.3, TOKENIZER.stop_ids)
+    assert runs[0].outputs == runs[1].outputs == expected
+    assert runs[0].collectives == runs[1].collectives
+
+
+@pytest.fixture(scope="module")
+def device() -> SimulatedDevice:
+    return SimulatedDevice()
+
+
+@pytest.fixture(scope="module")
+def runner(device: SimulatedDevice) -> ModelRunner:
+    return simulated_runner(alone("cpu"), DEMO, device)
+
+
+@pytest.fixture
+def step(runner: ModelRunner) -> Iterator[Any]:
+    """Starts steps of two rows, the first of which has a grammar, after one that has read their prompts."""
+    blocks, prompt = runner.config.blocks_per_sequence, TOKENIZER.encode("Say", bos=True, eos=False)
+    admit = [
+        SlotInit(
+            slot, prompt, list(range(slot * blocks, (slot + 1) * blocks)), params_of(slot, OPEN if not slot else "")
+        )
+        for slot in range(2)
+    ]
+    runner.step(StepInput(0, 1, [Row(slot, 0, len(prompt), True) for slot in range(2)], admit=admit))
+    positions = iter(range(len(prompt), 100))
+
+    def start() -> Pending[StepOutput]:
+        position = next(positions)
+        return runner.start(StepInput(0, 2, [Row(slot, position, 1, True) for slot in range(2)]))
+
+    yield start
+    for slot in range(2):  # the next test's steps have no grammar before they admit one
+        runner._grammars.admit(SlotInit(slot, prompt, [], SamplingParams()))  # type: ignore[union-attr]
+
+
+class _Gate:
+    """Holds the grammars' thread before it makes the masks of a step."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+        self.was_late = False
+        self._fill = SlotGrammars._fill
+
+    def __enter__(self) -> "_Gate":
+        gate = self
+
+        def fill(grammars: SlotGrammars, *args: Any) -> None:
+            gate.was_late |= not gate.is_open.wait(LATE_S)
+            gate._fill(grammars, *args)
+
+        self._patch = patch.object(SlotGrammars, "_fill", fill)
+        self._patch.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.is_open.set()
+        self._patch.stop()
+
+
+def test_the_tokens_of_a_step_leave_before_the_masks_of_the_next_one(step: Any) -> None:
+    first = step()
+    with _Gate() as gate:
+        second = step()
+        tokens = first.result().tokens
+        assert not second.is_ready(), "its samples are not queued"
+        assert not gate.was_late and len(tokens) == 2
+        gate.is_open.set()
+        assert len(second.result().tokens) == 2
+
+
+def test_samples_are_queued_by_the_poll_that_finds_their_masks_made(step: Any, device: SimulatedDevice) -> None:
+    before, outside = device.num_replays, device.num_outside_inference
+    pending = step()
+    deadline = time.monotonic() + LATE_S
+    while device.num_replays < before + 2 and time.monotonic() < deadline:
+        assert not pending.is_ready(), "the device is never eager"
+    assert device.num_replays == before + 2 and device.num_outside_inference == outside
+    pending.result()
+
+
+def test_masks_begin_when_the_samples_that_they_follow_are_queued(
+    step: Any, device: SimulatedDevice, runner: ModelRunner
+) -> None:
+    before, at_begin = device.num_replays, []
+    grammars, first = runner._grammars, step()
+    begin = grammars.begin  # type: ignore[union-attr]
+
+    def watched(rows: Any) -> Any:
+        at_begin.append(device.num_replays - before)
+        return begin(rows)
+
+    with patch.object(grammars, "begin", watched):
+        second = step()
+    assert at_begin == [2]
+    first.result(), second.result()
+
+
+def test_the_layers_of_a_step_are_queued_before_its_masks_are_made(step: Any, device: SimulatedDevice) -> None:
+    before = device.num_replays, device.num_copies
+    with _Gate() as gate:
+        pending = step()
+        assert not gate.was_late
+        assert (device.num_replays, device.num_copies) == (before[0] + 1, before[1] + 1)
+        gate.is_open.set()
+        pending.result()
+    assert (device.num_replays, device.num_copies) == (before[0] + 2, before[1] + 3)
+
+
+def test_only_the_grammars_thread_waits_for_the_step_before(step: Any, device: SimulatedDevice) -> None:
+    in_flight = deque([step()])
+    before = device.num_waits, device.num_waits_of_others, len(device.host_accesses)
+    for _ in range(6):  # each queues the samples of the step before, whose masks need the tokens before those
+        in_flight.append(step())
+        if len(in_flight) > 3:
+            assert len(in_flight.popleft().result().tokens) == 2
+    assert device.num_waits == before[0], "a result that the thread has read takes no further wait"
+    assert device.num_waits_of_others - before[1] >= 5
+    assert len(device.host_accesses) == before[2]
+    while in_flight:
+        in_flight.popleft().result()
