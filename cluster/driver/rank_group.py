@@ -39,8 +39,8 @@ _PATIENCE_WITH_HEALTHY_S: Final = 2.0
 class RankGroup:
     """Takes steps (`submit`) and answers them in their order. Use it from one event loop, the one it was started in.
 
-    bundle_indices, standby: see `RankActors`. runner_factory: makes a rank's runner. num_blocks: the most cache blocks
-    to allocate, for a group that replaces another; None: as many as every rank can hold.
+    bundle_indices, standby: see `RankActors`. runner_factory: makes a rank's runner. num_blocks: of the group that this one
+    replaces, the most cache blocks to allocate; None: as many as every rank can hold.
     """
 
     def __init__(
@@ -153,7 +153,8 @@ class RankGroup:
         await self._connect(await self._listener.open())
         (store_port,) = await results_of_all([self.ranks.actors[0].offer_store.remote(store_host)], "listening")
         timeout_s = self._limits.start_timeout_s
-        loads = await self.ranks.load(self._config, store_host, store_port, timeout_s, self._runner_factory)
+        about = self._config, store_host, store_port, timeout_s, self._runner_factory, self._num_blocks or 0
+        loads = await self.ranks.load(*about)
         loaded_s = time.monotonic()
         num_blocks = self._common_num_blocks(loads)
         await self.ranks.call(lambda actor: actor.prepare.remote(num_blocks), "warming up")

@@ -101,6 +101,7 @@ class RankProcess:
         store_port: int,
         timeout_s: float,
         runner_factory: RunnerFactory,
+        former_blocks: int = 0,
         visible_gpus: Sequence[str] = (),
     ) -> RankLoad:
         """Join the group and load the weights. Raises what the factory raises (CheckpointError, ConfigError, ...)."""
@@ -114,8 +115,9 @@ class RankProcess:
         device_index = _show_gpus(visible_gpus, self._share.gpu_ids)
         self._choose_interface(store_host)
         listen_fd = self._listen_socket.detach() if self._listen_socket is not None else None
+        place = store_host, store_port, listen_fd
         rendezvous = RendezvousSpec(
-            self._rank, self._world_size, store_host, store_port, listen_fd, num_threads, timeout_s, device_index
+            self._rank, self._world_size, *place, num_threads, timeout_s, device_index, former_blocks
         )
         bar = LoadProgressBar(self._rank, InfoLines(logger) if _logs_json() else None)
 

@@ -38,7 +38,9 @@ def load_model_runner(
         if rendezvous.listen_fd is not None:
             os.close(rendezvous.listen_fd)  # no other rank will connect
     vocabulary = partial(_grammar_vocabulary, config) if config.tokenizer_path else None
-    runner = ModelRunner.load(config, parallel, on_progress, vocabulary=vocabulary)
+    runner = ModelRunner.load(
+        config, parallel, on_progress, vocabulary=vocabulary, former_blocks=rendezvous.former_blocks
+    )
     runner.prepare_grammars()
     return runner
 

@@ -14,7 +14,8 @@ from llama_core.scheduling.step import Pending, StepInput, StepOutput
 class RendezvousSpec:
     """The information by which a rank joins its group. On rank 0, `listen_fd` is a socket that already listens at
     `store_host`:`store_port` and becomes the key-value store through which the ranks find each other; elsewhere None.
-    `device_index`: of the rank's own GPU among those that its process sees.
+    `device_index`: of the rank's own GPU among those that its process sees. `former_blocks`: cache blocks of the group that
+    this one replaces, 0 for a first group.
     """
 
     rank: int
@@ -25,6 +26,7 @@ class RendezvousSpec:
     num_threads: int
     timeout_s: float
     device_index: int = 0
+    former_blocks: int = 0
 
 
 class RankRunner(Protocol):

@@ -33,9 +33,11 @@ class RankControl(Protocol):
         store_port: int,
         timeout_s: float,
         runner_factory: RunnerFactory,
+        former_blocks: int,
         visible_gpus: Sequence[str],
     ) -> RankLoad:
-        """visible_gpus: ids of the GPUs that the process is to see, its own included, in the order of all ranks of its node."""
+        """former_blocks: cache blocks of the group that this one replaces, 0 for a first group. visible_gpus: ids of the GPUs
+        that the process is to see, its own included, in the order of all ranks of its node."""
 
     def prepare(self, num_blocks: int) -> None: ...
     def serve(self) -> None: ...
@@ -73,9 +75,12 @@ class RankWorker:
         store_port: int,
         timeout_s: float,
         runner_factory: RunnerFactory,
+        former_blocks: int,
         visible_gpus: Sequence[str],
     ) -> RankLoad:
-        return self._process.load(config, store_host, store_port, timeout_s, runner_factory, visible_gpus)
+        return self._process.load(
+            config, store_host, store_port, timeout_s, runner_factory, former_blocks, visible_gpus
+        )
 
     def prepare(self, num_blocks: int) -> None:
         self._process.prepare(num_blocks)

@@ -27,6 +27,8 @@ LEAST_CONTEXT = 512  # max_seq_len is not lowered further; a start that has less
 StepBytes = Callable[[EngineConfig, ModelConfig, Parallel, torch.dtype], int]
 _LANES = 16  # the native backend pads heads to whole vectors
 DEVICE_WAIT_S = 10.0  # for the memory of processes that ended: the driver frees it some time after they are gone
+# Of what a rank takes according to its plan, what must be free before it loads: the plan holds within 3 %.
+_PLANNED_SHARE = 0.97
 _DEVICE_POLL_S = 0.05
 GPU_HEADROOM = 0.1  # of the device's memory, left free for activations and the allocator
 
@@ -42,14 +44,17 @@ def planned_weight_bytes(config: ModelConfig, plan: WeightPlan, parallel: Parall
     return math.ceil(total)
 
 
-def check_weights_fit(num_bytes: int, parallel: Parallel) -> None:
+def check_weights_fit(num_bytes: int, parallel: Parallel, former_bytes: int = 0) -> None:
     """Raises ConfigError on every rank if the weights of any rank do not fit into the free memory of its device, or of its
     host together with those of the other ranks there. Every rank calls this before any rank allocates memory.
+
+    former_bytes: what the rank that this one replaces took beside its weights. On a GPU, waits up to DEVICE_WAIT_S for the
+    weights and, if a device of this size can have both, for the rest.
 
     Without this check the kernel would end a process to free memory, possibly another user's.
     """
     if parallel.device.type == "cuda":
-        num_sharing, free = 1, _free_device_bytes(parallel.device, num_bytes)
+        num_sharing, free = 1, _free_to_load(parallel.device, num_bytes, former_bytes)
     else:
         num_sharing, free = len(ranks_with(parallel, host_identity())), available_host_bytes()
     fits = num_bytes * num_sharing <= free
@@ -62,21 +67,33 @@ def check_weights_fit(num_bytes: int, parallel: Parallel) -> None:
         )
 
 
-def _free_device_bytes(device: torch.device, needed: int) -> int:
-    """Free bytes of the GPU, as soon as they are `needed` or more, or after DEVICE_WAIT_S: the ranks that this one replaces may
-    have ended a moment ago."""
-    deadline = time.monotonic() + DEVICE_WAIT_S
+def _free_to_load(device: torch.device, weight_bytes: int, former_bytes: int) -> int:
+    _, total = torch.cuda.mem_get_info(device)
+    needed = int((weight_bytes + former_bytes) * _PLANNED_SHARE)
+    # Fewer ranks than before have larger shares of the weights, and no room for as large a cache.
+    needed = max(weight_bytes, needed) if needed <= total * (1 - GPU_HEADROOM) else weight_bytes
+    return wait_for_device_bytes(device, needed, time.monotonic() + DEVICE_WAIT_S)
+
+
+def wait_for_device_bytes(device: torch.device, needed: int, deadline: float) -> int:
+    """Free bytes of the GPU, as soon as they are `needed` or more, or at the deadline (of `time.monotonic`): the ranks that
+    this one replaces may have ended a moment ago."""
     while (free := int(torch.cuda.mem_get_info(device)[0])) < needed and time.monotonic() < deadline:
         time.sleep(_DEVICE_POLL_S)
     return free
 
 
-def free_cache_bytes(parallel: Parallel, planned_bytes: int = 0) -> int:
+def free_cache_bytes(
+    parallel: Parallel, planned_bytes: int = 0, *, former_bytes: int = 0, deadline: float = -math.inf
+) -> int:
     """Bytes that one rank may use for its cache if `kv_cache_bytes` is not set. planned_bytes: what this rank, and each other
-    rank, will allocate before."""
+    rank, will allocate before. former_bytes: what was usable on the GPU for the rank that this one replaces, which is waited
+    for until the deadline (of `time.monotonic`)."""
     if parallel.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(parallel.device)
-        return max(0, int(free - planned_bytes - total * GPU_HEADROOM))
+        torch.cuda.empty_cache()  # torch keeps the memory of loading's temporary tensors
+        total = torch.cuda.mem_get_info(parallel.device)[1]
+        reserved = int(total * GPU_HEADROOM) + planned_bytes
+        return max(0, wait_for_device_bytes(parallel.device, former_bytes + reserved, deadline) - reserved)
     free_bytes = max(0, available_host_bytes() - planned_bytes * parallel.world_size)
     return int(free_bytes * CACHE_SHARE_OF_FREE) // parallel.world_size
 

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,8 +24,10 @@ from llama_core.execution.fused.device import fused_device
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.grammar_masks import SlotGrammars
+from llama_core.execution.kv_cache import CacheShape, cache_dtype
 from llama_core.execution.load_report import LoadReport
 from llama_core.execution.memory_budget import (
+    DEVICE_WAIT_S,
     LEAST_CONTEXT,
     check_weights_fit,
     fit_context,
@@ -69,6 +71,14 @@ class _ReadOnce:
             return self._sampled
 
 
+@dataclass(frozen=True, slots=True)
+class _Former:
+    """The cache of the ranks before. deadline: of `time.monotonic`, until which its memory is waited for."""
+
+    num_blocks: int
+    deadline: float
+
+
 class ModelRunner:
     """`load`, then `allocate_cache`, then `warm_up`, then any number of `step`s. One thread at a time."""
 
@@ -81,7 +91,10 @@ class ModelRunner:
         backend: Backend,
         report: LoadReport,
         vocabulary: "Callable[[], LLTokenizer] | None" = None,
+        former: "_Former | None" = None,
     ) -> None:
+        """former: the cache of the ranks that this one's group replaces."""
+        self._former = former or _Former(0, 0.0)
         self.config = config
         self.model_config = model_config
         self.parallel = parallel
@@ -105,13 +118,16 @@ class ModelRunner:
         on_progress: Progress = lambda done, total: None,
         source: CheckpointSource | None = None,
         vocabulary: "Callable[[], LLTokenizer] | None" = None,
+        former_blocks: int = 0,
     ) -> "ModelRunner":
         """Check the checkpoint, then read this rank's share. source: `open_checkpoint`'s if absent. vocabulary: for grammars,
-        called on rank 0 in a thread; None: no request may have one.
+        called on rank 0 in a thread; None: no request may have one. former_blocks: of the cache of the ranks that this one's
+        group replaces, whose memory on a GPU is waited for.
 
         Raises ConfigError or CheckpointError before it allocates.
         """
         begin = time.perf_counter()
+        former = _Former(former_blocks, time.monotonic() + DEVICE_WAIT_S)
         source = source or open_checkpoint(config.ckpt_dir)
         checks = FileChecks(config, source, parallel)
         checks.verify_manifest()
@@ -126,7 +142,13 @@ class ModelRunner:
             return found if holds(kind, found) else found.expand()
 
         planned_bytes = planned_weight_bytes(model_config, plan, parallel)
-        check_weights_fit(planned_bytes, parallel)
+        former_bytes = 0
+        if former_blocks and parallel.device.type == "cuda":
+            block_bytes = CacheShape.of(
+                model_config, config.block_size, parallel, cache_dtype(config, dtype)
+            ).block_bytes
+            former_bytes = step_bytes_of(kind)(config, model_config, parallel, dtype) + former_blocks * block_bytes
+        check_weights_fit(planned_bytes, parallel, former_bytes)
         config = fit_context(config, model_config, dtype, plan_on, parallel, step_bytes_of(kind))
         slots: SlotTable
         slots = DeviceSlots(config, parallel.device, spare=1) if kind == "fused" else SlotTable(config, parallel.device)
@@ -176,7 +198,7 @@ class ModelRunner:
             config.max_batch_size,
             config.vocab_size,
         )
-        return cls(config, model_config, parallel, slots, backend, report, vocabulary)
+        return cls(config, model_config, parallel, slots, backend, report, vocabulary, former)
 
     def prepare_grammars(self) -> None:
         """Load the vocabulary for grammars in the background, so that no step waits for it."""
@@ -198,8 +220,15 @@ class ModelRunner:
         Where the ranks chose max_seq_len, lowers it once more if memory became less than was planned; then every rank must
         call this. Raises ConfigError if not even one sequence of max_seq_len fits.
         """
-        free = 0 if self.config.kv_cache_bytes else free_cache_bytes(self.parallel)
-        block_bytes = self.backend.cache_block_bytes
+        block_bytes, former = self.backend.cache_block_bytes, self._former
+        former_bytes = former.num_blocks and (
+            former.num_blocks * block_bytes + self.backend.unallocated_bytes(self.config.max_seq_len)
+        )
+        free = (
+            0
+            if self.config.kv_cache_bytes
+            else free_cache_bytes(self.parallel, former_bytes=former_bytes, deadline=former.deadline)
+        )
 
         def cache_bytes(max_seq_len: int) -> int:
             return self.config.kv_cache_bytes or max(0, free - self.backend.unallocated_bytes(max_seq_len))

@@ -1,8 +1,10 @@
 """A rank refuses weights that do not fit before it allocates memory for them."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from llama_core import host_memory
 from llama_core.config import BackendName, DType, EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution import memory_budget as memory
+from llama_core.execution import runner as runner_module
 from llama_core.execution.fused import step_memory as fused
 from llama_core.execution.native import backend as native
 from llama_core.execution.parallel import Parallel, alone
@@ -52,6 +55,79 @@ def test_gpu_memory_that_stays_taken_is_refused_after_a_while(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 200))
     with pytest.raises(ConfigError, match="1 of 1 ranks here need 100 bytes each, 10 are free"):
         memory.check_weights_fit(100, Parallel(0, 1, torch.device("cuda")))
+
+
+class DeviceMemory:
+    """GPU memory of 2,000 bytes: what is free at each reading, the last for ever, and what torch keeps for later tensors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *free: int, kept: int = 0) -> None:
+        self._free, self._kept, self.slept = list(free), kept, 0.0
+        monkeypatch.setattr(torch.cuda, "mem_get_info", self._read)
+        monkeypatch.setattr(torch.cuda, "empty_cache", self._empty)
+        monkeypatch.setattr(time, "sleep", self._sleep)
+        monkeypatch.setattr(time, "monotonic", lambda: self.slept)
+
+    def _read(self, device: torch.device) -> tuple[int, int]:
+        return self._free[0] - self._kept, 2000
+
+    def _empty(self) -> None:
+        self._kept = 0
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        del self._free[: len(self._free) > 1]
+
+
+CUDA = Parallel(0, 1, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("former", "waits"),
+    [(0, 0), (100, 0), (500, 1), (1300, 3), (1700, 0)],
+    ids=["first", "fits", "one", "all", "fewer ranks"],
+)
+def test_loading_begins_when_the_weights_and_the_former_cache_have_room(
+    former: int, waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a GPU cannot have so large a cache beside these weights, it is not waited for."""
+    seen = DeviceMemory(monkeypatch, 300, 700, 900, 1500)
+    memory.check_weights_fit(200, CUDA, former)
+    assert seen.slept == pytest.approx(waits * memory._DEVICE_POLL_S)
+
+
+def test_a_cache_that_is_never_freed_delays_loading_and_does_not_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = DeviceMemory(monkeypatch, 300)
+    memory.check_weights_fit(200, CUDA, 1300)
+    assert seen.slept == pytest.approx(memory.DEVICE_WAIT_S, abs=0.1)
+
+
+def cuda_runner(former_blocks: int, deadline: float) -> ModelRunner:
+    """Blocks of 10 bytes, of which a batch of full sequences needs 4 * 13, and steps that take 100."""
+    config = EngineConfig("", 640, 192, 4, device="cuda")
+    backend = Mock(cache_block_bytes=10, **{"unallocated_bytes.return_value": 100})
+    model = Mock(longest_window=0)
+    former = runner_module._Former(former_blocks, deadline)
+    return ModelRunner(config, model, CUDA, Mock(rules=[]), backend, Mock(), former=former)
+
+
+def test_new_ranks_keep_the_former_blocks_once_the_memory_of_the_dead_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of 2,000 bytes, 200 stay free and a step takes 100: 30 blocks need 600.
+    seen = DeviceMemory(monkeypatch, 450, 500, 600, 900)
+    assert cuda_runner(30, deadline=5.0).max_num_blocks() == 30
+    assert seen.slept == pytest.approx(2 * memory._DEVICE_POLL_S)
+
+
+def test_new_ranks_take_what_there_is_after_a_while_and_first_ranks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = DeviceMemory(monkeypatch, 500)
+    assert cuda_runner(30, deadline=5.0).max_num_blocks() == 20
+    assert seen.slept == pytest.approx(5.0, abs=0.1)
+    seen.slept = 0.0
+    assert cuda_runner(0, deadline=5.0).max_num_blocks() == 20 and seen.slept == 0.0
+
+
+def test_the_cache_has_the_memory_of_loadings_temporary_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    DeviceMemory(monkeypatch, 600, kept=120)
+    assert cuda_runner(0, deadline=0.0).max_num_blocks() == 30
 
 
 @pytest.mark.parametrize("version", [0, 1], ids=["cgroup v2", "v1"])
