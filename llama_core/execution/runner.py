@@ -386,15 +386,15 @@ class ModelRunner:
             begin, end = end, end + row.length
             if not self._slots.prompt_logprobs[row.slot]:
                 continue
-            known = min(row.start + row.length + 1, self._slots.num_known[row.slot])  # targets are start + 1 .. known
+            tokens = self._slots.known_tokens[row.slot]
+            known = min(row.start + row.length + 1, len(tokens))  # targets are start + 1 .. known
             num_top = max(0, self._slots.top_logprobs[row.slot])
             values: list[TokenLogprob] = []
             for at in range(row.start, known - 1, LOGITS_AT_A_TIME):
                 count = min(LOGITS_AT_A_TIME, known - 1 - at)
                 first = begin + at - row.start
                 logits = self.backend.logits_of_tokens(range(first, first + count))
-                targets = self._slots.tokens[row.slot, at + 1 : at + 1 + count].tolist()
-                values += token_logprobs(logits, targets, [num_top] * count)
+                values += token_logprobs(logits, list(tokens[at + 1 : at + 1 + count]), [num_top] * count)
             if values:
                 result.append(PromptLogprobs(i, row.start, values))
         return result

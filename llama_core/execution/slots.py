@@ -1,5 +1,7 @@
 """The state of a rank's slots as arrays indexed by slot, so that a step gathers its rows without a loop."""
 
+from collections.abc import Sequence as Seq
+
 import torch
 
 from llama_core.config import EngineConfig
@@ -24,10 +26,10 @@ class SlotTable:
         self.rules: list[LogitRules | None] = [None] * slots
         self.rule_addresses = torch.zeros(slots, dtype=torch.int64)
         self._vocab_size = config.vocab_size
-        # Only Python reads the following lists. num_known counts the tokens that the driver sent: prompt logprobs cover these,
+        # Only Python reads the following lists. known_tokens are those that the driver sent, where prompt logprobs cover them,
         # never sampled tokens.
         self.num_blocks = [0] * slots
-        self.num_known = [0] * slots
+        self.known_tokens: list[Seq[int]] = [()] * slots
         self.top_logprobs = [-1] * slots
         self.prompt_logprobs = [False] * slots
         self.is_greedy = [True] * slots
@@ -45,7 +47,7 @@ class SlotTable:
         rules = self.rules[slot] = LogitRules(init, self._vocab_size) if params.edits_logits else None
         self.rule_addresses[slot] = 0 if rules is None else rules.address
         self.num_blocks[slot] = len(init.blocks)
-        self.num_known[slot] = len(init.tokens)
+        self.known_tokens[slot] = init.tokens if init.prompt_logprobs else ()
         self.top_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self.prompt_logprobs[slot] = init.prompt_logprobs
         self.is_greedy[slot] = params.temperature < GREEDY_BELOW

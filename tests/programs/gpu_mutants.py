@@ -274,6 +274,13 @@ MUTANTS = (
     Mutant("masks of all steps in one buffer", "mask_buffers", "self._sent[turn]", "self._sent[0]", DEVICE),
     Mutant("masks of the step before", "mask_buffers", "indices.fill(-1)", "pass", DEVICE),
     Mutant("logprobs of all steps in one buffer", "backend", "self._logprobs[step.turn,", "self._logprobs[0,", DEVICE),
+    Mutant(
+        "changes beyond the buffer that are read before they are sent",
+        "step_buffers",
+        "            self._device.copy(received, sent.large)\n",
+        "            received.copy_(sent.large * 0)\n",
+        (f"{TESTS}/test_fused_device.py", "beyond_the_buffer"),
+    ),
     # Grammars, whose thread follows late.
     Mutant(
         "masks that a step waits for when it starts",

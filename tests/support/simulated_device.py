@@ -8,6 +8,7 @@ intermediate tensors hold NaN, because on a GPU all graphs share their memory.
 import random
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,6 +173,12 @@ class SimulatedDevice:
         with self._lock:
             self._queue.append(work)
         self.advance()
+
+    def compute(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        results: list[torch.Tensor] = []
+        self.queue(lambda: results.append(work()))
+        self.synchronize()
+        return results[0]
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         locked = {_place(tensor) for tensor in self._locked}

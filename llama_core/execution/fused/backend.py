@@ -228,12 +228,12 @@ class FusedBackend:
         return sampled if step.logprobs is None else sampled._replace(logprobs=partial(unpacked, step.logprobs))
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
-        self._device.synchronize()
-        return self._head.logits[list(samples)]
+        self.queue_samples()
+        return self._device.compute(lambda: self._head.logits[list(samples)])
 
     def logits_of_tokens(self, tokens: range) -> torch.Tensor:
-        self._device.synchronize()
-        return self.model.logits(self._hidden_states[tokens.start : tokens.stop])
+        self.queue_samples()
+        return self._device.compute(lambda: self.model.logits(self._hidden_states[tokens.start : tokens.stop]))
 
     def _bucket_of(self, shape: StepShape) -> StepShape:
         """The smallest bucket that holds a step of this shape, else the shape itself."""

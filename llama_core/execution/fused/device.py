@@ -1,5 +1,9 @@
 """What the fused backend asks of its device: one queue of work, copies, events and graphs. Implemented by CUDA.
 
+While it serves, the backend makes no other call that a device must answer, but that torch reads prompt logprobs from logits
+which `compute` has waited for. At the start, weights (`checkpoint/uploads.py`), the ranks' shared memory (`peer_memory.py`) and
+the budget of memory (`memory_budget.py`) call CUDA themselves.
+
 `HostDevice` computes at once, on the CPU. The tests have a third implementation, which runs queued work as late as its
 ordering allows, so that a missing wait gives wrong results (`tests/support/simulated_device.py`).
 """
@@ -41,6 +45,9 @@ class FusedDevice(Protocol):
     def queue(self, work: Work) -> None:
         """Queue work that reads and writes tensors of the device only."""
 
+    def compute(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Queue work and block the host until it is done: anyone may read the result."""
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy between a page-locked tensor and one of the device."""
 
@@ -79,6 +86,9 @@ class HostDevice:
 
     def queue(self, work: Work) -> None:
         work()
+
+    def compute(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return work()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
@@ -127,6 +137,11 @@ class CudaDevice:
 
     def queue(self, work: Work) -> None:
         work()
+
+    def compute(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        result = work()
+        self.synchronize()
+        return result
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)

@@ -40,6 +40,7 @@ class _SentBuffer:
         self._max_samples = max_samples
         self._arrays: dict[StepShape, StepArrays] = {}
         self._last: tuple[StepShape, int | None] | None = None
+        self.large: torch.Tensor | None = None  # changes beyond the buffer, kept until they are copied
 
     def write(self, plan: StepPlan, shape: StepShape, spare_slot: int) -> None:
         last, self._last = self._last, (shape, plan.num_decodes)
@@ -112,7 +113,11 @@ class StepBuffers:
         if end > len(sent.numbers):
             # Graphs read the buffer where it is, so it cannot grow.
             self._device.copy(self._received[:begin], sent.tensor[:begin])
-            return torch.from_numpy(values).to(self._device.torch_device).split_with_sizes(sizes)
+            sent.large = self._device.page_locked(len(values))
+            sent.large.numpy()[:] = values
+            received = torch.empty(len(values), dtype=torch.int64, device=self._device.torch_device)
+            self._device.copy(received, sent.large)
+            return received.split_with_sizes(sizes)
         sent.numbers[begin:end] = values
         self._device.copy(self._received[:end], sent.tensor[:end])
         return self._received[begin:end].split_with_sizes(sizes)

@@ -1,12 +1,16 @@
 """The fused backend on a simulated device: work that runs late, graphs that share memory, and the order of collectives."""
 
+import re
 from functools import cache
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
+from llama_core.execution import fused
 from llama_core.execution.parallel import alone
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
@@ -106,6 +110,66 @@ def test_rules_masks_and_logprobs_take_one_copy_more_each_and_no_wait_for_the_de
         assert (device.num_waits, len(device.host_accesses)) == before[2:]
         assert (pending.result().logprobs is not None) == keep_logits
         assert len(device.host_accesses) == before[3]
+
+
+def test_changes_beyond_the_buffer_take_one_copy_more_and_no_wait() -> None:
+    """All slots are admitted at once with long texts, as after a restart."""
+    device = SimulatedDevice()
+    runner = simulated_runner(alone("cpu"), MP1, device)
+    blocks = runner.config.blocks_per_sequence
+    admit = [
+        SlotInit(
+            slot,
+            [1, *range(5 + slot, 154 + slot)],
+            list(range(slot * blocks, (slot + 1) * blocks)),
+            SamplingParams(0.0),
+        )
+        for slot in range(8)
+    ]
+    batch = StepInput(0, 1, [Row(slot, 0, 5 + slot, True) for slot in range(7)], admit=admit)
+    before = device.num_copies, device.num_waits
+    pending = runner.start(batch)
+    assert (device.num_copies, device.num_waits) == (before[0] + 3, before[1])
+    assert pending.result().tokens == on_ranks.new_runner(alone("cpu"), MP1, backend="torch").step(batch).tokens
+
+
+def test_prompt_logprobs_wait_in_declared_calls_and_read_no_token_of_the_device() -> None:
+    device = SimulatedDevice()
+    runner = simulated_runner(alone("cpu"), MP1, device)
+    init = SlotInit(0, [1, *range(5, 16)], [0], SamplingParams(0.0, logprobs=1), prompt_logprobs=True)
+    batch = StepInput(0, 1, [Row(0, 0, 12, True)], admit=[init])
+    waits, slots = device.num_waits, runner._slots
+    with patch.object(slots, "tokens", None):
+        [found] = runner.step(batch).prompt_logprobs
+    assert device.num_waits == waits + 2, "for the step, and for the logits of its tokens"
+    [expected] = on_ranks.new_runner(alone("cpu"), MP1, backend="torch").step(batch).prompt_logprobs
+    assert found[:2] == expected[:2]
+    assert [each.logprob for each in found.values] == pytest.approx(
+        [each.logprob for each in expected.values], abs=1e-4
+    )
+
+
+CALLS_OF_CUDA = {
+    "execution/fused/peer_memory.py": {"synchronize", "device_count", "can_device_access_peer"},
+    "execution/fused/all_reduce.py": {"get_device_properties"},
+    "execution/fused/attention_kernels.py": {"get_device_properties"},
+    "execution/fused/product_choice.py": {"get_device_properties"},
+    "execution/memory_budget.py": {"mem_get_info", "empty_cache"},
+    "execution/parallel.py": {"is_available", "device_count", "get_device_name", "set_device"},
+    "execution/runner.py": {"memory_allocated"},  # a count that torch keeps on the host
+    "checkpoint/uploads.py": {"Event"},
+}
+
+
+def test_only_the_device_calls_cuda_while_the_backend_serves() -> None:
+    """The others do so at the start, or ask torch for what it knows."""
+    root = Path(fused.__file__).parents[2]
+    found = {
+        path.relative_to(root).as_posix(): set(re.findall(r"torch\.cuda\.(\w+)", path.read_text()))
+        for path in root.rglob("*.py")
+    }
+    del found["execution/fused/device.py"]
+    assert {name: calls for name, calls in found.items() if calls} == CALLS_OF_CUDA
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.full)])
