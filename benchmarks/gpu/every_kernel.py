@@ -99,6 +99,7 @@ def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
         ops.rotate_and_store(qkv, table, positions, mapping, floats[0], floats[1], bias, some)
         ops.attend(q, floats[0], floats[1], tables, tiles)
         ops.gated_silu(new(count, 2 * hidden), None if bias is None else new(2 * hidden))
+    ops.add_time(torch.zeros(2, dtype=torch.int64, device=device), 1, -n_heads)
 
 
 def launch_sum(device: torch.device, dtype: torch.dtype) -> None:

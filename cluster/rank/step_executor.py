@@ -25,6 +25,7 @@ class StepExecutor:
     def __init__(self, rank: int, epoch: int, driver: FrameSocket, runner: Steps) -> None:
         self.num_steps = 0
         self.step_s = 0.0
+        self._ended = 0.0  # when the latest result was read
         self._rank = rank
         self._epoch = epoch
         self._driver = driver
@@ -36,11 +37,11 @@ class StepExecutor:
         A step that arrives while a device still computes is queued behind that one. Raises WireError, OSError and whatever
         the runner raises.
         """
-        in_flight: deque[Pending[StepOutput]] = deque()
+        in_flight: deque[tuple[float, Pending[StepOutput]]] = deque()  # when each was started
         driver = self._driver
         while True:
-            while in_flight and (len(in_flight) > _MAX_QUEUED_STEPS or in_flight[0].is_ready()):
-                self._answer(in_flight.popleft().result())
+            while in_flight and (len(in_flight) > _MAX_QUEUED_STEPS or in_flight[0][1].is_ready()):
+                self._answer(self._result_of(*in_flight.popleft()))
             if in_flight and not driver.is_waiting(_POLL_S):
                 continue
             payload = driver.receive()
@@ -49,14 +50,20 @@ class StepExecutor:
             batch = decode_step(payload)
             if batch.epoch != self._epoch:
                 raise WireError(f"got a step of epoch {batch.epoch} in epoch {self._epoch}")
-            began = time.perf_counter()
-            in_flight.append(self._runner.start(batch))
-            self.step_s += time.perf_counter() - began if in_flight[-1].is_done else 0.0
+            in_flight.append((time.perf_counter(), self._runner.start(batch)))
 
     def report(self, error: BaseException) -> None:
         """Send the driver the reason for which this rank ends. Raises OSError, WireError."""
         text = str(error)[:_MAX_MESSAGE_CHARS]
         self._driver.send(Fault(self._epoch, self._rank, type(error).__name__, text, is_collective(error)))
+
+    def _result_of(self, began: float, step: Pending[StepOutput]) -> StepOutput:
+        """Waits for the step. Its time begins when the one before it has ended, if it was queued earlier."""
+        output = step.result()
+        ended = time.perf_counter()
+        self.step_s += ended - max(began, self._ended)
+        self._ended = ended
+        return output
 
     def _answer(self, output: StepOutput) -> None:
         self.num_steps += 1

@@ -116,6 +116,7 @@ def launch_layer(shape: Shape, dtype: torch.dtype, block_size: int, *, in_all_mo
         new(rows, total, shape.head_dim), table, positions, positions, keys, values, qkv_bias, norms
     )
     ops.gated_silu(new(rows, 2 * shape.hidden), gate_bias)
+    ops.add_time(new(2, of=torch.int64), 1, -shape.heads)
     tiles = new(rows, TILE_COLUMNS, of=torch.int64)
     tables = new(8, 4096 // block_size, of=torch.int64)
     step = AttentionTiles(tiles, tiles), shape.window

@@ -25,6 +25,7 @@ DEVICE = (f"{TESTS}/test_fused_device.py", "late")
 GRAMMARS = (f"{TESTS}/test_fused_grammars.py", "masks or thread")
 LATE = (f"{TESTS}/test_fused_grammars.py", "late_tokens")
 RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
+TIMES = (f"{TESTS}/test_step_seconds.py", "rank")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 GROWING = (f"{TESTS}/test_fused_attention.py", "splits_grow")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
@@ -40,10 +41,9 @@ LARGE = (f"{TESTS}/test_fused_sampling.py", "interpreter and large", "--full")
 
 
 _COPIES = """\
-        if len(tokens):
-            self._device.copy(step.answer, tokens)
+        self._device.copy(step.answer, results)
         if logprobs is not None:
-            step.logprobs = self._logprobs[step.turn, : len(tokens)]
+            step.logprobs = self._logprobs[step.turn, : len(logprobs)]
             self._device.copy(step.logprobs, logprobs)
 """
 _UPLOADS = "../../checkpoint/uploads"
@@ -98,7 +98,7 @@ MUTANTS = (
         "samples in a graph's own memory",
         "sampling_head",
         "self._sampled[:bucket] = tokens",
-        "self._sampled = tokens",
+        "self._results = torch.cat((self._results[:NUM_SUMS], tokens))",
         DEVICE,
     ),
     Mutant(
@@ -165,13 +165,22 @@ MUTANTS = (
     Mutant(
         "collectives whose order depends on the rank",
         "model",
-        "        return self._all_reduce.add_norm(hidden_states, matrix.multiply(x), norm, eps, bias, turn)\n",
-        "        delta = matrix.multiply(x)\n"
-        "        self.parallel.broadcast(delta.clone()) if self.parallel.rank else None\n"
-        "        x = self._all_reduce.add_norm(hidden_states, delta, norm, eps, bias, turn)\n"
-        "        None if self.parallel.rank else self.parallel.broadcast(delta.clone())\n"
-        "        return x\n",
+        "            return self._all_reduce.add_norm(hidden_states, partial, norm, eps, bias, turn)\n",
+        "            self.parallel.broadcast(partial.clone()) if self.parallel.rank else None\n"
+        "            x = self._all_reduce.add_norm(hidden_states, partial, norm, eps, bias, turn)\n"
+        "            None if self.parallel.rank else self.parallel.broadcast(partial.clone())\n"
+        "            return x\n",
         RANKS,
+    ),
+    # The times that travel with the samples.
+    Mutant("the wait of one layer for that of all", "model", "waiting(len(self._layers))", "waiting()", TIMES),
+    Mutant("a clock outside its graph", "step_clock", "self._ops.add_time(self._sums, index, -times)", "pass", TIMES),
+    Mutant(
+        "ranks that count each other's samples",
+        "sampling_head",
+        "if self._parallel.rank == 0 else",
+        "if True else",
+        TIMES,
     ),
     # Masks and indices of the attention kernel.
     Mutant(

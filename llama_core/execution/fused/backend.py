@@ -20,6 +20,7 @@ from llama_core.execution.fused.product_choice import choice_for
 from llama_core.execution.fused.sampler import unpacked
 from llama_core.execution.fused.sampling_head import SamplingHead, bucket_sizes
 from llama_core.execution.fused.step_buffers import StepBuffers
+from llama_core.execution.fused.step_clock import NUM_SUMS, StepSeconds
 from llama_core.execution.fused.step_memory import (
     CAPTURED_PROMPT_TOKENS,
     LARGEST_PADDING,
@@ -123,7 +124,8 @@ class FusedBackend:
         )
         self._turn = 0
         self._unsampled: _Step | None = None
-        self._answers = device.page_locked(_TURNS, max_samples)
+        self._answers = device.page_locked(_TURNS, NUM_SUMS + max_samples)
+        self._seconds = StepSeconds()
         self._logprobs = device.page_locked(_TURNS, max_samples, self._head.num_logprobs)
 
     @property
@@ -155,12 +157,12 @@ class FusedBackend:
         return passing_bytes(*about) + spare_block_bytes(*about)
 
     @property
-    def seconds_waited(self) -> None:
-        return None
+    def seconds_waited(self) -> float:
+        return self._seconds.waited
 
     @property
-    def seconds_sampled(self) -> None:
-        return None
+    def seconds_sampled(self) -> float:
+        return self._seconds.sampled
 
     def allocate_cache(self, num_blocks: int) -> None:
         # Padding tokens of a bucket write to one more block, which only the spare slot has.
@@ -199,16 +201,16 @@ class FusedBackend:
 
     @torch.inference_mode()
     def queue_samples(self) -> None:
-        """Queue the sampling of the latest step, and the copies to the host behind it. They stay there for `_TURNS` steps."""
+        """Queue the sampling of the latest step, and the copies to the host behind it, sums of times included. They stay there
+        for `_TURNS` steps."""
         step = self._unsampled
         if step is None:
             return
-        tokens, logprobs = self._head.start(step.turn, step.plan, step.masks, wants_logprobs=step.keep_logits)
-        step.answer = self._answers[step.turn, : len(tokens)]
-        if len(tokens):
-            self._device.copy(step.answer, tokens)
+        results, logprobs = self._head.start(step.turn, step.plan, step.masks, wants_logprobs=step.keep_logits)
+        step.answer = self._answers[step.turn, : len(results)]
+        self._device.copy(step.answer, results)
         if logprobs is not None:
-            step.logprobs = self._logprobs[step.turn, : len(tokens)]
+            step.logprobs = self._logprobs[step.turn, : len(logprobs)]
             self._device.copy(step.logprobs, logprobs)
         step.copied = self._device.record()
         self._unsampled = None
@@ -224,7 +226,8 @@ class FusedBackend:
             self.queue_samples()
         assert step.copied is not None and step.answer is not None
         step.copied.wait()
-        sampled = Sampled.of(step.answer.tolist())
+        self._seconds.read(step.answer[:NUM_SUMS])
+        sampled = Sampled.of(step.answer[NUM_SUMS:].tolist())
         return sampled if step.logprobs is None else sampled._replace(logprobs=partial(unpacked, step.logprobs))
 
     def logits_of_samples(self, samples: Seq[int]) -> torch.Tensor:
@@ -258,7 +261,7 @@ class FusedBackend:
         tokens = self._slots.tokens[step.slots, step.positions]
         slot_mapping = blocks * block_size + step.positions % block_size
         self._hidden_states[: shape.tokens] = self.model.hidden_states(
-            tokens, step.positions, slot_mapping, cache, attend
+            tokens, step.positions, slot_mapping, cache, attend, self._head.clock
         )
 
     def _capture(self) -> None:

@@ -5,6 +5,7 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import globaltimer
 
 from llama_core.execution.float8_kernels import to_float8
 from llama_core.execution.fused.attention_kernels import attend, tile_sizes
@@ -128,6 +129,12 @@ def _gated_silu(gate_up, bias, out, hidden, has_bias: tl.constexpr, block: tl.co
         gate = plus_bias(gate, bias + column, inside)
         up = plus_bias(up, bias + hidden + column, inside)
     tl.store(out + row * hidden + column, silu_times(gate, up), mask=inside)
+
+
+@triton.jit(do_not_specialize=["factor"])
+def _add_time(sums, factor, index: tl.constexpr, has_clock: tl.constexpr):
+    if has_clock:
+        tl.store(sums + index, tl.load(sums + index) + factor.to(tl.int64) * globaltimer())
 
 
 class TritonOps:
@@ -256,3 +263,8 @@ class TritonOps:
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         return TritonSampler(state, max_samples, vocab)
+
+    def add_time(self, sums: torch.Tensor, index: int, factor: int) -> None:
+        """By the GPU's clock, in steps of 32 ns to 1 us. Triton's interpreter has none."""
+        has_clock = not triton.knobs.runtime.interpret
+        _add_time[(1,)](sums, factor, index=index, has_clock=has_clock, num_warps=1)

@@ -5,6 +5,7 @@ whole step.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.execution.fused.all_reduce import AllReduce
 from llama_core.execution.fused.ops import HeadNorms, Ops
+from llama_core.execution.fused.step_clock import StepClock
 from llama_core.execution.kv_cache import KVCache
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.rotary import rotary_table
@@ -102,27 +104,40 @@ class FusedTransformer:
         return self._rotary.nbytes + self._all_reduce.nbytes
 
     def hidden_states(
-        self, tokens: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor, cache: KVCache, attend: Attend
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        cache: KVCache,
+        attend: Attend,
+        clock: StepClock,
     ) -> torch.Tensor:
         """The last layer's normed hidden states [T, dim]. tokens, positions, slot_mapping (physical positions in the cache):
         int64 [T].
 
-        Each layer calls `attend` after it has written its keys and values to the cache.
+        Each layer calls `attend` after it has written its keys and values to the cache. `clock` gets the time in collectives:
+        that of the embeddings, in which a rank waits for those that began the step later, and that of one layer for all,
+        because each reading of the clock is a kernel.
         """
         ops, eps = self._ops, self.config.norm_eps
-        columns = [len(share.columns) for share in self._shares]
-        h = self.parallel.gather_columns(F.embedding(tokens, self._embeddings), columns)
+        h = self._embed(tokens, clock)
         x = ops.add_norm(h, None, self._layers[0].attention_norm, eps)
         next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._norm]
         for i, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            biases = layer.biases
+            biases, timed = layer.biases, clock if i == len(self._layers) // 2 else None
             qkv = layer.qkv.multiply(x).view(len(x), -1, self.head_dim)
             place = (positions, slot_mapping, cache.keys[i], cache.values[i])
             q = ops.rotate_and_store(qkv, self._rotary, *place, biases.get("qkv"), layer.head_norms)
-            x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, biases.get("out"), 0)
+            x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, biases.get("out"), 0, timed)
             gated = ops.gated_product(x, layer.gate_up, biases.get("gate_up"))
-            x = self._add_product(h, gated, layer.down, next_norm, biases.get("down"), 1)
+            x = self._add_product(h, gated, layer.down, next_norm, biases.get("down"), 1, timed)
         return x
+
+    def _embed(self, tokens: torch.Tensor, clock: StepClock) -> torch.Tensor:
+        columns = [len(share.columns) for share in self._shares]
+        part = F.embedding(tokens, self._embeddings)
+        with clock.waiting() if self.parallel.world_size > 1 else nullcontext():
+            return self.parallel.gather_columns(part, columns)
 
     def _add_product(
         self,
@@ -132,12 +147,16 @@ class FusedTransformer:
         norm: torch.Tensor,
         bias: torch.Tensor | None,
         turn: int,
+        clock: StepClock | None,
     ) -> torch.Tensor:
-        """hidden_states += the product, summed over the ranks, + bias; then their norm. turn: of the all-reduce."""
+        """hidden_states += the product, summed over the ranks, + bias; then their norm. turn: of the all-reduce. clock: gets
+        the time of the sum, for all layers."""
         eps = self.config.norm_eps
         if self.parallel.world_size == 1:
             return self._ops.add_product_norm(hidden_states, x, matrix, norm, eps, bias)
-        return self._all_reduce.add_norm(hidden_states, matrix.multiply(x), norm, eps, bias, turn)
+        partial = matrix.multiply(x)
+        with clock.waiting(len(self._layers)) if clock is not None else nullcontext():
+            return self._all_reduce.add_norm(hidden_states, partial, norm, eps, bias, turn)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [R, dim] -> float32 [R, vocab_size], whole on every rank."""

@@ -1,6 +1,7 @@
 """The operations of a layer between its matrix products, in torch for any device; `kernels.py` has them for CUDA."""
 
-from typing import Final, NamedTuple, Protocol
+import time
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,18 @@ from llama_core.execution.weight_formats.format import TorchMatrix
 from llama_core.model_config import FULL_ATTENTION
 
 _WHOLE_ROWS: Final = TileSizes(1 << 30, 1 << 30)
+
+# An operation of torch, so that a recorded graph reads the clock at each replay.
+_library: Any = torch.library.Library("llama_core", "DEF")  # type: ignore[no-untyped-call]
+_library.define("add_time(Tensor(a!) sums, int index, int factor) -> ()")
+
+
+def _add_time(sums: torch.Tensor, index: int, factor: int) -> None:
+    sums[index] += factor * time.perf_counter_ns()
+
+
+_library.impl("add_time", _add_time, "CPU")
+_library.impl("add_time", lambda sums, index, factor: None, "Meta")
 
 
 class HeadNorms(NamedTuple):
@@ -96,6 +109,10 @@ class Ops(Protocol):
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         """Of at most `max_samples` rows of `vocab` logits."""
+
+    def add_time(self, sums: torch.Tensor, index: int, factor: int) -> None:
+        """sums[index] += factor times the clock in nanoseconds, when the device gets here. sums: int64, which may wrap around:
+        only differences mean something."""
 
 
 class TorchOps:
@@ -187,6 +204,10 @@ class TorchOps:
 
     def sampler(self, state: SamplingState, max_samples: int, vocab: int) -> Sampler:
         return TorchSampler(state)
+
+    def add_time(self, sums: torch.Tensor, index: int, factor: int) -> None:
+        """By the host's clock: for the CPU."""
+        torch.ops.llama_core.add_time(sums, index, factor)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 from functools import partial
 from typing import Literal, NamedTuple, get_args
 
@@ -16,6 +17,7 @@ from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import Ops
 from llama_core.execution.fused.sampler import Mode, SamplingState
 from llama_core.execution.fused.step_buffers import StepBuffers
+from llama_core.execution.fused.step_clock import NUM_SUMS, StepClock
 from llama_core.execution.fused.step_plan import StepPlan
 from llama_core.execution.parallel import Parallel
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
@@ -31,17 +33,18 @@ def bucket_sizes(largest: int) -> list[int]:
 
 
 class Samples(NamedTuple):
-    """Of a step, on the device until the next one's. tokens: int64 [S], NOT_FINITE or NOTHING_ALLOWED where there is none.
-    logprobs: int64 [S, 1 + n] (`sampler.Sampler.logprobs`); None where no row asks for them."""
+    """Of a step, on the device until the next one's. results: int64 [NUM_SUMS + S], what the clock has summed so far and the
+    tokens, NOT_FINITE or NOTHING_ALLOWED where there is none. logprobs: int64 [S, 1 + n] (`sampler.Sampler.logprobs`); None
+    where no row asks for them."""
 
-    tokens: torch.Tensor
+    results: torch.Tensor
     logprobs: torch.Tensor | None
 
 
 class SamplingHead:
     """Samples the tokens that a `StepPlan` names after the hidden states of the step. All ranks sample the same tokens.
 
-    logits: float32 [samples, vocab] of the latest step.
+    logits: float32 [samples, vocab] of the latest step. clock: of all parts of a step.
     """
 
     def __init__(
@@ -72,7 +75,9 @@ class SamplingHead:
         # Graphs write to these tensors, so they stay in place.
         torch_device = device.torch_device
         self.logits = torch.zeros((rows, vocab), dtype=torch.float32, device=torch_device)
-        self._sampled = torch.zeros(rows, dtype=torch.int64, device=torch_device)
+        self._results = torch.zeros(NUM_SUMS + rows, dtype=torch.int64, device=torch_device)
+        self._sampled = self._results[NUM_SUMS:]
+        self.clock = StepClock(ops, self._results[:NUM_SUMS])
         self.num_logprobs = 1 + min(MAX_TOP_LOGPROBS, vocab)
         self._logprobs = torch.zeros((rows, self.num_logprobs), dtype=torch.int64, device=torch_device)
 
@@ -83,7 +88,7 @@ class SamplingHead:
     @property
     def nbytes(self) -> int:
         """Of what exists before the first step."""
-        results = self.logits.nbytes + self._sampled.nbytes + self._logprobs.nbytes
+        results = self.logits.nbytes + self._results.nbytes + self._logprobs.nbytes
         return results + self._sampler.nbytes + self._masks.nbytes
 
     @property
@@ -104,15 +109,15 @@ class SamplingHead:
         slots = plan.sampled_slots
         count = len(slots)
         if not count:
-            return Samples(self._sampled[:0], None)
+            return Samples(self._results[:NUM_SUMS], None)
         if masks is not None:
             self._masks.send(turn, masks)
         bucket = self._buckets[bisect_left(self._buckets, count)]
         self._queue(bucket, self._mode(slots, masks))
         if not wants_logprobs:
-            return Samples(self._sampled[:count], None)
+            return Samples(self._results[: NUM_SUMS + count], None)
         self._queue(bucket, "logprobs")
-        return Samples(self._sampled[:count], self._logprobs[:count])
+        return Samples(self._results[: NUM_SUMS + count], self._logprobs[:count])
 
     @property
     def _variants(self) -> list[tuple[int, Part]]:
@@ -144,7 +149,8 @@ class SamplingHead:
         samples = self._buffers.samples(bucket)
         logits = self.logits[:bucket]
         logits.copy_(self._model.logits(self._hidden_states[samples.tokens]))
-        tokens = self._sampler.sample(logits, samples, mode)
+        with self.clock.sampling() if self._parallel.rank == 0 else nullcontext():
+            tokens = self._sampler.sample(logits, samples, mode)
         # Ranks may differ in the last bit of a logit: rank 0 samples for all.
         self._parallel.broadcast(tokens)
         self._slots.tokens[samples.slots, samples.positions] = tokens.clamp(min=0)

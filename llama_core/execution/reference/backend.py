@@ -14,6 +14,7 @@ from llama_core.execution.kv_cache import CacheShape, KVCache
 from llama_core.execution.logit_rules import edit_logits
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.reference.model import Transformer
+from llama_core.execution.reference.stopwatch import stopwatch_of
 from llama_core.execution.sampling import sample
 from llama_core.execution.slots import SlotTable
 from llama_core.model_config import ModelConfig
@@ -44,6 +45,7 @@ class TorchBackend:
         self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, dtype)
         self._cache: KVCache | None = None
         self._hidden_states = self._logits = torch.empty(0)
+        self._sampling = stopwatch_of(parallel.device)
 
     @property
     def name(self) -> str:
@@ -66,12 +68,13 @@ class TorchBackend:
         return step_bytes(config, self.model.config, self._parallel, self._cache_shape.dtype)
 
     @property
-    def seconds_waited(self) -> None:
-        return None
+    def seconds_waited(self) -> float:
+        """In collectives, the exchange of values included."""
+        return self.model.collectives.seconds
 
     @property
-    def seconds_sampled(self) -> None:
-        return None
+    def seconds_sampled(self) -> float:
+        return self._sampling.seconds
 
     def allocate_cache(self, num_blocks: int) -> None:
         self._cache = KVCache(self._cache_shape, num_blocks, self._parallel.device)
@@ -101,16 +104,21 @@ class TorchBackend:
         slots = self._slots
         index, positions = torch.tensor(samples, device=self._parallel.device).unbind(1)
         if self._parallel.rank == 0:
-            finite = logits.sum(-1).isfinite()
-            edited = edit_logits(logits, samples, slots.rules, slots.tokens, masks)
-            allowed = edited.amax(-1) > -math.inf
-            # A row that has no token samples from zeros.
-            usable = torch.where((finite & allowed)[:, None], edited, torch.zeros_like(edited))
-            tokens = sample(usable, slots.sampling.at(index), positions)
-            tokens = torch.where(allowed, tokens, NOTHING_ALLOWED).where(finite, NOT_FINITE)
+            with self._sampling.timing():
+                finite = logits.sum(-1).isfinite()
+                edited = edit_logits(logits, samples, slots.rules, slots.tokens, masks)
+                allowed = edited.amax(-1) > -math.inf
+                # A row that has no token samples from zeros.
+                usable = torch.where((finite & allowed)[:, None], edited, torch.zeros_like(edited))
+                tokens = sample(usable, slots.sampling.at(index), positions)
+                tokens = torch.where(allowed, tokens, NOTHING_ALLOWED).where(finite, NOT_FINITE)
         else:
             tokens = torch.empty_like(index)
         # Rank 0 samples for all ranks: on other CPUs or libraries, ranks may differ in the last bit of a logit.
-        self._parallel.broadcast(tokens)
+        with self.model.collectives.timing():
+            self._parallel.broadcast(tokens)
         slots.tokens[index, positions] = tokens.clamp(min=0)
-        return Sampled.of(tokens.tolist())
+        sampled = Sampled.of(tokens.tolist())
+        self.model.collectives.read()
+        self._sampling.read()
+        return sampled

@@ -6,22 +6,24 @@ import logging
 from unittest.mock import patch
 
 import torch
-from fairscale.nn.model_parallel import initialize, layers
+from fairscale.nn.model_parallel import initialize, layers, mappings
 from fairscale.nn.model_parallel.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
 from torch import nn
 
 from llama_core.execution.parallel import Parallel, before_leaving, join_alone
+from llama_core.execution.reference.stopwatch import Stopwatch, timed
 from llama_core.model_config import ModelConfig
 
 log = logging.getLogger(__name__)
 
 
 class FairscaleLayerTypes:
-    """See `layers.LayerTypes`: for ranks with equal parts."""
+    """See `layers.LayerTypes`: for ranks with equal parts. `collectives` times those of all models in this process."""
 
-    def __init__(self, config: ModelConfig, parallel: Parallel) -> None:
+    def __init__(self, config: ModelConfig, parallel: Parallel, collectives: Stopwatch) -> None:
         self._config = config
         _make_groups(parallel)
+        _time_collectives(collectives)
 
     def column(self, inputs: int, outputs: int, own: int, *, bias: bool = False) -> nn.Module:
         with _without_values():
@@ -49,6 +51,12 @@ def _make_groups(parallel: Parallel) -> None:
             initialize.initialize_model_parallel(parallel.world_size)
         log.debug("fairscale: %s", printed.getvalue().strip().replace("\n", "; "))
         before_leaving(initialize.destroy_model_parallel)
+
+
+def _time_collectives(stopwatch: Stopwatch) -> None:
+    """The layers look these functions up in their module at each call."""
+    for name in ("reduce_from_model_parallel_region", "gather_from_model_parallel_region"):
+        setattr(layers, name, timed(getattr(mappings, name), stopwatch))
 
 
 def _without_values() -> contextlib.AbstractContextManager[object]:

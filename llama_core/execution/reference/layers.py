@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from llama_core.checkpoint.rank_share import RankShare
 from llama_core.execution.parallel import Parallel
+from llama_core.execution.reference.stopwatch import Stopwatch, timed
 from llama_core.model_config import ModelConfig
 
 
@@ -32,66 +34,65 @@ class LayerTypes(Protocol):
 
 
 class OwnLayerTypes:
-    """See `LayerTypes`: layers on the rank group of `parallel`."""
+    """See `LayerTypes`: layers on the rank group of `parallel`, whose collectives `collectives` times."""
 
-    def __init__(self, config: ModelConfig, parallel: Parallel) -> None:
+    def __init__(self, config: ModelConfig, parallel: Parallel, collectives: Stopwatch) -> None:
         self._config = config
         self._parallel = parallel
+        self._collectives = collectives
         self._shares = [RankShare.of(config, rank, parallel.world_size) for rank in range(parallel.world_size)]
 
     def column(self, inputs: int, outputs: int, own: int, *, bias: bool = False) -> nn.Module:
         return nn.Linear(inputs, own, bias=bias, device="meta")
 
     def row(self, inputs: int, own: int, outputs: int, *, bias: bool = False) -> nn.Module:
-        return RowParallelLinear(own, outputs, self._parallel, bias=bias)
+        return RowParallelLinear(own, outputs, self._parallel, self._collectives, bias=bias)
 
     def embedding(self) -> nn.Module:
         widths = [len(share.columns) for share in self._shares]
-        return ParallelEmbedding(self._config.vocab_size, widths, self._parallel)
+        return ParallelEmbedding(self._config.vocab_size, widths, self._parallel, self._collectives)
 
     def output(self) -> nn.Module:
         widths = [len(share.vocab) for share in self._shares]
-        return GatheredLinear(self._config.dim, widths, self._parallel)
+        return GatheredLinear(self._config.dim, widths, self._parallel, self._collectives)
 
 
 class RowParallelLinear(nn.Module):
     """weight [outputs, own inputs]; the partial results of all ranks are added."""
 
-    def __init__(self, inputs: int, outputs: int, parallel: Parallel, *, bias: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, parallel: Parallel, collectives: Stopwatch, *, bias: bool) -> None:
         super().__init__()
-        self._parallel = parallel
+        self._sum = timed(parallel.sum, collectives)
         self.weight = _weight(outputs, inputs)
         self.bias = _weight(outputs) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        whole = self._parallel.sum(F.linear(x, self.weight))
+        whole = self._sum(F.linear(x, self.weight))
         return whole if self.bias is None else whole + self.bias
 
 
 class ParallelEmbedding(nn.Module):
     """weight [vocab_size, own columns]."""
 
-    def __init__(self, vocab_size: int, widths: Seq[int], parallel: Parallel) -> None:
+    def __init__(self, vocab_size: int, widths: Seq[int], parallel: Parallel, collectives: Stopwatch) -> None:
         super().__init__()
-        self._parallel = parallel
-        self._widths = widths
+        self._gather = timed(partial(parallel.gather_columns, widths=widths), collectives)
         self.weight = _weight(vocab_size, widths[parallel.rank])
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self._parallel.gather_columns(F.embedding(tokens, self.weight), self._widths)
+        return self._gather(F.embedding(tokens, self.weight))
 
 
 class GatheredLinear(nn.Module):
     """weight [own outputs, inputs]; the outputs of all ranks are gathered."""
 
-    def __init__(self, inputs: int, widths: Seq[int], parallel: Parallel) -> None:
+    def __init__(self, inputs: int, widths: Seq[int], parallel: Parallel, collectives: Stopwatch) -> None:
         super().__init__()
-        self._parallel = parallel
-        self._widths = widths
+        self._gather = timed(partial(parallel.gather_columns, widths=widths), collectives)
         self.weight = _weight(widths[parallel.rank], inputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._parallel.gather_columns(F.linear(x, self.weight), self._widths)
+        return self._gather(F.linear(x, self.weight))
 
 
 def _weight(*shape: int) -> nn.Parameter:

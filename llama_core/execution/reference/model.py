@@ -14,17 +14,18 @@ from llama_core.execution.attention import attend_decodes, attend_prefills
 from llama_core.execution.kv_cache import AttentionMetadata, KVCache
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.reference.layers import LayerTypes, OwnLayerTypes
+from llama_core.execution.reference.stopwatch import Stopwatch, stopwatch_of
 from llama_core.execution.rotary import rotary_table, rotate
 from llama_core.model_config import ModelConfig
 
 
-def layer_types(config: ModelConfig, parallel: Parallel) -> LayerTypes:
+def layer_types(config: ModelConfig, parallel: Parallel, collectives: Stopwatch) -> LayerTypes:
     """fairscale's layers, as in Meta's reference, where all ranks have equal parts; else our own."""
     if not is_even(config, parallel.world_size):
-        return OwnLayerTypes(config, parallel)
+        return OwnLayerTypes(config, parallel, collectives)
     from llama_core.execution.reference.fairscale_layers import FairscaleLayerTypes
 
-    return FairscaleLayerTypes(config, parallel)
+    return FairscaleLayerTypes(config, parallel, collectives)
 
 
 class RMSNorm(nn.Module):
@@ -111,12 +112,16 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Built without memory for its weights: `load_state_dict(..., assign=True)` assigns them, on their device."""
+    """Built without memory for its weights: `load_state_dict(..., assign=True)` assigns them, on their device.
+
+    collectives: times those of the layers.
+    """
 
     def __init__(self, config: ModelConfig, parallel: Parallel, max_seq_len: int) -> None:
         super().__init__()
         self.config = config
-        types = layer_types(config, parallel)
+        self.collectives = stopwatch_of(parallel.device)
+        types = layer_types(config, parallel, self.collectives)
         share = RankShare.of(config, parallel.rank, parallel.world_size)
         self.tok_embeddings = types.embedding()
         self.layers = nn.ModuleList(TransformerBlock(config, share, types, i) for i in range(config.n_layers))

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from llama_core.batch_loop import run_batch
 from llama_core.config import EngineConfig
 from llama_core.execution.fused.backend import FusedBackend
+from llama_core.execution.fused.device import CudaDevice
+from llama_core.execution.fused.step_clock import NUM_SUMS, StepClock
 from llama_core.execution.parallel import alone
 from llama_core.execution.runner import ModelRunner
 from llama_core.model_config import ModelConfig
@@ -142,6 +145,40 @@ def test_quantized_weights_give_the_logits_of_their_values(device: str, quantiza
         runner.step(StepInput(0, 1, [Row(0, 70, 1, True)]))
         found.append(runner.backend.logits_of_samples([0]).double().cpu())
     assert (found[0] - found[1]).abs().max() < TOLERANCE["float32"]
+
+
+@on_both
+def test_sampling_takes_a_part_of_the_steps_time(device: str) -> None:
+    runner = new_runner(device, MODELS["grouped queries"])
+    before, began = runner.seconds_sampled(), time.perf_counter()
+    generated(runner, [TOKENS[:20]], 30, 0.9)
+    ended, after = time.perf_counter(), runner.seconds_sampled()
+    assert before is not None and after is not None and runner.seconds_waited() == 0
+    assert 0 < after - before < ended - began
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_a_graph_reads_the_gpus_clock_at_each_replay() -> None:
+    from llama_core.execution.fused.kernels import TritonOps
+
+    device, sums = CudaDevice(torch.device("cuda")), torch.zeros(NUM_SUMS, dtype=torch.int64, device="cuda")
+    clock = StepClock(TritonOps(), sums)
+
+    def work() -> None:
+        with clock.sampling():
+            torch.cuda._sleep(20_000_000)
+
+    device.warm_up([work])
+    graph = device.capture(work)
+    sums.zero_()
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    for _ in range(3):
+        graph.replay()
+    ended.record()
+    device.synchronize()
+    assert 0.9 < sums[1].item() / 1e6 / began.elapsed_time(ended) < 1.1 and sums[0].item() == 0
 
 
 @pytest.mark.cuda
