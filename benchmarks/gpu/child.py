@@ -42,21 +42,22 @@ def main() -> None:
     parser.add_argument("state", type=Path)
     add_settings(parser)
     options = parser.parse_args()
-    record, settings = Recorder(options.state), settings_of(options)
+    record, settings, reason = Recorder(options.state), settings_of(options), ""
     try:
         if options.section == "describe":
             record.put("device", describe(settings))
         else:
             need_gpus(next(section.min_gpus for section in SECTIONS if section.name == options.section), settings)
-            importlib.import_module(f"benchmarks.gpu.sections.{options.section}").run(record, settings)
-    except Unavailable as reason:
-        record.end("unavailable", str(reason))
+            # A section says what it has left out.
+            reason = importlib.import_module(f"benchmarks.gpu.sections.{options.section}").run(record, settings) or ""
+    except Unavailable as lacking:
+        record.end("unavailable", str(lacking))
     except Exception as error:  # of a device, a library or this program: the other sections run all the same
         traceback.print_exc()
         record.end("failed", f"{type(error).__name__}: {error}"[:500])
         sys.exit(1)
     else:
-        record.end("done")
+        record.end("done", reason)
 
 
 if __name__ == "__main__":

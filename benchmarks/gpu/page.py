@@ -26,7 +26,7 @@ def page(result: Mapping[str, Any]) -> str:
     for name, state in result["sections"].items():
         lines += [f"## {titles[name]}", ""]
         reason = f": {state['reason']}" if state["reason"] else ""
-        if state["status"] != "done":
+        if state["status"] != "done" or reason:
             lines += [f"{state['status'].capitalize()}{reason}.", ""]
         if state["figures"]:
             lines += [section_table(state["figures"]), ""]

@@ -114,15 +114,32 @@ importlib.import_module("benchmarks.gpu.rank")
 
 
 def test_the_tests_marked_cuda_are_collected_without_these_libraries() -> None:
-    """But for those of the reference's API, which has a tokenizer, and random ones."""
-    needy = ("/test_generation.py", "/test_fused_sampling.py")
-    files = [file for file in checks.files_with_mark() if not file.endswith(needy)]
+    """But for those of the reference's API, which has a tokenizer."""
+    files = [file for file in checks.files_with_mark() if not file.endswith("/test_generation.py")]
+    assert "tests/llama_core/execution/test_fused_sampling.py" in files
     assert {"tests/llama_core/execution/test_gpu.py", "tests/llama_core/execution/test_fused_attention.py"} <= set(
         files
     )
     words = ["-c", str(checks.CONFIGURATION), "--rootdir", ".", "--noconftest", "-m", "cuda", *files]
     done = run_without_libraries("import pytest\nsys.exit(pytest.main(sys.argv[1:]))", *words)
     assert done.returncode == 0 and " skipped" in done.stdout and "error" not in done.stdout.lower(), done.stdout
+
+
+def test_sampling_is_checked_without_hypothesis() -> None:
+    """By examples drawn from seeds: rules, masks and samples that only one token can be."""
+    done = run_without_libraries("""
+from tests.llama_core.execution import test_fused_sampling as checks
+from tests.support.examples import seeded_examples
+assert checks.each_example is seeded_examples
+ops = checks.TorchOps()
+checks.check_draws(ops, checks.CPU, 12), checks.check_rules(ops, checks.CPU, 12)
+seen = []
+checks.each_example(40, checks.cases(has_rules=True))(seen.append)()
+masks, biased = (sum(map(bool, each)) for each in zip(*((any(m is not None for m in case.masks), any(
+    params.logit_bias for params in case.params)) for case in seen), strict=True))
+assert min(masks, biased) > 8 and len({case.logits.shape for case in seen}) > 10, (masks, biased)
+""")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_test_module_that_lacks_a_library_is_named_and_a_failing_one_fails_the_section(
@@ -140,6 +157,9 @@ def test_a_test_module_that_lacks_a_library_is_named_and_a_failing_one_fails_the
     with pytest.raises(AssertionError, match=r"tests fail: \S*test_fails.py$"):
         checks.run(record, TINY)
     assert list(record.figures.values()) == [{"lacks": "no_such_library"}, {"passed": 1}, {"failed": 1}]
+    monkeypatch.setattr(checks, "files_with_mark", lambda: [str(tmp_path / name) for name in list(texts)[:2]])
+    without = Recorder(tmp_path / "other.json")
+    assert checks.run(without, TINY) == f"not run: {tmp_path / 'test_lacks.py'} lacks no_such_library"
 
 
 @pytest.mark.full

@@ -70,11 +70,15 @@ FAMILIES: Final = {
     "Qwen2.5 0.5B": Shape(14, 2, 64, 896, 4864, has_biases=True),
     "Qwen2.5 7B": Shape(28, 4, 128, 3584, 18944, has_biases=True),
     "Qwen3 8B": Shape(32, 8, 128, 4096, 12288, has_norms=True),
+    "heads of 96": Shape(32, 32, 96, 3072, 8192),
+    "heads of 256": Shape(16, 8, 256, 2048, 8192),
 }
 
 # Unless families or ranks are named, the layers of these alone are compiled in float16 and float32, on the fewest ranks, and
 # sums over ranks have no bias there. They are one for each head size, window, bias and norm.
-OF_ALL_DTYPES: Final = frozenset(("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B"))
+OF_ALL_DTYPES: Final = frozenset(
+    ("Llama 3 8B", "SmolLM2 135M", "Mistral 7B", "Qwen2.5 0.5B", "Qwen3 8B", "heads of 96", "heads of 256")
+)
 # These alone are compiled with every size of blocks, in bfloat16; others with the first. The size is a constant of the
 # attention kernel.
 OF_ALL_SIZES: Final = frozenset(("Llama 3.2 1B", "Mistral 7B"))

@@ -9,6 +9,8 @@ from llama_core.execution.rotary import rotary_table
 from llama_core.execution.weight_formats.quantized_matrix import Fp8Matrix, GroupedMatrix, Int8Matrix, OneScaleMatrix
 from llama_core.model_config import RopeConfig
 
+# (query heads, key heads, head_dim, tokens of a block)
+SHAPES = ((4, 4, 16, 16), (6, 2, 24, 16), (8, 1, 64, 32), (2, 1, 128, 16), (2, 1, 256, 16))
 GROUPED = ("int8_groups", "int4", "int4_min")
 FORMATS = ("int8", "fp8", *GROUPED)
 
@@ -28,7 +30,7 @@ def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, f
         assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
         worst[name] = max(worst.get(name, 0.0), (mine.double() - theirs.double()).abs().max().item())
 
-    for n_heads, n_kv_heads, head_dim, block_size in ((4, 4, 16, 16), (6, 2, 24, 16), (8, 1, 64, 32)):
+    for n_heads, n_kv_heads, head_dim, block_size in SHAPES:
         count, dim = 5, n_heads * head_dim
         states, delta, weight = random(count, dim), random(count, dim), random(dim)
         mine, theirs = states.clone(), states.clone()

@@ -112,7 +112,8 @@ def assert_near(got: torch.Tensor, expected: torch.Tensor, size: torch.Tensor, c
 
 
 def check_bits(case: ProductCase) -> None:
-    """Equal to a product, rounded once, before the kernels that the epilogues replace; nothing beyond the rows is written."""
+    """Equal to a product, rounded once, before the kernels that the epilogues replace, and the norm within its roundings;
+    nothing beyond the rows is written."""
     from llama_core.execution.fused.kernels import TritonOps
 
     ops, separate, norm = TritonOps(fuses=always), TritonOps(), case.values(case.hidden)
@@ -127,7 +128,9 @@ def check_bits(case: ProductCase) -> None:
     before, expected = states.clone(), states[: case.rows].clone()
     product = F.linear(x.double(), dense).to(case.dtype)
     normed = ops.add_product_norm(states[: case.rows], x, matrix, norm, 1e-5, bias)
-    assert torch.equal(normed, separate.add_norm(expected, product, norm, 1e-5, bias)), case
+    # The norm's kernel is another one where it adds splits, and may sum the squares in another order.
+    expected_norm = separate.add_norm(expected, product, norm, 1e-5, bias)
+    assert ((normed - expected_norm).abs() <= 2 * STEPS[case.dtype] * expected_norm.abs()).all(), case
     assert torch.equal(states[: case.rows], expected) and torch.equal(states[case.rows :], before[case.rows :]), case
 
 

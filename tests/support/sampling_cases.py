@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import strategies as st
 
 from llama_core.execution.fused import rule_table
 from llama_core.execution.fused.sampler import SamplingState
@@ -17,6 +16,7 @@ from llama_core.execution.sampling import GREEDY_BELOW, uniform
 from llama_core.execution.sampling_tensors import SlotSamplingArray
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import SlotInit
+from tests.support.examples import st
 
 VOCABULARIES = (1, 2, 33, 300, 4096, 4097, 9000)
 MAX_SEQ_LEN = 80

@@ -9,7 +9,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
 
 from llama_core.execution.backend import NOT_FINITE, NOTHING_ALLOWED
 from llama_core.execution.fused import rule_table
@@ -19,24 +18,12 @@ from llama_core.execution.logit_rules import LogitRules
 from llama_core.execution.sampling import sample
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import SlotInit
+from tests.support.examples import each_example
 from tests.support.interpreter import interpret
 from tests.support.sampling_cases import Case, acceptable, cases
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 CPU = torch.device("cpu")
-
-
-def many(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same examples in each run, without a search for smaller ones, which takes minutes in the interpreter."""
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-    return settings(
-        max_examples=examples,
-        phases=(Phase.generate,),
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=checks,
-    )
 
 
 def tokens_of(ops: Ops, case: Case, mode: str, device: torch.device) -> list[int]:
@@ -48,8 +35,7 @@ def check_draws(ops: Ops, device: torch.device, examples: int) -> None:
     """Tokens are those of float64, and those of the reference where rounding cannot matter; the same in any batch."""
     sharp = total = 0
 
-    @many(examples)
-    @given(cases())
+    @each_example(examples, cases())
     def check(case: Case) -> None:
         nonlocal sharp, total
         got = tokens_of(ops, case, "sampled", device)
@@ -75,8 +61,7 @@ def check_draws(ops: Ops, device: torch.device, examples: int) -> None:
 def check_rules(ops: Ops, device: torch.device, examples: int) -> None:
     """Rules and masks as the reference applies them; rows without any beside them."""
 
-    @many(examples)
-    @given(cases(has_rules=True, vocabularies=(33, 300, 4097)))
+    @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))
     def check(case: Case) -> None:
         mode = "masked" if any(mask is not None for mask in case.masks) else "ruled"
         got, edited = tokens_of(ops, case, mode, device), case.edited()
@@ -95,8 +80,7 @@ def check_edits(device: torch.device, examples: int) -> None:
     from llama_core.execution.fused import logit_kernels
     from llama_core.execution.fused.sampling_kernels import DrawBuffers
 
-    @many(examples)
-    @given(cases(has_rules=True, vocabularies=(33, 300, 4097)))
+    @each_example(examples, cases(has_rules=True, vocabularies=(33, 300, 4097)))
     def check(case: Case) -> None:
         state, samples, buffers = (
             case.state(device),

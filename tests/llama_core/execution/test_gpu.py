@@ -40,6 +40,8 @@ MODELS = {
     "a window of 20": ModelConfig(64, 3, 8, 1, 32, 96, 90, windows=(20, 0, 20)),
     "biases": ModelConfig(48, 2, 4, 2, 16, 96, 90, attention_bias=True, attention_out_bias=True, mlp_bias=True),
     "norms of heads": ModelConfig(64, 2, 4, 2, 64, 96, 90, qk_norm=True),
+    "heads of 128": ModelConfig(64, 2, 4, 1, 128, 96, 90),
+    "heads of 256": ModelConfig(64, 2, 2, 1, 256, 96, 90, windows=(20, 0)),
 }
 TOKENS = [1 + (7 * i) % 89 for i in range(80)]
 TOLERANCE = {"float32": 5e-4, "float16": 0.05, "bfloat16": 0.3}

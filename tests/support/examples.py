@@ -1,0 +1,113 @@
+"""Examples for checks: hypothesis's, or on a machine without it, as one with a GPU may be, examples drawn from seeds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Check = Callable[[Any], object]
+
+
+class Strategy:
+    """One of hypothesis's strategies, as far as our checks use them."""
+
+    def __init__(self, drawn: Callable[[np.random.Generator], Any]) -> None:
+        self.drawn = drawn
+
+    def map(self, function: Callable[[Any], Any]) -> "Strategy":
+        return Strategy(lambda generator: function(self.drawn(generator)))
+
+
+class Seeded:
+    """The functions of `hypothesis.strategies` that our checks use, by their names there."""
+
+    @staticmethod
+    def sampled_from(values: Any) -> Strategy:
+        return Strategy(lambda generator: values[int(generator.integers(len(values)))])
+
+    @staticmethod
+    def just(value: object) -> Strategy:
+        return Strategy(lambda generator: value)
+
+    @staticmethod
+    def booleans() -> Strategy:
+        return Seeded.sampled_from((False, True))
+
+    @staticmethod
+    def integers(least: int, greatest: int) -> Strategy:
+        def drawn(generator: np.random.Generator) -> int:
+            ends = (least, greatest, min(max(0, least), greatest))
+            return (
+                ends[choice]
+                if (choice := int(generator.integers(12))) < 3
+                else least + _below(greatest - least + 1, generator)
+            )
+
+        return Strategy(drawn)
+
+    @staticmethod
+    def floats(least: float, greatest: float, width: int) -> Strategy:
+        return Strategy(lambda generator: float(np.float32(generator.uniform(least, greatest))))
+
+    @staticmethod
+    def tuples(*strategies: Strategy) -> Strategy:
+        return Strategy(lambda generator: tuple(each.drawn(generator) for each in strategies))
+
+    @staticmethod
+    def one_of(*strategies: Strategy) -> Strategy:
+        return Strategy(lambda generator: Seeded.sampled_from(strategies).drawn(generator).drawn(generator))
+
+    @staticmethod
+    def lists(of: Strategy, min_size: int = 0, max_size: int = 8, unique: bool = False) -> Strategy:
+        def drawn(generator: np.random.Generator) -> list[Any]:
+            values = [of.drawn(generator) for _ in range(int(generator.integers(min_size, max_size + 1)))]
+            return list(dict.fromkeys(values)) if unique else values
+
+        return Strategy(drawn)
+
+    @staticmethod
+    def composite(function: Callable[..., Any]) -> Callable[..., Strategy]:
+        def make(*args: Any, **options: Any) -> Strategy:
+            return Strategy(lambda generator: function(lambda each: each.drawn(generator), *args, **options))
+
+        return make
+
+
+def _below(count: int, generator: np.random.Generator) -> int:
+    return int.from_bytes(generator.bytes(16), "little") % count
+
+
+def seeded_examples(examples: int, strategy: Strategy) -> Callable[[Check], Callable[[], None]]:
+    def decorate(check: Check) -> Callable[[], None]:
+        def run() -> None:
+            for seed in range(examples):
+                check(strategy.drawn(np.random.default_rng(seed)))
+
+        return run
+
+    return decorate
+
+
+try:
+    from hypothesis import HealthCheck, Phase, given, settings, strategies
+except ModuleNotFoundError:
+    st: Any = Seeded
+    each_example: Any = seeded_examples
+else:
+    st = strategies
+
+    def of_hypothesis(examples: int, strategy: Any) -> Callable[[Check], Callable[[], None]]:
+        """Makes a check of one example a function that checks as many. They are the same in each run, without a search for
+        smaller ones, which takes minutes in Triton's interpreter."""
+        checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+        limits = settings(
+            max_examples=examples,
+            phases=(Phase.generate,),
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=checks,
+        )
+        return lambda check: limits(given(strategy)(check))
+
+    each_example = of_hypothesis
