@@ -1,6 +1,7 @@
 """The sections, in their order, with the seconds that each may take. Standard library only."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -36,3 +37,20 @@ SECTIONS: Final = (
 )
 NAMES: Final = tuple(section.name for section in SECTIONS)
 TOTAL_S: Final = 1800
+# For a device that is there for less than half an hour: what matters most first, in smaller sizes (`settings.SHORT`), seconds.
+SHORT: Final = {"decode": 200, "mixed": 90, "attention": 100, "memory": 90, "recovery": 150, "checks": 120}
+DESCRIBE_S: Final = 20  # of the device and the versions, before the first section
+
+
+def sections_within(minutes: float) -> Sequence[Section]:
+    """What runs in so many minutes, in this order: sections in their short form as far as they fit, the last one cut to what is
+    left; from half an hour on all of them in full."""
+    if 60 * minutes >= TOTAL_S:
+        return SECTIONS
+    by_name, left = {section.name: section for section in SECTIONS}, 60 * minutes - DESCRIBE_S
+    found = []
+    for name, seconds in SHORT.items():
+        if left >= seconds / 2:
+            found.append(replace(by_name[name], budget_s=int(min(seconds, left))))
+            left -= found[-1].budget_s
+    return found

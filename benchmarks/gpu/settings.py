@@ -1,7 +1,7 @@
 """What a run measures: the device, the model's shape, and the sizes of every section. Standard library only."""
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -47,6 +47,16 @@ FULL = Sizes(
     all_reduce_rows=(1, 8, 32, 64, 128, 256),
     all_reduce_dims=(4096, 8192),
 )
+# Of a run in a quarter of an hour: fewer sizes, and fewer repetitions of each.
+SHORT = replace(
+    FULL,
+    output=32,
+    rows=(1, 64),
+    attention_lengths=(2048, 16384),
+    attention_rows=(1, 64),
+    repeats=8,
+    probe_bytes=2 * 2**30,
+)
 TINY = Sizes(
     context=64,
     prompt=24,
@@ -70,23 +80,31 @@ TINY = Sizes(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """device: "cuda" or "cpu". shape: of `make_checkpoint`. is_tiny: sizes that a CPU computes in seconds."""
+    """device: "cuda" or "cpu". shape: of `make_checkpoint`. is_tiny: sizes that a CPU computes in seconds. is_short: those of a
+    run in a quarter of an hour."""
 
     device: str = "cuda"
     shape: str = "llama-2-7b"
     dtype: str = "bfloat16"
     vocab_size: int = 32000
     is_tiny: bool = False
+    is_short: bool = False
 
     @property
     def sizes(self) -> Sizes:
-        return TINY if self.is_tiny else FULL
+        return TINY if self.is_tiny else SHORT if self.is_short else FULL
 
     @property
     def arguments(self) -> list[str]:
         """The options that give these settings to another process."""
         words = ["--device", self.device, "--shape", self.shape, "--dtype", self.dtype]
-        return [*words, "--vocab-size", str(self.vocab_size), *(["--tiny"] if self.is_tiny else [])]
+        return [
+            *words,
+            "--vocab-size",
+            str(self.vocab_size),
+            *(["--tiny"] * self.is_tiny),
+            *(["--short"] * self.is_short),
+        ]
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,8 +115,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", default="llama-2-7b", help="of `make_checkpoint`; its weights are random")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--vocab-size", type=int, default=32000)
+    parser.add_argument("--short", action="store_true", help="fewer sizes and repetitions, as --minutes 13 takes")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU, which show that every section runs")
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    return Settings(options.device, options.shape, options.dtype, options.vocab_size, options.tiny)
+    return Settings(options.device, options.shape, options.dtype, options.vocab_size, options.tiny, options.short)

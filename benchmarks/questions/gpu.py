@@ -1,6 +1,7 @@
 """On one CUDA device, without Ray: tests, speed, kernels, memory, recovery and other engines, in half an hour; then on several.
 
     python -m benchmarks gpu                        Llama-2-7B's shape, random weights in bfloat16
+    python -m benchmarks gpu --minutes 13           the sections that matter most, in shorter forms
     python -m benchmarks gpu --only decode mixed    some sections
     python -m benchmarks gpu --device cpu --tiny --shape tiny --dtype float32 --vocab-size 300     shows that all of it runs
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.page import page
-from benchmarks.gpu.plan import NAMES, SECTIONS, TOTAL_S
+from benchmarks.gpu.plan import NAMES, SECTIONS, TOTAL_S, sections_within
 from benchmarks.gpu.program import CannotRun, Launch, describe, launch_process, open_states, run_sections, stored
 from benchmarks.gpu.recorder import median
 from benchmarks.gpu.settings import add_settings, settings_of
@@ -30,6 +31,9 @@ def main(argv: Sequence[str]) -> None:
     add_settings(parser)
     parser.add_argument("--only", nargs="+", choices=NAMES, metavar="SECTION", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all sections; the rest runs next time")
+    parser.add_argument(
+        "--minutes", type=float, help="for all: below 30, the sections that matter most come first, in shorter forms"
+    )
     state = parser.add_mutually_exclusive_group()
     state.add_argument("--resume", action="store_true", help="keep what an earlier run has measured; the default")
     state.add_argument("--fresh", action="store_true", help="forget what an earlier run has measured")
@@ -37,6 +41,9 @@ def main(argv: Sequence[str]) -> None:
         "--out", type=Path, default=REPOSITORY / "benchmarks" / "results", help="folder for gpu_DEVICE.json and .md"
     )
     options = parser.parse_args(argv)
+    if options.minutes:
+        options.seconds = min(options.seconds, 60 * options.minutes)
+        options.short = options.short or options.seconds < TOTAL_S
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the section ends too
     try:
         measured(options, launch_process(settings_of(options)))
@@ -52,7 +59,8 @@ def measured(options: argparse.Namespace, launch: Launch) -> dict[str, Any]:
     device = describe(states, launch)
     identity = {"device": device["device"], "settings": settings.as_data(), "commit": machine()["commit"]}
     open_states(states, identity, is_fresh=options.fresh)
-    wanted = [section for section in SECTIONS if not options.only or section.name in options.only]
+    sections = sections_within(options.minutes) if options.minutes else SECTIONS
+    wanted = [section for section in sections if not options.only or section.name in options.only]
     run_sections(wanted, states, options.seconds, launch, begin)
     found = {section.name: stored(section, states) for section in SECTIONS}  # those of earlier runs too
     figures = {"settings": settings.as_data(), **device, "sections": found, **summary(found)}

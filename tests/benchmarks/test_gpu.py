@@ -14,7 +14,7 @@ import pytest
 from benchmarks.gpu import every_kernel
 from benchmarks.gpu.child import describe, need_gpus
 from benchmarks.gpu.page import page, section_table
-from benchmarks.gpu.plan import NAMES, SECTIONS, TOTAL_S, Section
+from benchmarks.gpu.plan import DESCRIBE_S, NAMES, SECTIONS, TOTAL_S, Section, sections_within
 from benchmarks.gpu.program import CannotRun, launch_process, open_states, run_sections
 from benchmarks.gpu.rank_processes import RankProcesses, group_sizes, measure_in_ranks
 from benchmarks.gpu.recorder import Recorder, Unavailable, read_state, shown, waited
@@ -273,7 +273,7 @@ def options_for(out: Path, *words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_settings(parser)
     options = parser.parse_args([*TINY.arguments, *words])
-    return argparse.Namespace(**vars(options), only=None, seconds=500.0, fresh=False, out=out, json=None)
+    return argparse.Namespace(**vars(options), only=None, seconds=500.0, minutes=None, fresh=False, out=out, json=None)
 
 
 def test_the_result_and_the_page_have_every_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,6 +333,32 @@ def test_the_sections_take_about_half_an_hour() -> None:
     assert len(set(NAMES)) == len(NAMES)
     for name in NAMES:
         assert (REPOSITORY / "benchmarks" / "gpu" / "sections" / f"{name}.py").exists(), name
+
+
+def test_a_run_of_13_minutes_has_what_matters_most_first_in_shorter_forms() -> None:
+    sections = sections_within(13)
+    assert [section.name for section in sections] == ["decode", "mixed", "attention", "memory", "recovery", "checks"]
+    assert DESCRIBE_S + sum(section.budget_s for section in sections) <= 13 * 60
+    # As many as fit; the last one may be cut, and goes on in the next call.
+    assert [section.name for section in sections_within(5)] == ["decode", "mixed"]
+    for minutes in (1, 3, 7, 11):
+        assert sum(section.budget_s for section in sections_within(minutes)) <= 60 * minutes
+    assert sections_within(30) == SECTIONS
+    short = Settings(is_short=True)
+    assert set(short.sizes.rows) < set(Settings().sizes.rows) and short.sizes.repeats < Settings().sizes.repeats
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    assert settings_of(parser.parse_args(short.arguments)) == short
+
+
+@pytest.mark.parametrize(("minutes", "seconds", "is_short"), [("13", 780, True), ("40", TOTAL_S, False)])
+def test_minutes_choose_sections_and_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: str, seconds: int, is_short: bool
+) -> None:
+    seen: list[argparse.Namespace] = []
+    monkeypatch.setattr("benchmarks.questions.gpu.measured", lambda options, launch: seen.append(options))
+    main(["--minutes", minutes, "--out", str(tmp_path)])
+    assert (seen[0].seconds, settings_of(seen[0]).is_short) == (seconds, is_short)
 
 
 def test_without_a_device_the_program_ends_with_the_reason(

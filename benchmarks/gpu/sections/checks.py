@@ -14,9 +14,12 @@ _LACKS = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _COUNT = re.compile(r"(\d+) (failed|passed|skipped|errors?)")
 
 
+_FIRST = ("test_gpu.py", "test_fused_attention.py", "test_fused_sampling.py")
+
+
 def files_with_mark() -> list[str]:
-    """Test modules that have a test marked cuda."""
-    found = sorted((REPOSITORY / "tests").rglob("test_*.py"))
+    """Test modules that have a test marked cuda, those first that show most, should the time end."""
+    found = sorted((REPOSITORY / "tests").rglob("test_*.py"), key=lambda path: (path.name not in _FIRST, path))
     return [str(path.relative_to(REPOSITORY)) for path in found if "mark.cuda\n" in path.read_text()]
 
 
