@@ -229,6 +229,8 @@ def _is_exit(text: str, conversation: Conversation) -> bool:
         conversation.reset(rest.strip() or None)
         print("[system message set, new conversation]" if rest.strip() else "[no system message, new conversation]")
     else:
+        if command != "/help":
+            print(f"{command}: no such command")
         print(HELP)
     return False
 

@@ -23,6 +23,8 @@ def test_every_request_is_counted_with_its_tokens(endpoint: str, tmp_path: Path)
         assert word in done.stdout
     found = json.loads(file.read_text())
     assert (found["requests"], found["failed"], found["output_tokens"]) == (9, 0, 36)
+    asked = {"prompt_tokens": 20, "max_tokens": 4, "warmup": 2, "temperature": 0.0, "ignore_eos": False, "seed": 1}
+    assert asked.items() <= found.items()
     assert len(engine.streams) == 9 + 2  # with the warm-up
     if endpoint == "completions":
         assert found["prompt_tokens_mean"] == 20

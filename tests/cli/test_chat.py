@@ -76,11 +76,13 @@ def test_a_conversation_keeps_its_messages_until_reset(scripted: ScriptedServer)
         "four",
         "lines",
         '"""',
+        "/restart",
         "/exit",
         "never sent",
     ]
     done = llama_ray("chat", "--url", scripted.url, stdin="\n".join(lines))
     assert done.returncode == 0 and done.stdout.count("Hello there.\n") == 4
+    assert "/restart: no such command\n/reset " in done.stdout
     said = [[message["content"] for message in scripted.next_request()["messages"]] for _ in range(4)]
     assert said == [["one"], ["one", "Hello there.", "two"], ["three"], ["Speak Danish.", "four\nlines"]]
 
