@@ -9,8 +9,12 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from llama_core.errors import InvalidParameter
 from llama_core.text.grammar_words import lark_place, lark_words
 
-_RULE: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-_PART: Final = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(?P<name>[\w-]+)(?P<defined>\s*::=)?')
+_RULE: Final = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+_PART: Final = re.compile(
+    r'(?s:"(?:\\.?|[^"\\])*(?:"|\Z)|\[(?:\\.?|[^\]\\])*(?:\]|\Z))|#[^\n]*|(?P<name>[\w-]+)(?P<defined>[ \t]*::=)?'
+)
+# Rules times characters: the converter takes up to 0.1 us for each, where every rule refers to the next one.
+_MAX_WORK: Final = 2**23
 _LARK_RULE: Final = re.compile(r"^[\w-]+:", re.MULTILINE)
 _MISSING: Final = re.compile(r"Rule '([\w-]+)' not found")
 # How the converter's message begins, and what is said instead: it quotes the source.
@@ -33,7 +37,12 @@ def is_gbnf(source: str) -> bool:
 
 
 def as_lark(source: str) -> str:
-    """The grammar in Lark's notation. Raises InvalidParameter that says where it has an error."""
+    """The grammar in Lark's notation. Takes up to a second of processor time.
+
+    Raises InvalidParameter that says where it has an error.
+    """
+    if len(rule_lines(source)) * len(source) > _MAX_WORK:
+        raise InvalidParameter(f"in GBNF, the number of rules times that of characters may be at most {_MAX_WORK}")
     try:
         return gbnf_to_lark(source)
     except Exception as error:  # the converter raises several types
@@ -43,7 +52,12 @@ def as_lark(source: str) -> str:
 
 def rule_lines(source: str) -> list[int]:
     """The line, from 1, of each rule."""
-    return [source.count("\n", 0, found.start()) + 1 for found in _PART.finditer(source) if found["defined"]]
+    lines, line, at = [], 1, 0
+    for found in _PART.finditer(source):
+        if found["defined"]:
+            line, at = line + source.count("\n", at, found.start()), found.start()
+            lines.append(line)
+    return lines
 
 
 def converted_reason(problem: str, source: str, lines: Sequence[int]) -> str:

@@ -45,14 +45,16 @@ def json_schema_grammar(schema: Mapping[str, Any] | bool) -> str:
     """JSON that the schema describes. `checked_grammar` finds out whether every keyword of the schema
     is known, and limits its numbers.
 
-    Raises InvalidParameter, whose `param` is the place within the schema, for one that is no JSON or nested too deep.
+    Raises InvalidParameter, whose `param` is the place within the schema, for false, and for a schema that is no JSON or is
+    nested too deep.
     """
-    if isinstance(schema, bool):  # llguidance's options need an object
-        schema = {} if schema else {"not": {}}
+    if schema is False:
+        raise InvalidParameter("no value satisfies false", param="")
+    schema = {} if schema is True else schema  # llguidance's options need an object
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
-    except (ValueError, RecursionError):
-        fault = unwritable_fault(schema)
+    except (ValueError, RecursionError) as error:
+        fault = unwritable_fault(schema, error)
     raise InvalidParameter(fault.reason, param=fault.place)
 
 
@@ -76,7 +78,10 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 
 def lark_grammar(source: str) -> str:
-    """A context-free grammar in Lark's notation or in GBNF, llama.cpp's. Raises InvalidParameter for GBNF with an error."""
+    """A context-free grammar in Lark's notation or in GBNF, llama.cpp's. Raises InvalidParameter for GBNF with an error.
+
+    GBNF takes up to a second of processor time.
+    """
     if not gbnf.is_gbnf(source):
         return json.dumps({"grammars": [{"lark_grammar": source}]})
     # The lines are for errors; llguidance reads "grammars" alone.

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
 from llama_core.text.grammar_words import is_too_large, regex_fault
@@ -19,6 +20,7 @@ from llama_core.text.schema_suspects import DRAFTS, Suspect, suspects
 # Of the search; a compilation that has begun is not broken off.
 _MAX_SECONDS: Final = 0.05
 _MAX_DEPTH: Final = 124  # that llguidance reads
+_MAX_PARTS: Final = 1000  # that are searched on the event loop
 _MAX_CHARS: Final = 2**15  # of what is compiled at once: about 25 ms
 # How llguidance's message begins, by the kind of the fault.
 _KINDS: Final = tuple(
@@ -102,26 +104,15 @@ def schema_reason(problem: str) -> str:
     return _REASONS.get(_kind_of(problem), _REASONS[""])
 
 
-def unwritable_fault(schema: Any) -> Fault:
-    """Why a schema is no JSON text that llguidance reads."""
-    for place, part in SchemaTree(schema).reachable():
+def unwritable_fault(schema: Any, error: Exception) -> Fault:
+    """Why a schema is no JSON text that llguidance reads, where writing or reading it raised `error`."""
+    if isinstance(error, RecursionError) or "recursion limit" in str(error):
+        return Fault("", _REASONS["depth"])
+    for place, part in islice(SchemaTree(schema).reachable(), _MAX_PARTS):
         for key, value in part.items() if isinstance(part, dict) else ():
             if key in KEYWORDS and isinstance(value, float) and not math.isfinite(value):
                 return Fault(f"{place}.{key}", "must be a finite number")
-    is_deep = _is_deep(schema)
-    return Fault("", _REASONS["depth"] if is_deep else "must be JSON, without lone surrogates and with finite numbers")
-
-
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-    return any(isinstance(each, dict | list) for each in level)
+    return Fault("", "must be JSON, without lone surrogates and with finite numbers")
 
 
 def _kind_of(problem: str) -> str:
@@ -131,7 +122,7 @@ def _kind_of(problem: str) -> str:
 
 
 class _Search:
-    """For one fault of a kind."""
+    """The search for a fault of one kind."""
 
     def __init__(self, root: Any, kind: str, problem_of: ProblemOf) -> None:
         self._tree = SchemaTree(root)
@@ -235,7 +226,7 @@ class _Search:
     def _together(self, within: Sequence[tuple[str, Any]], opened: Sequence[Any]) -> dict[str, Any]:
         copied, definitions = _Copy(self._tree, opened).of([schema for _, schema in within])
         named = {str(i): each for i, each in enumerate(copied)}
-        # Where a part of them contradicts itself, others are still compiled if it may be left out.
+        # A part that contradicts itself hides no other fault where it may be left out.
         required = list(named) if self._kind == "contradiction" else []
         members = {"type": "object", "properties": named, "required": required, "additionalProperties": False}
         return members | definitions

@@ -9,6 +9,7 @@ from deployments.http.limits import HttpLimits
 from deployments.http.plan import plan_chat, plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.schemas import ChatBody, CompletionBody
+from deployments.http.structured_outputs import grammar_of
 from llama_core.errors import InvalidParameter
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from tests.support.scripted_engine import FakeEngine
@@ -102,6 +103,7 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
         ({"guided_json": {"properties": {"a": {"type": "x"}}}}, "guided_json.properties[0].type", "must be one of"),
         ({"guided_json": '{"items": {"minimum": 1e999}}'}, "guided_json.items.minimum", "finite"),
         ({"guided_json": "[" * 10**5}, "guided_json", "not JSON"),
+        ({"guided_json": False}, "guided_json", "no value satisfies false"),
         ({"json_schema": {"$ref": "#/a"}}, "json_schema.$ref", "names no part"),
         ({"structured_outputs": {"json": {"pattern": "[0-9]("}}}, "structured_outputs.json.pattern", "at character 6"),
         (
@@ -138,6 +140,16 @@ async def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any]
         await planned(**fields)
     assert refused.value.param == param
     assert words in refused.value.message and refused.value.message.startswith(param)
+
+
+async def test_gbnf_is_converted_where_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = await planned(guided_grammar='root ::= "once" [a-z]')
+    monkeypatch.delattr("llama_core.text.gbnf.gbnf_to_lark")
+    body = CompletionBody.model_validate({"prompt": "x", "guided_grammar": 'root ::= "more" [a-z]'})
+    assert grammar_of(body)[1] == "guided_grammar"  # on the event loop
+    assert await planned(guided_grammar='root ::= "once" [a-z]') == expected  # kept
+    with pytest.raises(InvalidParameter, match="196608 bytes"):
+        await planned(guided_grammar='root ::= "' + "a" * 200_000 + '"')
 
 
 async def test_structures_are_refused_without_a_place_in_the_grammar_that_is_made_of_them() -> None:

@@ -1,10 +1,13 @@
 """Errors of regular expressions, of Lark and of GBNF name the place, in words that repeat nothing of the source."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_core.errors import InvalidParameter
+from llama_core.text.gbnf import is_gbnf, rule_lines
 from llama_core.text.grammar import checked_grammar, lark_grammar, regex_grammar
 
 MARK = "Zq7Marker"
@@ -100,6 +103,25 @@ def test_an_error_of_gbnf_names_line_and_column(source: str, expected: str) -> N
 )  # fmt: skip
 def test_an_error_that_gbnf_has_as_lark_names_the_line_of_its_rule(source: str, expected: str) -> None:
     assert reason(lark_grammar(source)).startswith(expected)
+
+
+def test_gbnf_that_takes_too_long_to_convert_is_refused_before() -> None:
+    rules = "".join(f'r{i} ::= "{MARK}{"x" * 40}" r{i + 1}\n' for i in range(600))
+    with pytest.raises(InvalidParameter) as refused:
+        lark_grammar(f'root ::= r0\n{rules}r600 ::= "a"\n')
+    assert refused.value.message == "in GBNF, the number of rules times that of characters may be at most 8388608"
+    some = "".join(rules.splitlines(keepends=True)[:150])
+    assert "gbnf_lines" in checked_grammar(lark_grammar(f'root ::= r0\n{some}r150 ::= "a"\n'), "field")
+
+
+@pytest.mark.parametrize(
+    "text", ["x" + "\n" * 150_000, "a " * 100_000, "x ::=\n" * 30_000, '"\\' * 100_000, "x ::=" + '"\\' * 100_000]
+)
+def test_text_without_end_is_no_work(text: str) -> None:
+    begun = time.thread_time()
+    if is_gbnf(text):
+        rule_lines(text)
+    assert time.thread_time() - begun < 2  # squared, it would be minutes
 
 
 def test_a_grammar_that_is_no_list_of_grammars_is_refused_without_its_text() -> None:
