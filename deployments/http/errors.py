@@ -152,10 +152,11 @@ def as_llama_error(error: BaseException) -> LlamaError:
     return error if isinstance(error, LlamaError) else INTERNAL
 
 
-def route_not_found(suggested: str = "") -> RouteNotFound:
-    """suggested: the path that was probably meant."""
+def route_not_found(suggested: str = "", named: str = "") -> RouteNotFound:
+    """suggested: the path that was probably meant. named: the method and path that do not exist, in words of our own."""
     meant = f" Did you mean {suggested}? OpenAI's clients take a base URL that ends in /v1, once." if suggested else ""
-    return RouteNotFound(f"There is no such route; GET /docs lists them.{meant}")
+    what = f"route {named}" if named else "such route"
+    return RouteNotFound(f"There is no {what}; GET /docs lists them.{meant}")
 
 
 def exception_response(error: Exception, scope: Scope) -> Response:

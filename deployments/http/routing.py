@@ -10,6 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.http.errors import route_not_found
 
+PREFIXES = ("v1", "api", "openai")  # of base URLs
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+MAX_NAMED_CHARS = 100
+
 
 class ApiRoute(Route):
     """One method of one path. A route without a `tag` is left out of the API reference.
@@ -63,6 +67,7 @@ class ApiRouter:
             if not route.param_convertors
             for method in route.methods or ()
         }
+        self._words = {"", *PREFIXES, *(word for _, path in self._exact for word in path.split("/"))}
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         app = self._exact.get((scope["method"], route_path(scope))) if scope["type"] == "http" else None
@@ -72,7 +77,13 @@ class ApiRouter:
         if scope["type"] != "http":
             await self._router.not_found(scope, receive, send)
             return
-        raise route_not_found(self._suggested(scope))
+        raise route_not_found(self._suggested(scope), self._named(scope))
+
+    def _named(self, scope: Scope) -> str:
+        """The method and path of a request, if every word of them is one of our own; else "". Never the client's text."""
+        path = route_path(scope)
+        is_ours = len(path) <= MAX_NAMED_CHARS and all(part in self._words for part in path.split("/"))
+        return f"{scope['method']} {scope.get('root_path', '')}{path}" if is_ours and scope["method"] in METHODS else ""
 
     def _suggested(self, scope: Scope) -> str:
         """The path that was probably meant by an unknown path; "" if there is none. Never the client's text.
@@ -80,7 +91,7 @@ class ApiRouter:
         A wrong base URL lacks /v1, has it twice, or has a second slash.
         """
         parts = [part for part in route_path(scope).split("/") if part]
-        while parts and parts[0] in ("v1", "api", "openai"):
+        while parts and parts[0] in PREFIXES:
             parts.pop(0)
         paths = {path for _, path in self._exact}
         tails = ("/v1/" + "/".join(parts), "/" + "/".join(parts))

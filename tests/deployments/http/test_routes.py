@@ -393,14 +393,20 @@ def test_head_has_the_headers_of_get_without_a_body(served: Served, path: str) -
 )
 def test_a_wrong_base_url_is_told_the_path_that_exists(served: Served, path: str, meant: str) -> None:
     error = assert_error(http.post(served.url + path, json={}), 404, "not_found")
-    assert f"Did you mean {meant}?" in str(error["message"])
+    assert str(error["message"]).startswith(
+        f"There is no route POST {path}; GET /docs lists them. Did you mean {meant}?"
+    )
 
 
 def test_other_unknown_paths_get_no_suggestion_and_are_not_repeated(served: Served) -> None:
-    for path in ("/v2/secret", "/v1", "/v1/", "/v1/secret"):
+    for path in ("/v2/secret", "/v1/secret", "/v1/" * 50, "/v1/chat%0Acompletions"):
         error = assert_error(http.get(served.url + path), 404, "not_found")
-        assert "Did you mean" not in str(error["message"])
-        assert "secret" not in str(error["message"])
+        assert error["message"] == "There is no such route; GET /docs lists them."
+    for path in ("/v1", "/v1/", "/v1/chat"):
+        error = assert_error(http.get(served.url + path), 404, "not_found")
+        assert error["message"] == f"There is no route GET {path}; GET /docs lists them."
+    answer = http.request("SECRET", served.url + "/v1")
+    assert "SECRET" not in answer.text
 
 
 def test_context_overflow_has_the_words_that_langchain_and_litellm_look_for(served: Served) -> None:
