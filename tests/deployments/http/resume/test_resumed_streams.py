@@ -216,6 +216,21 @@ async def test_an_event_that_is_not_kept_is_a_404_that_says_so(last: str) -> Non
         assert answer.status == 404, "an event that has not been written"
 
 
+async def test_another_replica_answers_404_and_the_first_one_goes_on() -> None:
+    async with LoopEngine().running() as engine, LoopEngine().running() as other_engine:
+        first, other = app_of(engine), app_of(other_engine)
+        uncut = await call(first, BODY, "").end()
+        begun = await cut(first, BODY, "a", 3)
+        answer = call(other, BODY, "a", id_of(begun[-1]))
+        await answer.end()
+        assert (answer.status, answer.error()["code"]) == (404, "stream_not_found")
+        assert other_engine.num_live == 0
+        rest = await call(first, BODY, "a", id_of(begun[-1])).end()
+        assert joined(begun + rest) == joined(uncut)
+        # As the error says: without the header, the other replica begins anew.
+        assert joined(await call(other, BODY, "a").end()) == joined(uncut)
+
+
 async def test_last_event_id_needs_a_key_and_a_key_has_bounds() -> None:
     app = app_of(FakeEngine())
     answer = call(app, BODY, "", last="0123456789abcdef-1")
