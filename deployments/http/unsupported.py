@@ -77,7 +77,11 @@ REASONS = {
     "top_logprobs": "log-probabilities are at /v1/chat/completions",
     "truncate_prompt_tokens": "a prompt that does not fit is refused, never cut",
 }
-REASONS_ELSEWHERE = dict.fromkeys(CHATS_OWN, "it takes this field at /v1/chat/completions, not here") | REASONS
+REASONS_ELSEWHERE = {
+    **dict.fromkeys(CHATS_OWN, "it takes this field at /v1/chat/completions, not here"),
+    "max_tokens": "the field of this API is max_output_tokens",
+    **REASONS,
+}
 
 
 def refuse_unsupported(

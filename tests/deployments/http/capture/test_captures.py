@@ -152,8 +152,10 @@ async def test_a_refused_request_leaves_no_file(tmp_path: Path) -> None:
 async def test_every_api_is_captured(tmp_path: Path, path: str) -> None:
     engine = FakeEngine()
     app = app_of(engine, tmp_path)
-    body = {"input": "Hi"} if path.endswith("responses") else {"messages": [{"role": "user", "content": "Hi"}]}
-    assert (await post(app, body | {"max_tokens": 40}, path)).status_code == 200
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 40}
+    if path == "/v1/responses":
+        body = {"input": "Hi", "max_output_tokens": 40}
+    assert (await post(app, body, path)).status_code == 200
     found = json.loads((await stored(app)).text)
     assert found["choices"][0]["text"] == engine.answer and found["route"] == path
 
