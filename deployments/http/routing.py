@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -68,10 +69,20 @@ class ApiRouter:
             for method in route.methods or ()
         }
         self._words = {"", *PREFIXES, *(word for _, path in self._exact for word in path.split("/"))}
+        self._methods: dict[str, list[str]] = {}
+        for method, path in self._exact:
+            self._methods.setdefault(path, []).append(method)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         app = self._exact.get((scope["method"], route_path(scope))) if scope["type"] == "http" else None
-        return (app or self._router)(scope, receive, send)
+        return (app or self._other)(scope, receive, send)
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A path with parameters, and whatever no route takes."""
+        if scope["type"] == "http" and (methods := self._methods.get(route_path(scope))):
+            # Starlette would name the methods of the path's first route alone.
+            raise HTTPException(405, headers={"Allow": ", ".join(sorted(methods))})
+        await self._router(scope, receive, send)
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

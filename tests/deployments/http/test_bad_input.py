@@ -237,6 +237,8 @@ def test_a_wrong_route_is_404_and_a_wrong_method_405(served: Served) -> None:
     answer = http.get(served.url + CHAT)
     assert_error(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "POST"
+    # A path of two routes.
+    assert http.request("DELETE", served.url + "/ping").headers["allow"] == "GET, HEAD, POST"
 
 
 @pytest.mark.parametrize(("path", "body"), BOTH)
