@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import runpy
+import sys
 from typing import Any
 
 import httpx
@@ -15,7 +17,8 @@ from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
 from tests.support.model_engine import ModelEngine
-from tests.support.scripted_engine import FakeEngine, sse
+from tests.support.programs import REPOSITORY
+from tests.support.scripted_engine import FakeEngine, FakeStream, serve, sse
 from tests.support.tool_calls import FORMATS, TOOLS, random_answer
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -263,6 +266,36 @@ async def test_a_real_model_writes_calls_whose_arguments_follow_their_schemas(
         assert call["function"]["name"] == "report" and whole["message"]["content"] is None
         jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
         assert (await streamed(model, **body, max_tokens=200))["message"] == whole["message"]
+
+
+def test_the_agent_of_the_examples_offers_both_tools_twice_and_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    format_ = find_tool_format("hermes")
+    calls = [Call("get_weather", '{"city": "Oslo"}'), Call("translate", '{"word": "fox", "language": "Italian"}')]
+    answers = [*(format_.written_calls([call]) for call in calls), "It is sunny."]
+    engine = engine_with("")
+    submit = engine.submit
+
+    def next_answer(*args: Any, **options: Any) -> FakeStream:
+        engine.answer = answers.pop(0)
+        return submit(*args, **options)
+
+    monkeypatch.setattr(engine, "submit", next_answer)
+    with serve(engine) as served:
+        monkeypatch.setattr(sys, "argv", ["agent_openai.py", "--base-url", served.url])
+        runpy.run_path(str(REPOSITORY / "examples" / "agent_openai.py"), run_name="__main__")
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        'assistant calls get_weather({"city": "Oslo"})',
+        "get_weather: sunny, 24 degrees",
+        'assistant calls translate({"word": "fox", "language": "Italian"})',
+        "translate: fox is 'volpe' in Italian",
+        "user: Write one sentence about the weather in Rome.",
+        "assistant: It is sunny.",
+    ]
+    *choosing, answering = [engine.tokenizer.decode(stream.prompt) for stream in engine.streams]
+    assert all('"name": "translate"' in prompt and '"name": "get_weather"' in prompt for prompt in choosing)
+    assert "24 degrees" in answering and "volpe" in answering
 
 
 @SEEDS
