@@ -58,8 +58,9 @@ class RankProcess:
         log_with_rank(rank, "standby")
 
     def preload(self, share: Share) -> bool:
-        """Import torch, the longest part of a rank's start, in a thread of the lowest priority. `share` is that of the rank
-        that this process may replace. Returns False and does nothing where the host is short of memory.
+        """Import torch, the longest part of a rank's start, and for a GPU the kernels, in a thread of the lowest priority.
+        `share` is that of the rank that this process may replace. Returns False and does nothing where the host is short of
+        memory.
         """
         free_bytes = available_host_bytes()
         if free_bytes < STANDBY_NEEDS_BYTES:
@@ -69,7 +70,7 @@ class RankProcess:
         _limit_threads(share.num_threads)
         if share.gpu_ids:
             os.environ[_VISIBLE_GPUS] = ",".join(share.gpu_ids)
-        thread = threading.Thread(target=_import_at_low_priority)
+        thread = threading.Thread(target=_import_at_low_priority, args=(bool(share.gpu_ids),))
         thread.start()
         thread.join()
         logger.info("standby process ready")
@@ -231,11 +232,13 @@ def _limit_threads(num_threads: int) -> None:
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own; a rank does no matrix product in numpy
 
 
-def _import_at_low_priority() -> None:
+def _import_at_low_priority(has_gpus: bool) -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # Linux has a priority for each thread
     importlib.import_module("llama_core.execution.runner")
+    if has_gpus:
+        importlib.import_module("llama_core.execution.fused.preloading").import_kernels()
 
 
 def _logs_json() -> bool:

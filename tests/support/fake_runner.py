@@ -106,7 +106,7 @@ class StandbyWithoutTorch(RankWorker):
     """A rank actor that does not import torch on standby, which takes longer than all else, because a FakeRunner needs none."""
 
     def preload(self, share: Share) -> bool:
-        vars(importlib.import_module("cluster.rank.rank_process"))["_import_at_low_priority"] = lambda: None
+        vars(importlib.import_module("cluster.rank.rank_process"))["_import_at_low_priority"] = lambda has_gpus: None
         return super().preload(share)
 
 

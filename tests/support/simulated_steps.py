@@ -33,6 +33,7 @@ class SimulatedRun:
     preemptions: int
     replays: int
     drafts_accepted: int
+    drafts_refused: int
 
 
 def requests_of(seed: int, count: int = 10) -> Requests:
@@ -93,17 +94,22 @@ def simulated(
     stop_ids: frozenset[int] = frozenset({2}),
     lost_after: int = -1,
     num_blocks: int = 11,
+    **overrides: Any,
 ) -> SimulatedRun:
     """Every rank is given the same arguments, and takes the same steps. lost_after: steps after which the ranks are lost and
     replaced by new ones."""
     device = SimulatedDevice(seed + 100 * parallel.rank, eagerness)
-    runner = simulated_runner(parallel, ckpt_dir, device)
+    runner = simulated_runner(parallel, ckpt_dir, device, **overrides)
+    config = runner.config
     device.collectives.clear()
     generator = random.Random(seed)
     # Few blocks, so that sequences are preempted.
-    pool = BlockPool(num_blocks, runner.config.block_size)
-    scheduler = Scheduler(SchedulerConfig(8, 64, stop_ids, max_drafts=8), pool)
-    sequences = [Sequence(prompt, params, min(160, len(prompt) + params.max_tokens)) for prompt, params in requests]
+    pool = BlockPool(num_blocks, config.block_size)
+    scheduler = Scheduler(SchedulerConfig(config.max_batch_size, config.max_step_tokens, stop_ids, max_drafts=8), pool)
+    sequences = [
+        Sequence(prompt, params, min(config.max_seq_len, len(prompt) + params.max_tokens))
+        for prompt, params in requests
+    ]
     waiting = deque(sequences)
     in_flight: deque[Pending[StepOutput]] = deque()
     while waiting or scheduler.has_work or in_flight:
@@ -112,7 +118,7 @@ def simulated(
         if lost_after == 0:
             in_flight.clear()
             scheduler.restart(epoch=1)
-            runner = simulated_runner(parallel, ckpt_dir, device)
+            runner = simulated_runner(parallel, ckpt_dir, device, **overrides)
         lost_after -= 1
         depth = generator.choice([1, 2, 3])
         if (batch := scheduler.schedule()) is not None:
@@ -128,6 +134,7 @@ def simulated(
         scheduler.num_preemptions,
         device.num_replays,
         scheduler.num_drafts_accepted,
+        scheduler.num_drafts - scheduler.num_drafts_accepted,
     )
 
 

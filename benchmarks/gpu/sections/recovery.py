@@ -47,6 +47,7 @@ def run(record: Recorder, settings: Settings) -> None:
             record.put("memory_free_after_s", heir_begins if heir_begins is not None else f"not within {_LIMIT_S:g} s")
             took = heir.go_and_wait()
             record.put("next_load_s", took["load_s"])
+            record.put("next_graphs_and_first_steps_s", took["ready_s"])
             record.put("kill_to_token_s", (heir_begins or _LIMIT_S) + took["token_s"])
             record.put("beyond_load_s", record.figures["kill_to_token_s"] - took["load_s"])
         finally:

@@ -1,6 +1,7 @@
 """Steps on a GPU, queued without waiting: the host reads a step's tokens while the next step runs."""
 
 import logging
+import time
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
@@ -273,7 +274,9 @@ class FusedBackend:
         shapes = [*reversed(self._mixed_shapes), *reversed(self._decode_shapes)]
         # Ranks communicate in these steps, so an error here fails the start of all ranks.
         bodies = [partial(self._compute, shape) for shape in shapes]
+        begin = time.perf_counter()
         self._device.warm_up([*bodies, *self._head.works])
+        warm = time.perf_counter()
         failed = ""
         try:
             for shape in shapes:
@@ -284,6 +287,9 @@ class FusedBackend:
         if not smallest(self._parallel, not failed):
             self.release_graphs()
             log.warning("steps run without CUDA graphs, which is slower: %s", failed or "another rank failed")
+            return
+        count, seconds = len(self._bodies) + self._head.num_graphs, time.perf_counter() - warm
+        log.info("%d CUDA graphs were captured in %.2f s, after a warm-up of %.2f s", count, seconds, warm - begin)
 
     def release_graphs(self) -> None:
         self._device.synchronize()

@@ -1,8 +1,10 @@
 """Warm standby processes take over from ranks that failed, and none is left behind."""
 
+import importlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -113,5 +115,17 @@ async def test_a_disabled_pool_creates_no_process(two_rank_placement: PlacementG
 
 def test_a_standby_process_declines_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_process, "available_host_bytes", lambda: rank_process.STANDBY_NEEDS_BYTES - 1)
-    monkeypatch.setattr(rank_process, "_import_at_low_priority", lambda: pytest.fail("it imported torch"))
+    monkeypatch.setattr(rank_process, "_import_at_low_priority", lambda has_gpus: pytest.fail("it imported torch"))
     assert not RankProcess(0, 1, "node", "127.0.0.1").preload(Share(1))
+
+
+def test_a_standby_process_imports_the_kernels_where_its_rank_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports = Mock()
+    monkeypatch.setattr(rank_process, "os", Mock(environ={}))
+    monkeypatch.setattr(importlib, "import_module", imports)
+    kernels = "llama_core.execution.fused.preloading"
+    for share, imports_kernels in ((Share(1), False), (Share(1, ("3",)), True)):
+        imports.reset_mock()
+        assert RankProcess(0, 1, "node", "127.0.0.1").preload(share)
+        imported = [call.args[0] for call in imports.call_args_list]
+        assert (kernels in imported) == imports_kernels and "llama_core.execution.runner" in imported

@@ -1,6 +1,9 @@
 """The fused backend on a simulated device: work that runs late, graphs that share memory, and the order of collectives."""
 
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -170,6 +173,29 @@ def test_only_the_device_calls_cuda_while_the_backend_serves() -> None:
     }
     del found["execution/fused/device.py"]
     assert {name: calls for name, calls in found.items() if calls} == CALLS_OF_CUDA
+
+
+def test_kernels_are_imported_in_advance_without_a_context() -> None:
+    """All modules with kernels; neither CUDA nor Triton's driver, which would open it, is set up."""
+    root = Path(fused.__file__).parents[3]
+    modules = [
+        path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
+        for path in root.joinpath("llama_core").rglob("*.py")
+        if re.search(r"^import triton$", path.read_text(), re.MULTILINE)
+    ]
+    assert len(modules) > 10
+    code = f"""
+import sys
+from llama_core.execution.fused.preloading import import_kernels
+import_kernels()
+import torch, triton
+assert not set({modules!r}) - set(sys.modules), "a kernel is imported after a failure"
+assert not torch.cuda.is_initialized()
+assert triton.runtime.driver._active is None and triton.runtime.driver._default is None
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.full)])

@@ -24,9 +24,11 @@ from tests.support.simulated_steps import Requests, simulated, simulated_runner
 
 DEMO = str(Path(__file__).parents[3] / "demo")
 TOKENIZER = load_tokenizer(Path(DEMO) / "tokenizer.model")
+SMALL = {"max_seq_len": 96, "max_batch_size": 5, "max_step_tokens": 32}
 LATE_S = 20.0  # until a test whose steps wait for masks fails
 FORCED = grammars.regex_grammar("(a|b)the quick brown fox jumps over the lazy dog( and [a-z]{9})?")
 OPEN = grammars.regex_grammar("[a-z]{1,3}( [a-z]{2,9}){20,30}")
+FEW = grammars.regex_grammar("((ab|ac|b) ){20,40}")
 OBJECT = grammars.json_schema_grammar(
     {
         "type": "object",
@@ -44,7 +46,7 @@ def params_of(seed: int, grammar: str = "", max_tokens: int = 50) -> SamplingPar
 
 def requests() -> Requests:
     texts = ("Tell me of a cat", "Once upon a time there was", "The", "A plant is a", "Say")
-    followed = (FORCED, OBJECT, "", OPEN, OPEN)
+    followed = (FORCED, OBJECT, "", OPEN, FEW)
     found = [
         (TOKENIZER.encode(text, bos=True, eos=False), params_of(seed, grammar))
         for seed, (text, grammar) in enumerate(zip(texts, followed, strict=True))
@@ -65,14 +67,15 @@ def expected() -> list[list[int]]:
 def test_late_tokens_reach_the_grammars_with_drafts_preemptions_and_new_ranks(
     eagerness: float, lost_after: int, expected: list[list[int]]
 ) -> None:
-    run = simulated(alone("cpu"), DEMO, requests(), 3, eagerness, TOKENIZER.stop_ids, lost_after, num_blocks=6)
+    stop_ids = TOKENIZER.stop_ids
+    run = simulated(alone("cpu"), DEMO, requests(), 3, eagerness, stop_ids, lost_after, num_blocks=6, **SMALL)
     assert run.outputs == expected
-    assert run.preemptions > 0 and run.drafts_accepted > 10
+    assert run.preemptions > 0 and run.drafts_accepted > 10 and run.drafts_refused > 10
 
 
 @pytest.mark.full
 def test_ranks_that_know_no_masks_join_the_collectives_of_late_samples(ranks: Any, expected: list[list[int]]) -> None:
-    runs = ranks(2).call(simulated, DEMO, requests(), 5, 0.3, TOKENIZER.stop_ids)
+    runs = ranks(2).call(simulated, DEMO, requests(), 5, 0.3, TOKENIZER.stop_ids, **SMALL)
     assert runs[0].outputs == runs[1].outputs == expected
     assert runs[0].collectives == runs[1].collectives
 
@@ -84,7 +87,7 @@ def device() -> SimulatedDevice:
 
 @pytest.fixture(scope="module")
 def runner(device: SimulatedDevice) -> ModelRunner:
-    return simulated_runner(alone("cpu"), DEMO, device)
+    return simulated_runner(alone("cpu"), DEMO, device, **SMALL)
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ def step(runner: ModelRunner) -> Iterator[Any]:
         for slot in range(2)
     ]
     runner.step(StepInput(0, 1, [Row(slot, 0, len(prompt), True) for slot in range(2)], admit=admit))
-    positions = iter(range(len(prompt), 100))
+    positions = iter(range(len(prompt), 90))
 
     def start() -> Pending[StepOutput]:
         position = next(positions)
