@@ -192,6 +192,8 @@ def device_name(device: torch.device) -> str:
 def _prepare_nccl(device: torch.device) -> None:
     torch.cuda.set_device(device)
     # Registration of graphs' buffers is a collective of its own: where one rank fails to capture, the others would wait for it.
+    # Without it a capture waits for no rank, because the steps before it have opened all channels. So no shorter time limit is
+    # set for captures: it would only end a group whose ranks capture at different speeds.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
 
 

@@ -268,6 +268,13 @@ MUTANTS = (
         "return split * split_unit",
         GROWING,
     ),
+    Mutant(
+        "a group that is destroyed while its graphs exist",
+        "backend",
+        "before_leaving(_release_all_graphs)",
+        "pass",
+        (f"{TESTS}/test_fused_device.py", "leaves_releases"),
+    ),
     # Compilations while requests wait.
     Mutant("a step whose tiles are aligned to 8 bytes", "step_plan", "return count + count % 2", "return count", KEYS),
     Mutant(

@@ -1,9 +1,11 @@
 """Examples for checks: hypothesis's, or on a machine without it, as one with a GPU may be, examples drawn from seeds."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+__all__ = ["Seeded", "Strategy", "each_example", "has_hypothesis", "seeded_examples", "st"]
 
 Check = Callable[[Any], object]
 
@@ -89,25 +91,30 @@ def seeded_examples(examples: int, strategy: Strategy) -> Callable[[Check], Call
 
 
 try:
-    from hypothesis import HealthCheck, Phase, given, settings, strategies
+    import hypothesis
+    from hypothesis import strategies
 except ModuleNotFoundError:
-    st: Any = Seeded
-    each_example: Any = seeded_examples
+    has_hypothesis = False
 else:
-    st = strategies
+    has_hypothesis = True
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+else:
+    st = strategies if has_hypothesis else Seeded
 
-    def of_hypothesis(examples: int, strategy: Any) -> Callable[[Check], Callable[[], None]]:
-        """Makes a check of one example a function that checks as many. They are the same in each run, without a search for
-        smaller ones, which takes minutes in Triton's interpreter."""
-        checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-        limits = settings(
-            max_examples=examples,
-            phases=(Phase.generate,),
-            deadline=None,
-            derandomize=True,
-            database=None,
-            suppress_health_check=checks,
-        )
-        return lambda check: limits(given(strategy)(check))
 
-    each_example = of_hypothesis
+def each_example(examples: int, strategy: Any) -> Callable[[Check], Callable[[], None]]:
+    """Makes a check of one example a function that checks as many. They are the same in each run, without a search for smaller
+    ones, which takes minutes in Triton's interpreter."""
+    if not has_hypothesis:
+        return seeded_examples(examples, strategy)
+    checks = hypothesis.HealthCheck
+    limits = hypothesis.settings(
+        max_examples=examples,
+        phases=(hypothesis.Phase.generate,),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[checks.too_slow, checks.data_too_large, checks.large_base_example],
+    )
+    return lambda check: limits(hypothesis.given(strategy)(check))

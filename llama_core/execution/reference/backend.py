@@ -35,8 +35,16 @@ def step_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dty
     return activations + gathered + scores + mask + logits
 
 
+def choose_attention(device: torch.device) -> None:
+    """On a GPU, without cuDNN's attention, which torch prefers on some: it makes a plan for each new shape, in up to half a
+    second, and each chunk of a prompt has its own."""
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 class TorchBackend:
     def __init__(self, config: EngineConfig, model: Transformer, parallel: Parallel, slots: SlotTable) -> None:
+        choose_attention(parallel.device)
         self.model = model
         self._config = config
         self._parallel = parallel

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from llama_core.execution import fused
-from llama_core.execution.parallel import alone
+from llama_core.execution.parallel import Parallel, alone, leave
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
@@ -58,6 +59,21 @@ def assert_expected(run: SimulatedRun, seed: int, count: int = 10) -> None:
 def test_tokens_are_right_however_late_the_device_computes(seed: int) -> None:
     run = simulated(alone("cpu"), MP1, requests_of(seed), seed, eagerness=(0.0, 0.5, 0.9)[seed % 3])
     assert_expected(run, seed)
+
+
+def names_around_leaving(parallel: Parallel) -> list[str]:
+    """The backend's name, which counts its graphs, before a rank leaves, and when its group is destroyed. The group stays."""
+    runner = simulated_runner(parallel, MP1, SimulatedDevice())
+    names = [runner.backend.name]
+    with patch("torch.distributed.destroy_process_group", lambda: names.append(runner.backend.name)):
+        leave()
+    return names
+
+
+def test_a_rank_that_leaves_releases_its_graphs_before_it_destroys_the_group(ranks: Callable[[int], Any]) -> None:
+    """NCCL waits for ever otherwise (pytorch#115388)."""
+    for before, when_destroyed in ranks(2).call(names_around_leaving):
+        assert "CUDA graphs" in before and when_destroyed == "fused"
 
 
 def test_a_step_is_one_copy_in_and_one_out_and_waits_for_nothing() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from llama_core.execution.parallel import Parallel, alone
+from llama_core.execution.reference.backend import choose_attention
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.llama_core.execution.test_switches import GREEDY, SWITCHES, TOKENS, model_with
 from tests.support import plain_model
@@ -51,3 +52,15 @@ def test_logits_are_near_a_plain_forward_on_any_number_of_ranks(ranks: Any, worl
         for logits in got:
             error = (logits - expected).abs().max() / (expected.max() - expected.min())
             assert error < 1e-5, switch
+
+
+def test_cudnns_attention_is_off_on_a_gpu() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        choose_attention(torch.device("cpu"))
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        choose_attention(torch.device("cuda"))
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
