@@ -78,12 +78,13 @@ def ray_directory() -> Iterator[str]:
         yield directory
 
 
+# In each run, `test_upgrade.py` deploys a malicious file, `test_up_command.py` starts without a file, and `test_up.py` has the
+# command end after a failed deployment.
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("answer_after_s", "fault"),
     [
-        pytest.param(
-            *(20, "does not match its checksum"), id="a flipped bit, while requests wait", marks=pytest.mark.full
-        ),
+        pytest.param(20, "does not match its checksum", id="a flipped bit, while requests wait"),
         pytest.param(
             *(0, "not a checkpoint that can be loaded safely"), id="a malicious pickle, while requests are answered 503"
         ),

@@ -1,5 +1,6 @@
 """The end of `llama-ray up`: exit status, signals, and the printed cause."""
 
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployments.local import up
-from deployments.local.deployment_watcher import last_error
+from deployments.local import deployment_watcher, up
+from deployments.local.deployment_watcher import ApplicationState, DeploymentWatcher, last_error
 from deployments.local.shutdown import Shutdown
 
 
@@ -22,6 +23,9 @@ class Lines:
 
     def event(self, text: str) -> None:
         self.events.append(text)
+
+    def phase(self, text: str) -> None:
+        pass
 
     def end_of_log(self) -> str:
         return "ValidationError: port"
@@ -68,3 +72,19 @@ def test_the_cause_of_a_failure_is_the_last_error_of_a_traceback() -> None:
     text = "Traceback:\n  File x\nKeyError: 1\nDuring handling:\nllama_core.errors.CheckpointError: a shard\n  is missing\n"
     assert last_error(text) == "llama_core.errors.CheckpointError: a shard is missing"
     assert last_error("still deploying") == ""
+
+
+def test_a_failed_deployment_ends_the_command_by_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    states = iter([("DEPLOYING", ""), ("DEPLOY_FAILED", "CheckpointError: a shard is missing")])
+    monkeypatch.setattr(deployment_watcher, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(DeploymentWatcher, "_state", lambda _: ApplicationState(*next(states)))
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
+    console: Any = Lines()
+    config: Any = SimpleNamespace(app_name="llama")
+    watcher = DeploymentWatcher(config, console, owns_cluster=False)
+    watcher.run()
+    assert console.events == ["\nThe server cannot start: CheckpointError: a shard is missing"]
+    assert watcher.failure == "CheckpointError: a shard is missing" and watcher.stopping.is_set()
+    assert sent == [signal.SIGINT]
+    assert up._exit_status(watcher, SimpleNamespace(is_requested=True), console) == 1  # type: ignore[arg-type]
