@@ -2,8 +2,11 @@
 
 import json
 import logging
+import multiprocessing
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.harness.programs import free_port
 from llama_core import Llama
 from llama_core.errors import (
     ConfigError,
@@ -227,6 +231,7 @@ def test_an_unknown_chat_format_is_refused_before_the_load() -> None:
 
 TORCHRUN = """
 import json, os, sys
+from benchmarks.harness.programs import free_port
 from llama_core import Llama
 ckpt, out = sys.argv[1:]
 llama = Llama.build(ckpt, ckpt + "/tokenizer.model", 160, 4, model_parallel_size=2, dtype="float32", device="cpu")
@@ -235,12 +240,39 @@ json.dump(result, open(f"{out}/{os.environ['RANK']}.json", "w"))
 """
 
 
-def test_under_torchrun_every_rank_returns_what_one_rank_returns(llama: Llama, tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
+def run_torchrun(directory: Path) -> None:
+    script = directory / "program.py"
     script.write_text(TORCHRUN)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    ran = subprocess.run([*command, str(GOLDEN / "mp1"), str(tmp_path)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([*command, str(GOLDEN / "mp1"), str(directory)], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
+
+
+def run_two_ranks(directory: Path) -> None:
+    """With the variables of torchrun, in forks of a process that has imported torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.on_ranks", "torch._dynamo"])  # as for other ranks
+    port = str(free_port())
+    ranks = [context.Process(target=_as_rank, args=(rank, port, str(directory))) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+
+
+def _as_rank(rank: int, port: str, directory: str) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    sys.argv = ["program.py", str(GOLDEN / "mp1"), directory]
+    exec(TORCHRUN, {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("run", [run_two_ranks, pytest.param(run_torchrun, marks=pytest.mark.full)])
+def test_under_torchrun_every_rank_returns_what_one_rank_returns(
+    llama: Llama, tmp_path: Path, run: Callable[[Path], None]
+) -> None:
+    run(tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     tokens, logprobs = llama.generate([PROMPT, [1, 9]], 12, temperature=0.8, logprobs=True, echo=True, seed=3)
     assert first[0] == second[0] == tokens
