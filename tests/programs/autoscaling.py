@@ -59,7 +59,7 @@ def config(port: int) -> dict[str, Any]:
         # A short dip of the load on a busy machine must not remove a replica that waits for resources.
         "downscale_delay_s": 4,
         "look_back_period_s": 2,
-        "metrics_interval_s": 0.2,
+        "metrics_interval_s": 0.5,
     }
     return {
         "http_options": {"host": "127.0.0.1", "port": port},
@@ -377,6 +377,8 @@ def run(directory: str, *, is_full: bool) -> dict[str, Any]:
     # Ray keeps the address of the machine's cluster here, so no other program joins this cluster by accident.
     os.environ["RAY_TMPDIR"] = directory
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"  # the cluster's as well as the server's
+    # Serve's default is 0.1 s, which takes a tenth of a core as long as the controller lives.
+    os.environ["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"] = "0.4"
     port, path, log = free_port(), Path(directory) / "serve_config.yaml", Path(directory) / "output"
     path.write_text(yaml.safe_dump(config(port)))
     # A node without its process is dead after 6 s instead of Ray's 30; a node that is only busy has a minute.
