@@ -14,6 +14,7 @@ from llama_core.errors import InvalidParameter
 from llama_core.text import gbnf
 from llama_core.text.grammar_words import lark_reason, regex_fault
 from llama_core.text.schema_faults import schema_fault, schema_reason, unwritable_fault
+from llama_core.text.schema_forms.rewriting import rewritten
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.schema_rules import MAX_CHARS, Spacing, schema_rules
 from llama_core.text.tokenizer import Tokenizer
@@ -103,18 +104,35 @@ def checked_grammar(grammar: str, param: str, schema_param: str = "") -> str:
     Raises InvalidParameter that names `param` and the place unless the grammar compiles within the limits; `schema_param`
     instead where that is the place of a JSON schema. Takes processor time: up to 60 ms, and twice as much for an error.
     """
-    if problem := _problem(grammar):
+    problem = _problem(grammar)
+    if (followed := _rewritten(grammar) if problem else _bounded(grammar) or grammar) is None:
         raise _refusal(grammar, problem, param, schema_param or param)
+    return followed
+
+
+def _bounded(grammar: str) -> str | None:
+    """The grammar of a JSON schema with numbers of a limited length; None where it cannot be followed so, or is another one."""
     if '"json_schema"' not in grammar:
-        return grammar
+        return None
     first, *others = json.loads(grammar)["grammars"]
     if (schema := first.get("json_schema")) is None:
-        return grammar
+        return None
     bounded = [json.dumps({"grammars": [first | {"json_schema": bounded_schema(schema)}, *others]})]
     if (rules := schema_rules(schema, _SPACING)) is not None:
         bounded.insert(0, _beside_schema([{"lark_grammar": rules}, *others], schema))
     # An optional part that no value satisfies, for one, compiles in the schema alone.
-    return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each)), grammar)
+    return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each)), None)
+
+
+def _rewritten(grammar: str) -> str | None:
+    """The grammar of a JSON schema that llguidance refuses, in a form that it follows (`schema_forms`)."""
+    if '"json_schema"' not in grammar:
+        return None
+    first, *others = json.loads(grammar)["grammars"]
+    if (schema := rewritten(first.get("json_schema"))) is None:
+        return None
+    grammar = json.dumps({"grammars": [first | {"json_schema": schema}, *others]})
+    return _bounded(grammar) or (grammar if not _problem(grammar) else None)
 
 
 def _of_schema(schema: Any) -> str:
@@ -163,6 +181,12 @@ def _problem(grammar: str) -> str:
     return "" if problem.startswith("WARNING") else problem
 
 
+def _unfollowed(grammar: str) -> str:
+    """The problem of a JSON schema's grammar that no rewriting solves."""
+    problem = _problem(grammar)
+    return "" if problem and _rewritten(grammar) is not None else problem
+
+
 def check_schema(schema: Mapping[str, Any], param: str) -> None:
     """Raises InvalidParameter that names the place behind `param` unless llguidance compiles the schema."""
     grammar = json_schema_grammar(schema)
@@ -179,7 +203,7 @@ def _refusal(grammar: str, problem: str, param: str, schema_param: str) -> Inval
         made, first = {}, {"lark_grammar": grammar}
     if isinstance(schema := first.get("json_schema"), dict):
         options = {key: schema[key] for key in ("x-guidance",) if key in schema}
-        fault = schema_fault(schema, problem, lambda part: _problem(_of_schema(part | options)))
+        fault = schema_fault(schema, problem, lambda part: _unfollowed(_of_schema(part | options)))
         return InvalidParameter(fault.message(schema_param), param=schema_param + fault.place)
     source = str(first.get("lark_grammar", ""))
     if first.get("name") == "regex":

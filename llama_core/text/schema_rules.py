@@ -3,7 +3,7 @@
 llguidance compiles schemas itself, but bounds no number and takes no terminal inside a schema. So lists, objects and
 alternatives that may hold numbers become rules here, in the order and with the white space of llguidance's own; everything else
 stays a schema (`%json`). What the rules cannot say, such as `patternProperties`, stays one too: its integers are bounded, its
-other numbers are not.
+other numbers are not. Lists of distinct values of an enum become rules too, because llguidance knows no `uniqueItems`.
 """
 
 import json
@@ -28,8 +28,10 @@ from llama_core.text.schema_parts import (
     is_number_free,
     listed,
 )
+from llama_core.text.schema_sets import ordered_subset
 
 MAX_CHARS: Final = 3 * 2**16
+_SET: Final = ARRAY - {"prefixItems"} | {"uniqueItems"}
 _ALL_TYPES: Final = frozenset({*NUMBER_FREE, "number", "array", "object"})
 # References to other places than definitions, and keywords that change what a reference means.
 _REFERS_OUTSIDE: Final = re.compile(
@@ -134,6 +136,8 @@ class _Rules:
             return self._shared("number" if keys == {"type"} else f"number {body}", body)
         if types == "array" and keys <= ARRAY:
             return self._array(schema)
+        if types == "array" and keys <= _SET and schema["uniqueItems"] is True:
+            return self._set(schema)
         if types == "object" and keys <= OBJECT:
             return self._object(schema)
         raise _Unsaid
@@ -177,6 +181,17 @@ class _Rules:
             if i >= fewest:
                 body = f"({body})?"
         return self._rule(f'"[" {body} "]"'.replace("  ", " "))
+
+    def _set(self, schema: dict[str, Any]) -> str:
+        """A list of values of an enum, each at most once, in the order of the enum."""
+        values = schema["items"].get("enum") if isinstance(schema.get("items"), dict) else None
+        fewest, most = schema.get("minItems", 0), schema.get("maxItems")
+        if not values or schema["items"].keys() - NOTES != {"enum"} or not _are_counts(fewest, most):
+            raise _Unsaid
+        items = [self.item({"const": value}) for value in values]
+        if (body := ordered_subset(items, fewest, most, self._spacing.comma, self._rule)) is None:
+            raise _Unsaid
+        return self._rule(f'"[" {body}')
 
     def _repeated(self, item: str, fewest: int, most: int | None, is_behind: bool) -> str:
         """`item` some times with commas between. is_behind: a comma comes before it."""

@@ -1,0 +1,1 @@
+"""JSON schemas with keywords that llguidance lacks, rewritten into schemas without them."""

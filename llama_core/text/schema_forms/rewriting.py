@@ -1,0 +1,180 @@
+"""Rewrites JSON schemas with keywords that llguidance lacks into schemas without them, for the same values.
+
+`not`, `if`, `oneOf`, `propertyNames`, `unevaluatedProperties` and others become alternatives, each of one type
+(`expansion`). Formats that llguidance does not know are dropped: the specification has them as annotations. Where a
+keyword has no such form, the schema is not rewritten. `uniqueItems` stays for `schema_rules`, with all values listed.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from llama_core.text.schema_forms.expansion import Expansion
+from llama_core.text.schema_forms.keywords import known_keywords
+from llama_core.text.schema_forms.references import Exhausted, References, Unsaid
+from llama_core.text.schema_forms.writing import Writer
+from llama_core.text.schema_parts import NOTES
+
+_MAX_DEPTH: Final = 48
+_GROWTH: Final = 4  # in characters, beside _FREE_CHARS
+_FREE_CHARS: Final = 8192
+_EXPANDED: Final = frozenset(
+    {"not", "dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "contains", "unevaluatedProperties",
+     "unevaluatedItems"}
+)  # fmt: skip
+_NAMED: Final = frozenset({"properties", "patternProperties"})
+_NO_CONSTRAINT: Final = NOTES | {
+    "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "if", "then", "else", "minContains", "maxContains",
+    "contentSchema", "contentEncoding", "contentMediaType",
+}  # fmt: skip
+
+
+class _Refused(Exception):
+    """A part of the schema cannot be rewritten, however the schemas around it are."""
+
+
+def rewritten(schema: Any) -> Any:
+    """The schema without the keywords that llguidance lacks; None where it cannot be rewritten or grows too large.
+
+    Takes some milliseconds. Raises nothing.
+    """
+    if not isinstance(schema, dict):
+        return None
+    try:
+        found = _Forms(schema).whole()
+    except (_Refused, Unsaid, Exhausted, RecursionError):
+        return None
+    limit = _FREE_CHARS + _GROWTH * len(json.dumps(schema))
+    return found if found is not None and len(json.dumps(found)) <= limit else None
+
+
+class _Forms:
+    """The schemas of one whole schema."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._references = References(root)
+        self._expansion = Expansion(self._references)
+        self._writer = Writer(self._expansion)
+        self._done: dict[Any, Any] = {}
+        self._begun: set[Any] = set()
+        self._names: dict[Any, str] = {}  # of definitions
+        self._unread: list[tuple[Any, Any]] = []
+        self._definitions: dict[str, Any] = {}
+        self._kept: list[Any] = []  # schemas that were made, so that their identities stay theirs
+
+    def whole(self) -> dict[str, Any] | None:
+        root = self._inner(self._root)
+        while self._unread:
+            key, schema = self._unread.pop()
+            self._definitions[self._names[key]] = self._inner(schema)
+        if root is False:
+            return None
+        kept = {key: self._root[key] for key in ("x-guidance",) if key in self._root}
+        definitions = {"$defs": self._definitions} if self._definitions else {}
+        return ({} if root is True else root) | kept | definitions
+
+    def _inner(self, schema: Any) -> Any:
+        """A schema of items, properties or a definition."""
+        key = self._key(schema)
+        if key in self._done:
+            return self._done[key]
+        if key in self._begun:  # it holds itself
+            return {"$ref": f"#/$defs/{self._name(key, None)}"}
+        if len(self._begun) > _MAX_DEPTH:
+            raise _Refused
+        self._begun.add(key)
+        self._kept.append(schema)
+        try:
+            found = self._done[key] = self._in_place(schema)
+        except Unsaid:
+            raise _Refused from None
+        finally:
+            self._begun.discard(key)
+        if key in self._names:
+            self._definitions[self._names[key]] = found
+        return found
+
+    def _in_place(self, schema: Any) -> Any:
+        """Raises Unsaid where it may be rewritten together with the schema in which it stands."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise Unsaid
+        known = known_keywords(schema, self._references.draft)
+        is_joined = "allOf" in known or ("$ref" in known and bool(known.keys() - NOTES - {"$ref"}))
+        if not self._needs_expansion(known):
+            try:
+                return self._expanded(schema) if is_joined else self._copied(known, schema)
+            except Unsaid:
+                if is_joined:
+                    return self._copied(known, schema)
+        return self._expanded(schema)
+
+    def _needs_expansion(self, known: Mapping[str, Any]) -> bool:
+        return (
+            not _EXPANDED.isdisjoint(known)
+            or ("if" in known and ("then" in known or "else" in known))
+            or known.get("uniqueItems", False) is not False
+            or any(
+                isinstance(each, dict) and self._needs_expansion(known_keywords(each, self._references.draft))
+                for each in known.get("allOf", ())
+            )
+        )
+
+    def _expanded(self, schema: Any) -> Any:
+        written = self._writer.written(self._expansion.terms(schema))
+        if isinstance(written, bool):
+            return written
+        self._kept.append(written)
+        if written.keys() == {"anyOf"}:
+            return {"anyOf": [self._copied(each, each) for each in written["anyOf"]]}
+        return self._copied(written, written)
+
+    def _copied(self, known: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+        """The schema with its parts rewritten, each by itself."""
+        copied: dict[str, Any] = {}
+        for key, value in known.items():
+            if key in _NAMED and isinstance(value, dict):
+                copied[key] = {name: self._inner(each) for name, each in value.items()}
+            elif key in ("items", "additionalProperties"):
+                copied[key] = self._inner(value)
+            elif key == "prefixItems" and isinstance(value, list):
+                copied[key] = [self._inner(each) for each in value]
+            elif key in ("allOf", "anyOf") and isinstance(value, list):
+                copied.setdefault(key, []).extend(self._in_place(each) for each in value)
+            elif key == "oneOf" and isinstance(value, list):
+                if not self._expansion.are_disjoint([self._expansion.terms(each) for each in value]):
+                    raise Unsaid
+                union = {"anyOf": [self._in_place(each) for each in value]}
+                copied |= union if "anyOf" not in known else {"allOf": [*copied.get("allOf", []), union]}
+            elif key in ("$ref", "$dynamicRef"):
+                copied["$ref"] = self._reference(schema)
+            elif key not in _NO_CONSTRAINT and not (key == "uniqueItems" and value is False):
+                copied[key] = value
+        return copied
+
+    def _reference(self, schema: Any) -> str:
+        target = self._references.target(schema)
+        return f"#/$defs/{self._name(self._key(target), target)}"
+
+    def _name(self, key: Any, schema: Any) -> str:
+        if key not in self._names:
+            self._names[key] = f"d{len(self._names)}"
+            if key in self._done:
+                self._definitions[self._names[key]] = self._done[key]
+            elif key not in self._begun:
+                self._unread.append((key, schema))
+        return self._names[key]
+
+    def _key(self, schema: Any) -> Any:
+        """What schemas have in common that are the same, or made from the same ones."""
+        if not isinstance(schema, dict):
+            return schema if isinstance(schema, bool) else id(schema)
+        if len(schema) == 1:
+            (key, value), *_ = schema.items()
+            if key in ("allOf", "anyOf") and isinstance(value, list):
+                return key, *map(self._key, value)
+            if key == "not":
+                return key, self._key(value)
+        return id(schema)

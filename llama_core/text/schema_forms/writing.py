@@ -1,0 +1,169 @@
+"""Writes a union of terms as a JSON schema that llguidance knows."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any, Final
+
+from llama_core.text.schema_forms.expansion import Expansion
+from llama_core.text.schema_forms.references import Unsaid
+from llama_core.text.schema_forms.terms import KINDS, Term, alike, both, distinct, matches, negated_schema, tidy
+
+_MAX_POSITIONS: Final = 6  # of an item that a list must contain
+_MAX_NAMES: Final = 256
+
+
+class Writer:
+    """Of unions of the schemas of one whole schema."""
+
+    def __init__(self, expansion: Expansion) -> None:
+        self._expansion = expansion
+
+    def _values_of(self, schema: Any) -> list[Any]:
+        """All values of the schema, in its order. Raises Unsaid where they may be more."""
+        found: list[Any] = []
+        for term in self._expansion.terms(schema):
+            values = {"null": (None,), "boolean": (False, True)}.get(term.kind, ())
+            if not term.keys.keys() <= {"enum"} or not (values := term.keys.get("enum", values)):
+                raise Unsaid
+            found += values
+        own = schema.get("enum", ()) if isinstance(schema, dict) else ()
+        order = {json.dumps(value): i for i, value in enumerate(own)} if isinstance(own, list) else {}
+        return distinct(sorted(found, key=lambda value: order.get(json.dumps(value), len(order))))
+
+    def written(self, terms: Sequence[Term]) -> Any:
+        """The union as a schema, whose inner schemas are yet to be rewritten."""
+        resolved = [made for term in terms for one in self._with_names(term) for made in self._with_contents(one)]
+        whole = {term.kind for term in resolved if not term.keys}
+        if whole == set(KINDS):
+            return True
+        parts: list[Any] = (
+            [{"type": kinds if len(kinds := [k for k in KINDS if k in whole]) > 1 else kinds[0]}] if whole else []
+        )
+        for term in resolved:
+            part = None if term.kind in whole else self._part(term)
+            if part is not None and not any(alike(part, one) for one in parts):
+                parts.append(part)
+        return (parts[0] if len(parts) == 1 else {"anyOf": parts}) if parts else False
+
+    def _part(self, term: Term) -> dict[str, Any]:
+        keys = dict(term.keys)
+        if "unsaid" in keys or "fraction" in keys:
+            raise Unsaid
+        kind = "integer" if keys.pop("integer", False) else term.kind
+        part: dict[str, Any] = {"type": kind}
+        more: list[Any] = []
+        if others := keys.pop("not", ()):
+            keys["pattern"] = (*keys.get("pattern", ()), _none_of(others))
+        for key, value in keys.items():
+            if key in ("pattern", "format", "multipleOf"):
+                part[key] = value[0]
+                more += [{key: each} for each in value[1:]]
+            elif isinstance(value, tuple):
+                if value:
+                    part[key] = list(value)
+            elif key == "uniqueItems" or (value is not True and value != {}):
+                part[key] = value
+        if "uniqueItems" in keys:
+            part["items"] = self._unique_items(keys)
+        if keys.keys() == {"enum"}:
+            part.pop("type")
+        return part | ({"allOf": more} if more else {})
+
+    def _unique_items(self, keys: Mapping[str, Any]) -> Any:
+        if keys.get("prefixItems") or isinstance(keys.get("items", True), bool):
+            raise Unsaid
+        return {"enum": self._values_of(keys["items"])}
+
+    def _with_contents(self, term: Term) -> list[Term]:
+        """The terms that say without `contains` what the term says."""
+        found = [replace(term, keys={key: value for key, value in term.keys.items() if key != "contains"})]
+        for schema, fewest, most in term.keys.get("contains", ()):
+            union = []
+            for each in found:
+                union += [Term("array", keys) for keys in _containing(each.keys, schema, fewest, most)]
+            found = self._expansion.product(found, union)
+        return found
+
+    def _with_names(self, term: Term) -> list[Term]:
+        """The terms that say without `propertyNames` what the term says."""
+        if "propertyNames" not in term.keys:
+            return [term]
+        keys = dict(term.keys)
+        schema = reduce(both, keys.pop("propertyNames"), True)
+        strings = [each for each in self._expansion.terms(schema) if each.kind == "string"]
+        if any(not each.keys for each in strings):
+            return [replace(term, keys=keys)]
+        properties, rest = keys.get("properties", {}), keys.get("additionalProperties", True)
+        if all("enum" in each.keys and len(each.keys) == 1 for each in strings):
+            names = distinct([name for each in strings for name in each.keys["enum"]])
+            if len(names) > _MAX_NAMES:
+                raise Unsaid
+            names = [
+                *(name for name in properties if name in names),
+                *(name for name in names if name not in properties),
+            ]
+            keys["properties"] = {name: _property(keys, name) for name in names}
+            keys["patternProperties"] = {}
+        else:
+            pattern = "|".join(_regex(each.keys) for each in strings)
+            if keys.get("patternProperties") or (properties and rest is not True):
+                raise Unsaid
+            keys["properties"] = {name: each for name, each in properties.items() if matches(pattern, name)}
+            keys["patternProperties"] = {pattern: rest}
+        found = tidy(replace(term, keys=keys | {"additionalProperties": False}))
+        return [found] if found is not None else []
+
+
+def _containing(keys: Mapping[str, Any], schema: Any, fewest: int, most: float) -> Iterator[dict[str, Any]]:
+    """The keys of lists with `fewest` to `most` items of the schema, beside `keys`."""
+    if fewest > most:
+        return
+    if most == 0:
+        yield {"items": negated_schema(schema)}
+    elif schema is True or schema == {} or (alike(keys.get("items"), schema) and not keys.get("prefixItems")):
+        yield {"minItems": fewest} | ({} if most == math.inf else {"maxItems": int(most)})
+    elif fewest == 0 and most == math.inf:
+        yield {}
+    elif fewest == 1 and most == math.inf and keys.get("maxItems", math.inf) <= _MAX_POSITIONS:
+        for i in range(keys["maxItems"]):
+            yield {"minItems": i + 1, "prefixItems": (True,) * i + (schema,)}
+    else:
+        raise Unsaid
+
+
+def _property(keys: Mapping[str, Any], name: str) -> Any:
+    """The schema of a property of this name."""
+    found = [each for pattern, each in keys.get("patternProperties", {}).items() if matches(pattern, name)]
+    if name in keys.get("properties", {}):
+        found.append(keys["properties"][name])
+    return reduce(both, found or [keys.get("additionalProperties", True)], True)
+
+
+def _regex(keys: Mapping[str, Any]) -> str:
+    """A regular expression of the texts that have no other constraints than the keys."""
+    if keys.keys() == {"pattern"} and len(keys["pattern"]) == 1:
+        return f"(?:{keys['pattern'][0]})"
+    if keys.keys() == {"enum"}:
+        return f"^(?:{'|'.join(map(re.escape, keys['enum']))})$"
+    if keys.keys() <= {"minLength", "maxLength"}:
+        return f"^[\\s\\S]{{{keys.get('minLength', 0)},{keys.get('maxLength', '')}}}$"
+    raise Unsaid
+
+
+def _none_of(texts: Sequence[str]) -> str:
+    """A regular expression of all texts but these."""
+
+    def others(texts: Sequence[str]) -> str:
+        nexts = sorted({text[0] for text in texts if text})
+        heads = "".join(f"\\x{{{ord(char):x}}}" for char in nexts)
+        parts = [f"[^{heads}][\\s\\S]*" if nexts else "[\\s\\S]+"]
+        parts += [f"\\x{{{ord(char):x}}}{others([text[1:] for text in texts if text[:1] == char])}" for char in nexts]
+        return f"(?:{'|'.join(parts)}){'' if '' in texts else '?'}"
+
+    if sum(map(len, texts)) > _MAX_NAMES:
+        raise Unsaid
+    return f"^{others(texts)}$"

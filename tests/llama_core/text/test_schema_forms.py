@@ -1,0 +1,268 @@
+"""Rewritten schemas take the texts that follow the schema as it was given, by jsonschema's verdict, and no others."""
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from llama_core.errors import InvalidParameter
+from llama_core.text.grammar import checked_grammar, json_schema_grammar, limits, schema_of
+from llama_core.text.schema_forms.rewriting import rewritten
+from tests.support.schema_keywords import instances, random_answer, schemas
+
+BYTES = LLTokenizer("byte")
+
+
+def matcher_of(schema: Any) -> LLMatcher:
+    """Of a schema that llguidance refuses by itself."""
+    given = json_schema_grammar(schema)
+    assert LLMatcher.validate_grammar(given, limits=limits()), "llguidance follows the schema as it is"
+    matcher = LLMatcher(BYTES, checked_grammar(given, "schema"), log_level=0, limits=limits())
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
+def follows(matcher: LLMatcher, text: str) -> bool:
+    copy, raw = matcher.deep_copy(), list(text.encode())
+    return copy.try_consume_tokens(raw) == len(raw) and copy.is_accepting()
+
+
+def texts(value: Any) -> Iterator[str]:
+    """JSON of the value, with its keys in every order."""
+    if isinstance(value, dict):
+        for names in itertools.permutations(value):
+            for parts in itertools.product(*(list(texts(value[name])) for name in names)):
+                keys = [json.dumps(name, ensure_ascii=False) for name in names]
+                yield "{" + ",".join(f"{key}:{part}" for key, part in zip(keys, parts, strict=True)) + "}"
+    elif isinstance(value, list):
+        yield from (f"[{','.join(parts)}]" for parts in itertools.product(*map(texts, value)))
+    else:
+        yield json.dumps(value, ensure_ascii=False)
+
+
+A, B = {"const": "a"}, {"const": "b"}
+TEXT, NUMBER = {"type": "string"}, {"type": "number"}
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "claws": {"type": "integer"}}, "required": ["kind"]}
+DOG = {
+    "type": "object",
+    "properties": {"kind": {"const": "dog"}, "owner": {"$ref": "#/$defs/cat"}},
+    "required": ["kind"],
+}
+BY_KIND = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["a", "b"]}, "x": {"type": "integer"}},
+    "required": ["kind"],
+}
+OPEN_OBJECT = {"type": "object", "properties": {"a": TEXT}}
+
+# Schemas, and values of which the first follow them and the others do not.
+FORMS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
+    "an unknown format is an annotation": ({"type": "string", "format": "color"}, ["#fff", ""], [1]),
+    "a count is a float": ({"type": "array", "items": {"type": "null"}, "maxItems": 2.0}, [[], [None] * 2], [[None] * 3]),
+    "names of an enum": (
+        {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}},
+        [{}, {"b": 2}, {"a": 1, "b": 2}],
+        [{"c": 1}, {"a": "x"}, []],
+    ),
+    "names of a pattern": (
+        {"type": "object", "propertyNames": {"pattern": "^x"}, "additionalProperties": {"type": "integer"}},
+        [{}, {"x": 1, "xy": 2}],
+        [{"a": 1}, {"x": "y"}],
+    ),
+    "names of a length": (
+        {"type": "object", "propertyNames": {"minLength": 2, "maxLength": 3}, "additionalProperties": {"type": "integer"}},
+        [{}, {"ab": 1, "é\n\"": 2}],
+        [{"a": 1}, {"abcd": 1}],
+    ),
+    "names beside properties": (
+        {"type": "object", "properties": {"a": TEXT, "c": TEXT}, "propertyNames": {"enum": ["a", "b"]}, "required": ["a"]},
+        [{"a": "x"}, {"a": "x", "b": [1]}],
+        [{"b": 1}, {"a": "x", "c": "x"}],
+    ),
+    "a property needs another": (
+        {"type": "object", "properties": {"a": TEXT, "b": TEXT}, "dependentRequired": {"a": ["b"]}},
+        [{}, {"b": "y"}, {"a": "x", "b": "y"}],
+        [{"a": "x"}, {"a": "x", "c": 1}],
+    ),
+    "a property needs another, in draft 7": (
+        {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "dependencies": {"a": ["b"]}},
+        [{}, {"b": "y"}, {"a": "x", "b": "y"}],
+        [{"a": "x"}],
+    ),
+    "a property needs a schema": (
+        {"type": "object", "dependentSchemas": {"a": {"properties": {"b": NUMBER}}}},
+        [{}, {"b": "y"}, {"a": "x", "b": 1}],
+        [{"a": "x", "b": "y"}],
+    ),
+    "nothing is unevaluated": (OPEN_OBJECT | {"unevaluatedProperties": False}, [{}, {"a": "x"}], [{"b": 1}, {"a": 1}]),
+    "nothing is unevaluated beside allOf and a reference": (
+        {"allOf": [OPEN_OBJECT, {"$ref": "#/$defs/b"}], "unevaluatedProperties": False, "type": "object",
+         "$defs": {"b": {"properties": {"b": NUMBER}, "required": ["b"]}}},
+        [{"b": 1}, {"a": "x", "b": 1}],
+        [{}, {"a": "x"}, {"b": 1, "c": 1}],
+    ),
+    "what is evaluated depends on the alternatives": (
+        {"type": "object", "anyOf": [{"properties": {"a": A}, "required": ["a"]}, {"properties": {"b": B}, "required": ["b"]}],
+         "unevaluatedProperties": False},
+        [{"a": "a"}, {"b": "b"}, {"a": "a", "b": "b"}],
+        [{}, {"a": "a", "b": "c"}, {"a": "a", "c": 1}],
+    ),
+    "no item is unevaluated": (
+        {"type": "array", "prefixItems": [TEXT, NUMBER], "unevaluatedItems": False}, [[], ["x"], ["x", 1]], [[1], ["x", 1, 2]]
+    ),
+    "a set": (
+        {"type": "array", "items": {"enum": ["a", "b", 1, True]}, "uniqueItems": True},
+        [[], ["b"], ["a", "b"], ["a", 1, True], ["a", "b", 1, True]],
+        [["a", "a"], ["b", "a", "b"], ["c"], [1, 1], [False]],
+    ),
+    "a set of some size": (
+        {"type": "array", "items": {"$ref": "#/$defs/e"}, "uniqueItems": True, "minItems": 2, "maxItems": 3,
+         "$defs": {"e": {"enum": ["a", "b", "c", "d"]}}},
+        [["a", "b"], ["b", "d"], ["a", "c", "d"]],
+        [[], ["a"], ["b", "b"], ["a", "b", "c", "d"]],
+    ),
+    "a set of booleans": (
+        {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}, [[], [False, True]], [[True] * 2]
+    ),
+    "one item is unique": ({"type": "array", "items": TEXT, "uniqueItems": True, "maxItems": 1}, [[], ["x"]], [["x", "y"]]),
+    "a short list contains something": (
+        {"type": "array", "contains": A, "maxItems": 2}, [["a"], ["b", "a"], ["a", 1]], [[], ["b"], [1, 2, "a"]]
+    ),
+    "a list contains nothing of the kind": ({"type": "array", "not": {"contains": A}}, [[], ["b", 1]], [["b", "a"]]),
+    "discriminated references": (
+        {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": {"cat": CAT, "dog": DOG}},
+        [{"kind": "cat", "claws": 1}, {"kind": "dog", "owner": {"kind": "cat"}}],
+        [{"kind": "cow"}, {}, {"kind": "cat", "claws": "x"}, {"kind": "dog", "owner": {"kind": "dog"}}],
+    ),
+    "exactly one of several": (
+        {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        [{"a": 1}, {"b": 1, "c": 2}],
+        [{}, {"a": 1, "b": 1}],
+    ),
+    "numbers of either side": (
+        {"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]}, [2, 6], [3, 5, 2.5]
+    ),
+    "not null": ({"type": ["string", "null"], "not": {"type": "null"}}, ["x"], [None, 1]),
+    "no word of an enum": (
+        {"type": "string", "not": {"enum": ["foo", "fab", ""]}}, ["f", "fo", "fooo", 'x"\n'], ["foo", "fab", "", 1]
+    ),
+    "another number": ({"type": "integer", "not": {"const": 3}}, [2, 4, -3], [3, 2.5]),
+    "true is not 1": ({"allOf": [{"enum": [1, "a"]}, {"not": {"enum": [True, "a"]}}]}, [1], [True, "a"]),
+    "without a property": ({"type": "object", "not": {"required": ["a"]}}, [{}, {"b": 1}], [{"a": 1}]),
+    "if a property has a value": (
+        BY_KIND | {"if": {"properties": {"kind": A}}, "then": {"required": ["x"]}, "else": {"properties": {"x": False}}},
+        [{"kind": "a", "x": 1}, {"kind": "b"}],
+        [{"kind": "a"}, {"kind": "b", "x": 1}, {"x": 1}],
+    ),
+    "if several": (
+        BY_KIND | {"allOf": [{"if": {"properties": {"kind": A}}, "then": {"required": ["x"]}},
+                             {"if": {"properties": {"kind": B}}, "then": {"required": ["y"]}}]},
+        [{"kind": "a", "x": 1}, {"kind": "b", "y": 1}],
+        [{"kind": "a", "y": 1}, {"kind": "b", "x": 1}],
+    ),
+    "a tree": (
+        {"$ref": "#/$defs/t", "$defs": {"t": {"type": "object", "unevaluatedProperties": False,
+                                              "properties": {"k": {"type": "array", "items": {"$ref": "#/$defs/t"}}}}}},
+        [{}, {"k": [{}, {"k": []}]}],
+        [{"x": 1}, {"k": [{"x": 1}]}],
+    ),
+    "a reference to a place": (
+        {"type": "object", "properties": {"a": {"type": "string", "not": A}, "b": {"$ref": "#/properties/a"}}},
+        [{"a": "x", "b": "y"}],
+        [{"a": "a"}, {"b": "a"}],
+    ),
+    "a reference to an inner resource": (
+        {"$id": "http://x/root", "properties": {"a": {"$ref": "item#n"}}, "not": {"type": "null"},
+         "$defs": {"i": {"$id": "item", "$defs": {"n": {"$anchor": "n", "type": "integer"}}}}},
+        [{"a": 1}, "x"],
+        [{"a": "x"}, None],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_takes_the_values_of_its_schema(name: str) -> None:
+    schema, valid, invalid = FORMS[name]
+    matcher = matcher_of(schema)
+    verdict = jsonschema.validators.validator_for(schema)(schema)
+    for value in valid:
+        assert verdict.is_valid(value) and any(follows(matcher, text) for text in texts(value)), value
+    for value in invalid:
+        assert not verdict.is_valid(value) and not any(follows(matcher, text) for text in texts(value)), value
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(schemas(), st.lists(instances(), min_size=4, max_size=4), st.integers(0, 10_000))
+def test_answers_to_random_schemas_follow_the_schema_as_given(schema: Any, values: list[Any], seed: int) -> None:
+    if not LLMatcher.validate_grammar(json_schema_grammar(schema), limits=limits()):
+        return
+    try:
+        matcher = matcher_of(schema)
+    except InvalidParameter:
+        return
+    verdict = jsonschema.Draft202012Validator(schema)
+    for value in values:
+        if not verdict.is_valid(value):
+            assert not follows(matcher, json.dumps(value)), (value, schema)
+    for _ in range(2):
+        if (answer := random_answer(matcher, random.Random(seed), 120)) is not None:
+            assert verdict.is_valid(json.loads(answer)), (answer, schema)
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": "array", "items": TEXT, "uniqueItems": True},
+    {"type": "array", "contains": A},
+    {"not": {"type": "integer"}},
+    {"type": "string", "not": {"pattern": "^a"}},
+    {"oneOf": [TEXT, {"pattern": "a"}]},
+    {"type": "object", "propertyNames": {"pattern": "^a", "maxLength": 3}},
+    {"type": "object", "patternProperties": {"^a": NUMBER}, "not": {"patternProperties": {"^b": NUMBER}}},
+    {"type": "object", "unevaluatedProperties": False, "$ref": "https://example.com/other"},
+    {"not": {"dependencies": {"a": ["b"]}}},
+    {"not": {}},
+])  # fmt: skip
+def test_what_has_no_form_is_refused(schema: Any) -> None:
+    with pytest.raises(InvalidParameter):
+        checked_grammar(json_schema_grammar(schema), "schema")
+
+
+def test_a_schema_that_llguidance_follows_stays_as_it_is() -> None:
+    schema = {"type": "object", "properties": {"a": TEXT}, "title": "x"}
+    assert schema.items() <= schema_of(checked_grammar(json_schema_grammar(schema), "schema")).items()
+
+
+def test_numbers_of_a_form_have_a_limited_length() -> None:
+    schema = {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "dependentRequired": {"a": ["b"]}}
+    matcher = matcher_of(schema)
+    assert follows(matcher, '{"a":1.5,"b":2}') and not follows(matcher, f'{{"a":1.{"5" * 23},"b":2}}')
+
+
+LARGE: dict[str, Any] = {
+    "nested not": {"$defs": {"a": {"properties": {"a": {"not": {"$ref": "#/$defs/a"}}}}}, "not": {"$ref": "#/$defs/a"}},
+    "circle": {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}], "not": {"$ref": "#/$defs/a"}}}},
+    "product": {"allOf": [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(30)], "not": A},
+    "wide": {"oneOf": [{"properties": {f"p{i}": {"minimum": i}}} for i in range(80)]},
+    "trees": {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "unevaluatedProperties": False,
+              "$defs": {name: {"properties": {"x": {"$ref": f"#/$defs/{name}"}}} for name in "ab"}},
+    "many cases": {"allOf": [{"if": {"properties": {"k": {"const": i}}}, "then": {"required": [f"r{i}"]}} for i in range(200)]},
+    "deep": {"not": {"type": "null"}},
+    "long words": {"type": "string", "not": {"enum": ["x" * 300]}},
+}  # fmt: skip
+for _ in range(200):
+    LARGE["deep"] = {"properties": {"a": LARGE["deep"]}}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_rewriting_ends_soon(name: str) -> None:
+    begun = time.thread_time()
+    found = rewritten(LARGE[name])
+    assert time.thread_time() - begun < 0.5
+    assert found is None or len(json.dumps(found)) < 10_000 + 4 * len(json.dumps(LARGE[name]))
