@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from llama_core.errors import InvalidParameter
 from llama_core.text.schema_faults import schema_fault
+from llama_core.text.schema_forms.rewriting import rewritten
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.schema_rules import Spacing, schema_rules
 
@@ -30,25 +31,34 @@ _VALUES: Final = frozenset({"const", "enum", "required"})
 def compiled_schema(schema: str, is_strict: bool, bounds_numbers: bool = True) -> str:
     """The schema (JSON text) as an item of a rule in Lark. bounds_numbers: with numbers of a limited length (`schema_numbers`).
 
-    A keyword that is not supported constrains nothing, unless `is_strict`. Raises InvalidParameter with the reason for a schema
-    that cannot be compiled; its `param` is the place within the schema.
+    A keyword that is not supported, and without which no equal schema is found (`schema_forms`), constrains nothing, unless
+    `is_strict`. Raises InvalidParameter with the reason for a schema that cannot be compiled; its `param` is the place within
+    the schema.
     """
     given = _without_notes(json.loads(schema))
     options: dict[str, Any] = {} if given.get("type") in _SCALARS else dict(_SPACING)
     body = _as_schema(given, options)
     problem = _problem_of(body)
+    equal = rewritten(given) if problem else None
+    if equal is not None and (found := _followed(equal, options, bounds_numbers)) is not None:
+        return found
     if problem and not is_strict:
         options["lenient"] = True
         body = _as_schema(given, options)
         problem = _problem_of(body)
     if problem:
         raise _refusal(given, options, problem, is_strict)
-    if not bounds_numbers:
-        return body
-    bounded = [_as_schema(bounded_schema(given), options)]
-    if (rules := schema_rules(given, replace(_RULES, options=_SPACING | options))) is not None:
-        bounded.insert(0, f"%lark {{\n{rules}\n}}")
-    return next((each for each in bounded if not _problem_of(each)), body)
+    return _followed(given, options, bounds_numbers) or body
+
+
+def _followed(schema: Any, options: dict[str, Any], bounds_numbers: bool) -> str | None:
+    """The schema in the best form that compiles, if one does."""
+    forms = [_as_schema(schema, options)]
+    if bounds_numbers:
+        forms.insert(0, _as_schema(bounded_schema(schema), options))
+        if (rules := schema_rules(schema, replace(_RULES, options=_SPACING | options))) is not None:
+            forms.insert(0, f"%lark {{\n{rules}\n}}")
+    return next((form for form in forms if not _problem_of(form)), None)
 
 
 def _problem_of(body: str) -> str:

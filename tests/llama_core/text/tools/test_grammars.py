@@ -125,6 +125,22 @@ def test_a_keyword_that_is_not_supported_is_refused_where_strict_and_left_out_el
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
+def test_arguments_follow_keywords_for_which_an_equal_schema_exists(tool_format: str) -> None:
+    colors = {"type": "array", "items": {"enum": ["red", "blue"]}, "uniqueItems": True}
+    counts = {"type": "object", "propertyNames": {"enum": ["x", "y"]}, "additionalProperties": {"type": "integer"}}
+    schema = {"type": "object", "properties": {"colors": colors, "counts": counts}, "additionalProperties": False}
+    form = find_tool_format(tool_format)
+    use = ToolUse((Tool("f", None, json.dumps(schema)),), "required")
+    grammar = AnswerFormat(tokenizer(), form, None).grammar(use, begun=False)
+
+    def takes(arguments: str) -> bool:
+        return follows(grammar, ids(form.written_calls([Call("f", arguments)])))
+
+    assert takes('{"colors": ["red", "blue"], "counts": {"y": 1}}')
+    assert not takes('{"colors": ["red", "red"]}') and not takes('{"counts": {"z": 1}}')
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
 def test_every_format_names_the_place_in_the_schema_that_is_refused(tool_format: str) -> None:
     answers = AnswerFormat(tokenizer(), find_tool_format(tool_format), None)
     schema = {"type": "object", "properties": {"x": {}, "secret": {"type": "array", "items": {"type": "secret"}}}}
