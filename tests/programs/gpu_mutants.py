@@ -327,7 +327,7 @@ MUTANTS = (
         _MASKS,
         "del self.slot.tokens[self.position - self.slot.first :]",
         "pass",
-        LATE,
+        (f"{TESTS}/test_grammar_masks.py", "refused_drafts"),
     ),
     Mutant("drafts that no grammar checks", _MASKS, "slot.drafts = draft.tokens", "pass", LATE),
     Mutant("an answer that new ranks do not know", _MASKS, "init.tokens[begin:] if grammar else []", "[]", LATE),
