@@ -75,6 +75,10 @@ REASONS = {
     "length_penalty": "it belongs to beam search",
     "chat_template": "the server's own argument chat_template sets it for all requests",
     "top_logprobs": "log-probabilities are at /v1/chat/completions",
+    "mcp_servers": "it calls no tools itself, only the client's are offered",
+    "container": "it runs no tools of its own",
+    "thread": "it stores no conversations: send all messages",
+    "compaction": "it summarizes nothing: ask for a summary in a message",
     "truncate_prompt_tokens": "a prompt that does not fit is refused, never cut",
 }
 REASONS_ELSEWHERE = {
