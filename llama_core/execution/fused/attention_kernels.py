@@ -28,7 +28,10 @@ from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT, split_
 
 _MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
 _WAVES: Final = 4  # programs for each multiprocessor: more would only shorten the loop of each
-_LITTLE_SHARED_MEMORY: Final = 128 * 1024  # bytes of one program at most
+# From these stages on, Triton loads the next positions' keys and values, and the block numbers of those behind them, while it
+# computes: fewer hold one buffer of each, because addresses are loaded too.
+_DOUBLE_BUFFERED: Final = 5
+_MUCH_SHARED_MEMORY: Final = 224 * 1024  # bytes of one program at most, on sm_90 and sm_100
 _LOG2_E: Final = math.log2(math.e)
 
 
@@ -52,26 +55,29 @@ class _Launch:
 
 
 def _decode_launch(group: int, dtype: torch.dtype) -> _Launch:
-    """Triton loads keys and values of the next positions while it computes from 5 stages on, because their addresses are loaded
-    too."""
     rows = max(_MIN_DOT, triton.next_power_of_2(group))
     # float32 products use no tensor cores, and hold both factors in registers.
-    return _Launch(rows, 32, 8, 2) if dtype == torch.float32 else _Launch(rows, 32, 4, 5)
+    return _Launch(rows, 32, 8, 2) if dtype == torch.float32 else _Launch(rows, 32, 4, _DOUBLE_BUFFERED)
 
 
 def _chunk_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
     if dtype == torch.float32:
         return _decode_launch(group, dtype)
     rows = 64 if head_dim <= 128 else 32
+    holds_two = _holds_two_programs()
     # Where a multiprocessor has shared memory for one program only, that one has the warps of two, and spills no registers.
-    num_warps = 8 if _has_little_shared_memory() else 4
-    return _Launch(max(rows, triton.next_power_of_2(group)), 64 if head_dim <= 128 else 32, num_warps, 2)
+    num_warps = 4 if holds_two else 8
+    # With 64 rows these targets read factors in shared memory, and have two buffers with one stage less. A third would leave
+    # room for one program on sm_100.
+    num_stages = _DOUBLE_BUFFERED - (holds_two and rows >= 64)
+    return _Launch(max(rows, triton.next_power_of_2(group)), 64 if head_dim <= 128 else 32, num_warps, num_stages)
 
 
 def _invariant_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
-    """Of decodes and chunks alike. Twice the warps: a program of a chunk holds two sums, of a split and of all so far."""
+    """Of decodes and chunks alike. Twice the warps: a program of a chunk holds two sums, of a split and of all so far. Where
+    one program has all shared memory, double buffers as well would spill registers (64 bytes on sm_120)."""
     launch = _chunk_launch(group, dtype, head_dim)
-    return replace(launch, num_warps=8)
+    return replace(launch, num_warps=8, num_stages=launch.num_stages if _holds_two_programs() else 2)
 
 
 def tile_sizes(
@@ -94,7 +100,9 @@ def _reading_float8(decode: _Launch, chunk: _Launch, dtype: torch.dtype) -> tupl
     """The launches for a cache of float8, whose values are expanded in registers: fewer of them, or more threads."""
     if dtype == torch.float32:
         return replace(decode, positions=_MIN_DOT), replace(chunk, positions=_MIN_DOT)
-    return decode, replace(chunk, num_warps=8)
+    # Factors that come from registers have one buffer with fewer stages than that.
+    num_stages = _DOUBLE_BUFFERED if chunk.num_stages > 2 else chunk.num_stages
+    return decode, replace(chunk, num_warps=8, num_stages=num_stages)
 
 
 @triton.jit
@@ -443,14 +451,15 @@ def attend(
 
 
 @cache
-def _has_little_shared_memory() -> bool:
-    """Whether it is a device of consumers or for inference: 100 KB a multiprocessor (sm_86, sm_89, sm_120)."""
+def _holds_two_programs() -> bool:
+    """Whether a multiprocessor has shared memory for two programs of chunks with double buffers, of up to 91 KB: 228 KB (sm_90,
+    sm_100), not 164 KB (sm_80) or 100 KB (sm_86, sm_89, sm_120)."""
     try:
         device = driver.active.get_current_device()
         properties = driver.active.utils.get_device_properties(device)
     except RuntimeError:  # Triton's interpreter has no device
-        return False
-    return bool(properties["max_shared_mem"] < _LITTLE_SHARED_MEMORY)
+        return True
+    return bool(properties["max_shared_mem"] >= _MUCH_SHARED_MEMORY)
 
 
 @cache

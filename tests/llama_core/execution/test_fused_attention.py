@@ -5,6 +5,7 @@ The cache holds NaN wherever no token of the step's sequences lies, so that a re
 
 import itertools
 from collections.abc import Sequence as Seq
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from llama_core.scheduling.step import Row
 from llama_core.step_time.attention_splits import SPLIT_UNIT, longest_split, split_begin, split_count, split_of
 from tests.support.full_runs import with_full_ones
 from tests.support.interpreter import interpret
+from tests.support.kernel_compiler import TARGETS
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 # (query heads, key heads, head_dim, tokens of a block)
@@ -272,6 +274,28 @@ for seed, window, batch_invariant in ((0, 0, False), (2, 129, False), (6, 40, Tr
 def test_splits_grow_with_the_position_in_tritons_interpreter(sizes: str) -> None:
     """With short splits, so that a context which the interpreter reads in seconds has splits of three sizes."""
     interpret(GROWING.format(sizes))
+
+
+@pytest.mark.parametrize("sm", TARGETS)
+def test_each_target_has_room_for_double_buffers_and_eight_warps_of_chunks(
+    sm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries, and two tiles of keys and of values. Triton has these buffers from 4 or 5 stages on (`_chunk_launch`)."""
+    pytest.importorskip("triton")
+    from llama_core.execution.fused import attention_kernels as kernels
+
+    target = TARGETS[sm]
+    utils = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": target.block_shared})
+    active = SimpleNamespace(get_current_device=lambda: 0, utils=utils)
+    monkeypatch.setattr(kernels, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(kernels, "_holds_two_programs", kernels._holds_two_programs.__wrapped__)
+    for head_dim in (64, 128, 256):
+        chunk = kernels._chunk_launch(4, torch.bfloat16, head_dim)
+        wanted = 5 if sm not in (90, 100) or head_dim > 128 else 4
+        programs = 8 // chunk.num_warps
+        num_bytes = (chunk.rows + 4 * chunk.positions) * head_dim * 2 + 2048
+        assert chunk.num_stages == wanted and programs * num_bytes <= target.sm_shared, (head_dim, chunk)
+        assert programs == (2 if sm in (90, 100) else 1)
 
 
 def contiguous(case: Case, cache: torch.Tensor) -> torch.Tensor:
