@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 from llama_core.errors import InvalidParameter
 from llama_core.text import gbnf
 from llama_core.text.grammar_words import lark_reason, regex_fault
-from llama_core.text.schema_faults import schema_fault, schema_reason, unwritable_fault
+from llama_core.text.schema_faults import may_have_a_form, schema_fault, schema_reason, unwritable_fault
 from llama_core.text.schema_forms.rewriting import rewritten
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.schema_rules import MAX_CHARS, Spacing, schema_rules
@@ -105,7 +105,7 @@ def checked_grammar(grammar: str, param: str, schema_param: str = "") -> str:
     instead where that is the place of a JSON schema. Takes processor time: up to 60 ms, and twice as much for an error.
     """
     problem = _problem(grammar)
-    if (followed := _rewritten(grammar) if problem else _bounded(grammar) or grammar) is None:
+    if (followed := _rewritten(grammar, problem) if problem else _bounded(grammar) or grammar) is None:
         raise _refusal(grammar, problem, param, schema_param or param)
     return followed
 
@@ -124,9 +124,9 @@ def _bounded(grammar: str) -> str | None:
     return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each)), None)
 
 
-def _rewritten(grammar: str) -> str | None:
-    """The grammar of a JSON schema that llguidance refuses, in a form that it follows (`schema_forms`)."""
-    if '"json_schema"' not in grammar:
+def _rewritten(grammar: str, problem: str) -> str | None:
+    """The grammar of a JSON schema with which llguidance has a problem, in a form that it follows (`schema_forms`)."""
+    if '"json_schema"' not in grammar or not may_have_a_form(problem):
         return None
     first, *others = json.loads(grammar)["grammars"]
     if (schema := rewritten(first.get("json_schema"))) is None:
@@ -184,7 +184,7 @@ def _problem(grammar: str) -> str:
 def _unfollowed(grammar: str) -> str:
     """The problem of a JSON schema's grammar that no rewriting solves."""
     problem = _problem(grammar)
-    return "" if problem and _rewritten(grammar) is not None else problem
+    return "" if problem and _rewritten(grammar, problem) is not None else problem
 
 
 def check_schema(schema: Mapping[str, Any], param: str) -> None:

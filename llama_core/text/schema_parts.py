@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from llama_core.text.schema_forms.well_formed import is_well_formed
+
 # Keywords that say nothing of a value where they stand.
 NOTES: Final = frozenset(
     {"title", "description", "default", "examples", "readOnly", "writeOnly", "deprecated", "$comment", "$schema", "$defs",
@@ -47,7 +49,8 @@ def definitions_with_numbers(root: Mapping[str, Any]) -> set[str]:
         schemas = root.get(kind)
         for key, schema in schemas.items() if isinstance(schemas, dict) else ():
             name, refers = f"#/{kind}/{key}", set[str]()
-            if not is_number_free(schema, refers):
+            # llguidance does not read a definition that nothing refers to.
+            if not is_well_formed(schema) or not is_number_free(schema, refers):
                 found.add(name)
             for each in refers:
                 referrers.setdefault(each, set()).add(name)

@@ -59,7 +59,7 @@ class _Unsaid(Exception):
 def schema_rules(schema: Any, spacing: Spacing) -> str | None:
     """The rules, of which `start` is the value that the schema describes; None where `bounded_schema` says as much or more.
 
-    The schema is one that llguidance has compiled.
+    The schema is one that llguidance has compiled, or that `schema_forms` has made.
     """
     if has_large_number(schema) or _REFERS_OUTSIDE.search(json.dumps(schema)):
         return None
@@ -68,9 +68,13 @@ def schema_rules(schema: Any, spacing: Spacing) -> str | None:
         if rules.is_number_free(schema):
             return None
         start = f"start: {rules.item(schema)}"
-    except (_TooLong, RecursionError):
+    except (_TooLong, _NoValue, RecursionError):
         return None
     return "\n".join([*filter(None, [spacing.header]), start, *rules.lines])
+
+
+class _NoValue(Exception):
+    """A part of the schema is false, which no rule says."""
 
 
 class _TooLong(Exception):
@@ -99,6 +103,8 @@ class _Rules:
             return self._left_as_schema(schema)
 
     def _left_as_schema(self, schema: Any) -> str:
+        if schema is False:
+            raise _NoValue
         written = {key: value for key, value in schema.items() if key not in NOTES}
         own = f"schema {json.dumps(written)}"
         if own not in self._named:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from llama_core.text.schema_forms.expansion import Expansion
 from llama_core.text.schema_forms.keywords import known_keywords
 from llama_core.text.schema_forms.references import Exhausted, References, Unsaid
+from llama_core.text.schema_forms.well_formed import is_well_formed
 from llama_core.text.schema_forms.writing import Writer
 from llama_core.text.schema_parts import NOTES
 
@@ -38,7 +39,7 @@ def rewritten(schema: Any) -> Any:
 
     Takes some milliseconds. Raises nothing.
     """
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or not is_well_formed(schema):
         return None
     try:
         found = _Forms(schema).whole()

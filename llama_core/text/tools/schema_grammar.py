@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from llama_core.errors import InvalidParameter
-from llama_core.text.schema_faults import schema_fault
+from llama_core.text.schema_faults import may_have_a_form, schema_fault
 from llama_core.text.schema_forms.rewriting import rewritten
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.schema_rules import Spacing, schema_rules
@@ -39,7 +39,7 @@ def compiled_schema(schema: str, is_strict: bool, bounds_numbers: bool = True) -
     options: dict[str, Any] = {} if given.get("type") in _SCALARS else dict(_SPACING)
     body = _as_schema(given, options)
     problem = _problem_of(body)
-    equal = rewritten(given) if problem else None
+    equal = rewritten(given) if problem and may_have_a_form(problem) else None
     if equal is not None and (found := _followed(equal, options, bounds_numbers)) is not None:
         return found
     if problem and not is_strict:
