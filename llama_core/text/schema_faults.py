@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any, Final
 
 from llama_core.text.grammar_words import is_too_large, regex_fault
+from llama_core.text.schema_candidates import DRAFTS, Candidate, candidates
 from llama_core.text.schema_places import KEYWORDS, SCHEMA_LISTS, TYPES, SchemaTree, Target, parts
-from llama_core.text.schema_suspects import DRAFTS, Suspect, suspects
 
 # Of the search; a compilation that has begun is not broken off.
 _MAX_SECONDS: Final = 0.05
@@ -151,11 +151,11 @@ class _Search:
     def _in_a_keyword(self) -> Fault | None:
         for place, schema in self._places():
             if isinstance(schema, dict):
-                for suspect in suspects(self._kind, schema, self._tree):
+                for candidate in candidates(self._kind, schema, self._tree):
                     if self._is_late():
                         return None
-                    if self._is_refused(suspect.alone):
-                        return self._found(place, schema, suspect)
+                    if self._is_refused(candidate.alone):
+                        return self._found(place, schema, candidate)
             elif self._kind == "value" and not isinstance(schema, bool):
                 return Fault(place, _NOT_A_SCHEMA)
             elif self._kind == "contradiction" and schema is False:
@@ -168,16 +168,16 @@ class _Search:
         # References are resolved everywhere, before anything is compiled.
         return self._tree.reachable(definitions=self._kind in ("reference", "uri"))
 
-    def _found(self, place: str, schema: dict[str, Any], suspect: Suspect) -> Fault:
+    def _found(self, place: str, schema: dict[str, Any], candidate: Candidate) -> Fault:
         if self._kind == "contradiction":
-            return _contradiction(place, schema, self._problem(suspect.alone))
-        reason = suspect.reason
-        if self._kind == "regex" and (pattern := suspect.alone.get("pattern")) is not None:
+            return _contradiction(place, schema, self._problem(candidate.alone))
+        reason = candidate.reason
+        if self._kind == "regex" and (pattern := candidate.alone.get("pattern")) is not None:
             from llguidance import regex_to_lark  # loaded by the first request with a grammar
 
-            found = self._problem(suspect.alone)
+            found = self._problem(candidate.alone)
             reason = regex_fault(found, pattern, lambda regex: regex_to_lark(regex, "dw")).reason
-        return Fault(place + suspect.place, reason)
+        return Fault(place + candidate.place, reason)
 
     def _circle(self) -> Fault:
         for place, schema in self._tree.reachable():
@@ -244,10 +244,10 @@ class _Search:
         if self._kind == "contradiction" and isinstance(schema, dict) and not self._is_late():
             (copied,), definitions = _Copy(self._tree, opened).of([schema])
             return _contradiction(place, schema, self._problem(copied | definitions))
-        suspect = None if self._is_late() else next(suspects(self._kind, schema, self._tree), None)
-        if suspect is None:
+        candidate = None if self._is_late() else next(candidates(self._kind, schema, self._tree), None)
+        if candidate is None:
             return Fault(place, _REASONS[self._kind])
-        return Fault(place + suspect.place, suspect.reason)
+        return Fault(place + candidate.place, candidate.reason)
 
     def _is_late(self) -> bool:
         return time.thread_time() > self._until

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llama_core.errors import InvalidParameter
 from llama_core.text import grammar as grammars
-from llama_core.text import schema_faults
+from llama_core.text import schema_candidates, schema_faults
 from llama_core.text.grammar import checked_grammar, json_schema_grammar
 from llama_core.text.schema_faults import schema_fault
 
@@ -148,7 +148,7 @@ def test_a_fault_several_levels_deep_has_the_whole_path() -> None:
     assert place_and_reason(schema)[0] == expected
 
 
-def test_an_optional_part_that_no_value_satisfies_is_not_blamed_for_another() -> None:
+def test_an_optional_part_that_no_value_satisfies_is_not_named_for_another() -> None:
     never = {"type": "number", "minimum": 3, "maximum": 1}
     schema = {
         "type": "object",
@@ -175,6 +175,30 @@ def test_properties_constants_and_notes_named_like_keywords_are_none() -> None:
 def test_a_reference_that_leads_by_an_unknown_key_is_named_with_what_it_leads_to() -> None:
     schema = {"properties": {"a": {"$ref": f"#/{MARK}/b"}}, MARK: {"b": {"items": {"type": MARK}}}}
     assert place_and_reason(schema)[0] == ".properties[0].$ref.items.type"
+
+
+def test_alternatives_that_overlap_are_named_within_others_that_do_not() -> None:
+    overlapping = {"oneOf": [{"type": "string"}, {"maxLength": 3}]}
+    apart = {"oneOf": [{"type": "null"}, {"type": "array", "items": overlapping}]}
+    schema = {"oneOf": [{"type": "string"}, {"type": "array", "items": apart}]}
+    assert place_and_reason(schema)[0] == ".oneOf[1].items.oneOf[1].items.oneOf"
+
+
+def test_a_reference_to_a_schema_around_it_is_not_named_for_a_fault_of_that() -> None:
+    both = {"allOf": [{"type": "string"}, {"type": "integer"}]}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}, "b": both}, "required": ["a", "b"]}
+    assert place_and_reason(schema)[0] == ".properties[1]"
+
+
+def test_a_fault_of_no_known_keyword_is_found_beside_parts_that_contradict_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(schema_candidates._CANDIDATES, "oneOf")
+    schema = {"properties": {"a": {"enum": []}, "b": {"items": {"oneOf": [{}, {}]}}}}
+    assert place_and_reason(schema) == (
+        ".properties[1].items",
+        "alternatives of oneOf that may overlap are not supported: use anyOf",
+    )
 
 
 def test_a_part_that_is_too_large_is_named() -> None:

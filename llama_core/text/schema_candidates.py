@@ -71,7 +71,7 @@ _VALUES: Final[Mapping[str, tuple[str | None, Callable[[Any], bool], str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class Candidate:
     """A keyword that may be at fault. alone: a schema without other faults of this kind."""
 
     place: str
@@ -79,35 +79,35 @@ class Suspect:
     reason: str
 
 
-def suspects(kind: str, schema: Any, tree: SchemaTree) -> Iterator[Suspect]:
-    if isinstance(schema, dict) and kind in _SUSPECTS:
-        yield from _SUSPECTS[kind](schema, tree)
+def candidates(kind: str, schema: Any, tree: SchemaTree) -> Iterator[Candidate]:
+    if isinstance(schema, dict) and kind in _CANDIDATES:
+        yield from _CANDIDATES[kind](schema, tree)
 
 
-def _of_keywords(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_keywords(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     for key in sorted(schema.keys() & UNSUPPORTED):
-        yield Suspect(f".{key}", {key: True}, f"the keyword {key} is not supported")
+        yield Candidate(f".{key}", {key: True}, f"the keyword {key} is not supported")
 
 
-def _of_type(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_type(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     named = schema.get("type", [])
     for i, each in enumerate(named) if isinstance(named, list) else ():
         if each not in TYPES:
-            yield Suspect(f".type[{i}]", {"type": [each]}, f"must be one of {', '.join(TYPES)}")
+            yield Candidate(f".type[{i}]", {"type": [each]}, f"must be one of {', '.join(TYPES)}")
     if not isinstance(named, list) and named not in TYPES:
-        yield Suspect(".type", {"type": named}, f"must be one of {', '.join(TYPES)}, or a list of them")
+        yield Candidate(".type", {"type": named}, f"must be one of {', '.join(TYPES)}, or a list of them")
 
 
-def _of_reference(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_reference(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     reference, draft = schema.get("$ref"), schema.get("$schema")
     if isinstance(reference, str) and tree.target(reference) is None:
         if not reference.startswith("#"):
             reason = "must name a part of the same schema, as #/$defs/NAME does"
-            yield Suspect(".$ref", {"$ref": reference}, reason)
+            yield Candidate(".$ref", {"$ref": reference}, reason)
         elif reference.startswith("#/") or not _has_anchor(tree.root, reference[1:]):
-            yield Suspect(".$ref", {"$ref": reference}, "names no part of the schema")
+            yield Candidate(".$ref", {"$ref": reference}, "names no part of the schema")
     if isinstance(draft, str) and not DRAFTS.fullmatch(draft):
-        yield Suspect(".$schema", {"$schema": draft}, "must name a draft of JSON schema from 4 to 2020-12")
+        yield Candidate(".$schema", {"$schema": draft}, "must name a draft of JSON schema from 4 to 2020-12")
 
 
 def _has_anchor(root: Any, name: str) -> bool:
@@ -123,75 +123,75 @@ def _has_anchor(root: Any, name: str) -> bool:
     return False
 
 
-def _of_uri(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_uri(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     for key in ("$ref", "$id", "$schema"):
         if isinstance(schema.get(key), str):
-            yield Suspect(f".{key}", {key: schema[key]}, "is not a valid URI reference")
+            yield Candidate(f".{key}", {key: schema[key]}, "is not a valid URI reference")
 
 
-def _of_regex(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_regex(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     types, patterns = types_of(schema), schema.get("patternProperties")
     if "string" in types and isinstance(schema.get("pattern"), str):
         alone = {"type": "string", "pattern": schema["pattern"]}
-        yield Suspect(".pattern", alone, RegexFault(None, "").reason)
+        yield Candidate(".pattern", alone, RegexFault(None, "").reason)
     for i, name in enumerate(patterns if "object" in types and isinstance(patterns, dict) else ()):
         alone = {"type": "object", "patternProperties": {name: True}}
-        yield Suspect(
+        yield Candidate(
             f".patternProperties[{i}]", alone, "has a name that is not a regular expression that can be followed"
         )
     for key in ("minLength", "maxLength"):
         if "string" in types and _is_count(schema.get(key)) and schema[key] >= 2**32:
-            yield Suspect(f".{key}", {"type": "string", key: schema[key]}, f"must be less than {2**32}")
+            yield Candidate(f".{key}", {"type": "string", key: schema[key]}, f"must be less than {2**32}")
 
 
-def _of_format(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_format(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     if isinstance(schema.get("format"), str) and "string" in types_of(schema):
         alone = {"type": "string", "format": schema["format"]}
-        yield Suspect(".format", alone, f"this format is not supported; supported are {_FORMATS}")
+        yield Candidate(".format", alone, f"this format is not supported; supported are {_FORMATS}")
 
 
-def _of_values(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_values(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     types = types_of(schema)
     for key, value in schema.items():
         if key in _VALUES:
             kind, is_right, reason = _VALUES[key]
             if not is_right(value) and (kind is None or kind in types or (kind == "number" and "integer" in types)):
-                yield Suspect(f".{key}", {key: value} | ({} if kind is None else {"type": kind}), reason)
+                yield Candidate(f".{key}", {key: value} | ({} if kind is None else {"type": kind}), reason)
 
 
-def _of_counts(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_counts(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     limits: dict[str, Any] = {key: schema[key] for key in ("minProperties", "maxProperties") if key in schema}
     if limits and "object" in types_of(schema):
         properties = schema.get("properties")
         alone = {key: schema[key] for key in ("required",) if key in schema} | limits
         alone |= {"type": "object", "additionalProperties": schema.get("additionalProperties") is not False}
         alone["properties"] = dict.fromkeys(properties if isinstance(properties, dict) else (), True)
-        yield Suspect(f".{next(iter(limits))}", alone, "is supported only where all properties are required")
+        yield Candidate(f".{next(iter(limits))}", alone, "is supported only where all properties are required")
 
 
-def _of_overlap(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_overlap(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     if isinstance(patterns := schema.get("patternProperties"), dict):
         alone = {"type": "object", "patternProperties": dict.fromkeys(patterns, True)}
-        yield Suspect(".patternProperties", alone, "its expressions must exclude each other")
+        yield Candidate(".patternProperties", alone, "its expressions must exclude each other")
 
 
-def _of_multiple(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_multiple(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     if "multipleOf" in schema:
         alone = {"type": "number", "multipleOf": schema["multipleOf"]}
-        yield Suspect(".multipleOf", alone, "must be greater than 0, and have few digits")
+        yield Candidate(".multipleOf", alone, "must be greater than 0, and have few digits")
 
 
-def _of_pattern(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_pattern(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     if "pattern" in schema:
         kept = {key: schema[key] for key in ("pattern", "format", "minLength", "maxLength") if key in schema}
-        yield Suspect(".pattern", {"type": "string"} | kept, "is too complex beside the limits of the text's length")
+        yield Candidate(".pattern", {"type": "string"} | kept, "is too complex beside the limits of the text's length")
 
 
-def _of_one_of(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_one_of(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     if isinstance(schema.get("oneOf"), list):
         kept = KEYWORDS - {"$ref", "$defs", "definitions"}
         alone = {key: _without_one_of(value, key) for key, value in schema.items() if key in kept}
-        yield Suspect(".oneOf", alone, "alternatives that may overlap are not supported: use anyOf")
+        yield Candidate(".oneOf", alone, "alternatives that may overlap are not supported: use anyOf")
 
 
 def _without_one_of(value: Any, key: str) -> Any:
@@ -215,28 +215,28 @@ def _without_one_of(value: Any, key: str) -> Any:
     return relaxed(value) if key in ("items", "additionalItems", "additionalProperties") else value
 
 
-def _of_contradiction(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Suspect]:
+def _of_contradiction(schema: dict[str, Any], tree: SchemaTree) -> Iterator[Candidate]:
     own = {key: value for key, value in schema.items() if key in _OWN}
     own |= {key: [] for key in SCHEMA_LISTS if schema.get(key) == []}
     if own.keys() - {"type"}:
-        yield Suspect("", own, "")
+        yield Candidate("", own, "")
     if types_of(schema) == {"object"}:
         yield from _of_object(schema)
 
 
-def _of_object(schema: dict[str, Any]) -> Iterator[Suspect]:
+def _of_object(schema: dict[str, Any]) -> Iterator[Candidate]:
     properties, required = schema.get("properties"), schema.get("required")
     names = dict.fromkeys(properties, True) if isinstance(properties, dict) else {}
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     counts = {key: schema[key] for key in ("minProperties", "maxProperties", "required") if key in schema}
     if counts.keys() - {"required"}:
-        yield Suspect("", counts | {"type": "object", "properties": names, "additionalProperties": not is_closed}, "")
+        yield Candidate("", counts | {"type": "object", "properties": names, "additionalProperties": not is_closed}, "")
     missing = [name for name in required or [] if name not in names] if is_closed and _is_names(required) else []
     if missing:
-        yield Suspect("", {"type": "object", "required": missing, "additionalProperties": False}, "")
+        yield Candidate("", {"type": "object", "required": missing, "additionalProperties": False}, "")
 
 
-_SUSPECTS: Final[dict[str, Callable[[dict[str, Any], SchemaTree], Iterator[Suspect]]]] = {
+_CANDIDATES: Final[dict[str, Callable[[dict[str, Any], SchemaTree], Iterator[Candidate]]]] = {
     "keyword": _of_keywords,
     "type": _of_type,
     "reference": _of_reference,
