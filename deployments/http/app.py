@@ -68,8 +68,11 @@ class HttpApp:
             self._document = openapi_document(self.routes)
         return self._document
 
-    async def _openapi_json(self, _: Request) -> Response:
-        return json_response(self.openapi())
+    async def _openapi_json(self, request: Request) -> Response:
+        """The paths follow `servers`: the prefix below which Serve mounts the application."""
+        prefix = request.scope.get("root_path", "")
+        servers = {"servers": [{"url": prefix}]} if prefix else {}
+        return json_response({**self.openapi(), **servers})
 
 
 def build_http_app(

@@ -92,6 +92,15 @@ def test_every_operation_has_an_id_of_its_own_and_a_way_to_send_the_key() -> Non
     assert list(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
 
 
+async def test_the_paths_follow_the_prefix_below_which_the_application_is_mounted() -> None:
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False))
+    for prefix, servers in (("", None), ("/llama", [{"url": "/llama"}])):
+        transport = httpx.ASGITransport(app, root_path=prefix)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            document = (await client.get(f"{prefix}/openapi.json")).json()
+        assert document.get("servers") == servers and "/v1/models" in document["paths"]
+
+
 def test_every_schema_is_used_and_has_a_name_that_is_no_path_of_a_module() -> None:
     """Generators of clients make a class of each; two that end alike are one class twice."""
     document = build_http_app(FakeEngine(), Metrics(in_ray=False)).openapi()

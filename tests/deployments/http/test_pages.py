@@ -28,6 +28,8 @@ def test_a_page_refers_to_no_other_host(served: Served, path: str) -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
     assert not re.findall(r"""(?:src|href|url|from|import|fetch)\s*[=(]?\s*["']?(?:https?:)?//""", answer.text)
+    # A path from the root would lack the prefix below which Serve may mount the application.
+    assert not re.findall(r"""(?:src|href|url|from|import|fetch)\s*[=(]\s*["']/""", answer.text)
     assert "innerHTML" not in answer.text
     assert "insertAdjacentHTML" not in answer.text
     assert len(answer.content) < 64_000
@@ -237,8 +239,12 @@ def test_conversations_outlive_a_reload_and_can_be_renamed_and_deleted(page: Any
     assert page.text_content(".user .text") == "first question"
     ask(page, "and more")
     until(page, "document.querySelectorAll('.turn').length === 4 && !document.querySelector('.busy')")
+    rename = page.locator("[aria-label='Rename first question']")
+    page.mouse.move(600, 300)
+    assert not rename.is_visible()  # the title has its room
+    titles.nth(1).hover()
     page.once("dialog", lambda dialog: dialog.accept("renamed <b>"))
-    page.click("[aria-label='Rename first question']")
+    rename.click()
     assert titles.all_text_contents() == ["second question", "renamed <b>"]
     page.click("[aria-label='Delete renamed <b>']")
     assert titles.all_text_contents() == ["second question"] and page.is_visible("#empty")
@@ -334,6 +340,13 @@ def test_on_a_phone_the_conversations_are_behind_a_button(browser: Any, served: 
     page.wait_for_selector("#conversations .open")
     page.click("#conversations .open")
     assert page.get_attribute("#menu", "aria-expanded") == "false"
+    assert page.text_content("#model") == MODEL_ID
+    assert page.evaluate("(title => title.scrollWidth <= title.clientWidth)(document.querySelector('h1'))")
+    page.click("#open-status")
+    page.wait_for_selector(".plot polyline", state="attached")
+    assert page.evaluate("document.getElementById('status-view').scrollHeight") > 700
+    close = page.locator("#status-view .primary").bounding_box()
+    assert close["y"] + close["height"] < 700
     page.close()
 
 
@@ -380,5 +393,8 @@ def test_the_api_reference_shows_every_route_and_its_fields(browser: Any, served
     assert page.locator("summary code").all_text_contents() == operations
     fields = page.locator("td code").all_text_contents()
     assert {"prompt", "messages", "temperature", "include_usage", "role", "tokens"} <= set(fields)
+    page.set_viewport_size({"width": 340, "height": 600})
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 340
     page.close()
     assert faults == []
