@@ -1,12 +1,14 @@
 """Three servers for the whole session, because a start takes as long as many tests together.
 
 `test_end_to_end.py` ends the first two, and `test_serve_faults.py` the last. The other files that use them come before these in
-alphabetical order.
+alphabetical order. Tests of `plain` come before all others, so that it has ended when `demo` starts: an idle server takes an
+eighth of a core.
 """
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
@@ -18,6 +20,23 @@ from tests.support.traced_server import Traced, traced_server
 API_KEYS = ("kq7-one", "kq7-two")
 RESUME_WINDOW_S = 5.0
 DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 60.0  # instead of 5 s, because the machine may be busy
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests of this folder: those of `plain` first, in the order of their files."""
+    folder, is_full = Path(__file__).parent, bool(config.getoption("--full"))
+    here = [number for number, item in enumerate(items) if item.path.is_relative_to(folder)]
+    ordered = sorted((items[number] for number in here), key=lambda item: not _uses_plain(item, is_full))
+    for number, item in zip(here, ordered, strict=True):
+        items[number] = item
+
+
+def _uses_plain(item: pytest.Item, is_full: bool) -> bool:
+    names: Sequence[str] = getattr(item, "fixturenames", ())
+    callspec = getattr(item, "callspec", None)
+    if "plain" in names or (callspec is not None and "plain" in callspec.params.values()):
+        return True
+    return is_full and "servers" in names
 
 
 @pytest.fixture(scope="session")

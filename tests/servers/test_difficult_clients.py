@@ -21,6 +21,7 @@ from deployments.http.app import HttpLimits
 from deployments.http.plan import MAX_PROMPT_LOGPROBS
 from deployments.http.request_body import BodyLimits
 from tests.servers.conftest import THROUGH_HAPROXY
+from tests.support.full_runs import examples
 from tests.support.raw_http import (
     CHAT,
     COMPLETIONS,
@@ -45,17 +46,18 @@ LONG = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "temperature": 
 
 
 @pytest.fixture(scope="module")
-def servers(demo: Server, plain: Server) -> tuple[Server, Server]:
-    return demo, plain
+def servers(demo: Server, request: pytest.FixtureRequest) -> list[Server]:
+    """The server behind HAProxy, and with --full the one behind Serve's proxy."""
+    return [demo, *([request.getfixturevalue("plain")] if request.config.getoption("--full") else [])]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def stalled(servers: tuple[Server, Server], pytestconfig: pytest.Config) -> Iterator[list[socket.socket]]:
-    """A client of HAProxy, and with --full one of Serve's proxy, that reads nothing of its stream, started now for the last
-    test, which needs half a minute to have passed. Its stream is larger than the kernel's buffers."""
+def stalled(servers: list[Server]) -> Iterator[list[socket.socket]]:
+    """A client of each server that reads nothing of its stream, started now for the last test, which needs half a minute to
+    have passed. Its stream is larger than the kernel's buffers."""
     body = LONG | {"stream": True, "n": NUM_STALLED, "logprobs": 20}
     connections = []
-    for server in servers if pytestconfig.getoption("--full") else servers[:1]:
+    for server in servers:
         before = num_generated(server)
         connections.append(connect(server, receive_buffer=4096))
         connections[-1].sendall(message(COMPLETIONS, body))
@@ -69,8 +71,8 @@ def stalled(servers: tuple[Server, Server], pytestconfig: pytest.Config) -> Iter
 
 
 @pytest.fixture(autouse=True)
-def _canary(servers: tuple[Server, Server], stalled: object) -> Iterator[None]:
-    """Check after each test that both servers answer, hold no request, and have the same processes."""
+def _canary(servers: list[Server], stalled: object) -> Iterator[None]:
+    """Check after each test that the servers answer, hold no request, and have the same processes."""
     before = [processes(server) for server in servers]
     yield
     for server, then in zip(servers, before, strict=True):
@@ -112,7 +114,7 @@ def first_line(connection: socket.socket) -> bytes:
         return b""
 
 
-def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: tuple[Server, Server]) -> None:
+def test_slow_senders_and_idle_connections_delay_no_one_and_are_closed(servers: list[Server]) -> None:
     """More slow bodies than the limits for running and waiting requests, half-sent headers, and idle connections."""
     before = [num_descriptors(server) for server in servers]
     heads, bodies, idle_ones = [], [], []
@@ -168,7 +170,7 @@ def test_many_large_unfinished_bodies_are_refused(demo: Server) -> None:
             connection.close()
 
 
-def test_unfinished_headers_are_refused_by_haproxy_and_delay_no_one(servers: tuple[Server, Server]) -> None:
+def test_unfinished_headers_are_refused_by_haproxy_and_delay_no_one(servers: list[Server]) -> None:
     requests = [
         b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 2**20 + b"\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(5_000)) + b"\r\n",
@@ -179,7 +181,7 @@ def test_unfinished_headers_are_refused_by_haproxy_and_delay_no_one(servers: tup
             with contextlib.suppress(OSError):  # the server has closed the connection
                 connection.sendall(request)
             status = first_line(connection).split()[1:2]
-            assert status in ([b"400"], [b"414"], []) or server is servers[1], status
+            assert status in ([b"400"], [b"414"], []) or server is not servers[0], status
             assert status != [b"500"] and (not also_whole or status in ([b"200"], [b"400"], []))
         assert_others_are_served(server)
 
@@ -281,11 +283,11 @@ def test_every_pair_of_extreme_legal_parameters_is_answered(server: Server) -> N
         "priority": [0, 100], "user": ["", "u" * 10_000],
     }  # fmt: skip
     completions = shared | {
-        "n": [1, 64], "max_tokens": [1, 3], "logprobs": [None, 0, 20], "echo": [False, True],
+        "n": [1, examples(4, 64)], "max_tokens": [1, 3], "logprobs": [None, 0, 20], "echo": [False, True],
         "prompt": ["", "\ufeff\x00", [1] * (context - 8), ["a", "b" * 50]],
     }  # fmt: skip
     chat = shared | {
-        "n": [1, 128], "max_completion_tokens": [1, 3], "top_logprobs": [None, 20],
+        "n": [1, examples(4, 128)], "max_completion_tokens": [1, 3], "top_logprobs": [None, 20],
         "messages": [[{"role": "user", "content": ""}],
                      [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "🙂"}] * 3}]],
     }  # fmt: skip
@@ -293,6 +295,10 @@ def test_every_pair_of_extreme_legal_parameters_is_answered(server: Server) -> N
     requests: list[tuple[str, dict[str, Any]]] = [
         (COMPLETIONS, LONG | {"n": 1, "stream": stream, "max_tokens": context - 20}) for stream in (True, False)
     ]
+    # So has the largest number of choices, which in each run is not one of the values.
+    most = {"max_tokens": 3, "temperature": 2, "stream": True, "priority": 100}
+    requests += [(COMPLETIONS, {"prompt": "", "n": 64} | most)]
+    requests += [(CHAT, {"messages": [{"role": "user", "content": ""}], "n": 128} | most)]
     requests += [(COMPLETIONS, case) for case in pairwise(completions)]
     requests += [(CHAT, case | {"logprobs": case["top_logprobs"] is not None}) for case in pairwise(chat)]
 
@@ -355,7 +361,7 @@ def _pair(a: int, i: int, b: int, j: int) -> tuple[int, int, int, int]:
 
 
 def test_a_client_that_does_not_read_is_disconnected_and_its_blocks_are_freed(
-    servers: tuple[Server, Server], stalled: list[socket.socket]
+    servers: list[Server], stalled: list[socket.socket]
 ) -> None:
     """Through HAProxy. Serve's own proxy buffers the whole answer, so there the client holds that memory until it disconnects;
     its cache blocks are free as soon as its tokens are generated."""
@@ -370,13 +376,3 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_blocks_are_freed(
     for server in servers:
         wait_until("the server is idle", partial(is_idle, server))
     assert resident_bytes(servers[0]) < 2**30
-
-
-def test_an_answer_for_http_1_0_has_a_length_and_closes_the_connection(server: Server) -> None:
-    request = message(COMPLETIONS, {"prompt": "Once", "max_tokens": 3}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
-    with connect(server) as connection:
-        connection.sendall(request)
-        answer = b"".join(iter(partial(connection.recv, 65536), b""))  # until the server closes
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"transfer-encoding" not in head.lower() and b"content-length: %d" % len(body) in head.lower()
-    assert json.loads(body)["usage"]["completion_tokens"] == 3

@@ -6,11 +6,12 @@ import asyncio
 import json
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.support.raw_http import CHAT, COMPLETIONS, Answer, ask, message
+from tests.support.raw_http import CHAT, COMPLETIONS, Answer, ask, connect, message
 from tests.support.server import Server, is_idle
 from tests.support.waiting import wait_until
 
@@ -173,3 +174,13 @@ def test_a_stop_string_across_tokens_is_not_streamed(server: Server) -> None:
     answer = post(server, body | {"stop": stop, "stream": True})
     text = "".join(chunk["choices"][0]["text"] for chunk in answer.events())
     assert text == whole[: whole.index(stop)] and answer.events()[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_answer_for_http_1_0_has_a_length_and_closes_the_connection(server: Server) -> None:
+    request = message(COMPLETIONS, {"prompt": "Once", "max_tokens": 3}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    with connect(server) as connection:
+        connection.sendall(request)
+        answer = b"".join(iter(partial(connection.recv, 65536), b""))  # until the server closes
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower() and b"content-length: %d" % len(body) in head.lower()
+    assert json.loads(body)["usage"]["completion_tokens"] == 3
