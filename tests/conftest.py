@@ -11,8 +11,15 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.support.full_runs import examples
+
 # The time of an example depends on the load of the machine.
-hypothesis.settings.register_profile("shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "shared",
+    deadline=None,
+    max_examples=examples(40, 100),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("shared")
 
 DATA = Path(__file__).parent / "data"

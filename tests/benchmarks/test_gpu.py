@@ -425,12 +425,13 @@ def test_what_ranks_have_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_ends_the_others_and_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 cannot read its arguments, and rank 0 waits for it."""
+    """Rank 1 cannot read its arguments, and rank 0 waits for it, without importing torch."""
+    waiting = [sys.executable, "-I", "-c", "import time; time.sleep(60)"]
     begun: list[subprocess.Popen[str]] = []
     start = subprocess.Popen
 
     def fails(command: list[str], **options: Any) -> Any:
-        process = start(command if command[4] == "0" else [*command, "--no-such-option"], **options)
+        process = start(waiting if command[4] == "0" else [*command, "--no-such-option"], **options)
         begun.append(process)
         return process
 

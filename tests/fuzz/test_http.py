@@ -16,7 +16,7 @@ from tests.fuzz.messages import CHAT, COMPLETIONS, MARK, Message, cheap
 ASKED = Message("test", "POST", COMPLETIONS, b"{}")
 
 
-@pytest.mark.parametrize("count", [800, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [400, pytest.param(2000, marks=pytest.mark.full)])
 async def test_generated_requests_get_valid_answers(count: int) -> None:
     outcome = await fuzz_in_process(count, seed=Random().randrange(10**6))
     assert outcome.findings == []

@@ -25,6 +25,7 @@ from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import SlotInit, StepInput
 from tests.cluster.conftest import LIMITS, Start
 from tests.support.fake_runner import CONFIG, FakeFactory, SilentRankOne, step_input, tokens_of
+from tests.support.full_runs import examples
 from tests.support.rank_faults import Fault
 from tests.support.waiting import until, until_true
 
@@ -173,6 +174,8 @@ async def test_another_exception_in_load_names_rank_phase_and_text(start: Start)
     assert caught.value.rank == 1
 
 
+# In each run, an error in load and a death in load name their rank and phase.
+@pytest.mark.full
 async def test_an_exception_while_warming_up_names_rank_and_phase(start: Start) -> None:
     with pytest.raises(RankFailure, match=r"rank 0 .* while warming up: bad kernel"):
         await start(FakeFactory((Fault(0, "raise", "warm_up", "bad kernel"),)))
@@ -354,7 +357,7 @@ async def test_each_rank_has_its_own_cores(start: Start) -> None:
     if probe is None:
         pytest.skip("another server's ranks on this host have its cores")
     probe.release()
-    for epoch in (1, 2):
+    for epoch in range(1, 1 + examples(1, 2)):
         group, info = await start(epoch=epoch)
         cores = [report.load.cores for report in info.ranks]
         if not all(cores) and claim_cores(1, os.sched_getaffinity(0)) is None:  # none is left that the rank could have

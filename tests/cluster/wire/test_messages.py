@@ -30,6 +30,7 @@ from llama_core.scheduling.sampling_params import (
     SamplingParams,
 )
 from llama_core.scheduling.step import Draft, Grow, PromptLogprobs, Row, SlotInit, StepInput, StepOutput
+from tests.support.full_runs import examples
 
 ids = st.integers(0, 2**31)
 numbers = st.floats(allow_nan=False)
@@ -109,7 +110,7 @@ def test_the_garbage_collector_does_not_visit_the_alternatives_of_a_token() -> N
     assert not any(entry is None or gc.is_tracked(entry.top) for entry in reply.output.logprobs)
 
 
-@settings(max_examples=40)  # each is several of the messages above
+@settings(max_examples=examples(20, 40))  # each is several of the messages above
 @given(st.lists(steps, min_size=1, max_size=4), st.integers(1, 50))
 def test_frames_are_read_from_pieces_of_any_size(messages: list[StepInput], piece_bytes: int) -> None:
     stream = b"".join(wire.frame(message) for message in messages)

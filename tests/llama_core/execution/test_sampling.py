@@ -7,6 +7,7 @@ import torch
 from llama_core.execution.sampling import NUCLEUS_GUESS, logprobs_of, sample, uniform
 from llama_core.execution.sampling_tensors import SamplingTensors
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
+from tests.support.full_runs import with_full_ones
 
 
 def draw(
@@ -27,8 +28,15 @@ def reference_nucleus(probs: torch.Tensor, p: float) -> torch.Tensor:
     return torch.zeros_like(probs).scatter(-1, ids, ordered / ordered.sum())
 
 
-@pytest.mark.parametrize("vocab", [12, 200, NUCLEUS_GUESS + 1, 3000])
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 0.9), (1.5, 0.95), (0.3, 0.05)])
+ROWS = [(1.0, 1.0), (0.6, 0.9), (1.5, 0.95), (0.3, 0.05)]
+SIZES = [12, 200, NUCLEUS_GUESS + 1, 3000]
+IN_EACH_RUN = [(12, 1.0, 1.0), (200, 0.6, 0.9), (200, 0.3, 0.05), (NUCLEUS_GUESS + 1, 1.5, 0.95), (3000, 1.5, 0.95)]
+
+
+@pytest.mark.parametrize(
+    ("vocab", "temperature", "top_p"),
+    with_full_ones([(vocab, *row) for row in ROWS for vocab in SIZES], IN_EACH_RUN),
+)
 def test_samples_follow_the_reference_nucleus(vocab: int, temperature: float, top_p: float) -> None:
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * 2
     expected = reference_nucleus((logits / temperature).softmax(-1), top_p)

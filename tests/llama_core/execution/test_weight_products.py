@@ -1,6 +1,6 @@
 """The products of every weight format have the same bits on AVX2, AVX-512 VNNI, AMX and plain vectors, and are near exact.
 
-Each run compares AVX2 with AMX, whose instructions are emulated; --full compares all.
+Each run compares AVX2 with AMX, whose instructions are emulated, for bfloat16 activations; --full compares all.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,10 +50,11 @@ class Product(NamedTuple):
     error: float
 
 
-def compiled(build: str) -> Path:
-    """The program of a build, compiled where no earlier run has compiled the same sources."""
+def compiled(build: str, is_full: bool) -> Path:
+    """A build's program, compiled where no earlier run has compiled the same sources. is_full: with float32 activations."""
     compiler = os.environ.get("LLAMA_CXX") or os.environ.get("CXX") or "c++"
-    command = [compiler, *FLAGS, *BUILDS[build], f"-I{NATIVE}", str(SUPPORT / "weight_products.cpp")]
+    flags = (*FLAGS, *BUILDS[build], *(() if is_full else ("-DONLY_BFLOAT16",)))
+    command = [compiler, *flags, f"-I{NATIVE}", str(SUPPORT / "weight_products.cpp")]
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     instructions = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     digest = hashlib.sha256(" ".join([*command, instructions]).encode() + version)
@@ -69,8 +71,8 @@ def compiled(build: str) -> Path:
     return program
 
 
-def products(build: str) -> list[Product]:
-    program = compiled(build)
+def products(build: str, is_full: bool) -> list[Product]:
+    program = compiled(build, is_full)
     lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
     found = []
     for line in lines:
@@ -89,8 +91,9 @@ def by_build(pytestconfig: pytest.Config) -> dict[str, list[Product]]:
     if not shutil.which(os.environ.get("LLAMA_CXX") or os.environ.get("CXX") or "c++"):
         pytest.skip("there is no C++ compiler")
     with ThreadPoolExecutor(2) as pool:
-        builds = tuple(BUILDS) if pytestconfig.getoption("--full") else IN_EACH_RUN
-        return dict(zip(builds, pool.map(products, builds), strict=True))
+        is_full = bool(pytestconfig.getoption("--full"))
+        builds = tuple(BUILDS) if is_full else IN_EACH_RUN
+        return dict(zip(builds, pool.map(partial(products, is_full=is_full), builds), strict=True))
 
 
 def test_products_have_the_same_bits_whatever_the_instructions(by_build: dict[str, list[Product]]) -> None:

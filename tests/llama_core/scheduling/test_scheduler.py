@@ -21,6 +21,7 @@ from llama_core.scheduling.scheduler import (
 from llama_core.scheduling.scheduler_config import SchedulerConfig
 from llama_core.scheduling.step import StepOutput
 from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
+from tests.support.full_runs import examples
 
 
 def make(
@@ -371,4 +372,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestRandomOperations = Machine.TestCase
-TestRandomOperations.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestRandomOperations.settings = settings(max_examples=examples(50, 100), stateful_step_count=60, deadline=None)

@@ -23,6 +23,7 @@ from llama_core.scheduling.step import StepInput, StepOutput
 from tests.conftest import GOLDEN
 from tests.support import on_ranks
 from tests.support.fake_ranks import EOS, FakeRanks, Model, Oracle, arbitrary, expected_output, repetitive
+from tests.support.full_runs import examples
 
 BLOCK_SIZE = 4
 
@@ -67,7 +68,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 150), deadline=None)
 @given(
     requests=requests,
     model=st.sampled_from([arbitrary, repetitive]),

@@ -17,6 +17,7 @@ from llama_core.text.detokenizer import IncrementalDetokenizer
 from llama_core.text.hugging_face_tokenizer import HuggingFaceTokenizer
 from llama_core.text.registry import load_tokenizer
 from llama_core.text.tokenizer import TextPart, Tokenizer
+from tests.support.full_runs import examples
 from tests.support.vocabularies import FAMILIES, byte_level, make_family, write_folder
 
 FRAGMENTS = (
@@ -50,7 +51,7 @@ def test_special_ids_equal_transformers(folders: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=150)
+@settings(max_examples=examples(60, 150))
 @given(text=TEXTS)
 def test_ids_and_texts_equal_transformers(folders: Path, family: str, text: str) -> None:
     ours, theirs = _loaded(folders, family)
@@ -71,7 +72,7 @@ def test_ids_and_texts_equal_transformers(folders: Path, family: str, text: str)
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen", "smollm"])
-@settings(max_examples=150)
+@settings(max_examples=examples(60, 150))
 @given(ids=st.lists(st.integers(0, 10**6), max_size=12))
 def test_any_byte_level_ids_decode_as_transformers(folders: Path, family: str, ids: list[int]) -> None:
     ours, theirs = _loaded(folders, family)
@@ -83,7 +84,7 @@ def test_any_byte_level_ids_decode_as_transformers(folders: Path, family: str, i
 
 
 @pytest.mark.parametrize("family", ["llama2_legacy", "metaspace"])
-@settings(max_examples=100)
+@settings(max_examples=examples(40, 100))
 @given(text=TEXTS, prefix=st.lists(st.integers(259, 399), max_size=4))
 def test_sentencepiece_like_ids_decode_as_transformers(
     folders: Path, family: str, text: str, prefix: list[int]
