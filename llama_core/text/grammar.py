@@ -6,6 +6,7 @@ follows it token by token (`execution/grammar_masks.py`).
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
@@ -13,8 +14,8 @@ from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 from llama_core.errors import InvalidParameter
 from llama_core.text import gbnf
 from llama_core.text.grammar_words import lark_reason, regex_fault
-from llama_core.text.schema_faults import may_have_a_form, schema_fault, schema_reason, unwritable_fault
-from llama_core.text.schema_forms.rewriting import rewritten
+from llama_core.text.schema_faults import schema_fault, schema_reason, unwritable_fault
+from llama_core.text.schema_forms.rewriting import original_place, refused_keywords, rewritten
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.schema_rules import MAX_CHARS, Spacing, schema_rules
 from llama_core.text.tokenizer import Tokenizer
@@ -105,7 +106,7 @@ def checked_grammar(grammar: str, param: str, schema_param: str = "") -> str:
     instead where that is the place of a JSON schema. Takes processor time: up to 60 ms, and twice as much for an error.
     """
     problem = _problem(grammar)
-    if (followed := _rewritten(grammar, problem) if problem else _bounded(grammar) or grammar) is None:
+    if (followed := _rewritten(grammar) if problem else _bounded(grammar) or grammar) is None:
         raise _refusal(grammar, problem, param, schema_param or param)
     return followed
 
@@ -124,12 +125,14 @@ def _bounded(grammar: str) -> str | None:
     return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each)), None)
 
 
-def _rewritten(grammar: str, problem: str) -> str | None:
-    """The grammar of a JSON schema with which llguidance has a problem, in a form that it follows (`schema_forms`)."""
-    if '"json_schema"' not in grammar or not may_have_a_form(problem):
+def _rewritten(grammar: str) -> str | None:
+    """The grammar of a JSON schema that llguidance refuses, in a form that it follows (`schema_forms`)."""
+    if '"json_schema"' not in grammar:
         return None
     first, *others = json.loads(grammar)["grammars"]
     if (schema := rewritten(first.get("json_schema"))) is None:
+        return None
+    if _problem(_of_schema({key: schema[key] for key in ("x-guidance",) if key in schema})):
         return None
     grammar = json.dumps({"grammars": [first | {"json_schema": schema}, *others]})
     return _bounded(grammar) or (grammar if not _problem(grammar) else None)
@@ -181,12 +184,6 @@ def _problem(grammar: str) -> str:
     return "" if problem.startswith("WARNING") else problem
 
 
-def _unfollowed(grammar: str) -> str:
-    """The problem of a JSON schema's grammar that no rewriting solves."""
-    problem = _problem(grammar)
-    return "" if problem and _rewritten(grammar, problem) is not None else problem
-
-
 def check_schema(schema: Mapping[str, Any], param: str) -> None:
     """Raises InvalidParameter that names the place behind `param` unless llguidance compiles the schema."""
     grammar = json_schema_grammar(schema)
@@ -203,7 +200,12 @@ def _refusal(grammar: str, problem: str, param: str, schema_param: str) -> Inval
         made, first = {}, {"lark_grammar": grammar}
     if isinstance(schema := first.get("json_schema"), dict):
         options = {key: schema[key] for key in ("x-guidance",) if key in schema}
-        fault = schema_fault(schema, problem, lambda part: _unfollowed(_of_schema(part | options)))
+        if left_problem := _problem(_of_schema(left := refused_keywords(schema))):
+            problem = left_problem
+        fault = schema_fault(
+            left if left_problem else schema, problem, lambda part: _problem(_of_schema(part | options))
+        )
+        fault = replace(fault, place=original_place(fault.place, schema))
         return InvalidParameter(fault.message(schema_param), param=schema_param + fault.place)
     source = str(first.get("lark_grammar", ""))
     if first.get("name") == "regex":

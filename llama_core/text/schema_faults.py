@@ -72,7 +72,6 @@ _REASONS: Final = {
     "": "is not a JSON schema that can be followed",
 }
 _IGNORED: Final = frozenset({"keyword", "format", "oneOf", "counts"})
-_REWRITTEN: Final = _IGNORED | {"overlap", "value"}
 
 # llguidance's problem with a schema, or "".
 ProblemOf = Callable[[Any], str]
@@ -103,11 +102,6 @@ def schema_fault(schema: Any, problem: str, problem_of: ProblemOf) -> Fault:
 def schema_reason(problem: str) -> str:
     """llguidance's problem with a schema, in words that repeat nothing of it."""
     return _REASONS.get(_kind_of(problem), _REASONS[""])
-
-
-def may_have_a_form(problem: str) -> bool:
-    """Whether another schema for the same values may be without llguidance's problem (`schema_forms`)."""
-    return _kind_of(problem) in _REWRITTEN
 
 
 def unwritable_fault(schema: Any, error: Exception) -> Fault:

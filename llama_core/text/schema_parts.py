@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llama_core.text.schema_forms.well_formed import is_well_formed
-
 # Keywords that say nothing of a value where they stand.
 NOTES: Final = frozenset(
     {"title", "description", "default", "examples", "readOnly", "writeOnly", "deprecated", "$comment", "$schema", "$defs",
@@ -12,12 +10,17 @@ NOTES: Final = frozenset(
 )  # fmt: skip
 OBJECT: Final = frozenset({"type", "properties", "required", "additionalProperties", "minProperties", "maxProperties"})
 ARRAY: Final = frozenset({"type", "items", "prefixItems", "minItems", "maxItems"})
+# Of a list that was rewritten: schemas of the items that it must contain and of the others, the former's fewest and most.
+CONTAINING: Final = frozenset({"type", "contains", "x-others", "x-counts"})
 NUMBER_LIMITS: Final = frozenset({"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 NUMBER_FREE: Final = frozenset({"string", "boolean", "null", "integer"})
 
 
 def is_number_free(schema: Any, refers: set[str]) -> bool:
-    """Whether a text of the schema has no number but of limited length, if that holds for what it `refers` to."""
+    """Whether a text of the schema has no number but of limited length, if that holds for what it `refers` to.
+
+    A definition that nothing refers to may be anything.
+    """
 
     def all_free(schemas: Any) -> bool:
         return all(is_number_free(each, refers) for each in listed(schemas))
@@ -27,7 +30,7 @@ def is_number_free(schema: Any, refers: set[str]) -> bool:
     if "const" in schema or "enum" in schema:
         return True
     keys = schema.keys() - NOTES
-    if keys == {"$ref"}:
+    if keys == {"$ref"} and isinstance(schema["$ref"], str):
         refers.add(schema["$ref"])
         return True
     if len(keys) == 1 and (composed := keys & {"anyOf", "oneOf", "allOf"}):
@@ -35,10 +38,10 @@ def is_number_free(schema: Any, refers: set[str]) -> bool:
     types = schema.get("type")
     if types == "array":
         return keys <= ARRAY and all_free([schema.get("items", True), *listed(schema.get("prefixItems", []))])
-    if types == "object":
+    if types == "object" and isinstance(schema.get("properties", {}), dict):
         parts = [schema.get("additionalProperties", True), *schema.get("properties", {}).values()]
         return keys <= OBJECT and all_free(parts)
-    return types is not None and set(listed(types)) <= NUMBER_FREE
+    return types is not None and all(isinstance(each, str) and each in NUMBER_FREE for each in listed(types))
 
 
 def definitions_with_numbers(root: Mapping[str, Any]) -> set[str]:
@@ -49,8 +52,7 @@ def definitions_with_numbers(root: Mapping[str, Any]) -> set[str]:
         schemas = root.get(kind)
         for key, schema in schemas.items() if isinstance(schemas, dict) else ():
             name, refers = f"#/{kind}/{key}", set[str]()
-            # llguidance does not read a definition that nothing refers to.
-            if not is_well_formed(schema) or not is_number_free(schema, refers):
+            if not is_number_free(schema, refers):
                 found.add(name)
             for each in refers:
                 referrers.setdefault(each, set()).add(name)

@@ -20,6 +20,7 @@ from llama_core.text.schema_numbers import (
 )
 from llama_core.text.schema_parts import (
     ARRAY,
+    CONTAINING,
     NOTES,
     NUMBER_FREE,
     NUMBER_LIMITS,
@@ -59,7 +60,7 @@ class _Unsaid(Exception):
 def schema_rules(schema: Any, spacing: Spacing) -> str | None:
     """The rules, of which `start` is the value that the schema describes; None where `bounded_schema` says as much or more.
 
-    The schema is one that llguidance has compiled, or that `schema_forms` has made.
+    The schema is one that llguidance has compiled, or one that was rewritten (`schema_forms`).
     """
     if has_large_number(schema) or _REFERS_OUTSIDE.search(json.dumps(schema)):
         return None
@@ -68,13 +69,9 @@ def schema_rules(schema: Any, spacing: Spacing) -> str | None:
         if rules.is_number_free(schema):
             return None
         start = f"start: {rules.item(schema)}"
-    except (_TooLong, _NoValue, RecursionError):
+    except (_TooLong, _Unsaid, RecursionError):
         return None
     return "\n".join([*filter(None, [spacing.header]), start, *rules.lines])
-
-
-class _NoValue(Exception):
-    """A part of the schema is false, which no rule says."""
 
 
 class _TooLong(Exception):
@@ -104,7 +101,7 @@ class _Rules:
 
     def _left_as_schema(self, schema: Any) -> str:
         if schema is False:
-            raise _NoValue
+            raise _Unsaid
         written = {key: value for key, value in schema.items() if key not in NOTES}
         own = f"schema {json.dumps(written)}"
         if own not in self._named:
@@ -142,6 +139,8 @@ class _Rules:
             return self._shared("number" if keys == {"type"} else f"number {body}", body)
         if types == "array" and keys <= ARRAY:
             return self._array(schema)
+        if types == "array" and keys == CONTAINING:
+            return self._containing(schema)
         if types == "array" and keys <= _SET and schema["uniqueItems"] is True:
             return self._set(schema)
         if types == "object" and keys <= OBJECT:
@@ -187,6 +186,15 @@ class _Rules:
             if i >= fewest:
                 body = f"({body})?"
         return self._rule(f'"[" {body} "]"'.replace("  ", " "))
+
+    def _containing(self, schema: dict[str, Any]) -> str:
+        """A list with a number of items of one schema among others."""
+        fewest, most = schema["x-counts"]
+        item, other, comma = self.item(schema["contains"]), self.item(schema["x-others"]), self._spacing.comma
+        more = f"(({comma} {other})* {comma} {item}){_times(max(fewest - 1, 0), None if most is None else most - 1)}"
+        more = "" if most == 1 else more
+        body = f"({other} {comma})* {item} {more} ({comma} {other})*"
+        return self._rule(f'"[" {body} "]"' if fewest else f'"[" ({body} | ({other} ({comma} {other})*)?) "]"')
 
     def _set(self, schema: dict[str, Any]) -> str:
         """A list of values of an enum, each at most once, in the order of the enum."""

@@ -25,6 +25,8 @@ _VALUES: list[Any] = [
     {"a": 1},
     {"a": "a", "b": 1},
 ]
+LACKING = ("not", "not", "if", "oneOf", "dependentRequired", "dependentSchemas", "propertyNames", "unevaluatedProperties",
+           "unevaluatedItems", "uniqueItems")  # fmt: skip
 _NAMES = st.sampled_from("abc")
 _COUNT = st.sampled_from([0, 1, 2, 2.0])
 _LEAVES = st.sampled_from(
@@ -45,7 +47,7 @@ def instances() -> st.SearchStrategy[Any]:
 def schemas() -> st.SearchStrategy[dict[str, Any]]:
     """Objects whose definitions are `x` and `y`."""
     inner = st.recursive(_LEAVES, _around, max_leaves=6)
-    referring = _around(inner | _around(inner, refers=True), refers=True)
+    referring = _around(inner | _around(inner), refers=True)
     return st.builds(lambda root, x, y: root | {"$defs": {"x": x, "y": y}}, referring, inner, inner)
 
 
@@ -77,7 +79,9 @@ def _around(inner: st.SearchStrategy[Any], *, refers: bool = False) -> st.Search
     }
     if refers:
         keywords["$ref"] = st.sampled_from(["#/$defs/x", "#/$defs/y"])
-    names = st.lists(st.sampled_from(sorted(keywords)), min_size=1, max_size=4, unique=True)
+    names = st.lists(st.sampled_from(sorted(keywords)), min_size=1, max_size=3, unique=True)
+    if refers:
+        names = st.builds(lambda chosen, lacking: [*chosen, lacking], names, st.sampled_from(LACKING))
     return names.flatmap(lambda chosen: st.fixed_dictionaries({name: keywords[name] for name in chosen}))
 
 

@@ -41,12 +41,16 @@ def product(first: Sequence[Term], second: Sequence[Term], budget: Budget) -> li
     for each in first:
         for other in second:
             if each.kind == other.kind:
-                budget.spend()
+                budget.spend(1 + (_size(each) + _size(other) + len(found)) // 8)
                 if (term := _joined(each, other)) is not None and not any(alike(term, one) for one in found):
                     found.append(term)
                     if len(found) > _MAX_TERMS:
                         raise Unsaid
     return found
+
+
+def _size(term: Term) -> int:
+    return len(term.keys.get("properties", ())) + len(term.keys.get("enum", ()))
 
 
 def _joined(first: Term, second: Term) -> Term | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from llama_core.text.schema_forms.references import Unsaid
+from llama_core.text.schema_forms.references import SCHEMAS_BY_NAME, SINGLE_SCHEMAS, Unsaid
 from llama_core.text.schema_forms.terms import KINDS, NOTHING, Seen, Term, kind_of
 from llama_core.text.schema_parts import listed
 
@@ -20,18 +20,61 @@ _FIRST_DRAFT: Final = {
 }  # fmt: skip
 
 
-_COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+COUNTS: Final = (
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"
+)  # fmt: skip
 
 
+_TYPES: Final = frozenset({*KINDS, "integer"})
 _LIMITS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, bool | dict)
+
+
+def _is_of_names(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_schema(each) or _is_names(each) for each in value.values())
+
+
+def _is_of_schemas(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_schema, value))
+
+
+_IS_PROPER: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "type": lambda value: all(isinstance(each, str) and each in _TYPES for each in listed(value)),
+    "enum": lambda value: isinstance(value, list),
+    "required": _is_names,
+    **dict.fromkeys(("pattern", "format", "$ref", "$dynamicRef"), lambda value: isinstance(value, str)),
+    **dict.fromkeys(COUNTS, _is_count),
+    **dict.fromkeys((*_LIMITS, "multipleOf"), _is_number),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _is_of_schemas),
+    **dict.fromkeys(SCHEMAS_BY_NAME, _is_of_names),
+    **dict.fromkeys(SINGLE_SCHEMAS, _is_schema),
+}
+
+
 def known_keywords(schema: Mapping[str, Any], draft: int) -> dict[str, Any]:
-    """The schema in the words of the draft 2020-12: without keywords that its own draft lacks, and with integers as counts."""
+    """The schema in the words of the draft 2020-12: without keywords that its own draft lacks, and with integers as counts.
+
+    Raises Unsaid where a keyword has a value that it cannot have.
+    """
     if draft <= 7 and "$ref" in schema:
         return {"$ref": schema["$ref"]}
     known = {key: value for key, value in schema.items() if _FIRST_DRAFT.get(key, 0) <= draft}
-    for key in _COUNTS:
+    for key in COUNTS:
         if isinstance(value := known.get(key), float) and value.is_integer():
             known[key] = int(value)
     if known.get("format") not in KNOWN_FORMATS:
@@ -42,6 +85,8 @@ def known_keywords(schema: Mapping[str, Any], draft: int) -> dict[str, Any]:
     for limit, own in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(known.get(own), bool) and known.pop(own) and limit in known:
             known[own] = known[limit]
+    if not all(_IS_PROPER[key](value) for key, value in known.items() if key in _IS_PROPER):
+        raise Unsaid
     return known
 
 
@@ -49,7 +94,7 @@ def own_terms(known: Mapping[str, Any]) -> Iterator[Term]:
     """The terms of the keywords that apply no schema in place."""
     types = listed(known.get("type", list(KINDS)))
     values = known.get("enum", [known["const"]] if "const" in known else None)
-    if ("enum" in known and "const" in known) or not set(types) <= {*KINDS, "integer"}:
+    if "enum" in known and "const" in known:
         raise Unsaid
     for kind in KINDS:
         if kind not in types and not (kind == "number" and "integer" in types):
@@ -78,8 +123,6 @@ _Keys = Iterator[tuple[str, Any]]
 def _copied(known: Mapping[str, Any], *keys: str) -> _Keys:
     for key in keys:
         if key in known:
-            if isinstance(known[key], bool) or not isinstance(known[key], int | float):
-                raise Unsaid
             yield key, known[key]
 
 
@@ -112,7 +155,7 @@ def _object_keys(known: Mapping[str, Any]) -> _Keys:
     yield from ((key, dict(known[key])) for key in ("properties", "patternProperties") if key in known)
     if "additionalProperties" in known:
         yield "additionalProperties", known["additionalProperties"]
-    if isinstance(known.get("required"), list):  # draft 3 has true and false
+    if "required" in known:
         yield "required", tuple(dict.fromkeys(known["required"]))
     if "propertyNames" in known:
         yield "propertyNames", (known["propertyNames"],)

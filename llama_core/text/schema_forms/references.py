@@ -1,8 +1,9 @@
 """What the references of a JSON schema name, and which draft it is written in."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
-from urllib.parse import unquote, urljoin
+from urllib.parse import unquote, urljoin, urlsplit
 
 SCHEMAS_BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 SCHEMA_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -10,8 +11,11 @@ SINGLE_SCHEMAS: Final = (
     "additionalProperties", "items", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames",
     "unevaluatedProperties", "unevaluatedItems",
 )  # fmt: skip
-_DRAFTS: Final = {"draft-03": 3, "draft-04": 4, "draft-06": 6, "draft-07": 7, "draft/2019-09": 2019}
 LATEST: Final = 2020
+_DRAFTS: Final = {
+    "draft-04/": 4, "draft-06/": 6, "draft-07/": 7, "draft/2019-09/": 2019, "draft/2020-12/": LATEST, "": LATEST
+}  # fmt: skip
+_DRAFT: Final = re.compile(r"https?://json-schema\.org/(draft\S*/)?schema#?")
 
 
 class Unsaid(Exception):
@@ -47,10 +51,28 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
             yield schema[key]
 
 
-def draft_of(root: Any) -> int:
-    """3, 4, 6, 7, 2019 or 2020; 2020 where the schema does not say."""
-    named = str(root.get("$schema", "")) if isinstance(root, dict) else ""
-    return next((draft for part, draft in _DRAFTS.items() if f"json-schema.org/{part}/" in named), LATEST)
+def in_place(schema: Any) -> list[Any]:
+    """The schema, and those within it that are applied to the same value. Without those that references name."""
+    found: list[Any] = []
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            found.append(each)
+            for key in ("allOf", "anyOf", "oneOf"):
+                waiting += each[key] if isinstance(each.get(key), list) else []
+            for key in ("dependentSchemas", "dependencies"):
+                waiting += each[key].values() if isinstance(each.get(key), dict) else []
+            waiting += [each[key] for key in ("not", "if", "then", "else") if key in each]
+    return found
+
+
+def draft_of(root: Mapping[str, Any]) -> int:
+    """4, 6, 7, 2019 or 2020; 2020 where the schema does not say. Raises Unsaid for another one."""
+    named = _DRAFT.fullmatch(str(root.get("$schema", "http://json-schema.org/schema")))
+    if named is None or (named[1] or "") not in _DRAFTS:
+        raise Unsaid
+    return _DRAFTS[named[1] or ""]
 
 
 class References:
@@ -102,7 +124,7 @@ class References:
                     self._anchors[base, named[1:]] = schema
                 else:
                     try:
-                        base = urljoin(base, named).partition("#")[0]
+                        base = urlsplit(urljoin(base, named))._replace(fragment="").geturl()
                     except ValueError:
                         raise Unsaid from None
                     self._resources[base] = schema

@@ -2,17 +2,27 @@
 
 `not`, `if`, `oneOf`, `propertyNames`, `unevaluatedProperties` and others become alternatives, each of one type
 (`expansion`). Formats that llguidance does not know are dropped: the specification has them as annotations. Where a
-keyword has no such form, the schema is not rewritten. `uniqueItems` stays for `schema_rules`, with all values listed.
+keyword has no such form, the schema is not rewritten. `uniqueItems` stays for `schema_rules`, with all values listed, and so
+does what a list contains (`CONTAINING`).
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from llama_core.text.schema_forms.expansion import Expansion
-from llama_core.text.schema_forms.keywords import known_keywords
-from llama_core.text.schema_forms.references import Exhausted, References, Unsaid
-from llama_core.text.schema_forms.well_formed import is_well_formed
+from llama_core.text.schema_forms.keywords import COUNTS, KNOWN_FORMATS, known_keywords
+from llama_core.text.schema_forms.references import (
+    SCHEMA_LISTS,
+    SCHEMAS_BY_NAME,
+    SINGLE_SCHEMAS,
+    Exhausted,
+    References,
+    Unsaid,
+    draft_of,
+    in_place,
+)
 from llama_core.text.schema_forms.writing import Writer
 from llama_core.text.schema_parts import NOTES
 
@@ -23,6 +33,7 @@ _EXPANDED: Final = frozenset(
     {"not", "dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "contains", "unevaluatedProperties",
      "unevaluatedItems"}
 )  # fmt: skip
+_REWRITTEN: Final = _EXPANDED | {"if", "then", "else", "uniqueItems", "minContains", "maxContains", "$dynamicAnchor"}
 _NAMED: Final = frozenset({"properties", "patternProperties"})
 _NO_CONSTRAINT: Final = NOTES | {
     "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "if", "then", "else", "minContains", "maxContains",
@@ -31,7 +42,7 @@ _NO_CONSTRAINT: Final = NOTES | {
 
 
 class _Refused(Exception):
-    """A part of the schema cannot be rewritten, however the schemas around it are."""
+    """A part of the schema cannot be rewritten, however the schemas around it are. The first argument is this part."""
 
 
 def rewritten(schema: Any) -> Any:
@@ -39,7 +50,7 @@ def rewritten(schema: Any) -> Any:
 
     Takes some milliseconds. Raises nothing.
     """
-    if not isinstance(schema, dict) or not is_well_formed(schema):
+    if not isinstance(schema, dict):
         return None
     try:
         found = _Forms(schema).whole()
@@ -47,6 +58,68 @@ def rewritten(schema: Any) -> Any:
         return None
     limit = _FREE_CHARS + _GROWTH * len(json.dumps(schema))
     return found if found is not None and len(json.dumps(found)) <= limit else None
+
+
+def refused_keywords(schema: Any) -> Any:
+    """The schema for an error's place: without the keywords that could be rewritten. What was `oneOf` may be `anyOf`."""
+    if not isinstance(schema, dict):
+        return schema
+    try:
+        draft, forms = draft_of(schema), _Forms(schema)
+    except (Unsaid, RecursionError):
+        return schema
+    try:
+        forms.whole()
+    except _Refused as refused:
+        kept = forms.refused_within(refused.args[0])
+    except (Unsaid, Exhausted, RecursionError):
+        return schema
+    else:
+        kept = []
+    try:
+        return _without_rewritten(schema, {id(each) for each in kept}, draft)
+    except RecursionError:
+        return schema
+
+
+def original_place(place: str, schema: Any) -> str:
+    """The place within the schema of a place within its `refused_keywords`."""
+    steps = re.findall(r"\.[^.\[]+|\[\d+\]", place)
+    for i, step in enumerate(steps):
+        if step == ".anyOf" and isinstance(schema, dict) and "anyOf" not in schema and "oneOf" in schema:
+            steps[i] = step = ".oneOf"
+        if step.startswith("."):
+            schema = schema.get(step[1:]) if isinstance(schema, dict) else None
+        else:
+            members = list(schema.values() if isinstance(schema, dict) else schema or ())
+            schema = next(iter(members[int(step[1:-1]) :]), None)
+    return "".join(steps)
+
+
+def _without_rewritten(schema: Any, kept: set[int], draft: int) -> Any:
+    if isinstance(schema, list):
+        return [_without_rewritten(each, kept, draft) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in SCHEMAS_BY_NAME and isinstance(value, dict):
+            found[key] = {name: _without_rewritten(each, kept, draft) for name, each in value.items()}
+        elif key in (*SCHEMA_LISTS, *SINGLE_SCHEMAS):
+            found[key] = _without_rewritten(value, kept, draft)
+        else:
+            found[key] = value
+    if id(schema) in kept:
+        return found
+    try:
+        known = known_keywords(schema, draft)
+    except Unsaid:
+        return found
+    found = {key: value for key, value in found.items() if key not in _REWRITTEN}
+    found |= {key: known[key] for key in COUNTS if key in found}
+    if "oneOf" in found and "anyOf" not in found:
+        found = {"anyOf" if key == "oneOf" else key: value for key, value in found.items()}
+    return {key: value for key, value in found.items() if key != "format" or value in KNOWN_FORMATS}
 
 
 class _Forms:
@@ -75,6 +148,17 @@ class _Forms:
         definitions = {"$defs": self._definitions} if self._definitions else {}
         return ({} if root is True else root) | kept | definitions
 
+    def refused_within(self, schema: Any) -> list[Any]:
+        """The schemas in place in a refused one that are refused by themselves."""
+        return [each for each in in_place(schema) if self._is_refused(each)]
+
+    def _is_refused(self, schema: Any) -> bool:
+        try:
+            self._in_place(schema)
+        except (_Refused, Unsaid, Exhausted):
+            return True
+        return False
+
     def _inner(self, schema: Any) -> Any:
         """A schema of items, properties or a definition."""
         key = self._key(schema)
@@ -83,13 +167,13 @@ class _Forms:
         if key in self._begun:  # it holds itself
             return {"$ref": f"#/$defs/{self._name(key, None)}"}
         if len(self._begun) > _MAX_DEPTH:
-            raise _Refused
+            raise _Refused(schema)
         self._begun.add(key)
         self._kept.append(schema)
         try:
             found = self._done[key] = self._in_place(schema)
         except Unsaid:
-            raise _Refused from None
+            raise _Refused(schema) from None
         finally:
             self._begun.discard(key)
         if key in self._names:
@@ -138,7 +222,7 @@ class _Forms:
         for key, value in known.items():
             if key in _NAMED and isinstance(value, dict):
                 copied[key] = {name: self._inner(each) for name, each in value.items()}
-            elif key in ("items", "additionalProperties"):
+            elif key in ("items", "additionalProperties", "contains", "x-others"):
                 copied[key] = self._inner(value)
             elif key == "prefixItems" and isinstance(value, list):
                 copied[key] = [self._inner(each) for each in value]

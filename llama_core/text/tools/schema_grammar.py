@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from llama_core.errors import InvalidParameter
-from llama_core.text.schema_faults import may_have_a_form, schema_fault
-from llama_core.text.schema_forms.rewriting import rewritten
+from llama_core.text.schema_faults import schema_fault
+from llama_core.text.schema_forms.rewriting import original_place, refused_keywords, rewritten
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.schema_rules import Spacing, schema_rules
 
@@ -39,26 +39,25 @@ def compiled_schema(schema: str, is_strict: bool, bounds_numbers: bool = True) -
     options: dict[str, Any] = {} if given.get("type") in _SCALARS else dict(_SPACING)
     body = _as_schema(given, options)
     problem = _problem_of(body)
-    equal = rewritten(given) if problem and may_have_a_form(problem) else None
-    if equal is not None and (found := _followed(equal, options, bounds_numbers)) is not None:
-        return found
+    # Where numbers are not bounded, because the grammar was too large, a keyword that may be left out is not rewritten either.
+    form = rewritten(given) if problem and (is_strict or bounds_numbers) else None
+    if form is not None and (followed := _bounded(form, options)) is not None:
+        return followed
     if problem and not is_strict:
         options["lenient"] = True
         body = _as_schema(given, options)
         problem = _problem_of(body)
     if problem:
         raise _refusal(given, options, problem, is_strict)
-    return _followed(given, options, bounds_numbers) or body
+    return (_bounded(given, options) if bounds_numbers else None) or body
 
 
-def _followed(schema: Any, options: dict[str, Any], bounds_numbers: bool) -> str | None:
-    """The schema in the best form that compiles, if one does."""
-    forms = [_as_schema(schema, options)]
-    if bounds_numbers:
-        forms.insert(0, _as_schema(bounded_schema(schema), options))
-        if (rules := schema_rules(schema, replace(_RULES, options=_SPACING | options))) is not None:
-            forms.insert(0, f"%lark {{\n{rules}\n}}")
-    return next((form for form in forms if not _problem_of(form)), None)
+def _bounded(schema: dict[str, Any], options: dict[str, Any]) -> str | None:
+    """The schema as an item, with numbers of a limited length; None where it cannot be followed so."""
+    bounded = [_as_schema(bounded_schema(schema), options)]
+    if (rules := schema_rules(schema, replace(_RULES, options=_SPACING | options))) is not None:
+        bounded.insert(0, f"%lark {{\n{rules}\n}}")
+    return next((each for each in bounded if not _problem_of(each)), None)
 
 
 def _problem_of(body: str) -> str:
@@ -72,9 +71,11 @@ def _problem_of(body: str) -> str:
 
 
 def _refusal(schema: dict[str, Any], options: dict[str, Any], problem: str, is_strict: bool) -> InvalidParameter:
-    fault = schema_fault(schema, problem, lambda part: _problem_of(_as_schema(part, options)))
+    if left_problem := _problem_of(_as_schema(left := refused_keywords(schema), options)):
+        problem = left_problem
+    fault = schema_fault(left if left_problem else schema, problem, lambda part: _problem_of(_as_schema(part, options)))
     remedy = " in a strict schema: change it, or set strict to false" if is_strict and fault.is_lenient else ""
-    return InvalidParameter(fault.reason + remedy, param=fault.place)
+    return InvalidParameter(fault.reason + remedy, param=original_place(fault.place, schema))
 
 
 def _as_schema(schema: dict[str, Any], options: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llama_core.errors import InvalidParameter
 from llama_core.text.grammar import checked_grammar, json_schema_grammar, limits, schema_of
 from llama_core.text.schema_forms.rewriting import rewritten
+from llama_core.text.tools.schema_grammar import compiled_schema
 from tests.support.schema_keywords import instances, random_answer, schemas
 
 BYTES = LLTokenizer("byte")
@@ -50,13 +51,17 @@ def texts(value: Any) -> Iterator[str]:
 
 A, B = {"const": "a"}, {"const": "b"}
 TEXT, NUMBER = {"type": "string"}, {"type": "number"}
-CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "claws": {"type": "integer"}}, "required": ["kind"]}
+CAT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"kind": {"const": "cat"}, "claws": {"type": "integer"}},
+    "required": ["kind"],
+}
 DOG = {
     "type": "object",
     "properties": {"kind": {"const": "dog"}, "owner": {"$ref": "#/$defs/cat"}},
     "required": ["kind"],
 }
-BY_KIND = {
+BY_KIND: dict[str, Any] = {
     "type": "object",
     "properties": {"kind": {"enum": ["a", "b"]}, "x": {"type": "integer"}},
     "required": ["kind"],
@@ -136,6 +141,19 @@ FORMS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "a short list contains something": (
         {"type": "array", "contains": A, "maxItems": 2}, [["a"], ["b", "a"], ["a", 1]], [[], ["b"], [1, 2, "a"]]
     ),
+    "a list contains something": (
+        {"type": "array", "items": {"type": "string"}, "contains": {"maxLength": 1}},
+        [["a"], ["bb", "a", "cc", "d", "ee"]],
+        [[], ["bb"], ["a", 1], [1]],
+    ),
+    "a list contains some": (
+        {"type": "array", "contains": A, "minContains": 2, "maxContains": 3},
+        [["a", "a"], [1, "a", "b", "a", "a", None]],
+        [[], ["a", 1], ["a"] * 4],
+    ),
+    "a list contains few": (
+        {"type": "array", "contains": A, "minContains": 0, "maxContains": 1}, [[], ["b", 1], [1, "a", 2]], [["a"] * 2]
+    ),
     "a list contains nothing of the kind": ({"type": "array", "not": {"contains": A}}, [[], ["b", 1]], [["b", "a"]]),
     "discriminated references": (
         {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": {"cat": CAT, "dog": DOG}},
@@ -191,16 +209,19 @@ FORMS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_takes_the_values_of_its_schema(name: str) -> None:
     schema, valid, invalid = FORMS[name]
-    matcher = matcher_of(schema)
+    arguments = LLMatcher.grammar_from_lark(f"start: {compiled_schema(json.dumps(schema), False)}")
+    matchers = (matcher_of(schema), LLMatcher(BYTES, arguments, log_level=0, limits=limits()))
     verdict = jsonschema.validators.validator_for(schema)(schema)
     for value in valid:
-        assert verdict.is_valid(value) and any(follows(matcher, text) for text in texts(value)), value
+        assert verdict.is_valid(value)
+        assert all(any(follows(matcher, text) for text in texts(value)) for matcher in matchers), value
     for value in invalid:
-        assert not verdict.is_valid(value) and not any(follows(matcher, text) for text in texts(value)), value
+        assert not verdict.is_valid(value)
+        assert not any(follows(matcher, text) for text in texts(value) for matcher in matchers), value
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
-@given(schemas(), st.lists(instances(), min_size=4, max_size=4), st.integers(0, 10_000))
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(schemas(), st.lists(instances(), min_size=12, max_size=12), st.integers(0, 10_000))
 def test_answers_to_random_schemas_follow_the_schema_as_given(schema: Any, values: list[Any], seed: int) -> None:
     if not LLMatcher.validate_grammar(json_schema_grammar(schema), limits=limits()):
         return
@@ -219,7 +240,8 @@ def test_answers_to_random_schemas_follow_the_schema_as_given(schema: Any, value
 
 @pytest.mark.parametrize("schema", [
     {"type": "array", "items": TEXT, "uniqueItems": True},
-    {"type": "array", "contains": A},
+    {"type": "array", "contains": A, "prefixItems": [NUMBER]},
+    {"allOf": [{"contains": A}, {"contains": B}]},
     {"not": {"type": "integer"}},
     {"type": "string", "not": {"pattern": "^a"}},
     {"oneOf": [TEXT, {"pattern": "a"}]},
@@ -232,6 +254,25 @@ def test_answers_to_random_schemas_follow_the_schema_as_given(schema: Any, value
 def test_what_has_no_form_is_refused(schema: Any) -> None:
     with pytest.raises(InvalidParameter):
         checked_grammar(json_schema_grammar(schema), "schema")
+
+
+@pytest.mark.parametrize(("schema", "place"), [
+    ({"properties": {"a": {"dependentRequired": {"x": ["y"]}}, "b": {"type": "array", "uniqueItems": True}}},
+     ".properties[1].uniqueItems"),
+    ({"oneOf": [CAT | {"properties": CAT["properties"] | {"s": {"type": "array", "uniqueItems": True}}}, {"type": "null"}],
+      "not": {"type": "string"}}, ".oneOf[0].properties[2].uniqueItems"),
+    ({"allOf": [{"if": {"properties": {"a": A}}, "then": {"required": ["b"]}}, {"not": {"type": "integer"}}]}, ".allOf[1].not"),
+    ({"properties": {"a": {"not": {"type": "null"}}, "b": {"$ref": "https://x/y"}}}, ".properties[1].$ref"),
+    ({"properties": {"a": {"not": {"type": "null"}}, "b": {"pattern": "(?!a)b"}}}, ".properties[1].pattern"),
+    ({"items": {"type": "string", "format": "color"}, "maxItems": 1.0, "not": {"type": "integer"}}, ".not"),
+])  # fmt: skip
+def test_an_error_names_the_place_of_what_has_no_form(schema: Any, place: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        checked_grammar(json_schema_grammar(schema), "json")
+    assert refused.value.param == f"json{place}"
+    with pytest.raises(InvalidParameter) as refused:
+        compiled_schema(json.dumps(schema), True)
+    assert refused.value.param == place
 
 
 def test_a_schema_that_llguidance_follows_stays_as_it_is() -> None:
