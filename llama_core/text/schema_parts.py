@@ -10,8 +10,6 @@ NOTES: Final = frozenset(
 )  # fmt: skip
 OBJECT: Final = frozenset({"type", "properties", "required", "additionalProperties", "minProperties", "maxProperties"})
 ARRAY: Final = frozenset({"type", "items", "prefixItems", "minItems", "maxItems"})
-# Of a list that was rewritten: schemas of the items that it must contain and of the others, the former's fewest and most.
-CONTAINING: Final = frozenset({"type", "contains", "x-others", "x-counts"})
 NUMBER_LIMITS: Final = frozenset({"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 NUMBER_FREE: Final = frozenset({"string", "boolean", "null", "integer"})
 

@@ -20,7 +20,6 @@ from llama_core.text.schema_numbers import (
 )
 from llama_core.text.schema_parts import (
     ARRAY,
-    CONTAINING,
     NOTES,
     NUMBER_FREE,
     NUMBER_LIMITS,
@@ -139,8 +138,6 @@ class _Rules:
             return self._shared("number" if keys == {"type"} else f"number {body}", body)
         if types == "array" and keys <= ARRAY:
             return self._array(schema)
-        if types == "array" and keys == CONTAINING:
-            return self._containing(schema)
         if types == "array" and keys <= _SET and schema["uniqueItems"] is True:
             return self._set(schema)
         if types == "object" and keys <= OBJECT:
@@ -186,15 +183,6 @@ class _Rules:
             if i >= fewest:
                 body = f"({body})?"
         return self._rule(f'"[" {body} "]"'.replace("  ", " "))
-
-    def _containing(self, schema: dict[str, Any]) -> str:
-        """A list with a number of items of one schema among others."""
-        fewest, most = schema["x-counts"]
-        item, other, comma = self.item(schema["contains"]), self.item(schema["x-others"]), self._spacing.comma
-        more = f"(({comma} {other})* {comma} {item}){_times(max(fewest - 1, 0), None if most is None else most - 1)}"
-        more = "" if most == 1 else more
-        body = f"({other} {comma})* {item} {more} ({comma} {other})*"
-        return self._rule(f'"[" {body} "]"' if fewest else f'"[" ({body} | ({other} ({comma} {other})*)?) "]"')
 
     def _set(self, schema: dict[str, Any]) -> str:
         """A list of values of an enum, each at most once, in the order of the enum."""

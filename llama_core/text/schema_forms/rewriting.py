@@ -2,8 +2,7 @@
 
 `not`, `if`, `oneOf`, `propertyNames`, `unevaluatedProperties` and others become alternatives, each of one type
 (`expansion`). Formats that llguidance does not know are dropped: the specification has them as annotations. Where a
-keyword has no such form, the schema is not rewritten. `uniqueItems` stays for `schema_rules`, with all values listed, and so
-does what a list contains (`CONTAINING`).
+keyword has no such form, the schema is not rewritten. `uniqueItems` stays for `schema_rules`, with all values listed.
 """
 
 import json
@@ -222,7 +221,7 @@ class _Forms:
         for key, value in known.items():
             if key in _NAMED and isinstance(value, dict):
                 copied[key] = {name: self._inner(each) for name, each in value.items()}
-            elif key in ("items", "additionalProperties", "contains", "x-others"):
+            elif key in ("items", "additionalProperties"):
                 copied[key] = self._inner(value)
             elif key == "prefixItems" and isinstance(value, list):
                 copied[key] = [self._inner(each) for each in value]

@@ -65,7 +65,7 @@ class Writer:
             elif isinstance(value, tuple):
                 if value:
                     part[key] = list(value)
-            elif key in ("uniqueItems", "x-others") or (value is not True and value != {}):
+            elif key == "uniqueItems" or (value is not True and value != {}):
                 part[key] = value
         if "uniqueItems" in keys:
             part["items"] = self._unique_items(keys)
@@ -80,17 +80,11 @@ class Writer:
 
     def _with_contents(self, term: Term) -> list[Term]:
         """The terms that say without `contains` what the term says."""
-        contents = term.keys.get("contains", ())
-        keys = {key: value for key, value in term.keys.items() if key != "contains"}
-        found = [replace(term, keys=keys)]
-        for schema, fewest, most in contents:
+        found = [replace(term, keys={key: value for key, value in term.keys.items() if key != "contains"})]
+        for schema, fewest, most in term.keys.get("contains", ()):
             union = []
             for each in found:
-                if (made := _containing(each.keys, schema, fewest, most)) is None:
-                    if len(contents) > 1:
-                        raise Unsaid
-                    return [replace(term, keys=_counted(keys, schema, fewest, most))]
-                union += [Term("array", one) for one in made]
+                union += [Term("array", keys) for keys in _containing(each.keys, schema, fewest, most)]
             found = self._expansion.product(found, union)
         return found
 
@@ -124,8 +118,8 @@ class Writer:
         return [found] if found is not None else []
 
 
-def _containing(keys: Mapping[str, Any], schema: Any, fewest: int, most: float) -> list[dict[str, Any]] | None:
-    """The keys of lists with `fewest` to `most` items of the schema, beside `keys`. None where no keys say it."""
+def _containing(keys: Mapping[str, Any], schema: Any, fewest: int, most: float) -> list[dict[str, Any]]:
+    """The keys of lists with `fewest` to `most` items of the schema, beside `keys`."""
     if fewest > most:
         return []
     if most == 0:
@@ -136,17 +130,7 @@ def _containing(keys: Mapping[str, Any], schema: Any, fewest: int, most: float) 
         return [{}]
     if fewest == 1 and most == math.inf and keys.get("maxItems", math.inf) <= _MAX_POSITIONS:
         return [{"minItems": i + 1, "prefixItems": (True,) * i + (schema,)} for i in range(keys["maxItems"])]
-    return None
-
-
-def _counted(keys: Mapping[str, Any], schema: Any, fewest: int, most: float) -> dict[str, Any]:
-    """The keys of such lists for `schema_rules`. llguidance refuses them, because of `contains`."""
-    if not keys.keys() <= {"items", "minItems"} or keys.get("minItems", 0) > fewest:
-        raise Unsaid
-    items = keys.get("items", True)
-    others = items if most == math.inf else both(items, negated_schema(schema))
-    counts = (fewest, None if most == math.inf else int(most))
-    return {"contains": both(items, schema), "x-others": others, "x-counts": counts}
+    raise Unsaid
 
 
 def _property(keys: Mapping[str, Any], name: str) -> Any:
