@@ -152,7 +152,7 @@ async def test_the_ending_of_the_template_is_left_out_and_the_limit_is_told(repl
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {}}}}}},
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {"pattern": "a"}}}}}},
          "response_format.json_schema.schema.items.not"),
         ({"structured_outputs": {"json": {"const": float("nan")}}}, "structured_outputs.json.const"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"properties": {"a": {"type": "x"}}}}}]},

@@ -45,7 +45,15 @@ def _is_schema(value: Any) -> bool:
     return isinstance(value, bool | dict)
 
 
-def _is_of_names(value: Any) -> bool:
+def _has_schemas(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_schema, value.values()))
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_names, value.values()))
+
+
+def _has_dependencies(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_schema(each) or _is_names(each) for each in value.values())
 
 
@@ -61,7 +69,9 @@ _IS_PROPER: Final[Mapping[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(COUNTS, _is_count),
     **dict.fromkeys((*_LIMITS, "multipleOf"), _is_number),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _is_of_schemas),
-    **dict.fromkeys(SCHEMAS_BY_NAME, _is_of_names),
+    **dict.fromkeys(SCHEMAS_BY_NAME, _has_schemas),
+    "dependencies": _has_dependencies,
+    "dependentRequired": _has_names,
     **dict.fromkeys(SINGLE_SCHEMAS, _is_schema),
 }
 
@@ -69,8 +79,10 @@ _IS_PROPER: Final[Mapping[str, Callable[[Any], bool]]] = {
 def known_keywords(schema: Mapping[str, Any], draft: int) -> dict[str, Any]:
     """The schema in the words of the draft 2020-12: without keywords that its own draft lacks, and with integers as counts.
 
-    Raises Unsaid where a keyword has a value that it cannot have.
+    Raises Unsaid where a keyword has a value that it cannot have, and for references that depend on how a schema is reached.
     """
+    if "$recursiveRef" in schema or {"$ref", "$dynamicRef"} <= schema.keys():
+        raise Unsaid
     if draft <= 7 and "$ref" in schema:
         return {"$ref": schema["$ref"]}
     known = {key: value for key, value in schema.items() if _FIRST_DRAFT.get(key, 0) <= draft}
@@ -80,8 +92,12 @@ def known_keywords(schema: Mapping[str, Any], draft: int) -> dict[str, Any]:
     if known.get("format") not in KNOWN_FORMATS:
         known.pop("format", None)
     if isinstance(known.get("items"), list):
-        known |= {"prefixItems": known.pop("items"), "items": known.get("additionalItems", True)}
+        known["prefixItems"] = known.pop("items")
+        if "additionalItems" in known:  # without it, the items behind are not evaluated
+            known["items"] = known["additionalItems"]
     known.pop("additionalItems", None)
+    if draft > 7:
+        known.pop("dependencies", None)  # which these drafts do not have
     for limit, own in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(known.get(own), bool) and known.pop(own) and limit in known:
             known[own] = known[limit]

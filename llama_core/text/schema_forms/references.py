@@ -90,6 +90,8 @@ class References:
         reference = schema.get("$ref", schema.get("$dynamicRef"))
         if not isinstance(reference, str) or ("$dynamicRef" in schema and len(self._resources) > 2):
             raise Unsaid
+        if not self.is_original(schema) and len(self._resources) > 1:
+            raise Unsaid  # its base is not known
         base = self._bases.get(id(schema), "")
         try:
             uri, _, fragment = (base + reference if reference[:1] == "#" else urljoin(base, reference)).partition("#")

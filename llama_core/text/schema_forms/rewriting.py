@@ -25,6 +25,7 @@ from llama_core.text.schema_forms.references import (
 from llama_core.text.schema_forms.writing import Writer
 from llama_core.text.schema_parts import NOTES
 
+_MAX_CHARS: Final = 16_384  # of a schema; larger ones take too long
 _MAX_DEPTH: Final = 48
 _GROWTH: Final = 4  # in characters, beside _FREE_CHARS
 _FREE_CHARS: Final = 8192
@@ -44,40 +45,51 @@ class _Refused(Exception):
     """A part of the schema cannot be rewritten, however the schemas around it are. The first argument is this part."""
 
 
+# The schema is left to llguidance, which refuses it. The standard ones are of parts that are no schemas.
+_NOT_REWRITTEN: Final = (
+    *(_Refused, Unsaid, Exhausted, RecursionError),
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+)
+
+
 def rewritten(schema: Any) -> Any:
     """The schema without the keywords that llguidance lacks; None where it cannot be rewritten or grows too large.
 
-    Takes some milliseconds. Raises nothing.
+    Takes some milliseconds, and for the largest schemas some tenths of a second. Raises nothing.
     """
-    if not isinstance(schema, dict):
-        return None
     try:
+        if not isinstance(schema, dict) or (num_chars := len(json.dumps(schema))) > _MAX_CHARS:
+            return None
         found = _Forms(schema).whole()
-    except (_Refused, Unsaid, Exhausted, RecursionError):
+        limit = _FREE_CHARS + _GROWTH * num_chars
+        return found if found is not None and _num_chars(found, {}) <= limit else None
+    except _NOT_REWRITTEN:
         return None
-    limit = _FREE_CHARS + _GROWTH * len(json.dumps(schema))
-    return found if found is not None and len(json.dumps(found)) <= limit else None
+
+
+def _num_chars(value: Any, counted: dict[int, int]) -> int:
+    """About the length of the value as JSON. counted: lengths by identity, because values share parts, which JSON repeats."""
+    if not isinstance(value, dict | list):
+        return len(json.dumps(value))
+    if id(value) not in counted:
+        names = sum(len(name) + 6 for name in value) if isinstance(value, dict) else 2 * len(value)
+        parts = value.values() if isinstance(value, dict) else value
+        counted[id(value)] = 2 + names + sum(_num_chars(each, counted) for each in parts)
+    return counted[id(value)]
 
 
 def refused_keywords(schema: Any) -> Any:
     """The schema for an error's place: without the keywords that could be rewritten. What was `oneOf` may be `anyOf`."""
-    if not isinstance(schema, dict):
-        return schema
     try:
-        draft, forms = draft_of(schema), _Forms(schema)
-    except (Unsaid, RecursionError):
-        return schema
-    try:
-        forms.whole()
-    except _Refused as refused:
-        kept = forms.refused_within(refused.args[0])
-    except (Unsaid, Exhausted, RecursionError):
-        return schema
-    else:
-        kept = []
-    try:
+        if not isinstance(schema, dict) or len(json.dumps(schema)) > _MAX_CHARS:
+            return schema
+        draft, forms, kept = draft_of(schema), _Forms(schema), list[Any]()
+        try:
+            forms.whole()
+        except _Refused as refused:
+            kept = forms.refused_within(refused.args[0])
         return _without_rewritten(schema, {id(each) for each in kept}, draft)
-    except RecursionError:
+    except _NOT_REWRITTEN:
         return schema
 
 
@@ -115,7 +127,7 @@ def _without_rewritten(schema: Any, kept: set[int], draft: int) -> Any:
     except Unsaid:
         return found
     found = {key: value for key, value in found.items() if key not in _REWRITTEN}
-    found |= {key: known[key] for key in COUNTS if key in found}
+    found |= {key: known[key] for key in COUNTS if key in found and key in known}
     if "oneOf" in found and "anyOf" not in found:
         found = {"anyOf" if key == "oneOf" else key: value for key, value in found.items()}
     return {key: value for key, value in found.items() if key != "format" or value in KNOWN_FORMATS}

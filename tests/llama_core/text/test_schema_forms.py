@@ -242,6 +242,47 @@ def test_what_has_no_form_is_refused(schema: Any) -> None:
         checked_grammar(json_schema_grammar(schema), "schema")
 
 
+DRAFT_7, DRAFT_2019 = "http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2019-09/schema"
+
+
+@pytest.mark.parametrize("schema", [
+    {"$schema": DRAFT_7, "$ref": "#/$defs/x", "minLength": 1, "$defs": {"x": TEXT | {"not": {"pattern": "a"}}}},
+    {"type": "string", "format": {}},
+    {"type": "object", "properties": {"a": ["b"]}, "patternProperties": {"a": {}}, "propertyNames": {"enum": ["a"]}},
+    {"type": "object", "dependentSchemas": {"a": ["b"]}},
+    {"type": "object", "dependentRequired": {"a": True}},
+    {"properties": {"n": {"type": "integer", "enum": [10**400, 1], "not": {"const": 2}}}},
+    {"$schema": DRAFT_2019, "properties": {"a": {"$recursiveRef": "#", "not": {"type": "null"}}}},
+    {"$ref": "#/$defs/a", "$dynamicRef": "#b", "$defs": {"a": {"type": "object"}, "b": {"$dynamicAnchor": "b"}}},
+    {"properties": {"p": {"$ref": "http://x/i"}}, "not": {"type": "null"}, "$defs": {
+        "z": TEXT, "i": {"$id": "http://x/i", "foo": {"$ref": "#/$defs/z"}, "$defs": {"z": NUMBER}, "$ref": "#/foo"}}},
+])  # fmt: skip
+def test_a_schema_that_is_malformed_or_cannot_be_told_is_refused(schema: Any) -> None:
+    with pytest.raises(InvalidParameter):
+        checked_grammar(json_schema_grammar(schema), "schema")
+    with pytest.raises(InvalidParameter):
+        compiled_schema(json.dumps(schema), True)
+
+
+@pytest.mark.parametrize(("schema", "text"), [
+    ({"$schema": DRAFT_2019, "type": "array", "items": [{"type": "null"}], "unevaluatedItems": False}, "[null,1]"),
+    # `dependencies` is no keyword of the draft 2020-12.
+    ({"type": "object", "oneOf": [{"dependencies": {"a": ["b"]}}, {"required": ["a"]}]}, '{"a":1}'),
+    ({"type": "object", "properties": {"a": True}, "dependencies": {"a": {"properties": {"b": True}}},
+      "unevaluatedProperties": False}, '{"a":1,"b":1}'),
+])  # fmt: skip
+def test_a_form_keeps_to_the_draft_of_its_schema(schema: Any, text: str) -> None:
+    assert not follows(matcher_of(schema), text)
+
+
+def test_parts_that_are_used_twice_count_twice() -> None:
+    """Each level has the one within it twice, so that the written schema would double with each."""
+    schema: Any = TEXT
+    for _ in range(40):
+        schema = {"type": "object", "properties": {"k": schema}, "dependentRequired": {"a": ["b"]}}
+    assert rewritten(schema) is None
+
+
 @pytest.mark.parametrize(("schema", "place"), [
     ({"properties": {"a": {"dependentRequired": {"x": ["y"]}}, "b": {"type": "array", "uniqueItems": True}}},
      ".properties[1].uniqueItems"),

@@ -186,7 +186,7 @@ async def test_a_conversation_with_tools_has_the_prompt_of_the_same_chat() -> No
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema: "),
         ({"tools": [{"name": "a", "input_schema": {"properties": {"a": {"type": "x"}}}}]},
          "tools[0].input_schema.properties[0].type: must be one of"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {"items": {"not": {}}}}}},
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"items": {"not": {"pattern": "a"}}}}}},
          "output_config.format.schema.items.not: the keyword not"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice: name: "),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences: "),

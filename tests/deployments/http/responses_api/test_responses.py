@@ -108,7 +108,7 @@ def test_text_format_becomes_the_grammar(served: Served) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0]: this server has no tools of its own"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name: "),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format: schema: is required"),
-        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"items": {"not": {}}}}}},
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"items": {"not": {"pattern": "a"}}}}}},
          "text.format.schema.items.not: the keyword not"),
         ({"tools": [{"type": "function", "name": "a", "parameters": {"properties": {"function": {"type": "x"}}}}]},
          "tools[0].parameters.properties[0].type: must be one of"),
