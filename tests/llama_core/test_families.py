@@ -10,6 +10,7 @@ import pytest
 
 from llama_core.execution.parallel import alone
 from tests.support import families
+from tests.support.full_runs import with_full_ones
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +20,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, fam
     return {name: (str(root / name), families.write(root / name, name)) for name in families.FAMILIES}
 
 
-@pytest.mark.parametrize("backend", ["native", "torch", "fused"])
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.full), 3])
+# In each run, `test_torch_switches.py` runs plain torch on three ranks.
+@pytest.mark.parametrize(
+    ("world_size", "backend"),
+    with_full_ones(
+        [(world_size, backend) for world_size in (1, 2, 3) for backend in ("native", "torch", "fused")],
+        in_each_run=[(1, "native"), (1, "torch"), (1, "fused"), (3, "native"), (3, "fused")],
+    ),
+)
 def test_tokens_and_logits_are_those_of_transformers(
     ranks: Any, models: dict[str, tuple[str, families.Expected]], world_size: int, backend: str
 ) -> None:

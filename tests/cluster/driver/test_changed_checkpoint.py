@@ -22,7 +22,7 @@ from tests.support.waiting import until_true
 
 @pytest.mark.parametrize(
     "with_standbys",
-    [pytest.param(False, id="new processes", marks=pytest.mark.full), pytest.param(True, id="standbys")],
+    [pytest.param(False, id="new processes"), pytest.param(True, id="standbys", marks=pytest.mark.full)],
 )
 async def test_live_streams_end_with_checkpoint_changed_when_ranks_recover_onto_other_weights(
     two_rank_placement: PlacementGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_standbys: bool

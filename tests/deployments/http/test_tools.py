@@ -16,6 +16,7 @@ from deployments.http.app import build_http_app
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
+from tests.support.full_runs import examples
 from tests.support.model_engine import ModelEngine
 from tests.support.programs import REPOSITORY
 from tests.support.scripted_engine import FakeEngine, FakeStream, serve, sse
@@ -76,7 +77,7 @@ async def streamed(engine: FakeEngine, **body: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("tool_format", FORMATS)
 async def test_conversations_have_the_same_calls_streamed_and_not(tool_format: str) -> None:
     rng = random.Random(tool_format)
-    for _ in range(20):
+    for _ in range(examples(6, 20)):
         text, content, calls = random_answer(rng, tool_format)
         engine = engine_with(text + " ", tool_format)  # the template's ending
         whole = await choice(engine, tools=OFFERED)

@@ -99,7 +99,7 @@ def run_interpreted(statement: str) -> None:
 @pytest.mark.parametrize(
     "case",
     with_full_ones(
-        ["float16, FORMATS, 4", "float16, FORMATS, 12", "float32, FORMATS[:3], 4"], in_each_run=["float16, FORMATS, 4"]
+        ["float16, FORMATS, 2", "float16, FORMATS, 12", "float32, FORMATS[:3], 4"], in_each_run=["float16, FORMATS, 2"]
     ),
 )
 def test_random_products_in_the_interpreter_are_those_of_float64_and_of_the_kernels_that_they_replace(

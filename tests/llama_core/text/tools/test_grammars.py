@@ -27,6 +27,7 @@ from llama_core.text.tools.schema_grammar import compiled_schema
 from llama_core.text.tools.tool import Call, Tool, ToolMode, ToolUse
 from tests.conftest import GOLDEN
 from tests.support import vocabularies
+from tests.support.full_runs import examples
 from tests.support.tool_calls import FORMATS, TOOLS, random_calls
 
 
@@ -61,7 +62,7 @@ def test_a_grammar_takes_valid_calls_only(tool_format: str, mode: ToolMode, reas
     many = answers.grammar(ToolUse(TOOLS, mode), begun=reasons)
     one = answers.grammar(ToolUse(TOOLS, mode, parallel=False), begun=reasons)
     checked_grammar(many, "tools")
-    for _ in range(30):
+    for _ in range(examples(8, 30)):
         calls = random_calls(rng, 2)
         single, double = (before + form.written_calls(each) for each in (calls[:1], calls))
         assert follows(many, ids(single)), single
@@ -218,7 +219,7 @@ def test_an_answer_beside_tools_is_a_call_or_follows_its_schema(tool_format: str
     assert "lark_grammar" in json.loads(proper)["grammars"][0]
     either = answers.grammar_or(ToolUse(TOOLS), proper, "response_format", begun=reasons)
     checked_grammar(either, "response_format")
-    for num_calls in (1, 2) * 10:
+    for num_calls in (1, 2) * examples(3, 10):
         calls = form.written_calls(random_calls(rng, num_calls))
         assert follows(either, ids(before + calls)), calls
     for name in ("Ann", "get_weather", "get-time"):
