@@ -231,7 +231,6 @@ def test_an_unknown_chat_format_is_refused_before_the_load() -> None:
 
 TORCHRUN = """
 import json, os, sys
-from benchmarks.harness.programs import free_port
 from llama_core import Llama
 ckpt, out = sys.argv[1:]
 llama = Llama.build(ckpt, ckpt + "/tokenizer.model", 160, 4, model_parallel_size=2, dtype="float32", device="cpu")
