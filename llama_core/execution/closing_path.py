@@ -40,8 +40,8 @@ class _Choice:
 class Search:
     """Finds closing paths of at most `most` tokens.
 
-    num_followed: tokens of all paths so far, and those tried. max_other: tokens that are followed beside the first path; 0: no
-    other path is looked for. max_tried: tokens that are tried within strings that cannot end anywhere.
+    num_followed: tokens of all paths so far, and twice those tried. max_other: tokens that are followed beside the first path;
+    0: no other path is looked for. max_tried: tokens that are tried within strings that cannot end anywhere.
     """
 
     vocabulary: JsonVocabulary
@@ -133,7 +133,7 @@ class Search:
                 if self._num_tried == self.max_tried:
                     break
                 self._num_tried += 1
-                self.num_followed += 2
+                self.num_followed += 2  # it takes twice as long as a token of a path
                 behind = before.deep_copy()
                 consume(behind, [token])
                 forced = behind.compute_ff_tokens()

@@ -40,7 +40,7 @@ _MAX_TOKENS: Final = 64  # that are tried one by one at a position outside of st
 _MAX_TOKENS_IN_STRING: Final = 256  # as in an enum
 # Tokens of the closing path of a whole answer. Longer ones are left as they are, because looking ahead costs more.
 _MAX_PATH: Final = 256
-# Tokens that are tried for one mask, and those of the paths that are found: some milliseconds for most grammars.
+# Tokens of the paths that are found for one mask, and twice those that are tried: some milliseconds for most grammars.
 _MAX_FOLLOWED: Final = 512
 _MAX_TRIED: Final = 256  # tokens that are tried behind one of them, within strings that cannot end anywhere
 _GUESSED: Final = 128  # tokens beyond those of the path that another token than these may need

@@ -84,16 +84,23 @@ def wait_for_device_bytes(device: torch.device, needed: int, deadline: float) ->
 
 
 def free_cache_bytes(
-    parallel: Parallel, planned_bytes: int = 0, *, former_bytes: int = 0, deadline: float = -math.inf
+    parallel: Parallel,
+    planned_bytes: int = 0,
+    *,
+    taken_bytes: int = 0,
+    former_bytes: int = 0,
+    deadline: float = -math.inf,
 ) -> int:
     """Bytes that one rank may use for its cache if `kv_cache_bytes` is not set. planned_bytes: what this rank, and each other
-    rank, will allocate before. former_bytes: what was usable on the GPU for the rank that this one replaces, which is waited
-    for until the deadline (of `time.monotonic`)."""
+    rank, will allocate before. taken_bytes: what this rank has allocated. former_bytes: what was usable on the GPU for the rank
+    that this one replaces, which is waited for until the deadline (of `time.monotonic`) if a GPU of this size can have both."""
     if parallel.device.type == "cuda":
         torch.cuda.empty_cache()  # torch keeps the memory of loading's temporary tensors
         total = torch.cuda.mem_get_info(parallel.device)[1]
         reserved = int(total * GPU_HEADROOM) + planned_bytes
-        return max(0, wait_for_device_bytes(parallel.device, former_bytes + reserved, deadline) - reserved)
+        # Fewer ranks than before have larger shares of the weights and of each block.
+        needed = former_bytes + reserved if former_bytes + reserved + taken_bytes <= total else 0
+        return max(0, wait_for_device_bytes(parallel.device, needed, deadline) - reserved)
     free_bytes = max(0, available_host_bytes() - planned_bytes * parallel.world_size)
     return int(free_bytes * CACHE_SHARE_OF_FREE) // parallel.world_size
 

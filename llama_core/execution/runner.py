@@ -227,7 +227,12 @@ class ModelRunner:
         free = (
             0
             if self.config.kv_cache_bytes
-            else free_cache_bytes(self.parallel, former_bytes=former_bytes, deadline=former.deadline)
+            else free_cache_bytes(
+                self.parallel,
+                taken_bytes=self.backend.weight_bytes,
+                former_bytes=former_bytes,
+                deadline=former.deadline,
+            )
         )
 
         def cache_bytes(max_seq_len: int) -> int:

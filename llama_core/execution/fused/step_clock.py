@@ -50,4 +50,5 @@ class StepSeconds:
     def read(self, sums: torch.Tensor) -> None:
         """sums: a copy of `StepClock.sums` on the host."""
         waited, sampled = sums.tolist()
-        self.waited, self.sampled = waited / 1e9, sampled / 1e9
+        # A step with prompt log-probabilities is read before the one that is still in flight.
+        self.waited, self.sampled = max(self.waited, waited / 1e9), max(self.sampled, sampled / 1e9)

@@ -104,7 +104,7 @@ def test_a_cache_that_is_never_freed_delays_loading_and_does_not_refuse_it(monke
 def cuda_runner(former_blocks: int, deadline: float) -> ModelRunner:
     """Blocks of 10 bytes, of which a batch of full sequences needs 4 * 13, and steps that take 100."""
     config = EngineConfig("", 640, 192, 4, device="cuda")
-    backend = Mock(cache_block_bytes=10, **{"unallocated_bytes.return_value": 100})
+    backend = Mock(cache_block_bytes=10, weight_bytes=800, **{"unallocated_bytes.return_value": 100})
     model = Mock(longest_window=0)
     former = runner_module._Former(former_blocks, deadline)
     return ModelRunner(config, model, CUDA, Mock(rules=[]), backend, Mock(), former=former)
@@ -123,6 +123,11 @@ def test_new_ranks_take_what_there_is_after_a_while_and_first_ranks_at_once(monk
     assert seen.slept == pytest.approx(5.0, abs=0.1)
     seen.slept = 0.0
     assert cuda_runner(0, deadline=5.0).max_num_blocks() == 20 and seen.slept == 0.0
+
+
+def test_fewer_ranks_do_not_wait_for_a_cache_for_which_their_gpu_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = DeviceMemory(monkeypatch, 1200)  # all but the weights
+    assert cuda_runner(100, deadline=5.0).max_num_blocks() == 52 and seen.slept == 0.0
 
 
 def test_the_cache_has_the_memory_of_loadings_temporary_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
