@@ -160,7 +160,7 @@ def cases(draw: Any, *, has_rules: bool = False, vocabularies: Seq[int] = VOCABU
 
 def acceptable(logits: torch.Tensor, params: SamplingParams, position: int) -> set[int]:
     """The tokens that `sampling.sample` may give for one row, if probabilities, sums and limits are wrong by at most TOLERANCE.
-    Equal logits are in the order of their ids, almost equal ones in any."""
+    Equal logits are in the order of their ids, unless others are almost equal: all of these may be in any order."""
     temperature = np.float32(params.temperature)
     with np.errstate(over="ignore"):
         scaled = logits.numpy() / max(temperature, np.float32(GREEDY_BELOW))
@@ -182,5 +182,7 @@ def acceptable(logits: torch.Tensor, params: SamplingParams, position: int) -> s
         size = len(kept) if params.top_p == 1 else max(1, int((before <= top_p * sums[-1]).sum()))
         place = int(np.searchsorted(sums, number * (1 + of_number) * sums[size - 1], side="right"))
         found.add(int(kept[min(place, size - 1)]))
-    almost = [(np.abs(probs - probs[token]) <= TOLERANCE * probs[token]) & (scaled != scaled[token]) for token in found]
-    return found.union(*(is_almost.nonzero()[0].tolist() for is_almost in almost))
+    near = {token: np.abs(probs - probs[token]) <= TOLERANCE * probs[token] for token in found}
+    return found.union(
+        *(is_near.nonzero()[0].tolist() for token, is_near in near.items() if (scaled[is_near] != scaled[token]).any())
+    )
