@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument("--url")
     parser.add_argument("--schemas", type=int, default=500, help="how many are generated")
     parser.add_argument("--suite", type=Path, help="jsonschema's source distribution, a file or a folder")
-    parser.add_argument("--suite-schemas", type=int, help="how many of the suite, drawn at random; all by default")
+    parser.add_argument("--suite-schemas", type=int, help="how many of the suite, chosen at random; all by default")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--frequency-penalty", type=float, default=0.0, help="of the answers with a schema")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Examples for checks: hypothesis's, or on a machine without it, as one with a GPU may be, examples drawn from seeds."""
+"""Examples for checks: hypothesis's, or on a machine without it, as one with a GPU may be, examples sampled from seeds."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,11 @@ Check = Callable[[Any], object]
 class Strategy:
     """One of hypothesis's strategies, as far as our checks use them."""
 
-    def __init__(self, drawn: Callable[[np.random.Generator], Any]) -> None:
-        self.drawn = drawn
+    def __init__(self, sampled: Callable[[np.random.Generator], Any]) -> None:
+        self.sampled = sampled
 
     def map(self, function: Callable[[Any], Any]) -> "Strategy":
-        return Strategy(lambda generator: function(self.drawn(generator)))
+        return Strategy(lambda generator: function(self.sampled(generator)))
 
 
 class Seeded:
@@ -37,7 +37,7 @@ class Seeded:
 
     @staticmethod
     def integers(least: int, greatest: int) -> Strategy:
-        def drawn(generator: np.random.Generator) -> int:
+        def sampled(generator: np.random.Generator) -> int:
             ends = (least, greatest, min(max(0, least), greatest))
             return (
                 ends[choice]
@@ -45,7 +45,7 @@ class Seeded:
                 else least + _below(greatest - least + 1, generator)
             )
 
-        return Strategy(drawn)
+        return Strategy(sampled)
 
     @staticmethod
     def floats(least: float, greatest: float, width: int) -> Strategy:
@@ -53,24 +53,24 @@ class Seeded:
 
     @staticmethod
     def tuples(*strategies: Strategy) -> Strategy:
-        return Strategy(lambda generator: tuple(each.drawn(generator) for each in strategies))
+        return Strategy(lambda generator: tuple(each.sampled(generator) for each in strategies))
 
     @staticmethod
     def one_of(*strategies: Strategy) -> Strategy:
-        return Strategy(lambda generator: Seeded.sampled_from(strategies).drawn(generator).drawn(generator))
+        return Strategy(lambda generator: Seeded.sampled_from(strategies).sampled(generator).sampled(generator))
 
     @staticmethod
     def lists(of: Strategy, min_size: int = 0, max_size: int = 8, unique: bool = False) -> Strategy:
-        def drawn(generator: np.random.Generator) -> list[Any]:
-            values = [of.drawn(generator) for _ in range(int(generator.integers(min_size, max_size + 1)))]
+        def sampled(generator: np.random.Generator) -> list[Any]:
+            values = [of.sampled(generator) for _ in range(int(generator.integers(min_size, max_size + 1)))]
             return list(dict.fromkeys(values)) if unique else values
 
-        return Strategy(drawn)
+        return Strategy(sampled)
 
     @staticmethod
     def composite(function: Callable[..., Any]) -> Callable[..., Strategy]:
         def make(*args: Any, **options: Any) -> Strategy:
-            return Strategy(lambda generator: function(lambda each: each.drawn(generator), *args, **options))
+            return Strategy(lambda generator: function(lambda each: each.sampled(generator), *args, **options))
 
         return make
 
@@ -83,7 +83,7 @@ def seeded_examples(examples: int, strategy: Strategy) -> Callable[[Check], Call
     def decorate(check: Check) -> Callable[[], None]:
         def run() -> None:
             for seed in range(examples):
-                check(strategy.drawn(np.random.default_rng(seed)))
+                check(strategy.sampled(np.random.default_rng(seed)))
 
         return run
 
