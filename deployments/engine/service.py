@@ -271,7 +271,7 @@ class LlamaService:
         self._taking_loop().readmit(ours, is_timed=is_timed)
 
     def abort(self, request_id: str) -> bool:
-        """End the request with this id, whoever sent it; its reader gets RequestAborted. False if it has no sequence here."""
+        """End the request with this id, of any client; its reader gets RequestAborted. False if it has no sequence here."""
         return bool(request_id and self._loop is not None and self._loop.abort(request_id))
 
     def next_seed(self) -> int:

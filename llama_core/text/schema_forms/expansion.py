@@ -22,9 +22,8 @@ class Expansion:
     def __init__(self, references: References) -> None:
         self._references = references
         self._budget = Budget(_MAX_STEPS)
-        self._known: dict[tuple[int, bool, bool], list[Term]] = {}
+        self._known: dict[tuple[int, bool], list[Term]] = {}
         self._within: list[int] = []  # schemas in place that are being expanded
-        self._is_negating = False
 
     def terms(self, schema: Any, *, annotated: bool = False) -> list[Term]:
         """annotated: with what unevaluated keywords around it must know. Raises Unsaid."""
@@ -32,7 +31,7 @@ class Expansion:
             return EVERYTHING if schema else []
         if not isinstance(schema, dict) or id(schema) in self._within:
             raise Unsaid
-        key = id(schema), annotated, self._is_negating
+        key = id(schema), annotated
         if (known := self._known.get(key)) is not None:
             return known
         self._budget.spend()
@@ -92,10 +91,7 @@ class Expansion:
 
     def _dependencies(self, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for key in ("dependentRequired", "dependentSchemas", "dependencies"):
-            if key == "dependencies" in known and self._is_negating and self._references.draft > 7:
-                raise Unsaid  # validators ignore it
-            for name, dependent in known.get(key, {}).items():
-                yield name, [dependent] if isinstance(dependent, str) else dependent
+            yield from known.get(key, {}).items()
 
     def _any_of(self, unions: Sequence[list[Term]]) -> list[Term]:
         """The terms of one or more of the unions, with the annotations of all that a value follows."""
@@ -112,11 +108,7 @@ class Expansion:
         return product(first, second, self._budget)
 
     def _negated(self, schema: Any) -> list[Term]:
-        outer, self._is_negating = self._is_negating, True
-        try:
-            return negated(self.terms(schema), self._budget)
-        finally:
-            self._is_negating = outer
+        return negated(self.terms(schema), self._budget)
 
     def one_of(self, unions: Sequence[list[Term]]) -> list[Term]:
         """The terms that exactly one of the unions has."""
