@@ -22,6 +22,8 @@ PLAIN_VALUES: Final = frozenset({"const", "enum", "required", "default", "exampl
 _DECIMAL: Final = rf"(0|[1-9][0-9]{{0,{WHOLE_DIGITS - 1}}})(\.[0-9]{{1,{FRACTION_DIGITS}}})?"
 NUMBER: Final = rf"-?{_DECIMAL}([eE][+-]?[0-9]{{1,3}})?"
 
+_NO_INTEGER: Final = r"-?[0-9]+\.[0-9]*[1-9][0-9]*"
+
 
 def has_large_number(value: Any) -> bool:
     """Whether a number of the schema, such as a limit or a constant, is beyond those that the bounds allow."""
@@ -66,11 +68,14 @@ def _bounded_value(key: str, value: Any) -> Any:
     return value if key in PLAIN_VALUES else _bounded(value)
 
 
-def number_terminal(schema: Mapping[str, Any]) -> str | None:
+def number_terminal(schema: Mapping[str, Any], *, is_integer: bool = True) -> str | None:
     """The body of a terminal of Lark for numbers between the schema's limits; None where it has others, such as `multipleOf`.
 
-    As llguidance writes them, numbers with a limit have no exponent.
+    As llguidance writes them, numbers with a limit have no exponent. is_integer: whether they may be integers.
     """
+    if not is_integer:
+        body = number_terminal(schema)
+        return None if body is None else f"({body}) & /{_NO_INTEGER}/"
     limits = {
         key: schema[key] for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum") if key in schema
     }

@@ -3,7 +3,8 @@
 llguidance compiles schemas itself, but bounds no number and takes no terminal inside a schema. So lists, objects and
 alternatives that may hold numbers become rules here, in the order and with the white space of llguidance's own; everything else
 stays a schema (`%json`). What the rules cannot say, such as `patternProperties`, stays one too: its integers are bounded, its
-other numbers are not. Lists of distinct values of an enum become rules too, because llguidance knows no `uniqueItems`.
+other numbers are not. What llguidance lacks becomes rules too, as `schema_forms` writes it: lists of distinct values of an enum,
+lists that contain items of a schema, and numbers that are no integers.
 """
 
 import json
@@ -28,10 +29,12 @@ from llama_core.text.schema_parts import (
     is_number_free,
     listed,
 )
-from llama_core.text.schema_sets import ordered_subset
+from llama_core.text.schema_sets import counted_items, ordered_subset
 
 MAX_CHARS: Final = 3 * 2**16
 _SET: Final = ARRAY - {"prefixItems"} | {"uniqueItems"}
+_CONTAINING: Final = ARRAY | {"contains", "minContains", "maxContains"}
+_NO_INTEGER: Final = {"type": "integer"}  # under "not"
 _ALL_TYPES: Final = frozenset({*NUMBER_FREE, "number", "array", "object"})
 # References to other places than definitions, and keywords that change what a reference means.
 _REFERS_OUTSIDE: Final = re.compile(
@@ -136,8 +139,14 @@ class _Rules:
             return self._alternatives([_of_type(schema, each) for each in types])
         if types == "number" and keys <= NUMBER_LIMITS and (body := number_terminal(schema)) is not None:
             return self._shared("number" if keys == {"type"} else f"number {body}", body)
+        if types == "number" and keys <= NUMBER_LIMITS | {"not"} and schema.get("not") == _NO_INTEGER:
+            if (body := number_terminal(schema, is_integer=False)) is None:
+                raise _Unsaid
+            return self._shared(f"fraction {body}", body)
         if types == "array" and keys <= ARRAY:
             return self._array(schema)
+        if types == "array" and keys <= _CONTAINING and isinstance(schema.get("contains"), list):
+            return self._containing(schema)
         if types == "array" and keys <= _SET and schema["uniqueItems"] is True:
             return self._set(schema)
         if types == "object" and keys <= OBJECT:
@@ -194,6 +203,27 @@ class _Rules:
         if (body := ordered_subset(items, fewest, most, self._spacing.comma, self._rule)) is None:
             raise _Unsaid
         return self._rule(f'"[" {body}')
+
+    def _containing(self, schema: dict[str, Any]) -> str:
+        """A list, among whose items behind the prefix so many follow `contains`."""
+        first, rest = listed(schema.get("prefixItems", [])), schema.get("items", True)
+        fewest, most = schema.get("minItems", 0), schema.get("maxItems")
+        kind_limits = schema.get("minContains", 1), schema.get("maxContains")
+        if False in first or len(schema["contains"]) != 1 or not _are_counts(fewest, most, *kind_limits):
+            raise _Unsaid
+        body = counted_items(
+            self.item(schema["contains"][0]),
+            kind_limits,
+            None if rest is False else self.item(rest),
+            (max(fewest - len(first), 0), None if most is None else most - len(first)),
+            self._spacing.comma,
+            self._rule,
+            is_behind=bool(first),
+        )
+        if body is None or (first and not kind_limits[0]):
+            raise _Unsaid
+        items = f" {self._spacing.comma} ".join(map(self.item, first))
+        return self._rule(" ".join(['"["', *filter(None, [items]), body]))
 
     def _repeated(self, item: str, fewest: int, most: int | None, is_behind: bool) -> str:
         """`item` some times with commas between. is_behind: a comma comes before it."""

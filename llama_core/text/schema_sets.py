@@ -1,6 +1,7 @@
-"""Lists of distinct values as rules of Lark: some of the values, in their order."""
+"""Lists as rules of Lark: of distinct values, in their order, and with a number of items of one kind."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final
 
 _MAX_RULES: Final = 1024
@@ -29,3 +30,53 @@ def ordered_subset(
                 taken = f"{comma} {item} {after}" if count else f"{item} {after}"
                 behind[count] = rule(f"{taken} | {rest}" if rest else taken)
     return behind[0]
+
+
+def counted_items(
+    kind: str,
+    kind_limits: tuple[int, int | None],
+    other: str | None,
+    limits: tuple[int, int | None],
+    comma: str,
+    rule: Callable[[str], str],
+    *,
+    is_behind: bool,
+) -> str | None:
+    """The rest of a list with the fewest and most (None: any number) of `kind`, an item, among `other` ones, and limits for all.
+
+    other: None where there are none; where `kind` has no most, it takes the items of `kind` too. is_behind: other items come
+    before. rule: makes a rule of a body, and returns its name. Returns None where no list has so many, or where the rules are
+    too many.
+    """
+    (fewest_of_kind, most_of_kind), (fewest, most) = kind_limits, limits
+    counted_of_kind = fewest_of_kind if most_of_kind is None else most_of_kind
+    # Items are counted up to `counted`, behind which their number does not matter.
+    counted = most if most is not None else 0 if fewest <= fewest_of_kind else fewest
+    if (counted + 1) * (counted_of_kind + 1) > _MAX_RULES:
+        return None
+
+    def ways(count: int, count_of_kind: int, separator: str) -> list[str]:
+        """What may follow."""
+        found = []
+        # Where fewest items are not counted, so many of the kind are enough.
+        if count >= min(fewest, counted) and count_of_kind >= fewest_of_kind:
+            found.append('"]"')
+        if count == most:
+            return found
+        if count_of_kind < counted_of_kind and (rest := behind(min(count + 1, counted), count_of_kind + 1)):
+            found.append(f"{separator} {kind} {rest}")
+        repeats = separator and count == counted  # before what `behind` returns
+        if other is not None and not repeats and (rest := behind(min(count + 1, counted), count_of_kind)):
+            found.append(f"{separator} {other} {rest}")
+        return found
+
+    @cache
+    def behind(count: int, count_of_kind: int) -> str:
+        """The rule of what follows so many items and so many of the kind; "" where no list does."""
+        if not (found := ways(count, count_of_kind, comma)):
+            return ""
+        repeated = f"({comma} {other})* " if other is not None and count == counted != most else ""
+        return rule(f"{repeated}({' | '.join(found)})")
+
+    found = [] if is_behind else ways(0, 0, "")
+    return behind(0, 0) or None if is_behind else f"({' | '.join(found)})" if found else None

@@ -51,7 +51,7 @@ class Expansion:
         found = [term for each in own_terms(known) if (term := tidy(each)) is not None]
         for union in self._applied(known, schema, annotated):
             found = self.product(found, union)
-        found = [term for term in found if not self._is_empty(term, 0)]
+        found = [term for term in found if not self.is_empty(term)]
         if "unevaluatedProperties" in known or "unevaluatedItems" in known:
             if self._references.draft < LATEST and any(term.seen.contained for term in found):
                 raise Unsaid  # whether contains evaluates items
@@ -119,18 +119,18 @@ class Expansion:
             term
             for i, union in enumerate(unions)
             for term in reduce(self.product, (other for j, other in enumerate(others) if j != i), union)
-            if not self._is_empty(term, 0)
+            if not self.is_empty(term)
         ]
 
     def are_disjoint(self, unions: Sequence[list[Term]]) -> bool:
         return all(
-            self._is_empty(term, 0)
+            self.is_empty(term)
             for i, union in enumerate(unions)
             for other in unions[i + 1 :]
             for term in self.product(union, other)
         )
 
-    def _is_empty(self, term: Term, depth: int) -> bool:
+    def is_empty(self, term: Term, depth: int = 0) -> bool:
         """Whether surely no value follows the term. Only what joining has made is looked into."""
         keys = term.keys
         needed = [keys.get("properties", {}).get(name) for name in keys.get("required", ())]
@@ -144,7 +144,7 @@ class Expansion:
 
     def _has_no_value(self, schema: Any, depth: int) -> bool:
         try:
-            return all(self._is_empty(term, depth) for term in self.terms(schema))
+            return all(self.is_empty(term, depth) for term in self.terms(schema))
         except Unsaid:
             return False
 

@@ -2,7 +2,8 @@
 
 `not`, `if`, `oneOf`, `propertyNames`, `unevaluatedProperties` and others become alternatives, each of one type
 (`expansion`). Formats that llguidance does not know are dropped: the specification has them as annotations. Where a
-keyword has no such form, the schema is not rewritten. `uniqueItems` stays for `schema_rules`, with all values listed.
+keyword has no such form, the schema is not rewritten. For `schema_rules` stay `uniqueItems` with all values listed, `contains`
+as a list of its schema, and `{"not": {"type": "integer"}}` of numbers.
 """
 
 import json
@@ -235,7 +236,7 @@ class _Forms:
                 copied[key] = {name: self._inner(each) for name, each in value.items()}
             elif key in ("items", "additionalProperties"):
                 copied[key] = self._inner(value)
-            elif key == "prefixItems" and isinstance(value, list):
+            elif key in ("prefixItems", "contains") and isinstance(value, list):
                 copied[key] = [self._inner(each) for each in value]
             elif key in ("allOf", "anyOf") and isinstance(value, list):
                 copied.setdefault(key, []).extend(self._in_place(each) for each in value)
@@ -248,6 +249,8 @@ class _Forms:
                 copied["$ref"] = self._reference(schema)
             elif key not in _NO_CONSTRAINT and not (key == "uniqueItems" and value is False):
                 copied[key] = value
+        if "contains" in copied:
+            copied |= {key: known[key] for key in ("minContains", "maxContains") if key in known}
         return copied
 
     def _reference(self, schema: Any) -> str:

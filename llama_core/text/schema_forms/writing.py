@@ -12,7 +12,7 @@ from llama_core.text.schema_forms.expansion import Expansion
 from llama_core.text.schema_forms.references import Unsaid
 from llama_core.text.schema_forms.terms import KINDS, Term, alike, both, distinct, matches, negated_schema, tidy
 
-_MAX_POSITIONS: Final = 6  # of an item that a list must contain
+_MAX_POSITIONS: Final = 6  # of an item that a list must contain, each as an alternative
 _MAX_NAMES: Final = 256
 
 
@@ -51,14 +51,18 @@ class Writer:
 
     def _part(self, term: Term) -> dict[str, Any]:
         keys = dict(term.keys)
-        if "unsaid" in keys or "fraction" in keys:
+        if "unsaid" in keys:
             raise Unsaid
         kind = "integer" if keys.pop("integer", False) else term.kind
         part: dict[str, Any] = {"type": kind}
+        if keys.pop("fraction", False):
+            part["not"] = {"type": "integer"}
         more: list[Any] = []
         if others := keys.pop("not", ()):
             keys["pattern"] = (*keys.get("pattern", ()), _none_of(others))
         for key, value in keys.items():
+            if key == "contains":
+                continue
             if key in ("pattern", "format", "multipleOf"):
                 part[key] = value[0]
                 more += [{key: each} for each in value[1:]]
@@ -69,6 +73,8 @@ class Writer:
                 part[key] = value
         if "uniqueItems" in keys:
             part["items"] = self._unique_items(keys)
+        if "contains" in keys:
+            part |= _contained(keys)
         if keys.keys() == {"enum"}:
             part.pop("type")
         return part | ({"allOf": more} if more else {})
@@ -79,13 +85,16 @@ class Writer:
         return {"enum": self._values_of(keys["items"])}
 
     def _with_contents(self, term: Term) -> list[Term]:
-        """The terms that say without `contains` what the term says."""
+        """The terms that say what the term says with one `contains` at most, about the items behind the prefix."""
         found = [replace(term, keys={key: value for key, value in term.keys.items() if key != "contains"})]
         for schema, fewest, most in term.keys.get("contains", ()):
             union = []
             for each in found:
                 union += [Term("array", keys) for keys in _containing(each.keys, schema, fewest, most)]
-            found = self._expansion.product(found, union)
+            found = [each for each in self._expansion.product(found, union) if not self._expansion.is_empty(each)]
+        num_first = len(term.keys.get("prefixItems", ()))
+        if any("contains" in each.keys and len(each.keys.get("prefixItems", ())) > num_first for each in found):
+            raise Unsaid
         return found
 
     def _with_names(self, term: Term) -> list[Term]:
@@ -120,7 +129,7 @@ class Writer:
 
 def _containing(keys: Mapping[str, Any], schema: Any, fewest: int, most: float) -> list[dict[str, Any]]:
     """The keys of lists with `fewest` to `most` items of the schema, beside `keys`."""
-    if fewest > most:
+    if fewest > most or (schema is False and fewest):
         return []
     if most == 0:
         return [{"items": negated_schema(schema)}]
@@ -130,7 +139,24 @@ def _containing(keys: Mapping[str, Any], schema: Any, fewest: int, most: float) 
         return [{}]
     if fewest == 1 and most == math.inf and keys.get("maxItems", math.inf) <= _MAX_POSITIONS:
         return [{"minItems": i + 1, "prefixItems": (True,) * i + (schema,)} for i in range(keys["maxItems"])]
-    raise Unsaid
+    num_first = len(keys.get("prefixItems", ()))
+    if num_first and not (fewest == 1 and most == math.inf):
+        raise Unsaid
+    in_prefix = [{"minItems": i + 1, "prefixItems": (True,) * i + (schema,)} for i in range(num_first)]
+    return [*in_prefix, {"minItems": num_first + fewest, "contains": ((schema, fewest, most),)}]
+
+
+def _contained(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """`contains` for `schema_rules`: as a list of the schema, which no schema of a client has, for items that follow `items` too.
+    Where their number is limited, `items` is the schema of the others."""
+    ((schema, fewest, most), *more) = keys["contains"]
+    if more or "uniqueItems" in keys:
+        raise Unsaid
+    items = keys.get("items", True)
+    if items is False or (contained := both(items, schema)) is False:
+        raise Unsaid
+    part = {"contains": [contained], "minContains": fewest}
+    return part if most == math.inf else part | {"maxContains": int(most), "items": both(items, negated_schema(schema))}
 
 
 def _property(keys: Mapping[str, Any], name: str) -> Any:
