@@ -3,7 +3,7 @@
 llguidance compiles schemas itself, but bounds no number and takes no terminal inside a schema. So lists, objects and
 alternatives that may hold numbers become rules here, in the order and with the white space of llguidance's own; everything else
 stays a schema (`%json`). What the rules cannot say, such as `patternProperties`, stays one too: its integers are bounded, its
-other numbers are not. What llguidance lacks becomes rules too, as `schema_forms` writes it: lists of distinct values of an enum,
+other numbers are not. What llguidance lacks and `schema_forms` leaves becomes rules too: lists of distinct values of an enum,
 lists that contain items of a schema, and numbers that are no integers.
 """
 

@@ -42,11 +42,12 @@ def counted_items(
     *,
     is_behind: bool,
 ) -> str | None:
-    """The rest of a list with the fewest and most (None: any number) of `kind`, an item, among `other` ones, and limits for all.
+    """The rest of a list with so many of `kind`, an item, among `other` ones. None where no list has so many, or where the
+    rules are too many.
 
-    other: None where there are none; where `kind` has no most, it takes the items of `kind` too. is_behind: other items come
-    before. rule: makes a rule of a body, and returns its name. Returns None where no list has so many, or where the rules are
-    too many.
+    kind_limits, limits: fewest and most of the kind, and of all; None: any number. other: None where there are none; it takes
+    the items of `kind` too, unless their number has a most. is_behind: other items come before. rule: makes a rule of a body,
+    and returns its name.
     """
     (fewest_of_kind, most_of_kind), (fewest, most) = kind_limits, limits
     counted_of_kind = fewest_of_kind if most_of_kind is None else most_of_kind

@@ -147,8 +147,10 @@ def _containing(keys: Mapping[str, Any], schema: Any, fewest: int, most: float) 
 
 
 def _contained(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """`contains` for `schema_rules`: as a list of the schema, which no schema of a client has, for items that follow `items` too.
-    Where their number is limited, `items` is the schema of the others."""
+    """`contains` for `schema_rules`, for items that follow `items` too. It is a list, which no client's schema has there.
+
+    Where `maxContains` limits their number, `items` is the schema of the others.
+    """
     ((schema, fewest, most), *more) = keys["contains"]
     if more or "uniqueItems" in keys:
         raise Unsaid

@@ -44,7 +44,7 @@ def place_and_reason(schema: Any) -> tuple[str, str]:
 FAULTS: list[tuple[Any, str, str]] = [
     ({"type": "array", "uniqueItems": True}, ".uniqueItems", "the keyword uniqueItems is not supported"),
     ({"type": "string", "not": {"pattern": MARK}}, ".not", "the keyword not is not supported"),
-    ({"type": "array", "minItems": 2, "minContains": 1, "contains": {"const": MARK}}, ".contains", "the keyword contains"),
+    ({"type": "array", "minItems": 2, "maxContains": 1, "contains": {"pattern": MARK}}, ".contains", "the keyword contains"),
     ({"type": MARK}, ".type", TYPES),
     ({"type": 5}, ".type", TYPES),
     ({"type": ["string", MARK]}, ".type[1]", TYPES),
