@@ -46,6 +46,7 @@ _MAX_TRIED: Final = 256  # tokens that are tried behind one of them, within stri
 _GUESSED: Final = 128  # tokens beyond those of the path that another token than these may need
 _MAX_OTHER: Final = 512  # tokens that are followed where the first path is too long
 _MAX_WATCHED: Final = 512  # positions before the limit at which masks may be narrowed
+_MAX_UNREAD: Final = 64  # tokens before the watched positions that are followed at once
 # With so many tokens left an answer without a closing path is looked at again, because the model may have taken a shorter way,
 # and with less effort, because most have not.
 _LOOK_AGAIN: Final = frozenset(int(_MAX_WATCHED * 0.7**i) for i in range(18))
@@ -124,6 +125,7 @@ class JsonEnding:
     tokens: list[int] = field(default_factory=list)
     arrived: int = -1
     is_broken: bool = False
+    unread: list[int] = field(default_factory=list)  # of the answer, behind `tokens` and before the watched positions
     num_followed: int = 0  # tokens that were tried for one mask, and those of the paths that were found
     # For one mask: the texts, as far as they were followed, of the tokens that are late.
     late_texts: list[bytes] = field(default_factory=list)
@@ -136,19 +138,43 @@ class JsonEnding:
     def copy(self) -> "JsonEnding":
         """Another one for tokens that are not known to be the answer's."""
         return replace(
-            self, matcher=self.matcher.deep_copy(), place=self.place.copy(), tokens=list(self.tokens), late_texts=[]
+            self,
+            matcher=self.matcher.deep_copy(),
+            place=self.place.copy(),
+            tokens=list(self.tokens),
+            unread=list(self.unread),
+            late_texts=[],
         )
 
     def append(self, tokens: Sequence[int], begin: int) -> None:
         """Follow the answer's next tokens, of which the first is at position `begin`."""
-        for position, token in enumerate(tokens, begin):
+        # Before the watched positions many tokens are followed at once, which costs less than each alone.
+        num_unwatched = max(0, min(len(tokens), self.first_watched - begin))
+        self.unread += tokens[:num_unwatched]
+        if num_unwatched < len(tokens) or len(self.unread) >= _MAX_UNREAD:
+            self._follow_unread()
+        for position, token in enumerate(tokens[num_unwatched:], begin + num_unwatched):
             self.is_broken = self.is_broken or not self._within_limits(partial(self._follow, token, position))
+
+    def _follow_unread(self) -> None:
+        unread, self.unread = self.unread, []
+
+        def follow() -> None:
+            consume(self.matcher, unread)
+            self.place.text.append(b"".join(map(self.ahead.vocabulary.text, unread)))
+
+        if unread and not self.is_broken:
+            self.is_broken = not self._within_limits(follow)
+            self.tokens += unread
 
     def narrow(self, bits: np.ndarray, position: int) -> bool:
         """Drop from the mask the tokens after which the answer may not end in time. Returns whether a text was lost.
 
         bits: uint32 [words], what the grammar allows at `position`, behind all tokens that were appended."""
-        if self.is_broken or position < self.first_watched or not bits.any():
+        if position < self.first_watched or not bits.any():
+            return False
+        self._follow_unread()
+        if self.is_broken:
             return False
         if self.place.path == [] and not self._looks_again(position):
             return False

@@ -22,7 +22,8 @@ PLAIN_VALUES: Final = frozenset({"const", "enum", "required", "default", "exampl
 _DECIMAL: Final = rf"(0|[1-9][0-9]{{0,{WHOLE_DIGITS - 1}}})(\.[0-9]{{1,{FRACTION_DIGITS}}})?"
 NUMBER: Final = rf"-?{_DECIMAL}([eE][+-]?[0-9]{{1,3}})?"
 
-_NO_INTEGER: Final = r"-?[0-9]+\.[0-9]*[1-9][0-9]*"
+# With more digits it might be an integer as a double.
+_NO_INTEGER: Final = r"-?[0-9]{1,9}\.[0-9]{0,5}[1-9]"
 
 
 def has_large_number(value: Any) -> bool:
@@ -71,7 +72,8 @@ def _bounded_value(key: str, value: Any) -> Any:
 def number_terminal(schema: Mapping[str, Any], *, is_integer: bool = True) -> str | None:
     """The body of a terminal of Lark for numbers between the schema's limits; None where it has others, such as `multipleOf`.
 
-    As llguidance writes them, numbers with a limit have no exponent. is_integer: whether they may be integers.
+    As llguidance writes them, numbers with a limit have no exponent. is_integer: whether they may be integers; else they have at
+    most 9 digits before the point and 6 behind it.
     """
     if not is_integer:
         body = number_terminal(schema)
