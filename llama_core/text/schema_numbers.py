@@ -72,8 +72,8 @@ def _bounded_value(key: str, value: Any) -> Any:
 def number_terminal(schema: Mapping[str, Any], *, is_integer: bool = True) -> str | None:
     """The body of a terminal of Lark for numbers between the schema's limits; None where it has others, such as `multipleOf`.
 
-    As llguidance writes them, numbers with a limit have no exponent. is_integer: whether they may be integers; else they have at
-    most 9 digits before the point and 6 behind it.
+    As llguidance writes them, numbers with a limit have no exponent. is_integer: whether they may be integers; else they have
+    at most 9 digits before the point and 6 behind it.
     """
     if not is_integer:
         body = number_terminal(schema)

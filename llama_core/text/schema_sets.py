@@ -42,32 +42,34 @@ def counted_items(
     *,
     is_behind: bool,
 ) -> str | None:
-    """The rest of a list with so many of `kind`, an item, among `other` ones. None where no list has so many, or where the
+    """The rest of a list that begins with the fewest of `kind`, an item. None where no list has so many items, or where the
     rules are too many.
 
-    kind_limits, limits: fewest and most of the kind, and of all; None: any number. other: None where there are none; it takes
-    the items of `kind` too, unless their number has a most. is_behind: other items come before. rule: makes a rule of a body,
-    and returns its name.
+    The kind comes first because a model might go on with other items for ever. kind_limits, limits: fewest and most of the
+    kind, and of all items; None: any number. other: what also follows, None where nothing does; it takes the items of `kind`
+    too, unless their number has a most. is_behind: other items come before. rule: makes a rule of a body, and returns its name.
     """
     (fewest_of_kind, most_of_kind), (fewest, most) = kind_limits, limits
-    counted_of_kind = fewest_of_kind if most_of_kind is None else most_of_kind
     # Items are counted up to `counted`, behind which their number does not matter.
-    counted = most if most is not None else 0 if fewest <= fewest_of_kind else fewest
-    if (counted + 1) * (counted_of_kind + 1) > _MAX_RULES:
+    counted = max(fewest, fewest_of_kind) if most is None else most
+    counted_of_kind = fewest_of_kind if most_of_kind is None else most_of_kind
+    if (counted - fewest_of_kind + 1) * (counted_of_kind - fewest_of_kind + 1) > _MAX_RULES or counted < fewest_of_kind:
         return None
 
     def ways(count: int, count_of_kind: int, separator: str) -> list[str]:
         """What may follow."""
-        found = []
-        # Where fewest items are not counted, so many of the kind are enough.
-        if count >= min(fewest, counted) and count_of_kind >= fewest_of_kind:
-            found.append('"]"')
+        needs_kind = count_of_kind < fewest_of_kind
+        found = ['"]"'] if count >= fewest and not needs_kind else []
         if count == most:
             return found
         if count_of_kind < counted_of_kind and (rest := behind(min(count + 1, counted), count_of_kind + 1)):
             found.append(f"{separator} {kind} {rest}")
         repeats = separator and count == counted  # before what `behind` returns
-        if other is not None and not repeats and (rest := behind(min(count + 1, counted), count_of_kind)):
+        if (
+            other is not None
+            and not (repeats or needs_kind)
+            and (rest := behind(min(count + 1, counted), count_of_kind))
+        ):
             found.append(f"{separator} {other} {rest}")
         return found
 
@@ -76,7 +78,8 @@ def counted_items(
         """The rule of what follows so many items and so many of the kind; "" where no list does."""
         if not (found := ways(count, count_of_kind, comma)):
             return ""
-        repeated = f"({comma} {other})* " if other is not None and count == counted != most else ""
+        repeats = other is not None and count == counted != most and count_of_kind >= fewest_of_kind
+        repeated = f"({comma} {other})* " if repeats else ""
         return rule(f"{repeated}({' | '.join(found)})")
 
     found = [] if is_behind else ways(0, 0, "")
