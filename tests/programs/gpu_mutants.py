@@ -66,7 +66,7 @@ MUTANTS = (
     # Races between the host and the device.
     Mutant("two buffers in turn, with four steps in flight", "backend", "_TURNS = 4", "_TURNS = 2", DEVICE),
     Mutant("inputs of all steps in one buffer", "step_buffers", "self._sent[turn]", "self._sent[0]", DEVICE),
-    Mutant("results of all steps in one buffer", "backend", "self._answers[step.turn,", "self._answers[0,", DEVICE),
+    Mutant("results of all steps in one buffer", "backend", "self._answers[step.turn]", "self._answers[0]", DEVICE),
     Mutant("a result that is read without a wait", "backend", "step.copied.wait()", "pass", DEVICE),
     Mutant(
         "an event before the copy that it stands for",

@@ -20,7 +20,7 @@ from llama_core.execution.fused.ops import Ops, TorchOps
 from llama_core.execution.fused.product_choice import choice_for
 from llama_core.execution.fused.sampler import unpacked
 from llama_core.execution.fused.sampling_head import SamplingHead, bucket_sizes
-from llama_core.execution.fused.step_buffers import StepBuffers
+from llama_core.execution.fused.step_buffers import Prefixes, StepBuffers
 from llama_core.execution.fused.step_clock import NUM_SUMS, StepSeconds
 from llama_core.execution.fused.step_memory import (
     CAPTURED_PROMPT_TOKENS,
@@ -125,7 +125,7 @@ class FusedBackend:
         )
         self._turn = 0
         self._unsampled: _Step | None = None
-        self._answers = device.page_locked(_TURNS, NUM_SUMS + max_samples)
+        self._answers = [Prefixes(answer) for answer in device.page_locked(_TURNS, NUM_SUMS + max_samples)]
         self._seconds = StepSeconds()
         self._logprobs = device.page_locked(_TURNS, max_samples, self._head.num_logprobs)
 
@@ -200,15 +200,20 @@ class FusedBackend:
             self.queue_samples()
         return Pending(partial(self._read, step), partial(self._is_ready, step))
 
-    @torch.inference_mode()
     def queue_samples(self) -> None:
         """Queue the sampling of the latest step, and the copies to the host behind it, sums of times included. They stay there
         for `_TURNS` steps."""
-        step = self._unsampled
-        if step is None:
+        if self._unsampled is None:
             return
+        if torch.is_inference_mode_enabled():  # entering it again takes microseconds of every step
+            self._queue_samples(self._unsampled)
+        else:
+            with torch.inference_mode():
+                self._queue_samples(self._unsampled)
+
+    def _queue_samples(self, step: "_Step") -> None:
         results, logprobs = self._head.start(step.turn, step.plan, step.masks, wants_logprobs=step.keep_logits)
-        step.answer = self._answers[step.turn, : len(results)]
+        step.answer = self._answers[step.turn].first(NUM_SUMS + len(step.plan.sampled_slots))
         self._device.copy(step.answer, results)
         if logprobs is not None:
             step.logprobs = self._logprobs[step.turn, : len(logprobs)]

@@ -16,7 +16,7 @@ from llama_core.execution.fused.mask_buffers import MaskBuffers
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import Ops
 from llama_core.execution.fused.sampler import Mode, SamplingState
-from llama_core.execution.fused.step_buffers import StepBuffers
+from llama_core.execution.fused.step_buffers import Prefixes, StepBuffers
 from llama_core.execution.fused.step_clock import NUM_SUMS, StepClock
 from llama_core.execution.fused.step_plan import StepPlan
 from llama_core.execution.parallel import Parallel
@@ -76,6 +76,7 @@ class SamplingHead:
         torch_device = device.torch_device
         self.logits = torch.zeros((rows, vocab), dtype=torch.float32, device=torch_device)
         self._results = torch.zeros(NUM_SUMS + rows, dtype=torch.int64, device=torch_device)
+        self._result_parts = Prefixes(self._results)
         self._sampled = self._results[NUM_SUMS:]
         self.clock = StepClock(ops, self._results[:NUM_SUMS])
         self.num_logprobs = 1 + min(MAX_TOP_LOGPROBS, vocab)
@@ -108,16 +109,17 @@ class SamplingHead:
         """Queue the samples of the step whose inputs were sent. The host waits for the thread that computes `masks`."""
         slots = plan.sampled_slots
         count = len(slots)
+        results = self._result_parts.first(NUM_SUMS + count)
         if not count:
-            return Samples(self._results[:NUM_SUMS], None)
+            return Samples(results, None)
         if masks is not None:
             self._masks.send(turn, masks)
         bucket = self._buckets[bisect_left(self._buckets, count)]
         self._queue(bucket, self._mode(slots, masks))
         if not wants_logprobs:
-            return Samples(self._results[: NUM_SUMS + count], None)
+            return Samples(results, None)
         self._queue(bucket, "logprobs")
-        return Samples(self._results[: NUM_SUMS + count], self._logprobs[:count])
+        return Samples(results, self._logprobs[:count])
 
     @property
     def _variants(self) -> list[tuple[int, Part]]:
