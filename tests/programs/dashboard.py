@@ -6,6 +6,7 @@ if a query has an error or no number. Needs Debian's `prometheus`.
 
 import math
 import sys
+import threading
 import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +15,16 @@ import httpx
 
 from tests.support.prometheus import Prometheus, dashboard_queries, scraping
 from tests.support.server import served
+from tests.support.waiting import wait_until
 
-LOAD_S = 12.0
+LOAD_S = 30.0  # at most
+PAUSE_S = 1.0  # between two looks at all queries
 
 
-def load(url: str, seconds: float) -> None:
+def load(url: str, stopping: threading.Event) -> None:
     """Requests that end, that are refused and whose clients leave."""
-    deadline = time.monotonic() + seconds
     with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
-        while time.monotonic() < deadline:
+        while not stopping.is_set():
             body = {"prompt": "once upon a time " * 8, "max_tokens": 40}
             client.post("/v1/completions", json=body).raise_for_status()
             client.post("/v1/completions", json={"prompt": "x", "max_tokens": 10**6})
@@ -46,13 +48,20 @@ def faults(prometheus: Prometheus) -> list[str]:
 
 
 def check(url: str) -> list[str]:
-    """Loads the server at `url` while Prometheus scrapes it."""
-    with scraping(url) as prometheus:
-        with ThreadPoolExecutor(4) as pool:
-            for loading in [pool.submit(load, url, LOAD_S) for _ in range(4)]:
-                loading.result()
+    """Loads the server at `url` while Prometheus scrapes it, until every query has a number. Returns what is wrong by then."""
+    stopping, deadline = threading.Event(), time.monotonic() + LOAD_S
+    with scraping(url) as prometheus, ThreadPoolExecutor(4) as pool:
+        loading = [pool.submit(load, url, stopping) for _ in range(4)]
+        try:
+            while (found := faults(prometheus)) and time.monotonic() < deadline:
+                time.sleep(PAUSE_S)
+        finally:
+            stopping.set()
+        for each in loading:
+            each.result()
+        wait_until("the rules are evaluated", lambda: all(rule["health"] != "unknown" for rule in prometheus.rules()))
         broken = [rule["name"] for rule in prometheus.rules() if rule["health"] == "err"]
-        return [f"alert {name} has an error" for name in broken] + faults(prometheus)
+        return [f"alert {name} has an error" for name in broken] + found
 
 
 def main() -> None:
