@@ -39,6 +39,7 @@ from tests.support.waiting import until
 PROMPT = {"model": "golden", "prompt": [1, 264, 495], "temperature": 0, "ignore_eos": True}
 # A request whose body is incomplete counts as load, and leaves processor time to the processes that start.
 SLOW_BODY_S = 2.0
+NUM_TOKENS = 60  # of a completion of the load: enough that some are seen running
 LOOK_EACH_S = 0.25  # each look is a request or several, which take processor time from the processes that start
 
 
@@ -143,7 +144,9 @@ class Client:
         self.ranks[pids] = max(self.ranks.get(pids, 0), answer.json()["requests_running"])
         return pids
 
-    async def stream(self, max_tokens: int = 120, begun: asyncio.Event | None = None, slow_body_s: float = 0.0) -> str:
+    async def stream(
+        self, max_tokens: int = NUM_TOKENS, begun: asyncio.Event | None = None, slow_body_s: float = 0.0
+    ) -> str:
         """The end of a streamed completion: its finish reason, or its error. slow_body_s: until its body is complete."""
         body = json.dumps(PROMPT | {"max_tokens": max_tokens, "stream": True}).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
@@ -267,7 +270,7 @@ async def main(
         stamp("second_wanted")
         seen["autoscaler_sees_cpus"] = await until("the autoscaler sees it", lambda: asyncio.sleep(0, pending_cpus()))
         served = client.endings.total()
-        await until("completions meanwhile", lambda: asyncio.sleep(0, client.endings.total() >= served + 8))
+        await until("completions meanwhile", lambda: asyncio.sleep(0, client.endings.total() >= served + 4))
         await until("a second placement group still waits", wants_more)
         seen["groups_while_waiting"] = sorted(groups().values())
         seen["replicas_while_waiting"] = len(client.ranks)
@@ -305,7 +308,7 @@ async def main(
         seen["left_is_one_replica"] = tuple(left) in client.ranks
         seen["groups_left"] = list(groups().values())
         served = client.endings.total()
-        await until("completions afterwards", lambda: asyncio.sleep(0, client.endings.total() >= served + 3))
+        await until("completions afterwards", lambda: asyncio.sleep(0, client.endings.total() > served))
         seen["answers"] = list(await until("an answer", client.props))
         for worker in workers:
             worker.cancel()

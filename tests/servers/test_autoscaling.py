@@ -61,7 +61,7 @@ def test_when_load_falls_one_replica_ends_with_its_ranks_and_its_placement_group
 
 def test_no_request_fails_while_replicas_come_and_go(seen: dict[str, Any]) -> None:
     assert set(seen["endings"]) == {"length"}
-    assert seen["endings"]["length"] >= 11  # 8 while the second one waited, 3 after it had gone
+    assert seen["endings"]["length"] >= 5  # 4 while the second one waited, 1 after it had gone
 
 
 @pytest.mark.full
