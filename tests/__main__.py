@@ -31,7 +31,7 @@ LANE_OF_PATH = {
     "tests/servers/test_autoscaling.py": "nodes",
     "tests/servers/test_own_cluster.py": "nodes",
     "tests/servers/test_small_cluster.py": "nodes",
-    "tests/servers/test_startup.py": "starts",
+    "tests/servers/test_startup.py": "nodes",
     "tests/servers/test_upgrade.py": "starts",
     "tests/servers/test_serve_faults.py": "starts",
     "tests/servers/test_logs_and_traces.py": "starts",

@@ -9,6 +9,7 @@ import json
 import math
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -20,6 +21,8 @@ from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from tests.chaos.faulty_ranks import DIRECTORY, FACTORY, KINDS, PHASES, order
 from tests.chaos.from_outside import READY_TIMEOUT_S, footprint, kill_a_rank, kill_any, leaks, ready, spread
@@ -71,7 +74,28 @@ async def main_async(options: argparse.Namespace) -> dict[str, Any]:
                 after = footprint(server)
             if options.log:
                 options.log.write_text(server.output())
-            return {"load_s": load_s} | report(options, faults, streams, server.output(), before, after)
+            result = {"load_s": load_s} | report(options, faults, streams, server.output(), before, after)
+            if options.two_ctrl_c:
+                result["ended"] = await end_by_two_ctrl_c(server)
+            return result
+
+
+async def end_by_two_ctrl_c(server: Server) -> dict[str, Any]:
+    """End the server during a stream: its exit status, the seconds from the second signal, and the processes that are left."""
+    body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
+    url = f"{server.url}/v1/completions"
+    async with (
+        httpx.AsyncClient(timeout=90, trust_env=False) as client,
+        client.stream("POST", url, json=body) as answer,
+    ):
+        assert (await anext(answer.aiter_lines())).startswith("data: ")
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            await asyncio.sleep(0.3)
+        began = time.monotonic()
+        status = await asyncio.to_thread(server.process.wait, 120)
+        seconds = time.monotonic() - began
+    return {"status": status, "seconds": seconds, "left": list((await asyncio.to_thread(server.wait_gone)).values())}
 
 
 async def strike(server: Server, directory: Path, draw: random.Random, options: argparse.Namespace) -> list[Fault]:
@@ -192,6 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--timed", action=argparse.BooleanOptionalAction, default=True, help="fail where a fault is detected late"
     )
+    parser.add_argument("--two-ctrl-c", action="store_true", help="end the server by two Ctrl-C during a stream")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--log", type=Path, help="file for the server's output")

@@ -1,9 +1,9 @@
-"""The short form of `python -m tests.chaos`: a few faults under live streams."""
+"""The short form of `python -m tests.chaos`: a few faults under live streams; then two Ctrl-C end the server."""
 
 import json
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,15 +12,15 @@ from tests.support.programs import REPOSITORY, environment
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize(
-    "standby",
-    [pytest.param(True, id="with standby processes"), pytest.param(False, id="without", marks=pytest.mark.full)],
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(True, id="with standby processes"), pytest.param(False, id="without", marks=pytest.mark.full)],
 )
-def test_faults_lose_no_token_of_live_streams(standby: bool, tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    report = tmp_path_factory.mktemp("chaos") / "report.json"
     flags = ["--faults", "4", "--streams", "8", "--pause", "1.5", "--step-timeout", "6"]
     flags += ["--requests", "seeded", "two choices", "logprobs", "cut", "schema", "shortened", "tool call", "penalties"]
-    flags += ["--standby" if standby else "--no-standby", "--no-timed", "--json", str(report)]
+    flags += ["--standby" if request.param else "--no-standby", "--no-timed", "--two-ctrl-c", "--json", str(report)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos", *flags],
         cwd=REPOSITORY,
@@ -31,6 +31,15 @@ def test_faults_lose_no_token_of_live_streams(standby: bool, tmp_path: Path) -> 
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    seen = json.loads(report.read_text())
+    seen: dict[str, Any] = json.loads(report.read_text())
+    return seen
+
+
+def test_faults_lose_no_token_of_live_streams(seen: dict[str, Any]) -> None:
     assert seen["lost"] == seen["differing"] == 0 and seen["left"] == []
     assert seen["faults"] >= 4 and seen["recoveries"] >= 2 and seen["answers"] >= 8
+
+
+def test_a_second_ctrl_c_ends_all_processes_at_once(seen: dict[str, Any]) -> None:
+    assert seen["ended"]["status"] == 0 and seen["ended"]["seconds"] < 60
+    assert seen["ended"]["left"] == []

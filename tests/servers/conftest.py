@@ -1,6 +1,6 @@
 """Three servers for the whole session, because a start takes as long as many tests together.
 
-`test_end_to_end.py` ends the first two, and `test_serve_faults.py` the last. The other files that use them come before these in
+`test_end_to_end.py` ends the first two, and `test_upgrade.py` the last. The other files that use them come before these in
 alphabetical order. Tests of `plain` come before all others, so that it has ended when `demo` starts: an idle server takes an
 eighth of a core.
 """
@@ -19,6 +19,7 @@ from tests.support.traced_server import Traced, traced_server
 
 API_KEYS = ("kq7-one", "kq7-two")
 RESUME_WINDOW_S = 5.0
+CPUS_PER_RANK = 0.5  # of `traced`, so that two cores have room for another replica
 DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 60.0  # instead of 5 s, because the machine may be busy
 
 
@@ -67,7 +68,12 @@ SHARED_MEMORY_BEFORE: set[str] = set()  # files of the machine before the start 
 def traced() -> Iterator[Traced]:
     """The demo model without standby processes, with traces, a log of JSON, two API keys and a short resume window."""
     SHARED_MEMORY_BEFORE.update(os.listdir("/dev/shm"))
-    args = {"max_seq_len": 4096, "spare_ranks": False, "resume_window_s": RESUME_WINDOW_S}
+    args = {
+        "max_seq_len": 4096,
+        "spare_ranks": False,
+        "resume_window_s": RESUME_WINDOW_S,
+        "cpus_per_rank": CPUS_PER_RANK,
+    }
     with traced_server(api_keys=API_KEYS, **args) as running:
         yield running
 

@@ -54,6 +54,7 @@ def traced_server(api_keys: Sequence[str] = (), **args: Any) -> Iterator[Traced]
                 "RAY_TMPDIR": folder,
                 "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
                 "OTEL_BSP_SCHEDULE_DELAY": "200",
+                "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # a deployment that fails does so soon
             }
             if api_keys:
                 env[API_KEYS_VARIABLE] = ",".join(api_keys)
