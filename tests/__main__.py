@@ -46,7 +46,7 @@ LANE_OF_PATH = {
 FIRST = ("ranks",)  # before any lane of WAITING
 # One at a time while lanes of WAITING are left, two beside those of FIRST; the longest first.
 COMPUTING = ("model", "unit", "measures", "replica", "lint")
-WAITING = ("starts", "nodes", "servers", "soak", "chaos")  # the longest first
+WAITING = ("servers", "nodes", "starts", "soak", "chaos")  # the longest first
 AT_ONCE = 3
 NICENESS = 19  # of a lane that computes: less than the workers of Ray have, whose niceness is 15
 SOAK = ("--seconds", "15", "--every", "7", "--streams", "2", "--pause", "1")
