@@ -179,9 +179,9 @@ async def chat_grammar(grammar: str, param: str, encoder: PromptEncoder, parsing
     if parsing is None:
         return await encoder.grammar(grammar, param)
     if parsing.use is None:
-        checked = await encoder.grammar(grammar, param)
+        checked = await encoder.grammar(grammar, param, is_whole=False)
         return parsing.answer_format.after_reasoning(checked, begun=parsing.begun) if checked else ""
-    answer = await encoder.checked_grammar(grammar, param)
+    answer = await encoder.checked_grammar(grammar, param, is_whole=False)
     return await encoder.tool_grammar(parsing.use, answer, param, begun=parsing.begun)
 
 

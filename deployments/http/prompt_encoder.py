@@ -104,14 +104,17 @@ class PromptEncoder:
         parse_special = bool(parse_special)
         return await self._run(len(text), lambda: self._ids(text, bos, parse_special))
 
-    async def grammar(self, grammar: str, param: str) -> str:
+    async def grammar(self, grammar: str, param: str, *, is_whole: bool = True) -> str:
         """The grammar as the engine takes it, checked. Raises InvalidParameter that names `param`."""
-        answer = await self.checked_grammar(grammar, param)
+        answer = await self.checked_grammar(grammar, param, is_whole=is_whole)
         return for_answer(answer, self._engine.tokenizer) if answer else ""
 
-    async def checked_grammar(self, grammar: str, param: str) -> str:
-        """The grammar, if it compiles, which a thread finds out. Raises InvalidParameter that names `param`."""
-        return await self._run(len(grammar), partial(checked, grammar, param), in_thread=True) if grammar else ""
+    async def checked_grammar(self, grammar: str, param: str, *, is_whole: bool) -> str:
+        """The grammar, if it compiles, which a thread finds out. Raises InvalidParameter that names `param`.
+
+        is_whole: neither reasoning nor tool calls are in the same grammar."""
+        check = partial(checked, grammar, param, is_whole=is_whole)
+        return await self._run(len(grammar), check, in_thread=True) if grammar else ""
 
     async def tool_grammar(self, use: ToolUse, answer: str, param: str, *, begun: bool) -> str:
         """The grammar of an answer that may call tools, made in a thread. begun: it begins within the reasoning.

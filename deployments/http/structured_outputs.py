@@ -60,14 +60,14 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
 
 
 @lru_cache(maxsize=128)
-def checked(grammar: str, param: str) -> str:
+def checked(grammar: str, param: str, *, is_whole: bool = True) -> str:
     """`grammar.checked_grammar`, kept for requests with the same one. Takes up to 60 ms the first time, GBNF up to a second."""
     if grammar.startswith(_GBNF):
         grammar = _of_gbnf(json.loads(grammar)["gbnf"], param)
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         raise InvalidParameter(f"{param}: must have at most {MAX_GRAMMAR_BYTES} bytes", param=param)
     try:
-        return grammars.checked_grammar(grammar, param, _SCHEMA_PLACES.get(param, ""))
+        return grammars.checked_grammar(grammar, param, _SCHEMA_PLACES.get(param, ""), is_whole=is_whole)
     except InvalidParameter as error:
         if (part := refused_part(grammar, param)) is not None:
             raise part from None

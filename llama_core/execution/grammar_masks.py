@@ -24,6 +24,7 @@ import numpy as np
 
 from llama_core.execution.json_ending import JsonEnding, Lookahead
 from llama_core.execution.json_vocabulary import JsonVocabulary
+from llama_core.execution.unique_items import ItemTokens, UniqueItems, UniqueLists
 from llama_core.log_lines import where
 from llama_core.scheduling.step import Draft, ForcedTokens, Row, SlotInit
 
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEPT_GRAMMARS: Final = 16  # compiled grammars that later requests with the same one copy
+_NEAR: Final = 8  # tokens beyond the closing path, more than those below which the model has no choice
 _MAX_FORCED: Final = 16  # tokens of a row that are reported; drafts are fewer
+_NO_OTHER_ITEM: Final = "the grammar cannot be followed: no other item of a list with unique items is left"
 _UNAVAILABLE: Final = "this engine has no tokenizer, so that it cannot follow grammars"
 
 
@@ -49,14 +52,16 @@ class _Slot:
     drafts: list[int] = field(default_factory=list)  # of the step that begins
     matcher: "LLMatcher | None" = None
     ending: JsonEnding | None = None  # of JSON and calls of tools, made with the matcher
+    unique: UniqueItems | None = None  # of JSON with lists of distinct items, made with the matcher
 
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """ahead: None for a grammar whose text is not JSON."""
+    """ahead: None for a grammar whose text is not JSON. lists: None for one without lists of distinct items."""
 
     compiled: "LLMatcher"
     ahead: Lookahead | None
+    lists: UniqueLists | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +127,13 @@ class SlotGrammars:
         self._load = vocabulary
         self._vocabulary: LLTokenizer | None = None
         self._json: JsonVocabulary | None = None
+        self._items: ItemTokens | None = None  # made by `prepare`, or for the first grammar with such lists
         # Of the latest step with masks: its rows, and what reads its samples.
         self._latest: tuple[Seq[_Job], Callable[[], Seq[int]]] | None = None
 
     def prepare(self) -> None:
         if self._load is not None:
-            self._thread.submit(lambda: self._loaded()[1].prepare())
+            self._thread.submit(self._prepare)
 
     def admit(self, init: SlotInit) -> None:
         grammar = init.params.grammar
@@ -216,7 +222,7 @@ class SlotGrammars:
             else:
                 log.error("looking ahead failed: the answer is not brought to its end\n%s", where(error))
                 slot.limit = None
-            slot.matcher = slot.ending = None
+            slot.matcher = slot.ending = slot.unique = None
             del masks.forced[num_forced:], masks.shortened[num_shortened:]
             self._match_row(replace(job, begin=slot.first), masks)
 
@@ -226,7 +232,7 @@ class SlotGrammars:
         assert len(tokens) == job.position - job.begin, "the samples of earlier steps were read"
         if slot.matcher is None:
             self._begin_matching(slot, job.begin)
-        matcher, ending = slot.matcher, slot.ending
+        matcher, ending, unique = slot.matcher, slot.ending, slot.unique
         assert matcher is not None
         if matcher.try_consume_tokens(tokens) < len(tokens) and not matcher.is_stopped():
             unused = masks.bits[job.sample]
@@ -235,34 +241,53 @@ class SlotGrammars:
             raise _Refused("the tokens generated so far do not follow the grammar")
         if ending is not None:
             ending.append(tokens, job.begin)
+        if unique is not None:
+            unique.append(tokens)
         if job.drafts:  # on copies: taking tokens back leaves masks behind them (`closing_path`)
             matcher = matcher.deep_copy()
             ending = None if ending is None else ending.copy()
+            unique = None if unique is None else unique.copy()
         for i in range(1 + len(job.drafts)):
             bits = masks.bits[job.sample + i]
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             _check(matcher)
-            if ending is not None and ending.narrow(bits, job.position + i):
+            if unique is not None and bits.any():
+                unique.narrow(bits, matcher)
+                if not bits.any():
+                    masks.reasons[job.sample + i] = _NO_OTHER_ITEM
+            is_shortened = ending is not None and ending.narrow(bits, job.position + i)
+            if unique is not None and ending is not None and _is_near_end(ending, job.position + i):
+                is_shortened |= unique.lead_out(bits)
+            if is_shortened:
                 masks.shortened.append(job.sample + i)
-            if i == len(job.drafts) or matcher.is_stopped() or not matcher.try_consume_tokens([job.drafts[i]]):
+            is_last = i == len(job.drafts) or (unique is not None and not _is_set(bits, job.drafts[i]))
+            if is_last or matcher.is_stopped() or not matcher.try_consume_tokens([job.drafts[i]]):
                 masks.bits[job.sample + i + 1 : job.sample + 1 + len(job.drafts)] = 0
                 break  # what is sampled behind a draft that the grammar refuses is dropped
             if ending is not None:
                 ending.append([job.drafts[i]], job.position + i)
+            if unique is not None:
+                unique.append([job.drafts[i]])
         if not job.drafts and len(forced := matcher.compute_ff_tokens()) > 1:
-            masks.forced.append(ForcedTokens(job.row, job.position, forced[:_MAX_FORCED]))
+            forced = forced if unique is None else unique.distinct(forced)
+            if len(forced) > 1:
+                masks.forced.append(ForcedTokens(job.row, job.position, forced[:_MAX_FORCED]))
         _check(matcher)
 
     def _begin_matching(self, slot: _Slot, begin: int) -> None:
         kept = self._compiled.pop(slot.grammar, None)
         if kept is None or (kept.ahead is not None and kept.ahead.is_broken):
-            kept = _Grammar(self._compile(slot.grammar), self._lookahead(slot.grammar))
+            grammar = slot.grammar
+            kept = _Grammar(self._compile(grammar), self._lookahead(grammar), self._unique_lists(grammar))
         self._compiled[slot.grammar] = kept
         if len(self._compiled) > _KEPT_GRAMMARS:
             self._compiled.popitem(last=False)
         slot.matcher = kept.compiled.deep_copy()
         if kept.ahead is not None and kept.ahead.num_watched and slot.limit is not None:
             slot.ending = JsonEnding.of(kept.ahead, begin, slot.limit)
+        if kept.lists is not None:
+            self._items = self._items or ItemTokens(self._loaded()[1])
+            slot.unique = UniqueItems.of(self._items, kept.lists)
 
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher  # the engine runs without it where no request has a grammar
@@ -287,6 +312,17 @@ class SlotGrammars:
             log.error("looking ahead failed: answers are not brought to their end\n%s", where(error))
             return None
 
+    def _prepare(self) -> None:
+        vocabulary = self._loaded()[1]
+        vocabulary.prepare()
+        self._items = self._items or ItemTokens(vocabulary)
+
+    def _unique_lists(self, grammar: str) -> UniqueLists | None:
+        from llama_core.text.grammar import unique_lists_of
+
+        lists = unique_lists_of(grammar)
+        return None if lists is None else UniqueLists(lists)
+
     def _loaded(self) -> "tuple[LLTokenizer, JsonVocabulary]":
         if self._load is None:
             raise _Refused(_UNAVAILABLE)
@@ -294,6 +330,16 @@ class SlotGrammars:
             self._vocabulary = self._load()
             self._json = JsonVocabulary(self._vocabulary, self._num_words)
         return self._vocabulary, self._json
+
+
+def _is_near_end(ending: JsonEnding, position: int) -> bool:
+    """Whether an item must end soon, so that it may not become an earlier one."""
+    path = ending.place.path
+    return ending.limit - position - len(path) < _NEAR if path else False
+
+
+def _is_set(bits: np.ndarray, token: int) -> bool:
+    return bool(bits[token // 32] >> np.uint32(token % 32) & 1)
 
 
 class _Refused(Exception):

@@ -16,6 +16,7 @@ from llama_core.text import gbnf
 from llama_core.text.grammar_words import lark_reason, regex_fault
 from llama_core.text.schema_faults import schema_fault, schema_reason, unwritable_fault
 from llama_core.text.schema_forms.rewriting import original_place, refused_keywords, rewritten
+from llama_core.text.schema_forms.unique_lists import without_unique_lists
 from llama_core.text.schema_numbers import bounded_schema
 from llama_core.text.schema_rules import MAX_CHARS, Spacing, schema_rules
 from llama_core.text.tokenizer import Tokenizer
@@ -96,18 +97,20 @@ def for_answer(grammar: str, tokenizer: Tokenizer) -> str:
         return grammar
     first, *others = json.loads(grammar)["grammars"]
     start = {"lark_grammar": 'start: " "? @answer'}
-    return _beside_schema([start, first | {"name": "answer"}, *others], schema_of(grammar))
+    made = [start, first | {"name": "answer"}, *others]
+    return _beside_schema(made, schema_of(grammar), unique_lists_of(grammar))
 
 
-def checked_grammar(grammar: str, param: str, schema_param: str = "") -> str:
+def checked_grammar(grammar: str, param: str, schema_param: str = "", *, is_whole: bool = True) -> str:
     """The grammar in the form in which an answer follows it: numbers of JSON schemas have a limited length (`schema_numbers`).
 
     Raises InvalidParameter that names `param` and the place unless the grammar compiles within the limits; `schema_param`
-    instead where that is the place of a JSON schema. Takes processor time: up to 60 ms, and twice as much for an error.
+    instead where that is the place of a JSON schema. is_whole: nothing comes before the answer, so that the items of its lists
+    can be kept distinct (`unique_lists_of`). Takes processor time: up to 60 ms, and twice as much for an error.
     """
     problem = _problem(grammar)
-    if (followed := _rewritten(grammar) if problem else _bounded(grammar) or grammar) is None:
-        raise _refusal(grammar, problem, param, schema_param or param)
+    if (followed := _rewritten(grammar, is_whole) if problem else _bounded(grammar) or grammar) is None:
+        raise _refusal(grammar, problem, param, schema_param or param, is_whole)
     return followed
 
 
@@ -125,26 +128,34 @@ def _bounded(grammar: str) -> str | None:
     return next((each for each in bounded if len(each) < MAX_CHARS and not _problem(each)), None)
 
 
-def _rewritten(grammar: str) -> str | None:
+def _rewritten(grammar: str, is_whole: bool) -> str | None:
     """The grammar of a JSON schema that llguidance refuses, in a form that it follows (`schema_forms`)."""
     if '"json_schema"' not in grammar:
         return None
     first, *others = json.loads(grammar)["grammars"]
-    if (schema := rewritten(first.get("json_schema"))) is None:
+    if (schema := rewritten(first.get("json_schema"), keeps_unique=is_whole)) is None:
         return None
+    schema, lists = without_unique_lists(schema)
     if _problem(_of_schema({key: schema[key] for key in ("x-guidance",) if key in schema})):
         return None
     grammar = json.dumps({"grammars": [first | {"json_schema": schema}, *others]})
-    return _bounded(grammar) or (grammar if not _problem(grammar) else None)
+    followed = _bounded(grammar) or (grammar if not _problem(grammar) else None)
+    if followed is None or lists is None:
+        return followed
+    followed = json.dumps(json.loads(followed) | {"unique_lists": lists})
+    return followed if len(followed) < MAX_CHARS else None
 
 
 def _of_schema(schema: Any) -> str:
     return json.dumps({"grammars": [{"json_schema": schema}]})
 
 
-def _beside_schema(grammars: Sequence[Any], schema: Any) -> str:
-    """The grammars' text. The schema stays beside them for those who read it: llguidance reads "grammars" alone."""
-    return json.dumps({"grammars": grammars} | ({} if schema is None else {"json_schema": schema}))
+def _beside_schema(grammars: Sequence[Any], schema: Any, lists: Any = None) -> str:
+    """The grammars' text. The schema stays beside them for those who read it: llguidance reads "grammars" alone.
+
+    lists: `unique_lists_of`."""
+    beside = {"json_schema": schema, "unique_lists": lists}
+    return json.dumps({"grammars": grammars} | {key: value for key, value in beside.items() if value is not None})
 
 
 def schema_of(grammar: str) -> Any:
@@ -164,6 +175,11 @@ def json_description(grammar: str) -> str:
     if isinstance(schema, dict):
         schema = {key: value for key, value in schema.items() if key != "x-guidance"}
     return "" if schema is None else json.dumps(schema)
+
+
+def unique_lists_of(grammar: str) -> Any:
+    """The lists of the schema whose items must be kept distinct (`schema_forms.unique_lists`); None where there are none."""
+    return json.loads(grammar).get("unique_lists") if '"unique_lists"' in grammar else None
 
 
 def begins_with_text(grammar: str) -> bool:
@@ -188,10 +204,10 @@ def check_schema(schema: Mapping[str, Any], param: str) -> None:
     """Raises InvalidParameter that names the place behind `param` unless llguidance compiles the schema."""
     grammar = json_schema_grammar(schema)
     if problem := _problem(grammar):
-        raise _refusal(grammar, problem, param, param)
+        raise _refusal(grammar, problem, param, param, is_whole=False)
 
 
-def _refusal(grammar: str, problem: str, param: str, schema_param: str) -> InvalidParameter:
+def _refusal(grammar: str, problem: str, param: str, schema_param: str, is_whole: bool) -> InvalidParameter:
     """The problem, which quotes the grammar, with its place and in words of our own."""
     try:
         made = json.loads(grammar)
@@ -200,7 +216,7 @@ def _refusal(grammar: str, problem: str, param: str, schema_param: str) -> Inval
         made, first = {}, {"lark_grammar": grammar}
     if isinstance(schema := first.get("json_schema"), dict):
         options = {key: schema[key] for key in ("x-guidance",) if key in schema}
-        if left_problem := _problem(_of_schema(left := refused_keywords(schema))):
+        if left_problem := _problem(_of_schema(left := refused_keywords(schema, keeps_unique=is_whole))):
             problem = left_problem
         fault = schema_fault(
             left if left_problem else schema, problem, lambda part: _problem(_of_schema(part | options))

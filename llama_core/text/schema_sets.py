@@ -7,6 +7,17 @@ from typing import Final
 _MAX_RULES: Final = 1024
 
 
+def has_rules(num_items: int, fewest: int, most: int | None) -> bool:
+    """Whether `ordered_subset` finds rules."""
+    most = None if most is None or most >= num_items else most
+    return num_items * (_counted(fewest, most) + 1) <= _MAX_RULES and fewest <= (num_items if most is None else most)
+
+
+def _counted(fewest: int, most: int | None) -> int:
+    """Up to which number the items that come before are counted, behind which it does not matter."""
+    return max(fewest, 1) if most is None else most
+
+
 def ordered_subset(
     items: Sequence[str], fewest: int, most: int | None, comma: str, rule: Callable[[str], str]
 ) -> str | None:
@@ -15,11 +26,10 @@ def ordered_subset(
 
     rule: makes a rule of a body, and returns its name.
     """
-    most = None if most is None or most >= len(items) else most
-    # Items that come before are counted up to `counted`, behind which their number does not matter.
-    counted = max(fewest, 1) if most is None else most
-    if len(items) * (counted + 1) > _MAX_RULES or not fewest <= (len(items) if most is None else most):
+    if not has_rules(len(items), fewest, most):
         return None
+    most = None if most is None or most >= len(items) else most
+    counted = _counted(fewest, most)
     # What may follow the items from the last one back, by the number of those before; "" where it leads to no end.
     behind = ["" if count < fewest else '"]"' for count in range(counted + 1)]
     for item in reversed(items):

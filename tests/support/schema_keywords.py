@@ -3,8 +3,11 @@
 import random
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from llguidance import LLMatcher
+
+from llama_core.execution.unique_items import UniqueItems
 
 _VALUES: list[Any] = [
     None,
@@ -85,13 +88,19 @@ def _around(inner: st.SearchStrategy[Any], *, refers: bool = False) -> st.Search
     return names.flatmap(lambda chosen: st.fixed_dictionaries({name: keywords[name] for name in chosen}))
 
 
-def random_answer(matcher: LLMatcher, draw: random.Random, max_bytes: int) -> str | None:
-    """A text of the grammar, byte by byte; None where it does not end in time. matcher: over the tokenizer of bytes."""
-    copy, text = matcher.deep_copy(), bytearray()
+def random_answer(
+    matcher: LLMatcher, draw: random.Random, max_bytes: int, unique: UniqueItems | None = None
+) -> str | None:
+    """A text of the grammar, byte by byte; None where it does not end in time. matcher: over the tokenizer of bytes. unique: of
+    the grammar."""
+    copy, text, unique = matcher.deep_copy(), bytearray(), unique and unique.copy()
     for _ in range(max_bytes):
         if copy.is_accepting() and (copy.is_stopped() or draw.random() < 0.5):
             return text.decode(errors="replace")
-        bits = int.from_bytes(copy.compute_bitmask(), "little")
+        mask = np.frombuffer(copy.compute_bitmask(), np.uint32).copy()
+        if unique is not None:
+            unique.narrow(mask, copy)
+        bits = int.from_bytes(mask.tobytes(), "little")
         allowed = [byte for byte in range(256) if bits >> byte & 1]
         closing = [byte for byte in allowed if chr(byte) in '"]}' and draw.random() < 0.4]
         plain = [byte for byte in allowed if 0x20 < byte < 0x7F and chr(byte) != "\\"]
@@ -100,4 +109,6 @@ def random_answer(matcher: LLMatcher, draw: random.Random, max_bytes: int) -> st
         chosen = draw.choice(closing or plain or allowed)
         text.append(chosen)
         copy.consume_token(chosen)
+        if unique is not None:
+            unique.append([chosen])
     return None

@@ -3,7 +3,8 @@
 `not`, `if`, `oneOf`, `propertyNames`, `unevaluatedProperties` and others become alternatives, each of one type
 (`expansion`). Formats that llguidance does not know are dropped: the specification has them as annotations. Where a
 keyword has no such form, the schema is not rewritten. For `schema_rules` stay `uniqueItems` with all values listed, `contains`
-as a list of its schema, and `{"not": {"type": "integer"}}` of numbers.
+as a list of its schema, and `{"not": {"type": "integer"}}` of numbers. Where the caller can keep other lists of distinct items
+(`unique_lists`), these stay too.
 """
 
 import json
@@ -53,15 +54,17 @@ _NOT_REWRITTEN: Final = (
 )
 
 
-def rewritten(schema: Any) -> Any:
+def rewritten(schema: Any, *, keeps_unique: bool = False) -> Any:
     """The schema without the keywords that llguidance lacks; None where it cannot be rewritten or grows too large.
+
+    keeps_unique: but for `uniqueItems` AT_RUN_TIME of lists whose values cannot be listed.
 
     Takes some milliseconds, and for the largest schemas some tenths of a second. Raises nothing.
     """
     try:
         if not isinstance(schema, dict) or (num_chars := len(json.dumps(schema))) > _MAX_CHARS:
             return None
-        found = _Forms(schema).whole()
+        found = _Forms(schema, keeps_unique=keeps_unique).whole()
         limit = _FREE_CHARS + _GROWTH * num_chars
         return found if found is not None and _num_chars(found, {}) <= limit else None
     except _NOT_REWRITTEN:
@@ -79,12 +82,12 @@ def _num_chars(value: Any, counted: dict[int, int]) -> int:
     return counted[id(value)]
 
 
-def refused_keywords(schema: Any) -> Any:
+def refused_keywords(schema: Any, *, keeps_unique: bool = False) -> Any:
     """The schema for an error's place: without the keywords that could be rewritten. What was `oneOf` may be `anyOf`."""
     try:
         if not isinstance(schema, dict) or len(json.dumps(schema)) > _MAX_CHARS:
             return schema
-        draft, forms, kept = draft_of(schema), _Forms(schema), list[Any]()
+        draft, forms, kept = draft_of(schema), _Forms(schema, keeps_unique=keeps_unique), list[Any]()
         try:
             forms.whole()
         except _Refused as refused:
@@ -137,11 +140,11 @@ def _without_rewritten(schema: Any, kept: set[int], draft: int) -> Any:
 class _Forms:
     """The schemas of one whole schema."""
 
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], *, keeps_unique: bool = False) -> None:
         self._root = root
         self._references = References(root)
         self._expansion = Expansion(self._references)
-        self._writer = Writer(self._expansion)
+        self._writer = Writer(self._expansion, keeps_unique=keeps_unique)
         self._done: dict[Any, Any] = {}
         self._begun: set[Any] = set()
         self._names: dict[Any, str] = {}  # of definitions

@@ -11,23 +11,31 @@ from typing import Any, Final
 from llama_core.text.schema_forms.expansion import Expansion
 from llama_core.text.schema_forms.references import Unsaid
 from llama_core.text.schema_forms.terms import KINDS, Term, alike, both, distinct, matches, negated_schema, tidy
+from llama_core.text.schema_forms.unique_lists import AT_RUN_TIME, can_compare
+from llama_core.text.schema_sets import has_rules
 
 _MAX_POSITIONS: Final = 6  # of an item that a list must contain, each as an alternative
 _MAX_NAMES: Final = 256
+_MAX_INTEGERS: Final = 64  # of a range that is written as an enum
+_FAR: Final = 2**53
+_RANGE: Final = frozenset({"integer", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 
 
 class Writer:
-    """Of unions of the schemas of one whole schema."""
+    """Of unions of the schemas of one whole schema. keeps_unique: lists of distinct items may stand in the schema where their
+    values cannot be listed (`unique_lists`)."""
 
-    def __init__(self, expansion: Expansion) -> None:
+    def __init__(self, expansion: Expansion, *, keeps_unique: bool = False) -> None:
         self._expansion = expansion
+        self._keeps_unique = keeps_unique
 
     def _values_of(self, schema: Any) -> list[Any]:
         """All values of the schema, in its order. Raises Unsaid where they may be more."""
         found: list[Any] = []
         for term in self._expansion.terms(schema):
-            values = {"null": (None,), "boolean": (False, True)}.get(term.kind, ())
-            if not term.keys.keys() <= {"enum"} or not (values := term.keys.get("enum", values)):
+            values: Sequence[Any] = {"null": (None,), "boolean": (False, True)}.get(term.kind, ())
+            values = _integers_between(term.keys) if term.keys.get("integer") else term.keys.get("enum", values)
+            if not values or not term.keys.keys() <= (_RANGE if term.keys.get("integer") else {"enum"}):
                 raise Unsaid
             found += values
         own = schema.get("enum", ()) if isinstance(schema, dict) else ()
@@ -72,17 +80,35 @@ class Writer:
             elif key == "uniqueItems" or (value is not True and value != {}):
                 part[key] = value
         if "uniqueItems" in keys:
-            part["items"] = self._unique_items(keys)
+            part |= self._unique_items(keys)
         if "contains" in keys:
             part |= _contained(keys)
         if keys.keys() == {"enum"}:
             part.pop("type")
         return part | ({"allOf": more} if more else {})
 
-    def _unique_items(self, keys: Mapping[str, Any]) -> Any:
-        if keys.get("prefixItems") or isinstance(keys.get("items", True), bool):
+    def _unique_items(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        first, rest = keys.get("prefixItems", ()), keys.get("items", True)
+        values = None if first or isinstance(rest, bool) else self._values_or_none(rest)
+        fewest, most = keys.get("minItems", 0), keys.get("maxItems")
+        if values is not None and (not self._keeps_unique or has_rules(len(values), fewest, most)):
+            return {"items": {"enum": values}}
+        if not self._keeps_unique or "contains" in keys:
             raise Unsaid
-        return {"enum": self._values_of(keys["items"])}
+        if not all(can_compare(self._expansion.terms(each)) for each in (*first, rest)):
+            raise Unsaid
+        if values is None:
+            return {"uniqueItems": AT_RUN_TIME}
+        if fewest > len(values):
+            raise Unsaid
+        most = len(values) if most is None else min(most, len(values))
+        return {"uniqueItems": AT_RUN_TIME, "items": {"enum": values}, "maxItems": most}
+
+    def _values_or_none(self, schema: Any) -> list[Any] | None:
+        try:
+            return self._values_of(schema)
+        except Unsaid:
+            return None
 
     def _with_contents(self, term: Term) -> list[Term]:
         """The terms that say what the term says with one `contains` at most, about the items behind the prefix."""
@@ -125,6 +151,15 @@ class Writer:
             keys["patternProperties"] = {pattern: rest}
         found = tidy(replace(term, keys=keys | {"additionalProperties": False}))
         return [found] if found is not None else []
+
+
+def _integers_between(keys: Mapping[str, Any]) -> Sequence[int]:
+    """All integers between the limits; none where they may be many."""
+    low = max(keys.get("minimum", -math.inf), math.floor(keys.get("exclusiveMinimum", -_FAR)) + 1)
+    high = min(keys.get("maximum", math.inf), math.ceil(keys.get("exclusiveMaximum", _FAR)) - 1)
+    if high - low >= _MAX_INTEGERS or max(abs(low), abs(high)) >= _FAR:
+        return ()
+    return range(math.ceil(low), math.floor(high) + 1)
 
 
 def _containing(keys: Mapping[str, Any], schema: Any, fewest: int, most: float) -> list[dict[str, Any]]:

@@ -6,12 +6,17 @@ import pytest
 from llguidance import LLMatcher
 
 from deployments.http.limits import HttpLimits
-from deployments.http.plan import plan_chat, plan_completion
+from deployments.http.plan import AnswerParsing, chat_grammar, plan_chat, plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.schemas import ChatBody, CompletionBody
 from deployments.http.structured_outputs import grammar_of
 from llama_core.errors import InvalidParameter
+from llama_core.text.answer_format import AnswerFormat
+from llama_core.text.grammar import json_schema_grammar, unique_lists_of
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
+from llama_core.text.reasoning import ReasoningMarks
+from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.tool import Tool, ToolUse
 from tests.support.scripted_engine import FakeEngine
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -157,3 +162,19 @@ async def test_structures_are_refused_without_a_place_in_the_grammar_that_is_mad
     with pytest.raises(InvalidParameter) as refused:
         await planned(structured_outputs={"structural_tag": TAGS | {"structures": structures}})
     assert refused.value.message == "structured_outputs.structural_tag: the text in quotes is not valid"
+
+
+SET = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+
+
+async def test_sets_of_strings_are_followed_where_the_json_is_the_whole_answer() -> None:
+    encoder = PromptEncoder(FakeEngine(), HttpLimits().text)
+    grammar = await planned(response_format={"type": "json_schema", "json_schema": {"schema": SET}})
+    assert unique_lists_of(grammar) == {"root": [0], "states": [{"names": {"a": [1]}}, {"is_unique": True}]}
+    hermes, marks = find_tool_format("hermes"), ReasoningMarks("<think>", "</think>")
+    calls = ToolUse((Tool("f", None, "{}"),), "auto")
+    for use, reasoning in ((calls, None), (None, marks)):
+        parsing = AnswerParsing(AnswerFormat(TOKENIZER, hermes, reasoning), use, begun=False)
+        with pytest.raises(InvalidParameter) as refused:
+            await chat_grammar(json_schema_grammar(SET), "guided_json", encoder, parsing)
+        assert refused.value.param == "guided_json.properties[0].uniqueItems"

@@ -187,6 +187,7 @@ def test_a_matcher_is_rebuilt_from_the_tokens_generated_before() -> None:
 UNLIMITED: tuple[dict[str, Any], ...] = (
     {"type": "string"},
     {"type": "array", "items": {"type": "string"}, "minItems": 2},
+    {"type": "array", "items": {"type": "string"}, "minItems": 2, "uniqueItems": True},
     {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1},
     {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}},
 )
@@ -223,7 +224,7 @@ def test_shortened_answers_are_the_same_alone_batched_preempted_in_chunks_and_wi
         return found
 
     served()
-    served(max_step_tokens=9, arrivals=[0, 4, 2, 9])
+    served(max_step_tokens=9, arrivals=[0, 4, 2, 9, 3])
     assert served(num_blocks=8)["preemptions"] > 0
     served(max_drafts=24)
 

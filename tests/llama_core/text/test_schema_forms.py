@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import jsonschema
 import pytest
@@ -14,12 +15,16 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from llama_core.errors import InvalidParameter
-from llama_core.text.grammar import checked_grammar, json_schema_grammar, limits, schema_of
+from llama_core.execution.json_vocabulary import JsonVocabulary
+from llama_core.execution.unique_items import ItemTokens, UniqueItems, UniqueLists
+from llama_core.text.grammar import checked_grammar, for_answer, json_schema_grammar, limits, schema_of, unique_lists_of
 from llama_core.text.schema_forms.rewriting import rewritten
 from llama_core.text.tools.schema_grammar import compiled_schema
 from tests.support.schema_keywords import instances, random_answer, schemas
 
 BYTES = LLTokenizer("byte")
+ITEMS = ItemTokens(JsonVocabulary(BYTES, -(-BYTES.vocab_size // 32)))
+SPACED = Mock(leading_space="drop")
 
 
 def matcher_of(schema: Any) -> LLMatcher:
@@ -29,6 +34,12 @@ def matcher_of(schema: Any) -> LLMatcher:
     matcher = LLMatcher(BYTES, checked_grammar(given, "schema"), log_level=0, limits=limits())
     assert not matcher.is_error(), matcher.get_error()
     return matcher
+
+
+def unique_items_of(schema: Any) -> UniqueItems | None:
+    """What keeps the items of the schema's lists distinct, over the tokenizer of bytes."""
+    lists = unique_lists_of(checked_grammar(json_schema_grammar(schema), "schema"))
+    return None if lists is None else UniqueItems.of(ITEMS, UniqueLists(lists))
 
 
 def follows(matcher: LLMatcher, text: str) -> bool:
@@ -136,6 +147,11 @@ FORMS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     ),
     "a set of booleans": (
         {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}, [[], [False, True]], [[True] * 2]
+    ),
+    "a set of integers": (
+        {"type": "array", "items": {"type": "integer", "exclusiveMinimum": 2.5, "maximum": 5}, "uniqueItems": True},
+        [[], [3], [3, 5], [3, 4, 5]],
+        [[2], [6], [3, 3], [3.5]],
     ),
     "one item is unique": ({"type": "array", "items": TEXT, "uniqueItems": True, "maxItems": 1}, [[], ["x"]], [["x", "y"]]),
     "a short list contains something": (
@@ -252,17 +268,23 @@ def test_answers_to_random_schemas_follow_the_schema_as_given(schema: Any, value
         matcher = matcher_of(schema)
     except InvalidParameter:
         return
+    unique = unique_items_of(schema)
     verdict = jsonschema.Draft202012Validator(schema)
     for value in values:
         if not verdict.is_valid(value):
-            assert not follows(matcher, json.dumps(value)), (value, schema)
+            raw = list(json.dumps(value).encode())
+            assert not follows(matcher, json.dumps(value)) or (unique and unique.distinct(raw) != raw), (value, schema)
     for _ in range(2):
-        if (answer := random_answer(matcher, random.Random(seed), 120)) is not None:
+        if (answer := random_answer(matcher, random.Random(seed), 120, unique)) is not None:
             assert verdict.is_valid(json.loads(answer)), (answer, schema)
 
 
 @pytest.mark.parametrize("schema", [
-    {"type": "array", "items": TEXT, "uniqueItems": True},
+    {"type": "array", "uniqueItems": True},
+    {"type": "array", "items": {"type": ["string", "object"]}, "uniqueItems": True},
+    {"type": "array", "items": {"type": "array", "items": TEXT}, "uniqueItems": True},
+    {"type": "array", "prefixItems": [TEXT], "uniqueItems": True},
+    {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 3, "uniqueItems": True},
     {"type": "array", "contains": [A]},
     {"type": "array", "contains": A, "allOf": [{"contains": B}]},
     {"type": "array", "contains": {"pattern": "a"}, "maxContains": 1},
@@ -280,6 +302,70 @@ def test_answers_to_random_schemas_follow_the_schema_as_given(schema: Any, value
 def test_what_has_no_form_is_refused(schema: Any) -> None:
     with pytest.raises(InvalidParameter):
         checked_grammar(json_schema_grammar(schema), "schema")
+
+
+NAMES = {"type": "array", "items": TEXT, "uniqueItems": True}
+SET_STATE = {"is_unique": True}
+
+
+@pytest.mark.parametrize(("schema", "states"), [
+    pytest.param(NAMES, [SET_STATE], id="a list"),
+    pytest.param(NAMES | {"items": {"type": ["string", "null"]}}, [SET_STATE], id="several types"),
+    pytest.param(NAMES | {"items": {"anyOf": [TEXT, {"type": "null"}]}}, [SET_STATE], id="alternatives"),
+    pytest.param(NAMES | {"items": {"$ref": "#/$defs/n"}, "$defs": {"n": TEXT}}, [SET_STATE], id="a reference"),
+    pytest.param(NAMES | {"items": {"type": "integer"}}, [SET_STATE | {"may_run_out": 1}], id="integers"),
+    pytest.param(NAMES | {"items": {"type": "string", "maxLength": 3}}, [SET_STATE | {"may_run_out": 1}], id="short"),
+    pytest.param(
+        {"type": "object", "properties": {"a": TEXT, "b": NAMES}}, [{"names": {"b": [1]}}, SET_STATE], id="a property"
+    ),
+    pytest.param(
+        {"type": "object", "properties": {"a": TEXT}, "additionalProperties": NAMES},
+        [{"names": {"a": []}, "others": [1]}, SET_STATE],
+        id="other names",
+    ),
+    pytest.param({"type": "array", "items": NAMES}, [{"items": [1]}, SET_STATE], id="lists of them"),
+    pytest.param(
+        {"type": "array", "prefixItems": [NAMES, TEXT], "items": NAMES},
+        [{"items": [2], "first": [[1], []]}, SET_STATE, SET_STATE],
+        id="the first items",
+    ),
+    pytest.param({"anyOf": [NAMES, {"type": "null"}]}, [SET_STATE], id="an optional one"),
+])  # fmt: skip
+def test_a_list_of_values_that_are_not_listed_is_kept_unique_at_run_time(schema: Any, states: list[Any]) -> None:
+    grammar = checked_grammar(json_schema_grammar(schema), "schema")
+    found = unique_lists_of(grammar)
+    assert found["states"] == states
+    assert "uniqueItems" not in json.dumps(schema_of(grammar))
+    assert unique_lists_of(for_answer(grammar, SPACED)) == found
+    with pytest.raises(InvalidParameter):
+        checked_grammar(json_schema_grammar(schema), "schema", is_whole=False)
+
+
+def test_a_tree_of_lists_that_are_kept_unique_has_as_many_states_as_kinds_of_nodes() -> None:
+    node = {"type": "object", "properties": {"a": {"$ref": "#/$defs/t"}, "b": NAMES}}
+    schema = {"$ref": "#/$defs/t", "$defs": {"t": node}}
+    found = unique_lists_of(checked_grammar(json_schema_grammar(schema), "schema"))
+    [root] = found["root"]
+    assert found["states"][root]["names"]["a"] == [root] and len(found["states"]) <= 3
+
+
+def test_a_set_of_an_enum_that_rules_would_be_too_many_for_is_kept_unique_at_run_time() -> None:
+    values = [f"v{i}" for i in range(100)]
+    grammar = checked_grammar(
+        json_schema_grammar(NAMES | {"items": {"enum": values}, "maxItems": 500, "minItems": 20}), "g"
+    )
+    assert unique_lists_of(grammar)["states"] == [SET_STATE | {"may_run_out": 2}]
+    assert schema_of(grammar)["maxItems"] == 100
+    assert unique_lists_of(checked_grammar(json_schema_grammar(NAMES | {"items": {"enum": values}}), "g")) is None
+
+
+def test_an_alternative_with_lists_leaves_their_number_small() -> None:
+    """Each place of a schema is one state, however many ways lead there."""
+    schema: Any = NAMES
+    for _ in range(5):
+        schema = {"type": "object", "properties": {"a": schema, "b": schema}}
+    found = unique_lists_of(checked_grammar(json_schema_grammar(schema), "schema"))
+    assert len(found["states"]) <= 2**6
 
 
 DRAFT_7, DRAFT_2019 = "http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2019-09/schema"
