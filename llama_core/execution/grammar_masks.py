@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llama_core.execution.item_text import UniqueLists
 from llama_core.execution.json_ending import JsonEnding, Lookahead
 from llama_core.execution.json_vocabulary import JsonVocabulary
-from llama_core.execution.unique_items import ItemTokens, UniqueItems, UniqueLists
+from llama_core.execution.unique_items import ItemTokens, UniqueItems
 from llama_core.log_lines import where
 from llama_core.scheduling.step import Draft, ForcedTokens, Row, SlotInit
 

@@ -1,23 +1,31 @@
 """Keeps the items of lists distinct: masks lose the tokens that complete an item equal to an earlier one of its list.
 
 llguidance has no `uniqueItems`. The grammar's schema is followed without it; which lists have distinct items stands beside the
-schema (`text.schema_forms.unique_lists`). Strings, numbers and words are compared as JSON schema does: 1 equals 1.0, "a" equals
-"\\u0061", and 1 does not equal true. Other items are not compared.
+schema (`text.schema_forms.unique_lists`). Strings, numbers and words are compared (`item_text`), other items are not.
 
 An item is complete with its closing quote, with what follows a number, or with the first letter of true, false and null. Where
 the items may run out of values, as those with a pattern may, tokens that lead to no other value are lost too.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from llama_core.execution.item_text import (
+    IN_NUMBER,
+    NUMBER,
+    STRING,
+    VALUE,
+    ItemText,
+    UniqueLists,
+    content_of,
+    number_of,
+)
 from llama_core.execution.json_vocabulary import SPACES, JsonVocabulary, bits_of, count_of, tokens_of
 
 if TYPE_CHECKING:
@@ -28,76 +36,15 @@ _FEW: Final = 64  # tokens of a mask, each of which is looked behind where items
 # Masks that are computed to look behind one token. What is kept of earlier looks must not change what is found within them: the
 # masks of an answer are the same where it is followed anew.
 _MAX_LOOKS: Final = 32
-_MAX_DIGITS: Final = 4000  # of a number that is compared by its value; Python refuses integers of 4300
 
-_QUOTE, _BACKSLASH, _COMMA = b'"\\,'
-_IN_NUMBER: Final = frozenset(b"0123456789+-.eE")
-_BEGINS_NUMBER: Final = frozenset(b"0123456789-")
-_WORDS: Final = {ord("t"): "true", ord("f"): "false", ord("n"): "null"}
 _ENDS_NUMBER: Final = b",]}" + SPACES
 
 _UP_TO_QUOTE: Final = re.compile(rb'((?:[^"\\]|\\.)*)"', re.DOTALL)
-_PLAIN: Final = re.compile(rb'[^"\\]*')
-_ESCAPES: Final = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+|\\[^u]")
 # At the end of a string's text: an escape, or the first one of two that make one character.
 _PART_OF_ESCAPE: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z|\xed[\xa0-\xaf].\Z", re.DOTALL)
 # A text outside of strings that completes no item, unless it ends a number with its first character.
 _COMPLETES_NOTHING: Final = re.compile(rb'(?:[^"tfn0-9]|[0-9](?![,\]}\s]))*(?:"[^"]*)?')
 _OPENS_LIST_OF_TWO: Final = re.compile(rb"\[.*,", re.DOTALL)
-
-_Places = tuple[int, ...]  # states of `UniqueLists`, any of which may hold
-
-
-class UniqueLists:
-    """The lists of a schema with distinct items, by the way to them. places: those of the whole value."""
-
-    def __init__(self, written: Mapping[str, Any]) -> None:
-        """written: as `text.schema_forms.unique_lists` writes them. Raises LookupError or TypeError for anything else."""
-        self.places: _Places = tuple(written["root"])
-        self._states: Sequence[Mapping[str, Any]] = written["states"]
-        self._found: dict[tuple[_Places, bytes | int], _Places] = {}
-
-    def item(self, places: _Places, index: int) -> _Places:
-        """places: those of the list."""
-        if not places:
-            return ()
-        longest = max(len(self._states[place].get("first", ())) for place in places)
-        return self._behind(places, min(index, longest))
-
-    def property(self, places: _Places, name: bytes) -> _Places:
-        """places: those of the object. name: UTF-8."""
-        return self._behind(places, name) if places else ()
-
-    def are_distinct(self, places: _Places) -> bool:
-        return any(self._states[place].get("is_unique") for place in places)
-
-    def may_run_out(self, places: _Places) -> int:
-        """0: an item that was begun can always become another one. AT_ITS_END: all but one that is whole. More: it may not."""
-        return max((self._states[place].get("may_run_out", 0) for place in places), default=0)
-
-    def has_first_items(self, places: _Places) -> bool:
-        return any("first" in self._states[place] for place in places)
-
-    def _behind(self, places: _Places, step: bytes | int) -> _Places:
-        found = self._found.get((places, step))
-        if found is None:
-            if len(self._found) > 4096:  # names are the model's
-                self._found.clear()
-            behind = {each for place in places for each in _behind(self._states[place], step)}
-            found = self._found[places, step] = tuple(sorted(behind))
-        return found
-
-
-def _behind(state: Mapping[str, Any], step: bytes | int) -> Sequence[int]:
-    """The states of an item by its index, or of a property by its name."""
-    found: Sequence[int]
-    if isinstance(step, int):
-        first = state.get("first", ())
-        found = first[step] if step < len(first) else state.get("items", ())
-    else:
-        named = state.get("names", {}).get(step.decode(errors="replace"))
-        found = state.get("others", ()) if named is None else named
-    return found
 
 
 class ItemTokens:
@@ -112,7 +59,7 @@ class ItemTokens:
             text = vocabulary.text(token)
             if not text or token in vocabulary.ends:
                 continue
-            if b"e" in text.lower() and _IN_NUMBER.issuperset(text):
+            if b"e" in text.lower() and IN_NUMBER.issuperset(text):
                 ids["exponents"].append(token)
             if text[0] in _ENDS_NUMBER:
                 ids["ending_number"].append(token)
@@ -124,7 +71,7 @@ class ItemTokens:
                 continue
             ids["quotes"].append(token)
             if (before := _UP_TO_QUOTE.match(text)) is not None:
-                self.ending[_content(before[1])].append(token)
+                self.ending[content_of(before[1])].append(token)
                 if _COMPLETES_NOTHING.fullmatch(text[before.end() :]) is None:
                     ids["inside"].append(token)
         names = ("quotes", "inside", "outside", "lists", "ending_number", "exponents")
@@ -141,149 +88,6 @@ class ItemTokens:
         return found
 
 
-class _Container(NamedTuple):
-    """An object or a list that is open. places: of itself. earlier: the items of a list that `is_distinct`. num_before: items
-    before the one that comes next or was begun. ways: by what is written of an item, a text with which it goes on and which
-    begins no earlier one; None where it has many."""
-
-    is_list: bool
-    places: _Places
-    is_distinct: bool
-    earlier: frozenset[bytes | float | str] = frozenset()
-    num_before: int = 0
-    ways: dict[tuple[int, bytes], bytes | None] = {}  # noqa: RUF012 - each container has its own
-
-
-# What the text is within, or what comes next.
-_VALUE, _KEY, _STRING, _NUMBER, _COMPLETE = range(5)
-
-
-@dataclass(slots=True)
-class _Text:
-    """Where a text of JSON stands.
-
-    places: of the value that comes next or was begun. written: of a string or a number, if it is compared or is a name that
-    leads to lists. is_kept: whether it is."""
-
-    lists: UniqueLists
-    places: _Places
-    containers: list[_Container] = field(default_factory=list)
-    within: int = _VALUE
-    written: bytes = b""
-    is_kept: bool = False
-    is_name: bool = False
-    is_escaped: bool = False
-
-    def copy(self) -> "_Text":
-        how = self.written, self.is_kept, self.is_name, self.is_escaped
-        # `replace` takes three times as long.
-        return _Text(self.lists, self.places, list(self.containers), self.within, *how)
-
-    @property
-    def list_of_item(self) -> _Container | None:
-        """The list whose items are distinct and of which the text writes an item, or is between them."""
-        if not self.containers or (self.within == _STRING and self.is_name):
-            return None
-        last = self.containers[-1]
-        return last if last.is_distinct else None
-
-    def append(self, text: bytes) -> bool:
-        """Returns whether all items that the text completes are distinct."""
-        at, is_distinct = 0, True
-        while at < len(text):
-            if self.within == _STRING:
-                at = self._append_in_string(text, at)
-                if self.within == _COMPLETE:
-                    is_distinct &= self._complete(_content(self.written) if self.is_kept else b"")
-                continue
-            char = text[at]
-            at += 1
-            if self.within == _NUMBER:
-                if char in _IN_NUMBER:
-                    self.written += text[at - 1 : at] if self.is_kept else b""
-                    continue
-                self.within = _COMPLETE
-                is_distinct &= not self.is_kept or self._complete(_number(self.written))
-            if self.within == _VALUE:
-                is_distinct &= self._begin_value(char)
-            elif char == _QUOTE:
-                self._begin(_STRING, is_name=True)
-            elif char in b"]}":
-                self._close()
-            elif char == _COMMA and self.containers:
-                self._go_on()
-        return is_distinct
-
-    def _append_in_string(self, text: bytes, at: int) -> int:
-        """Returns where the string ends, or the text does."""
-        while at < len(text):
-            if self.is_escaped:
-                end, self.is_escaped = at + 1, False
-            else:
-                found = _PLAIN.match(text, at)
-                assert found is not None
-                end = found.end()
-                if end < len(text) and text[end] == _QUOTE:
-                    self.written += text[at:end] if self.is_kept else b""
-                    self.within = _COMPLETE
-                    if self.is_name:
-                        name = _content(self.written) if self.is_kept else b""
-                        self.places = self.lists.property(self.containers[-1].places, name) if self.is_kept else ()
-                        self.within = _VALUE
-                    return end + 1
-                if end < len(text):
-                    end, self.is_escaped = end + 1, True
-            self.written += text[at:end] if self.is_kept else b""
-            at = end
-        return at
-
-    def _begin_value(self, char: int) -> bool:
-        if char == _QUOTE:
-            self._begin(_STRING)
-        elif char in _BEGINS_NUMBER:
-            self._begin(_NUMBER)
-            self.written = bytes([char])
-        elif char in b"[{":
-            is_list = char == ord("[")
-            is_distinct = is_list and self.lists.are_distinct(self.places)
-            self.containers.append(_Container(is_list, self.places, is_distinct, ways={}))
-            self.within = _VALUE if is_list else _KEY
-            self.places = self.lists.item(self.places, 0) if is_list else ()
-        elif char in b"]}":
-            self._close()
-        elif char in _WORDS:
-            self.within = _COMPLETE
-            return self._complete(_WORDS[char])
-        return True
-
-    def _begin(self, within: int, *, is_name: bool = False) -> None:
-        last = self.containers[-1] if self.containers else None
-        self.within, self.is_name, self.written, self.is_escaped = within, is_name, b"", False
-        self.is_kept = last is not None and (bool(last.places) if is_name else last.is_distinct)
-
-    def _close(self) -> None:
-        if self.containers:
-            self.containers.pop()
-        self.within = _COMPLETE
-
-    def _go_on(self) -> None:
-        last = self.containers[-1]
-        self.within, self.places = _KEY, ()
-        if last.is_list:
-            num_before = last.num_before + 1
-            self.containers[-1] = last._replace(num_before=num_before)
-            self.within, self.places = _VALUE, self.lists.item(last.places, num_before)
-
-    def _complete(self, value: bytes | float | str) -> bool:
-        last = self.containers[-1] if self.containers else None
-        if last is None or not last.is_distinct:
-            return True
-        if value in last.earlier:
-            return False
-        self.containers[-1] = last._replace(earlier=last.earlier | {value})
-        return True
-
-
 @dataclass(slots=True)
 class _Looks:
     """Behind one token. dead_ends: what was written of items, and the earlier ones, where there was no way out."""
@@ -298,11 +102,11 @@ class UniqueItems:
     """The lists of one answer. All of it follows from the answer's tokens alone."""
 
     tokens: ItemTokens
-    text: _Text
+    text: ItemText
 
     @classmethod
     def of(cls, tokens: ItemTokens, lists: UniqueLists) -> "UniqueItems":
-        return cls(tokens, _Text(lists, lists.places))
+        return cls(tokens, ItemText(lists, lists.places))
 
     def copy(self) -> "UniqueItems":
         """Another one for tokens that are not known to be the answer's."""
@@ -356,10 +160,10 @@ class UniqueItems:
         text, tokens, of_item = self.text, self.tokens, self.text.list_of_item
         if not any(each.is_distinct for each in text.containers):
             candidates = bits & tokens.lists
-        elif text.within == _STRING:
+        elif text.within == STRING:
             content = None if text.is_escaped else b""
             if of_item is not None:
-                content = _content(text.written)
+                content = content_of(text.written)
                 content = None if text.is_escaped or _is_partial(text.written, content) else content
             if content is not None and of_item is not None:
                 _drop(
@@ -367,7 +171,7 @@ class UniqueItems:
                 )
             candidates = bits & (tokens.quotes if content is None else tokens.inside)
         else:
-            if of_item is not None and text.within == _NUMBER and _number(text.written) in of_item.earlier:
+            if of_item is not None and text.within == NUMBER and number_of(text.written) in of_item.earlier:
                 bits &= ~tokens.ending_number
             candidates = bits & tokens.outside
         if candidates.any():
@@ -377,8 +181,8 @@ class UniqueItems:
     def _uncertain(self, bits: np.ndarray) -> list[int]:
         """The allowed tokens behind which the item may become an earlier one. Spaces decide nothing."""
         others = tokens_of(bits & ~self.tokens.vocabulary.spaces)
-        if self.text.within == _STRING and not self.text.is_escaped and (of_item := self.text.list_of_item) is not None:
-            nexts = {rest[:1] for rest in _rests(of_item.earlier, _content(self.text.written))} | {b"\\"}
+        if self.text.within == STRING and not self.text.is_escaped and (of_item := self.text.list_of_item) is not None:
+            nexts = {rest[:1] for rest in _rests(of_item.earlier, content_of(self.text.written))} | {b"\\"}
             texts = ((token, self.tokens.vocabulary.text(token)) for token in others)
             others = [token for token, text in texts if text[:1] in nexts or b'"' in text]
         return [token for token in others if self._is_uncertain(token)]
@@ -389,27 +193,27 @@ class UniqueItems:
         of_item = text.list_of_item
         assert of_item is not None
         rests: list[bytes] = []
-        if text.within in (_VALUE, _NUMBER):
-            written = text.written if text.within == _NUMBER else b""
+        if text.within in (VALUE, NUMBER):
+            written = text.written if text.within == NUMBER else b""
             rests += _rests(_texts_of_integers(of_item.earlier), written)
-        if text.within == _STRING:
-            rests += _rests(of_item.earlier, _content(text.written))
-        elif text.within == _VALUE:
+        if text.within == STRING:
+            rests += _rests(of_item.earlier, content_of(text.written))
+        elif text.within == VALUE:
             rests += [b'"' + value for value in of_item.earlier if isinstance(value, bytes)]
             rests += [b" " + rest for rest in rests]
         exponents = [
             token
             for token, number in self._with_exponents(bits)
-            if text.within == _NUMBER and _number(number) in of_item.earlier
+            if text.within == NUMBER and number_of(number) in of_item.earlier
         ]
         found = bits_of((token for rest in rests if rest for token in by_text.get(rest, ())), len(bits))
         return [*tokens_of(bits & found), *exponents]
 
     def _with_exponents(self, bits: np.ndarray) -> Iterator[tuple[int, bytes]]:
         """The allowed tokens that go on with a number within its exponent, and the number."""
-        if self.text.within not in (_VALUE, _NUMBER):
+        if self.text.within not in (VALUE, NUMBER):
             return
-        written = self.text.written if self.text.within == _NUMBER else b""
+        written = self.text.written if self.text.within == NUMBER else b""
         is_begun = b"e" in written.lower()
         for token in tokens_of(bits & (self.tokens.vocabulary.in_numbers if is_begun else self.tokens.exponents)):
             yield token, written + self.tokens.vocabulary.text(token)
@@ -420,7 +224,7 @@ class UniqueItems:
         if of_item is None or 0 not in of_item.earlier:
             return []
         return [
-            token for token, number in self._with_exponents(bits) if _number(number.lower().partition(b"e")[0]) == 0
+            token for token, number in self._with_exponents(bits) if number_of(number.lower().partition(b"e")[0]) == 0
         ]
 
     def _is_uncertain(self, token: int) -> bool:
@@ -433,10 +237,10 @@ class UniqueItems:
         text, of_item = self.text, self.text.list_of_item
         if of_item is None or len(text.containers) != num_containers:
             return False
-        if text.within == _NUMBER:
+        if text.within == NUMBER:
             return any(each.startswith(text.written) for each in _texts_of_integers(of_item.earlier))
-        return text.within == _VALUE or (
-            text.within == _STRING and bool(_rests(of_item.earlier, _content(text.written)))
+        return text.within == VALUE or (
+            text.within == STRING and bool(_rests(of_item.earlier, content_of(text.written)))
         )
 
     def _way_out(self, token: int, matcher: "LLMatcher", looks: _Looks) -> bytes | None:
@@ -446,7 +250,7 @@ class UniqueItems:
         copy._append(token)
         text, of_item = copy.text, copy.text.list_of_item
         assert of_item is not None
-        begun = text.within, text.written if text.within in (_STRING, _NUMBER) else b""
+        begun = text.within, text.written if text.within in (STRING, NUMBER) else b""
         known = of_item.ways.get(begun, b"")
         if known is None or (known and not _begins_one(of_item.earlier, known)):
             return known or b""
@@ -462,7 +266,7 @@ class UniqueItems:
         if behind.is_error():  # as when it exceeds its limits
             return b""
         is_kept = not self.text.lists.has_first_items(of_item.places)
-        goes_on = text.within == _NUMBER and (bits & self.tokens.vocabulary.in_numbers).any()
+        goes_on = text.within == NUMBER and (bits & self.tokens.vocabulary.in_numbers).any()
         if count_of(bits) > _FEW or (looks.may_run_out == AT_ITS_END and goes_on):
             if is_kept:
                 of_item.ways[begun] = None
@@ -487,7 +291,7 @@ class UniqueItems:
                 copy._append(token)
                 text = copy.text
                 is_same = text.list_of_item is not None and text.list_of_item.num_before == self._num_before
-                return _content(text.written) if is_same and text.is_kept else b""
+                return content_of(text.written) if is_same and text.is_kept else b""
         return next((way for each in uncertain if (way := self._way_out(each, matcher, looks)) is not None), None)
 
     @property
@@ -512,34 +316,6 @@ def _begins_one(values: Collection[Any], written: bytes) -> bool:
 def _texts_of_integers(values: Iterable[Any]) -> list[bytes]:
     integers = [value for value in values if isinstance(value, int)]
     return [b"%d" % value for value in integers] + ([b"-0"] if 0 in integers else [])
-
-
-def _number(written: bytes) -> float | str:
-    """The number as clients read it: an integer, or a double."""
-    try:
-        if len(written) > _MAX_DIGITS:
-            return written.decode()
-        if written.lstrip(b"-").isdigit():
-            return int(written)
-        value = float(written)
-    except ValueError:  # not yet a number
-        return f"part {written.decode()}"
-    return int(value) if value.is_integer() else value
-
-
-def _content(written: bytes) -> bytes:
-    """The text of a string, UTF-8, from how JSON writes it."""
-    if b"\\" not in written:
-        return written
-    return _ESCAPES.sub(_unescaped, written)
-
-
-def _unescaped(escapes: re.Match[bytes]) -> bytes:
-    try:
-        text: str = json.loads(b'"' + escapes[0] + b'"')
-    except ValueError:
-        return escapes[0]
-    return text.encode(errors="surrogatepass")
 
 
 def _is_partial(written: bytes, content: bytes) -> bool:

@@ -1,7 +1,6 @@
 """Lists as rules of Lark: of distinct values, in their order, and with a number of items of one kind."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Final
 
 _MAX_RULES: Final = 1024
@@ -60,37 +59,37 @@ def counted_items(
     too, unless their number has a most. is_behind: other items come before. rule: makes a rule of a body, and returns its name.
     """
     (fewest_of_kind, most_of_kind), (fewest, most) = kind_limits, limits
-    # Items are counted up to `counted`, behind which their number does not matter.
-    counted = max(fewest, fewest_of_kind) if most is None else most
-    counted_of_kind = fewest_of_kind if most_of_kind is None else most_of_kind
-    if (counted - fewest_of_kind + 1) * (counted_of_kind - fewest_of_kind + 1) > _MAX_RULES or counted < fewest_of_kind:
+    # Behind the first ones of the kind: further items, and those of the kind among them where their number has a most. They are
+    # counted up to the last column and row, behind which their number does not matter.
+    fewest_further = max(fewest - fewest_of_kind, 0)
+    num_columns = 1 + (fewest_further if most is None else most - fewest_of_kind)
+    num_rows = 1 if most_of_kind is None else 1 + most_of_kind - fewest_of_kind
+    if num_columns < 1 or num_columns * num_rows > _MAX_RULES:
         return None
 
-    def ways(count: int, count_of_kind: int, separator: str) -> list[str]:
-        """What may follow."""
-        needs_kind = count_of_kind < fewest_of_kind
-        found = ['"]"'] if count >= fewest and not needs_kind else []
-        if count == most:
-            return found
-        if count_of_kind < counted_of_kind and (rest := behind(min(count + 1, counted), count_of_kind + 1)):
-            found.append(f"{separator} {kind} {rest}")
-        repeats = separator and count == counted  # before what `behind` returns
-        if (
-            other is not None
-            and not (repeats or needs_kind)
-            and (rest := behind(min(count + 1, counted), count_of_kind))
-        ):
-            found.append(f"{separator} {other} {rest}")
+    def ways(count: int, row: int, separator: str) -> list[str]:
+        """What may follow so many further items, `row` of them of the kind."""
+        found = ['"]"'] if count >= fewest_further else []
+        after = min(count + 1, num_columns - 1)
+        if most is None or count < after:
+            if row + 1 < num_rows and behind[after][row + 1]:
+                found.append(f"{separator} {kind} {behind[after][row + 1]}")
+            # Otherwise they are repeated in front of all ways.
+            if other is not None and (count < after or not separator) and behind[after][row]:
+                found.append(f"{separator} {other} {behind[after][row]}")
         return found
 
-    @cache
-    def behind(count: int, count_of_kind: int) -> str:
-        """The rule of what follows so many items and so many of the kind; "" where no list does."""
-        if not (found := ways(count, count_of_kind, comma)):
-            return ""
-        repeats = other is not None and count == counted != most and count_of_kind >= fewest_of_kind
-        repeated = f"({comma} {other})* " if repeats else ""
-        return rule(f"{repeated}({' | '.join(found)})")
-
-    found = [] if is_behind else ways(0, 0, "")
-    return behind(0, 0) or None if is_behind else f"({' | '.join(found)})" if found else None
+    # The rules of what follows, from the last one back; "" where no list does.
+    behind = [[""] * num_rows for _ in range(num_columns)]
+    for count in reversed(range(num_columns)):
+        for row in reversed(range(num_rows)):
+            if found := ways(count, row, comma):
+                is_repeated = other is not None and most is None and count == num_columns - 1
+                repeated = f"({comma} {other})* " if is_repeated else ""
+                behind[count][row] = rule(f"{repeated}({' | '.join(found)})")
+    if fewest_of_kind:
+        first = f"{comma} {kind}" if is_behind else kind
+        more = f" ({comma} {kind}){{{fewest_of_kind - 1}}}" if fewest_of_kind > 1 else ""
+        return f"{first}{more} {behind[0][0]}" if behind[0][0] else None
+    begins = ways(0, 0, "")
+    return f"({' | '.join(begins)})" if begins else None

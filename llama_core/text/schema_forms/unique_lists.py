@@ -1,7 +1,7 @@
 """Lists of distinct items that cannot be listed: what rank 0 needs to know of the schema to keep them distinct.
 
 Such a list stands in a rewritten schema with `uniqueItems` AT_RUN_TIME. Its schema is followed without the keyword. The lists
-are found by states of an automaton over the ways to a value, by name or index (`execution.unique_items`).
+are found by states of an automaton over the ways to a value, by name or index (`execution.item_text`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
