@@ -52,6 +52,7 @@ SHORT = replace(
     FULL,
     output=32,
     rows=(1, 64),
+    buckets=(1, 64),
     attention_lengths=(2048, 16384),
     attention_rows=(1, 64),
     repeats=8,

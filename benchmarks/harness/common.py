@@ -56,6 +56,11 @@ class Spread:
         low, high = percentile(ordered, 25), percentile(ordered, 75)
         return cls(statistics.median(ordered), low, high, ordered[0], ordered[-1], len(ordered))
 
+    def scaled(self, factor: float) -> "Spread":
+        """Of the measurements times a positive factor."""
+        figures = (self.median, self.low, self.high, self.least, self.most)
+        return Spread(*(factor * figure for figure in figures), self.count)
+
     @property
     def relative(self) -> float:
         """Half the distance between the quartiles, as a share of the median."""

@@ -112,12 +112,4 @@ def _us(clock: Clock, work: Callable[[TorchMatrix], object], matrices: list[Torc
             work(matrix)
 
     with torch.inference_mode():
-        replayed: Callable[[], object] = all_of_them
-        all_of_them()
-        clock.synchronize()
-        if clock.device.type == "cuda":
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                all_of_them()
-            replayed = graph.replay
-        return clock.milliseconds(replayed, repeats).median * 1e3 / len(matrices)
+        return clock.milliseconds(clock.recorded(all_of_them), repeats).median * 1e3 / len(matrices)

@@ -21,6 +21,7 @@ import triton.language as tl
 from triton.runtime import driver
 
 from llama_core.execution.float8_kernels import from_float8
+from llama_core.execution.fused.kernel_functions import dependent_launch, wait_for_inputs
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes
 from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
@@ -31,6 +32,7 @@ _WAVES: Final = 4  # programs for each multiprocessor: more would only shorten t
 # From these stages on, Triton loads the next positions' keys and values, and the block numbers of those behind them, while it
 # computes: fewer hold one buffer of each, because addresses are loaded too.
 _DOUBLE_BUFFERED: Final = 5
+_COMBINED_AT_ONCE: Final = 8  # splits, whose results are loaded before the first is added
 _MUCH_SHARED_MEMORY: Final = 224 * 1024  # bytes of one program at most, on sm_90 and sm_100
 _LOG2_E: Final = math.log2(math.e)
 
@@ -233,11 +235,18 @@ def _attend(
     joins: tl.constexpr,
     tile: tl.constexpr,
     tile_columns: tl.constexpr,
+    is_dependent: tl.constexpr,
 ):
     """Without is_split, `out` is the result, [T, H, head_dim]. Else each split writes its part of it, float32 [decode tokens,
     H, n_splits, head_dim], and the binary logs of its sums [decode tokens, H, n_splits], split s at s % n_splits. joins: a
     program computes all splits of its tile, and writes the result that `_combine_splits` would."""
-    about, kv_head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
+    wait_for_inputs(is_dependent)
+    # Programs that run at the same time read neighbouring memory: of decodes the heads of a position, of chunks one head, whose
+    # positions stay in the GPU's cache for the next tile.
+    if is_split and not joins:
+        kv_head, about = tl.program_id(0), tiles + tl.program_id(1) * tile_columns
+    else:
+        about, kv_head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
     count = tl.load(about + 1)
     if count > 0:
         first_token, first = tl.load(about), tl.load(about + 3)
@@ -345,7 +354,10 @@ def _combine_splits(
     split_unit: tl.constexpr,
     split_bits: tl.constexpr,
     tile_columns: tl.constexpr,
+    at_once: tl.constexpr,
+    is_dependent: tl.constexpr,
 ):
+    wait_for_inputs(is_dependent)
     about, head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
     dim = tl.arange(0, dim_block)
     in_dim = dim < head_dim
@@ -359,12 +371,16 @@ def _combine_splits(
         best = float("-inf")
         begin = _split_of(_first_seen(length, window), split_unit, split_bits)
         end = _split_of(length - 1, split_unit, split_bits) + 1
-        # Unrolled, so that several splits are loaded at once.
-        for split in tl.range(begin, end, loop_unroll_factor=4):
-            at = parts + split % n_splits
-            kept, weight, best = _joining_weights(best, tl.load(log_sums + at))
-            mixed = _join(mixed, kept, tl.load(partial + at * head_dim + dim, mask=in_dim, other=0.0), weight)
-            total = _join(total, kept, weight, 1.0)
+        # Unrolled, so that several splits are loaded at once. Those behind the end have a weight of 0, which changes no bit.
+        for several in range(begin, end, at_once):
+            for ahead in tl.static_range(at_once):
+                split = several + ahead
+                at = parts + split % n_splits
+                log_sum = tl.load(log_sums + at, mask=split < end, other=float("-inf"))
+                part = tl.load(partial + at * head_dim + dim, mask=in_dim & (split < end), other=0.0)
+                kept, weight, best = _joining_weights(best, log_sum)
+                mixed = _join(mixed, kept, part, weight)
+                total = _join(total, kept, weight, 1.0)
         place = out + ((first_token + index) * n_heads + head) * head_dim + dim
         tl.store(place, (mixed / total).to(out.dtype.element_ty), mask=in_dim)
 
@@ -393,6 +409,7 @@ def attend(
         "split_unit": SPLIT_UNIT,
         "split_bits": SPLIT_BITS,
         "tile_columns": TILE_COLUMNS,
+        **dependent_launch(),
     }
     scale = head_dim**-0.5 * _LOG2_E
     cached = (q, keys, values, block_tables)
@@ -405,7 +422,7 @@ def attend(
         partial = torch.empty((count, n_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
         log_sums = torch.empty((count, n_heads, num_splits), dtype=torch.float32, device=q.device)
         programs = min(num_splits, triton.cdiv(_WAVES * _multiprocessors(q.device), count * n_kv_heads))
-        _attend[(count, n_kv_heads, programs)](
+        _attend[(n_kv_heads, count, programs)](
             *cached,
             tiles.decodes,
             partial,
@@ -431,6 +448,8 @@ def attend(
             split_unit=SPLIT_UNIT,
             split_bits=SPLIT_BITS,
             tile_columns=TILE_COLUMNS,
+            at_once=_COMBINED_AT_ONCE,
+            **dependent_launch(),
             num_warps=1,
         )
     if count := len(tiles.chunks):

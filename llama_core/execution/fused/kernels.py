@@ -9,10 +9,16 @@ from triton.language.extra.cuda import globaltimer
 
 from llama_core.execution.float8_kernels import to_float8
 from llama_core.execution.fused.attention_kernels import attend, tile_sizes
-from llama_core.execution.fused.kernel_functions import plus_bias, silu_times, store_norm
+from llama_core.execution.fused.kernel_functions import (
+    dependent_launch,
+    plus_bias,
+    silu_times,
+    store_norm,
+    wait_for_inputs,
+)
 from llama_core.execution.fused.ops import HeadNorms
 from llama_core.execution.fused.product_choice import Fuses, never
-from llama_core.execution.fused.product_kernels import add_product, gated_product
+from llama_core.execution.fused.product_kernels import add_product, gated_product, product
 from llama_core.execution.fused.sampler import Sampler, SamplingState
 from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.execution.fused.triton_sampler import TritonSampler
@@ -35,8 +41,10 @@ def _add_norm(
     has_bias: tl.constexpr,
     num_splits: tl.constexpr,
     block: tl.constexpr,
+    is_dependent: tl.constexpr,
 ):
     """num_splits: 0, or of `delta` in float32 [num_splits, T, dim], which are added in order."""
+    wait_for_inputs(is_dependent)
     row = tl.program_id(0).to(tl.int64) * dim
     column = tl.arange(0, block)
     inside = column < dim
@@ -84,8 +92,10 @@ def _rotate_and_store(
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
     heads: tl.constexpr,
+    is_dependent: tl.constexpr,
 ):
     """Of one token, `heads` heads: a whole head is read and written at once, and split into its pairs in registers."""
+    wait_for_inputs(is_dependent)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
     dim = tl.arange(0, dim_block)
@@ -119,7 +129,10 @@ def _rotate_and_store(
 
 
 @triton.jit
-def _gated_silu(gate_up, bias, out, hidden, has_bias: tl.constexpr, block: tl.constexpr):
+def _gated_silu(
+    gate_up, bias, out, hidden, has_bias: tl.constexpr, block: tl.constexpr, is_dependent: tl.constexpr
+):
+    wait_for_inputs(is_dependent)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < hidden
@@ -174,6 +187,8 @@ class TritonOps:
             has_bias=bias is not None,
             num_splits=num_splits,
             block=triton.next_power_of_2(dim),
+            num_warps=8 if dim >= 4096 else 4,
+            **dependent_launch(),
         )
         return out
 
@@ -211,6 +226,7 @@ class TritonOps:
             head_dim=head_dim,
             dim_block=triton.next_power_of_2(head_dim),
             heads=heads,
+            **dependent_launch(),
         )
         return qkv[:, :n_heads]
 
@@ -236,9 +252,20 @@ class TritonOps:
         block = min(1024, triton.next_power_of_2(hidden))
         has_bias = bias is not None
         _gated_silu[(count, triton.cdiv(hidden, block))](
-            gate_up, bias if has_bias else gate_up, out, hidden, has_bias=has_bias, block=block
+            gate_up,
+            bias if has_bias else gate_up,
+            out,
+            hidden,
+            has_bias=has_bias,
+            block=block,
+            **dependent_launch(),
         )
         return out
+
+    def product(self, x: torch.Tensor, matrix: TorchMatrix) -> torch.Tensor:
+        if self._fuses(matrix.held, len(x), False):
+            return product(x, matrix.held)
+        return matrix.multiply(x)
 
     def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
         if self._fuses(matrix.held, len(x), True):

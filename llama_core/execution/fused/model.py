@@ -125,7 +125,7 @@ class FusedTransformer:
         next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._norm]
         for i, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             biases, timed = layer.biases, clock if i == len(self._layers) // 2 else None
-            qkv = layer.qkv.multiply(x).view(len(x), -1, self.head_dim)
+            qkv = ops.product(x, layer.qkv).view(len(x), -1, self.head_dim)
             place = (positions, slot_mapping, cache.keys[i], cache.values[i])
             q = ops.rotate_and_store(qkv, self._rotary, *place, biases.get("qkv"), layer.head_norms)
             x = self._add_product(h, attend(i, q).flatten(1), layer.out, layer.ffn_norm, biases.get("out"), 0, timed)
@@ -154,7 +154,7 @@ class FusedTransformer:
         eps = self.config.norm_eps
         if self.parallel.world_size == 1:
             return self._ops.add_product_norm(hidden_states, x, matrix, norm, eps, bias)
-        partial = matrix.multiply(x)
+        partial = self._ops.product(x, matrix)
         with clock.waiting(len(self._layers)) if clock is not None else nullcontext():
             return self._all_reduce.add_norm(hidden_states, partial, norm, eps, bias, turn)
 

@@ -93,6 +93,9 @@ class Ops(Protocol):
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """silu(gate) * up for gate_up [T, 2 * hidden] + bias [2 * hidden], gate first: [T, hidden]."""
 
+    def product(self, x: torch.Tensor, matrix: TorchMatrix) -> torch.Tensor:
+        """x [T, inputs] times a matrix [outputs, inputs]: [T, outputs]."""
+
     def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`gated_silu` of x [T, inputs] times a matrix [2 * hidden, inputs]: [T, hidden]."""
 
@@ -187,6 +190,9 @@ class TorchOps:
     def gated_silu(self, gate_up: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def product(self, x: torch.Tensor, matrix: TorchMatrix) -> torch.Tensor:
+        return matrix.multiply(x)
 
     def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self.gated_silu(matrix.multiply(x), bias)

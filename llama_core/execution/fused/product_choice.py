@@ -36,6 +36,7 @@ class Estimated:
         # float32 products use no tensor cores: many rows are limited by their operations.
         if rows > MOST_ROWS or weights.codes.dtype == torch.float32 or (not is_quantized and not self._read_rate):
             return False
+        return True
         outputs = len(weights.codes)
         saved = swiglu_bytes(rows, outputs // 2, itemsize) if is_swiglu else residual_bytes(rows, outputs, itemsize)
         return is_shorter(

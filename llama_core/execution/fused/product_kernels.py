@@ -16,39 +16,67 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_core.execution.fused.kernel_functions import plus_bias, silu_times
+from llama_core.execution.fused.kernel_functions import dependent_launch, plus_bias, silu_times, wait_for_inputs
 from llama_core.execution.weight_formats.format import HeldWeights
-from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
+from llama_core.execution.weight_formats.tile_kernels import Format, prefetch_weights, product_of_tile
 
 # Programs that a product is spread over at least. An H100 has 132 multiprocessors, and 18 KB of reads must be in flight on each
 # to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 KB in the stages that it does not
 # compute yet, one with codes of 4 bits has 12 KB.
 _PROGRAMS: Final = 128
+_MANY_OUTPUTS: Final = 64 * _PROGRAMS  # of a product that needs no large tiles to spare reads of the activations
+_PREFETCHED: Final = 1024  # bytes of each output
 _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
 _MOST_SPLITS: Final = 4
 
 
 class _Tiles(NamedTuple):
-    """Of one program. width: codes of an output at a time."""
+    """Of one program. width: codes of an output at a time. prefetched: bytes of each output that the memory sends to the GPU's
+    cache before the kernel's inputs are there."""
 
     rows: int
     outputs: int
     width: int
     num_stages: int
+    num_warps: int = 4
+    prefetched: int = 0
+
+    def constants(self, weights: HeldWeights, split: int) -> dict[str, int | None]:
+        """Of a launch whose programs read `split` codes of each output at most."""
+        launch, itemsize = dependent_launch(), weights.codes.itemsize
+        last = (weights.codes.shape[1] - 1) % split + 1  # codes of the last split
+        is_aligned = weights.codes.shape[1] * itemsize % 16 == 0
+        prefetched = min(self.prefetched, last * itemsize) // 16 * 16
+        return {
+            "block_rows": self.rows,
+            "block_outputs": self.outputs,
+            "block_width": self.width,
+            "buffers": self.num_stages if self.rows == 1 else None,
+            "prefetched": prefetched if launch["is_dependent"] and is_aligned else 0,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            **launch,
+        }
 
 
 def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype) -> _Tiles:
+    """Those that took the least time on an H100, of some dozens."""
     is_plain = weights.scales is None
     if dtype == torch.float32:  # no tensor cores, and both factors in registers
         return _Tiles(16, 32, 32 if is_plain or weights.is_packed else 64, 2)
+    if is_plain:
+        if rows > 32:
+            is_wide = len(weights.codes) >= _MANY_OUTPUTS
+            return _Tiles(64, 32, 128, 3, 4, _PREFETCHED) if is_wide else _Tiles(64, 64, 128, 4, 8, _PREFETCHED)
+        return _Tiles(16 if rows <= 16 else 32, 64, 128, 4, 4, _PREFETCHED)
+    if weights.is_packed:
+        if rows == 1:
+            return _Tiles(1, 32, 128, 4)
+        return _Tiles(64, 32, 64, 3) if rows > 32 else _Tiles(16 if rows <= 16 else 32, 32, 128, 4 if rows <= 16 else 3)
     # Two scales of groups for each thread: the compiler copies no fewer than 4 bytes ahead of their use.
     if rows > 32:
-        # Each program reads the activations: more outputs of a program are fewer reads.
-        return _Tiles(64, 64, 64, 4) if is_plain else _Tiles(64, 64, 64 if weights.is_packed else 128, 3)
-    tile_rows = 16 if rows <= 16 else 32
-    if is_plain:
-        return _Tiles(tile_rows, 32, 128, 4)
-    return _Tiles(tile_rows, 32, 128 if weights.is_packed else 256, 4 if tile_rows == 16 else 3)
+        return _Tiles(64, 64, 128, 3)
+    return _Tiles(16, 64, 128, 4) if rows <= 16 else _Tiles(32, 32, 256, 3)
 
 
 def _programs_for(weights: HeldWeights) -> int:
@@ -87,19 +115,26 @@ def _gated_product(
     block_rows: tl.constexpr,
     block_outputs: tl.constexpr,
     block_width: tl.constexpr,
+    buffers: tl.constexpr,
+    prefetched: tl.constexpr,
+    is_dependent: tl.constexpr,
 ):
     """Outputs 2 i and 2 i + 1 of a tile are output i of gate and of up, so that both meet in a thread."""
     block_hidden: tl.constexpr = block_outputs // 2
     index = tl.arange(0, block_outputs)
     of_hidden = tl.program_id(0) * block_hidden + index // 2
     row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    output = of_hidden + index % 2 * hidden
+    if prefetched > 0:
+        prefetch_weights(codes, output, of_hidden < hidden, 0, width, prefetched)
+    wait_for_inputs(is_dependent)
     acc = product_of_tile(
         x,
         codes,
         scales,
         minima,
         row,
-        of_hidden + index % 2 * hidden,
+        output,
         of_hidden < hidden,
         rows,
         inputs,
@@ -115,6 +150,7 @@ def _gated_product(
         block_rows,
         block_outputs,
         block_width,
+        buffers,
     )
     gate, up = tl.split(tl.reshape(acc.to(out.dtype.element_ty), (block_rows, block_hidden, 2)))
     column = tl.program_id(0) * block_hidden + tl.arange(0, block_hidden)
@@ -126,7 +162,7 @@ def _gated_product(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _added_product(
+def _product_of_rows(
     x,
     codes,
     scales,
@@ -145,16 +181,23 @@ def _added_product(
     has_minima: tl.constexpr,
     is_fp8: tl.constexpr,
     has_bias: tl.constexpr,
+    is_added: tl.constexpr,
     is_split: tl.constexpr,
     block_rows: tl.constexpr,
     block_outputs: tl.constexpr,
     block_width: tl.constexpr,
+    buffers: tl.constexpr,
+    prefetched: tl.constexpr,
+    is_dependent: tl.constexpr,
 ):
-    """out [rows, outputs] += the product + bias. is_split: each program computes `split` codes of each output, and stores its
-    sums to `out`, float32 [splits, rows, outputs]."""
+    """out [rows, outputs] = the product, or, with is_added, += the product + bias. is_split: each program computes `split` codes
+    of each output, and stores its sums to `out`, float32 [splits, rows, outputs]."""
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
     begin = tl.program_id(2) * split
+    if prefetched > 0:
+        prefetch_weights(codes, output, output < outputs, begin, width, prefetched)
+    wait_for_inputs(is_dependent)
     acc = product_of_tile(
         x,
         codes,
@@ -177,11 +220,14 @@ def _added_product(
         block_rows,
         block_outputs,
         block_width,
+        buffers,
     )
     inside = (row < rows)[:, None] & (output < outputs)[None, :]
     target = row[:, None].to(tl.int64) * outputs + output[None, :]
     if is_split:
         tl.store(out + tl.program_id(2).to(tl.int64) * rows * outputs + target, acc, mask=inside)
+    elif not is_added:
+        tl.store(out + target, acc.to(out.dtype.element_ty), mask=inside)
     else:
         added = acc.to(out.dtype.element_ty)
         if has_bias:
@@ -210,11 +256,7 @@ def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | No
         _num_groups(weights),
         *Format.of(weights),
         has_bias=bias is not None,
-        block_rows=tiles.rows,
-        block_outputs=tiles.outputs,
-        block_width=tiles.width,
-        num_warps=4,
-        num_stages=tiles.num_stages,
+        **tiles.constants(weights, width),
     )
     return out
 
@@ -227,19 +269,44 @@ def add_product(
     Where the inputs are split, the hidden states stay as they are, and the result is the sums of the splits without the bias,
     float32 [splits, T, outputs].
     """
+    tiles = _tiles_of(weights, len(x), x.dtype)
+    split = _split_of(weights, tiles)
+    num_splits = triton.cdiv(weights.codes.shape[1], split)
+    if num_splits == 1:
+        _launch_product(x, weights, hidden_states, tiles, split, bias, is_added=True)
+        return None
+    partial = torch.empty((num_splits, *hidden_states.shape), dtype=torch.float32, device=x.device)
+    _launch_product(x, weights, partial, tiles, split, None, is_added=True)
+    return partial
+
+
+def product(x: torch.Tensor, weights: HeldWeights) -> torch.Tensor:
+    """x [T, inputs] times weights [outputs, inputs]: [T, outputs]."""
+    outputs, width = weights.codes.shape
+    out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
+    _launch_product(x, weights, out, _tiles_of(weights, len(x), x.dtype), width, None, is_added=False)
+    return out
+
+
+def _launch_product(
+    x: torch.Tensor,
+    weights: HeldWeights,
+    out: torch.Tensor,
+    tiles: _Tiles,
+    split: int,
+    bias: torch.Tensor | None,
+    *,
+    is_added: bool,
+) -> None:
+    """split: codes of each split. bias: None where there are several splits."""
     x = x.contiguous()
     (rows, inputs), (outputs, width) = x.shape, weights.codes.shape
-    tiles = _tiles_of(weights, rows, x.dtype)
-    split = _split_of(weights, tiles)
     num_splits = triton.cdiv(width, split)
-    partial = None
-    if num_splits > 1:
-        partial = torch.empty((num_splits, rows, outputs), dtype=torch.float32, device=x.device)
-    _added_product[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), num_splits)](
+    _product_of_rows[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), num_splits)](
         x,
         *_pointers(weights),
         x if bias is None else bias,
-        hidden_states if partial is None else partial,
+        out,
         rows,
         outputs,
         inputs,
@@ -247,15 +314,11 @@ def add_product(
         _num_groups(weights),
         split,
         *Format.of(weights),
-        has_bias=bias is not None and partial is None,
-        is_split=partial is not None,
-        block_rows=tiles.rows,
-        block_outputs=tiles.outputs,
-        block_width=tiles.width,
-        num_warps=4,
-        num_stages=tiles.num_stages,
+        has_bias=bias is not None,
+        is_added=is_added,
+        is_split=num_splits > 1,
+        **tiles.constants(weights, split),
     )
-    return partial
 
 
 def _pointers(weights: HeldWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -35,11 +35,32 @@ class Format(NamedTuple):
 
 
 @triton.jit
-def _add_product(acc, x, weights, row, column, rows, inputs):
-    """acc [rows, outputs] + x[row, column] @ weights [outputs, columns]."""
-    inside = (row[:, None] < rows) & (column[None, :] < inputs)
-    part = tl.load(x + row[:, None].to(tl.int64) * inputs + column[None, :], mask=inside, other=0.0)
-    return acc + tl.dot(part, tl.trans(weights.to(part.dtype)), input_precision="ieee")
+def prefetch_weights(codes, output, is_output, begin, width, num_bytes: tl.constexpr):
+    """Have the memory send the first bytes of each output's codes to the GPU's cache, from code `begin` on. Their number, and
+    the address of each output's codes, are multiples of 16. sm_90 and later."""
+    first = tl.where(is_output, output, 0).to(tl.int64) * width + begin
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [(codes + first).to(tl.uint64), tl.full([output.shape[0]], num_bytes, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _add_product(acc, x, weights, row, column, rows, inputs, is_one_row: tl.constexpr):
+    """acc [rows, outputs] + x[row, column] @ weights [outputs, columns]. is_one_row: acc [outputs, columns] + the products that
+    are not summed yet."""
+    if is_one_row:
+        part = tl.load(x + row.to(tl.int64) * inputs + column, mask=column < inputs, other=0.0)
+        acc += weights.to(tl.float32) * part.to(tl.float32)[None, :]
+    else:
+        inside = (row[:, None] < rows) & (column[None, :] < inputs)
+        part = tl.load(x + row[:, None].to(tl.int64) * inputs + column[None, :], mask=inside, other=0.0)
+        acc += tl.dot(part, tl.trans(weights.to(part.dtype)), input_precision="ieee")
+    return acc
 
 
 @triton.jit
@@ -86,21 +107,24 @@ def product_of_tile(
     block_rows: tl.constexpr,
     block_outputs: tl.constexpr,
     block_width: tl.constexpr,
+    num_stages: tl.constexpr = None,
 ):
     """x[row] @ weights[output].T in float32 [block_rows, block_outputs], over the codes begin .. end of each output.
 
     x [rows, inputs]. codes [outputs, width]: weights, or bytes. begin is a multiple of block_width, and block_width of a
-    group's codes.
+    group's codes. With block_rows 1 each thread sums what it reads, without tensor cores; the compiler then has to be told
+    num_stages, of loads ahead of their use.
     """
     wide_output = output.to(tl.int64)
-    acc = tl.zeros([block_rows, block_outputs], tl.float32)
-    for first in range(begin, end, block_width):
+    is_one_row: tl.constexpr = block_rows == 1
+    acc = tl.zeros([block_outputs, block_width] if is_one_row else [block_rows, block_outputs], tl.float32)
+    for first in tl.range(begin, end, block_width, num_stages=num_stages):
         place = first + tl.arange(0, block_width)
         inside = is_output[:, None] & (place < width)[None, :]
         source = codes + wide_output[:, None] * width + place[None, :]
         if is_plain:
             weights = tl.load(source, mask=inside, other=0.0)
-            acc = _add_product(acc, x, weights, row, place, rows, inputs)
+            acc = _add_product(acc, x, weights, row, place, rows, inputs, is_one_row)
         else:
             loaded = tl.load(source, mask=inside, other=0)
             if has_groups:
@@ -113,16 +137,18 @@ def product_of_tile(
                     least = _of_groups(
                         minima, wide_output, is_output, groups, first, is_packed, block_outputs, block_width
                     )
-                    acc = _add_product(acc, x, low * scale + least, row, column, rows, inputs)
-                    acc = _add_product(acc, x, high * scale + least, row, column + _GROUP // 2, rows, inputs)
+                    acc = _add_product(acc, x, low * scale + least, row, column, rows, inputs, is_one_row)
+                    acc = _add_product(acc, x, high * scale + least, row, column + _GROUP // 2, rows, inputs, is_one_row)
                 else:
-                    acc = _add_product(acc, x, (low - 8) * scale, row, column, rows, inputs)
-                    acc = _add_product(acc, x, (high - 8) * scale, row, column + _GROUP // 2, rows, inputs)
+                    acc = _add_product(acc, x, (low - 8) * scale, row, column, rows, inputs, is_one_row)
+                    acc = _add_product(acc, x, (high - 8) * scale, row, column + _GROUP // 2, rows, inputs, is_one_row)
             else:
                 weights = from_float8(loaded) if is_fp8 else loaded.to(tl.float32)
                 if has_groups:
                     weights = weights * scale
-                acc = _add_product(acc, x, weights, row, place, rows, inputs)
+                acc = _add_product(acc, x, weights, row, place, rows, inputs, is_one_row)
+    if is_one_row:
+        acc = tl.sum(acc, axis=1)[None, :]
     if not is_plain and not has_groups:
         acc = acc * tl.load(scales + output, mask=is_output, other=0.0)[None, :]
     return acc

@@ -109,7 +109,7 @@ def test_generated_tokens_are_the_most_likely_ones_in_float64(device: str, dtype
 @on_both
 def test_the_references_tokens_are_generated(device: str) -> None:
     settings: dict[str, Any] = {"device": device, "dtype": "float32", "backend": "fused"}
-    config = EngineConfig(str(GOLDEN / "mp1"), GOLDEN_VOCABULARY, 512, 8, **settings)
+    config = EngineConfig(str(GOLDEN / "mp1"), GOLDEN_VOCABULARY, 512, 8, kv_cache_bytes=2**26, **settings)
     runner = ModelRunner.load(config, alone(config.device))
     runner.allocate_cache(runner.max_num_blocks())
     cases = json.loads((GOLDEN / "golden.json").read_text())["completions"]
