@@ -58,8 +58,10 @@ class Spread:
 
     def scaled(self, factor: float) -> "Spread":
         """Of the measurements times a positive factor."""
-        figures = (self.median, self.low, self.high, self.least, self.most)
-        return Spread(*(factor * figure for figure in figures), self.count)
+        median, low, high, least, most = (
+            factor * figure for figure in (self.median, self.low, self.high, self.least, self.most)
+        )
+        return Spread(median, low, high, least, most, self.count)
 
     @property
     def relative(self) -> float:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT
 from llama_core.step_time.devices import BANDWIDTH_SHARE, LAUNCH_S, LINK_SHARE, Gpu, Link
-from llama_core.step_time.fused_products import ASSUMED_READ_SHARE, MOST_ROWS, fused_product_s, is_shorter, swiglu_bytes
+from llama_core.step_time.fused_products import MOST_ROWS, swiglu_bytes
 from llama_core.step_time.work import LOGIT_PASSES, Matrices, RankWork, StepLoad
 
 # Of an all-reduce with NCCL's LL protocol, before the first step of its ring (src/graph/tuning.cc).
@@ -55,12 +55,11 @@ def step_time(work: RankWork, load: StepLoad, gpu: Gpu, dtype: str) -> StepTime:
     chunk_bytes = work.chunk_positions(load) * work.cache_bytes
     logit_bytes = LOGIT_PASSES * 4 * model.vocab_size * load.samples
     sums, gathers = 2 * model.n_layers, 2
-    swiglu = _fused_swiglu(work, load, read, itemsize)
+    swiglu = _fused_swiglu(work, load, itemsize)
     return StepTime(
         products_s=sum(product(each, load.tokens) for each in work.matrices)
         + product(work.output, load.samples)
-        + work.other_bytes / read
-        + swiglu.more_product_s,
+        + work.other_bytes / read,
         attention_s=max(
             (positions * work.cache_bytes + work.split_bytes(load)) / read,
             operations * positions / attention_rate,
@@ -81,20 +80,14 @@ class _FusedSwiglu(NamedTuple):
 
     saved_launches: int = 0
     saved_bytes: int = 0
-    more_product_s: float = 0.0
 
 
-def _fused_swiglu(work: RankWork, load: StepLoad, read: float, itemsize: int) -> _FusedSwiglu:
+def _fused_swiglu(work: RankWork, load: StepLoad, itemsize: int) -> _FusedSwiglu:
     """As the engine chooses it. The sum of a residual in an epilogue saves no launch, and is not counted."""
     if load.tokens > MOST_ROWS or itemsize == 4:
         return _FusedSwiglu()
-    num_bytes, layers = work.gate_up.num_bytes, work.model.n_layers
-    is_quantized = num_bytes < work.gate_up.macs * itemsize
-    saved = swiglu_bytes(load.tokens, work.hidden, itemsize)
-    if not is_shorter(num_bytes, read, saved_launches=1, saved_bytes=saved, is_quantized=is_quantized):
-        return _FusedSwiglu()
-    more = fused_product_s(num_bytes, read, is_quantized=is_quantized) - num_bytes / read
-    return _FusedSwiglu(layers, layers * saved, layers * more)
+    layers = work.model.n_layers
+    return _FusedSwiglu(layers, layers * swiglu_bytes(load.tokens, work.hidden, itemsize))
 
 
 def all_reduce_s(num_bytes: int, num_ranks: int, link: Link) -> float:
@@ -112,8 +105,7 @@ def assumptions(gpu: Gpu) -> list[str]:
         f"{gpu.link.name} ({gpu.source})",
         f"reads reach {BANDWIDTH_SHARE:.0%} of the bandwidth, large products {gpu.product_share:.0%} of the peak, attention "
         f"{ATTENTION_SHARE:.0%} of that, all-reduces {LINK_SHARE:.0%} of the link",
-        f"products of up to {MOST_ROWS} rows with SwiGLU in their epilogue read weights in the model's dtype at "
-        f"{ASSUMED_READ_SHARE:.0%} of that rate; they are counted where the saved launch is worth more",
+        f"products of up to {MOST_ROWS} rows have SwiGLU in their epilogue, and read weights as fast as the library's",
         f"attention of decodes is split over programs, {SPLIT_UNIT} positions and a key head each, or more from "
         f"{2 ** (SPLIT_BITS + 1) * SPLIT_UNIT:,} positions on; none reads faster than its share of the bandwidth on one of "
         f"{gpu.multiprocessors} multiprocessors",

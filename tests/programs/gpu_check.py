@@ -174,7 +174,7 @@ def launch_products(dtype: torch.dtype, row_counts: Seq[int]) -> None:
 def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str], row_counts: Seq[int]) -> None:
     """Products with SwiGLU and the addition to hidden states in their epilogues, for each number of rows."""
     from llama_core.execution.fused.kernels import TritonOps
-    from llama_core.execution.fused.product_kernels import add_product, gated_product
+    from llama_core.execution.fused.product_kernels import add_product, gated_product, product
 
     norm = torch.zeros(shape.dim, dtype=dtype)
     for rows in row_counts:
@@ -182,6 +182,7 @@ def launch_fused_products(shape: Shape, dtype: torch.dtype, formats: Seq[str], r
         for name in formats:
             up, down = held(name, 2 * shape.hidden, shape.dim, dtype), held(name, shape.dim, shape.hidden, dtype)
             gated_product(x, up, None)
+            product(x, up)
             partial = add_product(x, between, down, None)
             if partial is not None:
                 TritonOps().add_norm(x, partial, norm, 1e-5, num_splits=len(partial))

@@ -32,7 +32,7 @@ PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
 KEYS = (f"{TESTS}/test_compile_keys.py", "int8 or bfloat16")
 SUMS = (f"{TESTS}/test_all_reduce.py", "interpreted")
 PRODUCTS = (f"{TESTS}/test_fused_products.py", "tile_and_split")
-CHOICE = (f"{TESTS}/test_fused_products.py", "estimate")
+CHOICE = (f"{TESTS}/test_fused_products.py", "few_rows")
 DRAWS, LIMITS, EDITS, LOGPROBS, ZEROS, REUSE = (
     (f"{TESTS}/test_fused_sampling.py", f"interpreter and {check}")
     for check in ("draws", "limits", "edits", "logprobs", "zeros", "reuse")
@@ -233,6 +233,13 @@ MUTANTS = (
         ATTENTION,
     ),
     Mutant(
+        "a split behind the last that has a weight",
+        "attention_kernels",
+        'mask=split < end, other=float("-inf")',
+        "mask=split < end, other=0.0",
+        ATTENTION,
+    ),
+    Mutant(
         "splits stored by another number than they are read",
         "attention_kernels",
         "* n_splits + split % n_splits",
@@ -414,7 +421,7 @@ MUTANTS = (
     ),
     Mutant("the scale of the group before", "../weight_formats/tile_kernels", "first // width +", "0 +", PRODUCTS),
     Mutant("a fused product where bits are promised", "kernels", "never if batch_invariant else ", "", PRODUCTS),
-    Mutant("more rows than the estimate is for", "product_choice", "rows > MOST_ROWS or ", "", CHOICE),
+    Mutant("fused products of more rows", "product_choice", "rows <= MOST_ROWS and ", "", CHOICE),
     # The draw.
     Mutant(
         "a limit that ends a bin early",

@@ -85,12 +85,15 @@ class ProductCase:
 def check_values(case: ProductCase) -> None:
     """Beside float64, within some roundings of each result."""
     from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.execution.fused.product_kernels import product
 
     ops, x, norm = TritonOps(fuses=always), case.values(case.rows, case.inputs), case.values(case.hidden)
     for outputs in (2 * case.hidden, case.hidden):
         matrix, dense = case.matrix(outputs)
         bias = case.bias(outputs)
-        total = F.linear(x.double(), dense, None if bias is None else bias.double())
+        plain = F.linear(x.double(), dense)
+        assert_near(product(x, matrix.held), plain, plain.abs() + 1, case)
+        total = plain if bias is None else plain + bias.double()
         if outputs > case.hidden:
             gate, up = total.chunk(2, dim=-1)
             assert_near(ops.gated_product(x, matrix, bias), F.silu(gate) * up, gate.abs() + up.abs() + 1, case)

@@ -14,7 +14,7 @@ from benchmarks.gpu.engine import model_of
 from benchmarks.gpu.recorder import Recorder, median
 from benchmarks.gpu.settings import Settings
 from llama_core.execution.fused.ops import Ops, TorchOps
-from llama_core.execution.fused.product_choice import Fuses, always, choice_for, never
+from llama_core.execution.fused.product_choice import Fuses, always, never, of_few_rows
 from llama_core.execution.weight_formats.format import TorchMatrix, find_weight_format
 
 QUANTIZED: Final = ("int8", "int4")
@@ -84,7 +84,7 @@ def _both(clock: Clock, case: _Case, matrices: list[TorchMatrix], bandwidth: flo
         _us(clock, each, matrices, repeats) for each in (work(always), work(never), lambda matrix: matrix.multiply(x))
     )
     reached = held.nbytes / fused / 1e3
-    is_fused = device.type == "cuda" and choice_for(device)(held, rows, is_swiglu)
+    is_fused = device.type == "cuda" and of_few_rows(held, rows)
     return {
         "fused_us": fused,
         "separate_us": separate,

@@ -18,10 +18,9 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
-from triton.runtime import driver
 
 from llama_core.execution.float8_kernels import from_float8
-from llama_core.execution.fused.kernel_functions import dependent_launch, wait_for_inputs
+from llama_core.execution.fused.shared_memory import has_much_shared_memory
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes
 from llama_core.execution.kv_cache import FLOAT8_BYTES
 from llama_core.model_config import FULL_ATTENTION
@@ -33,7 +32,6 @@ _WAVES: Final = 4  # programs for each multiprocessor: more would only shorten t
 # computes: fewer hold one buffer of each, because addresses are loaded too.
 _DOUBLE_BUFFERED: Final = 5
 _COMBINED_AT_ONCE: Final = 8  # splits, whose results are loaded before the first is added
-_MUCH_SHARED_MEMORY: Final = 224 * 1024  # bytes of one program at most, on sm_90 and sm_100
 _LOG2_E: Final = math.log2(math.e)
 
 
@@ -66,7 +64,7 @@ def _chunk_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
     if dtype == torch.float32:
         return _decode_launch(group, dtype)
     rows = 64 if head_dim <= 128 else 32
-    holds_two = _holds_two_programs()
+    holds_two = has_much_shared_memory()  # of up to 91 KB with double buffers
     # Where a multiprocessor has shared memory for one program only, that one has the warps of two, and spills no registers.
     num_warps = 4 if holds_two else 8
     # With 64 rows these targets read factors in shared memory, and have two buffers with one stage less. A third would leave
@@ -79,7 +77,7 @@ def _invariant_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
     """Of decodes and chunks alike. Twice the warps: a program of a chunk holds two sums, of a split and of all so far. Where
     one program has all shared memory, double buffers as well would spill registers (64 bytes on sm_120)."""
     launch = _chunk_launch(group, dtype, head_dim)
-    return replace(launch, num_warps=8, num_stages=launch.num_stages if _holds_two_programs() else 2)
+    return replace(launch, num_warps=8, num_stages=launch.num_stages if has_much_shared_memory() else 2)
 
 
 def tile_sizes(
@@ -235,12 +233,10 @@ def _attend(
     joins: tl.constexpr,
     tile: tl.constexpr,
     tile_columns: tl.constexpr,
-    is_dependent: tl.constexpr,
 ):
     """Without is_split, `out` is the result, [T, H, head_dim]. Else each split writes its part of it, float32 [decode tokens,
     H, n_splits, head_dim], and the binary logs of its sums [decode tokens, H, n_splits], split s at s % n_splits. joins: a
     program computes all splits of its tile, and writes the result that `_combine_splits` would."""
-    wait_for_inputs(is_dependent)
     # Programs that run at the same time read neighbouring memory: of decodes the heads of a position, of chunks one head, whose
     # positions stay in the GPU's cache for the next tile.
     if is_split and not joins:
@@ -355,9 +351,7 @@ def _combine_splits(
     split_bits: tl.constexpr,
     tile_columns: tl.constexpr,
     at_once: tl.constexpr,
-    is_dependent: tl.constexpr,
 ):
-    wait_for_inputs(is_dependent)
     about, head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
     dim = tl.arange(0, dim_block)
     in_dim = dim < head_dim
@@ -409,7 +403,6 @@ def attend(
         "split_unit": SPLIT_UNIT,
         "split_bits": SPLIT_BITS,
         "tile_columns": TILE_COLUMNS,
-        **dependent_launch(),
     }
     scale = head_dim**-0.5 * _LOG2_E
     cached = (q, keys, values, block_tables)
@@ -449,7 +442,6 @@ def attend(
             split_bits=SPLIT_BITS,
             tile_columns=TILE_COLUMNS,
             at_once=_COMBINED_AT_ONCE,
-            **dependent_launch(),
             num_warps=1,
         )
     if count := len(tiles.chunks):
@@ -467,18 +459,6 @@ def attend(
             joins=batch_invariant,
         )
     return out
-
-
-@cache
-def _holds_two_programs() -> bool:
-    """Whether a multiprocessor has shared memory for two programs of chunks with double buffers, of up to 91 KB: 228 KB (sm_90,
-    sm_100), not 164 KB (sm_80) or 100 KB (sm_86, sm_89, sm_120)."""
-    try:
-        device = driver.active.get_current_device()
-        properties = driver.active.utils.get_device_properties(device)
-    except RuntimeError:  # Triton's interpreter has no device
-        return True
-    return bool(properties["max_shared_mem"] >= _MUCH_SHARED_MEMORY)
 
 
 @cache

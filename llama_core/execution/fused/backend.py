@@ -17,7 +17,7 @@ from llama_core.execution.fused.device import Event, FusedDevice, Graph
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import Ops, TorchOps
-from llama_core.execution.fused.product_choice import choice_for
+from llama_core.execution.fused.product_choice import of_few_rows
 from llama_core.execution.fused.sampler import unpacked
 from llama_core.execution.fused.sampling_head import SamplingHead, bucket_sizes
 from llama_core.execution.fused.step_buffers import Prefixes, StepBuffers
@@ -53,7 +53,7 @@ def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
     try:
         from llama_core.execution.fused.kernels import TritonOps
 
-        ops = TritonOps(batch_invariant=batch_invariant, fuses=choice_for(device))
+        ops = TritonOps(batch_invariant=batch_invariant, fuses=of_few_rows)
         ops.gated_silu(torch.zeros((1, 2), device=device))  # builds Triton's launcher, which needs a C compiler
     except Exception as error:  # any error of Triton, the compiler or the file system
         # In torch, attention would gather whole block tables, for which no memory is planned.

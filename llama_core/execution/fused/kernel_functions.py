@@ -1,41 +1,9 @@
-"""What several kernels do: programmatic dependent launch, and with a row or a tile the same rounding, to the model's dtype after
-each operation.
-
-A kernel of a step depends on the one before. With programmatic dependent launch (CUDA, sm_90 and later) its programs start while
-the last ones of that kernel run, and wait for its results (`wait_for_inputs`). This hides the launch, and what a kernel does
-before it waits.
-"""
+"""What several kernels do with a row or a tile, with the same rounding: to the model's dtype after each operation."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-from functools import cache
-
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-from triton.runtime import driver
-
-_LEAST_SM = 90  # that has programmatic dependent launch
-
-
-@cache
-def dependent_launch() -> dict[str, bool]:
-    """Options of a launch whose kernel calls `wait_for_inputs` before it reads or writes what another kernel of a step does."""
-    try:
-        target = driver.active.get_current_target()
-    except RuntimeError:  # Triton's interpreter has no device
-        return {"is_dependent": False}
-    if target.backend != "cuda" or target.arch < _LEAST_SM:
-        return {"is_dependent": False}
-    return {"is_dependent": True, "launch_pdl": True}
-
-
-@triton.jit
-def wait_for_inputs(is_dependent: tl.constexpr):
-    """The kernel after this one may start at once, since it waits in turn; this one waits for the end of the one before."""
-    if is_dependent:
-        gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit

@@ -9,16 +9,10 @@ from triton.language.extra.cuda import globaltimer
 
 from llama_core.execution.float8_kernels import to_float8
 from llama_core.execution.fused.attention_kernels import attend, tile_sizes
-from llama_core.execution.fused.kernel_functions import (
-    dependent_launch,
-    plus_bias,
-    silu_times,
-    store_norm,
-    wait_for_inputs,
-)
+from llama_core.execution.fused.kernel_functions import plus_bias, silu_times, store_norm
 from llama_core.execution.fused.ops import HeadNorms
 from llama_core.execution.fused.product_choice import Fuses, never
-from llama_core.execution.fused.product_kernels import add_product, gated_product, product
+from llama_core.execution.fused.product_kernels import add_product, gated_product, has_many_outputs, product
 from llama_core.execution.fused.sampler import Sampler, SamplingState
 from llama_core.execution.fused.step_plan import AttentionTiles, TileSizes
 from llama_core.execution.fused.triton_sampler import TritonSampler
@@ -41,10 +35,8 @@ def _add_norm(
     has_bias: tl.constexpr,
     num_splits: tl.constexpr,
     block: tl.constexpr,
-    is_dependent: tl.constexpr,
 ):
     """num_splits: 0, or of `delta` in float32 [num_splits, T, dim], which are added in order."""
-    wait_for_inputs(is_dependent)
     row = tl.program_id(0).to(tl.int64) * dim
     column = tl.arange(0, block)
     inside = column < dim
@@ -92,10 +84,8 @@ def _rotate_and_store(
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
     heads: tl.constexpr,
-    is_dependent: tl.constexpr,
 ):
     """Of one token, `heads` heads: a whole head is read and written at once, and split into its pairs in registers."""
-    wait_for_inputs(is_dependent)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
     dim = tl.arange(0, dim_block)
@@ -129,10 +119,7 @@ def _rotate_and_store(
 
 
 @triton.jit
-def _gated_silu(
-    gate_up, bias, out, hidden, has_bias: tl.constexpr, block: tl.constexpr, is_dependent: tl.constexpr
-):
-    wait_for_inputs(is_dependent)
+def _gated_silu(gate_up, bias, out, hidden, has_bias: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < hidden
@@ -158,7 +145,7 @@ class TritonOps:
 
     def __init__(self, *, batch_invariant: bool = False, fuses: Fuses = never) -> None:
         """batch_invariant: a token's attention has the same bits in a decode, with drafts and in any chunk of a prompt. fuses:
-        which products run in one kernel with what follows. No batch-invariant product does."""
+        which products run in kernels of our own, with what follows. No batch-invariant product does."""
         self._batch_invariant = batch_invariant
         self._fuses = never if batch_invariant else fuses
 
@@ -188,7 +175,6 @@ class TritonOps:
             num_splits=num_splits,
             block=triton.next_power_of_2(dim),
             num_warps=8 if dim >= 4096 else 4,
-            **dependent_launch(),
         )
         return out
 
@@ -226,7 +212,6 @@ class TritonOps:
             head_dim=head_dim,
             dim_block=triton.next_power_of_2(head_dim),
             heads=heads,
-            **dependent_launch(),
         )
         return qkv[:, :n_heads]
 
@@ -252,23 +237,17 @@ class TritonOps:
         block = min(1024, triton.next_power_of_2(hidden))
         has_bias = bias is not None
         _gated_silu[(count, triton.cdiv(hidden, block))](
-            gate_up,
-            bias if has_bias else gate_up,
-            out,
-            hidden,
-            has_bias=has_bias,
-            block=block,
-            **dependent_launch(),
+            gate_up, bias if has_bias else gate_up, out, hidden, has_bias=has_bias, block=block
         )
         return out
 
     def product(self, x: torch.Tensor, matrix: TorchMatrix) -> torch.Tensor:
-        if self._fuses(matrix.held, len(x), False):
+        if self._fuses(matrix.held, len(x)) and has_many_outputs(matrix.held):
             return product(x, matrix.held)
         return matrix.multiply(x)
 
     def gated_product(self, x: torch.Tensor, matrix: TorchMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if self._fuses(matrix.held, len(x), True):
+        if self._fuses(matrix.held, len(x)):
             return gated_product(x, matrix.held, bias)
         return self.gated_silu(matrix.multiply(x), bias)
 
@@ -281,7 +260,7 @@ class TritonOps:
         eps: float,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if not self._fuses(matrix.held, len(x), False):
+        if not self._fuses(matrix.held, len(x)):
             return self.add_norm(hidden_states, matrix.multiply(x), weight, eps, bias)
         partial = add_product(hidden_states, x, matrix.held, bias)
         if partial is None:

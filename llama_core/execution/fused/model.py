@@ -154,7 +154,7 @@ class FusedTransformer:
         eps = self.config.norm_eps
         if self.parallel.world_size == 1:
             return self._ops.add_product_norm(hidden_states, x, matrix, norm, eps, bias)
-        partial = self._ops.product(x, matrix)
+        partial = matrix.multiply(x)
         with clock.waiting(len(self._layers)) if clock is not None else nullcontext():
             return self._all_reduce.add_norm(hidden_states, partial, norm, eps, bias, turn)
 

@@ -16,67 +16,72 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_core.execution.fused.kernel_functions import dependent_launch, plus_bias, silu_times, wait_for_inputs
+from llama_core.execution.fused.kernel_functions import plus_bias, silu_times
+from llama_core.execution.fused.shared_memory import has_much_shared_memory
 from llama_core.execution.weight_formats.format import HeldWeights
-from llama_core.execution.weight_formats.tile_kernels import Format, prefetch_weights, product_of_tile
+from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
 
 # Programs that a product is spread over at least. An H100 has 132 multiprocessors, and 18 KB of reads must be in flight on each
 # to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 KB in the stages that it does not
 # compute yet, one with codes of 4 bits has 12 KB.
 _PROGRAMS: Final = 128
-_MANY_OUTPUTS: Final = 64 * _PROGRAMS  # of a product that needs no large tiles to spare reads of the activations
-_PREFETCHED: Final = 1024  # bytes of each output
+_MANY_OUTPUTS: Final = 64 * _PROGRAMS
 _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic
 _MOST_SPLITS: Final = 4
 
 
 class _Tiles(NamedTuple):
-    """Of one program. width: codes of an output at a time. prefetched: bytes of each output that the memory sends to the GPU's
-    cache before the kernel's inputs are there."""
+    """Of one program. width: codes of an output at a time."""
 
     rows: int
     outputs: int
     width: int
     num_stages: int
     num_warps: int = 4
-    prefetched: int = 0
 
-    def constants(self, weights: HeldWeights, split: int) -> dict[str, int | None]:
-        """Of a launch whose programs read `split` codes of each output at most."""
-        launch, itemsize = dependent_launch(), weights.codes.itemsize
-        last = (weights.codes.shape[1] - 1) % split + 1  # codes of the last split
-        is_aligned = weights.codes.shape[1] * itemsize % 16 == 0
-        prefetched = min(self.prefetched, last * itemsize) // 16 * 16
+    @property
+    def constants(self) -> dict[str, int | None]:
         return {
             "block_rows": self.rows,
             "block_outputs": self.outputs,
             "block_width": self.width,
             "buffers": self.num_stages if self.rows == 1 else None,
-            "prefetched": prefetched if launch["is_dependent"] and is_aligned else 0,
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
-            **launch,
         }
 
 
 def _tiles_of(weights: HeldWeights, rows: int, dtype: torch.dtype) -> _Tiles:
-    """Those that took the least time on an H100, of some dozens."""
-    is_plain = weights.scales is None
+    is_plain, is_packed = weights.scales is None, weights.is_packed
     if dtype == torch.float32:  # no tensor cores, and both factors in registers
-        return _Tiles(16, 32, 32 if is_plain or weights.is_packed else 64, 2)
-    if is_plain:
-        if rows > 32:
-            is_wide = len(weights.codes) >= _MANY_OUTPUTS
-            return _Tiles(64, 32, 128, 3, 4, _PREFETCHED) if is_wide else _Tiles(64, 64, 128, 4, 8, _PREFETCHED)
-        return _Tiles(16 if rows <= 16 else 32, 64, 128, 4, 4, _PREFETCHED)
-    if weights.is_packed:
-        if rows == 1:
-            return _Tiles(1, 32, 128, 4)
-        return _Tiles(64, 32, 64, 3) if rows > 32 else _Tiles(16 if rows <= 16 else 32, 32, 128, 4 if rows <= 16 else 3)
+        return _Tiles(16, 32, 32 if is_plain or is_packed else 64, 2)
+    if is_packed and rows == 1:  # tensor cores would wait for factors that other threads expand
+        return _Tiles(1, 32, 128, 4)
+    tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if has_much_shared_memory() and not is_packed:
+        return _large_tiles(weights, tile_rows)
     # Two scales of groups for each thread: the compiler copies no fewer than 4 bytes ahead of their use.
     if rows > 32:
-        return _Tiles(64, 64, 128, 3)
-    return _Tiles(16, 64, 128, 4) if rows <= 16 else _Tiles(32, 32, 256, 3)
+        # Each program reads the activations: more outputs of a program are fewer reads.
+        return _Tiles(64, 64, 64, 4) if is_plain else _Tiles(64, 64, 64 if is_packed else 128, 3)
+    if is_plain:
+        return _Tiles(tile_rows, 32, 128, 4)
+    return _Tiles(tile_rows, 32, 128 if is_packed else 256, 4 if tile_rows == 16 else 3)
+
+
+def _large_tiles(weights: HeldWeights, rows: int) -> _Tiles:
+    """Those of some dozens that took the least time on an H100."""
+    is_plain = weights.scales is None
+    if rows <= 32:
+        return _Tiles(rows, 64, 128, 4) if is_plain or rows == 16 else _Tiles(rows, 32, 256, 3)
+    if not is_plain:
+        return _Tiles(rows, 64, 128, 3)
+    return _Tiles(rows, 32, 128, 3) if has_many_outputs(weights) else _Tiles(rows, 64, 128, 4, num_warps=8)
+
+
+def has_many_outputs(weights: HeldWeights) -> bool:
+    """Whether a product has enough programs without splits of its inputs."""
+    return len(weights.codes) >= _MANY_OUTPUTS
 
 
 def _programs_for(weights: HeldWeights) -> int:
@@ -116,25 +121,19 @@ def _gated_product(
     block_outputs: tl.constexpr,
     block_width: tl.constexpr,
     buffers: tl.constexpr,
-    prefetched: tl.constexpr,
-    is_dependent: tl.constexpr,
 ):
     """Outputs 2 i and 2 i + 1 of a tile are output i of gate and of up, so that both meet in a thread."""
     block_hidden: tl.constexpr = block_outputs // 2
     index = tl.arange(0, block_outputs)
     of_hidden = tl.program_id(0) * block_hidden + index // 2
     row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
-    output = of_hidden + index % 2 * hidden
-    if prefetched > 0:
-        prefetch_weights(codes, output, of_hidden < hidden, 0, width, prefetched)
-    wait_for_inputs(is_dependent)
     acc = product_of_tile(
         x,
         codes,
         scales,
         minima,
         row,
-        output,
+        of_hidden + index % 2 * hidden,
         of_hidden < hidden,
         rows,
         inputs,
@@ -187,17 +186,12 @@ def _product_of_rows(
     block_outputs: tl.constexpr,
     block_width: tl.constexpr,
     buffers: tl.constexpr,
-    prefetched: tl.constexpr,
-    is_dependent: tl.constexpr,
 ):
-    """out [rows, outputs] = the product, or, with is_added, += the product + bias. is_split: each program computes `split` codes
-    of each output, and stores its sums to `out`, float32 [splits, rows, outputs]."""
+    """out [rows, outputs] = the product, or, with is_added, += the product + bias. is_split: each program computes `split`
+    codes of each output, and stores its sums to `out`, float32 [splits, rows, outputs]."""
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
     begin = tl.program_id(2) * split
-    if prefetched > 0:
-        prefetch_weights(codes, output, output < outputs, begin, width, prefetched)
-    wait_for_inputs(is_dependent)
     acc = product_of_tile(
         x,
         codes,
@@ -256,7 +250,7 @@ def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | No
         _num_groups(weights),
         *Format.of(weights),
         has_bias=bias is not None,
-        **tiles.constants(weights, width),
+        **tiles.constants,
     )
     return out
 
@@ -317,7 +311,7 @@ def _launch_product(
         has_bias=bias is not None,
         is_added=is_added,
         is_split=num_splits > 1,
-        **tiles.constants(weights, split),
+        **tiles.constants,
     )
 
 

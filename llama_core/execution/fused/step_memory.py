@@ -2,8 +2,8 @@
 
 Each graph's intermediate tensors lie in one pool, which is as large as the largest of them needs; a step without a graph needs
 as much again beside it. The tests count the bytes of all tensors on torch's meta device and hold these figures to them.
-What torch's allocator rounds, workspaces of cuBLAS, buffers of NCCL and the device's context come from the tenth of the
-device's memory that no plan uses.
+What torch's allocator rounds, buffers of NCCL and the device's context come from the tenth of the device's memory that no plan
+uses.
 """
 
 from typing import Final
@@ -26,6 +26,8 @@ from llama_core.step_time.attention_splits import split_count
 
 # Tokens of steps with prompts that are captured. The launches of larger ones take less time than the GPU.
 CAPTURED_PROMPT_TOKENS: Final = (32, 64, 128, 256, 512)
+# Of kernels and of what libraries take beside torch's allocator: 258 MB on an H100 (docs/performance.md, "On a GPU").
+LIBRARY_BYTES: Final = 2**28
 LARGEST_PADDING: Final = 1.06  # of a step with more tokens, whose products are as long as its padding
 _INT: Final = 8
 _FLOAT32: Final = 4
@@ -73,7 +75,7 @@ def passing_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, 
     eager = max(logprobs, _head_bytes(config, model, parallel, dtype, LOGITS_AT_A_TIME))
     if without_graph > CAPTURED_PROMPT_TOKENS[-1]:
         eager = max(eager, _body_bytes(config, model, parallel, dtype, without_graph))
-    return pool + eager
+    return pool + eager + (LIBRARY_BYTES if parallel.device.type == "cuda" else 0)
 
 
 def _body_bytes(config: EngineConfig, model: ModelConfig, parallel: Parallel, dtype: torch.dtype, tokens: int) -> int:

@@ -31,6 +31,7 @@ def _multiply(
     block_rows: tl.constexpr,
     block_outputs: tl.constexpr,
     block_width: tl.constexpr,
+    buffers: tl.constexpr,
 ):
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
@@ -57,6 +58,7 @@ def _multiply(
         block_rows,
         block_outputs,
         block_width,
+        buffers,
     )
     target = out + row[:, None].to(tl.int64) * outputs + output[None, :]
     tl.store(target, acc.to(out.dtype.element_ty), mask=(row < rows)[:, None] & is_output[None, :])
@@ -80,7 +82,9 @@ def multiply(
     # float32 products use no tensor cores, and hold both factors in registers.
     is_wide = x.dtype == torch.float32
     is_decode = (rows <= 32 and not batch_invariant) or is_wide
-    block_rows = 64 if not is_decode else 16 if rows <= 16 or is_wide else 32
+    # Of one row each thread sums what it expands: tensor cores would wait for factors that other threads expand.
+    is_one_row = rows == 1 and is_packed and not batch_invariant and not is_wide
+    block_rows = 1 if is_one_row else 64 if not is_decode else 16 if rows <= 16 or is_wide else 32
     block_outputs = 32 if is_decode else 64
     _multiply[(triton.cdiv(outputs, block_outputs), triton.cdiv(rows, block_rows))](
         x,
@@ -96,7 +100,8 @@ def multiply(
         *Format.of(HeldWeights(codes, scales, minima, is_packed)),
         block_rows=block_rows,
         block_outputs=block_outputs,
-        block_width=32 if is_packed else 64,
+        block_width=128 if is_one_row else 32 if is_packed else 64,
+        buffers=4 if is_one_row else None,
         num_warps=4,
     )
     return out

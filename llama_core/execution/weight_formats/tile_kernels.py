@@ -35,21 +35,6 @@ class Format(NamedTuple):
 
 
 @triton.jit
-def prefetch_weights(codes, output, is_output, begin, width, num_bytes: tl.constexpr):
-    """Have the memory send the first bytes of each output's codes to the GPU's cache, from code `begin` on. Their number, and
-    the address of each output's codes, are multiples of 16. sm_90 and later."""
-    first = tl.where(is_output, output, 0).to(tl.int64) * width + begin
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-        "=r,l,r",
-        [(codes + first).to(tl.uint64), tl.full([output.shape[0]], num_bytes, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def _add_product(acc, x, weights, row, column, rows, inputs, is_one_row: tl.constexpr):
     """acc [rows, outputs] + x[row, column] @ weights [outputs, columns]. is_one_row: acc [outputs, columns] + the products that
     are not summed yet."""
@@ -138,7 +123,9 @@ def product_of_tile(
                         minima, wide_output, is_output, groups, first, is_packed, block_outputs, block_width
                     )
                     acc = _add_product(acc, x, low * scale + least, row, column, rows, inputs, is_one_row)
-                    acc = _add_product(acc, x, high * scale + least, row, column + _GROUP // 2, rows, inputs, is_one_row)
+                    acc = _add_product(
+                        acc, x, high * scale + least, row, column + _GROUP // 2, rows, inputs, is_one_row
+                    )
                 else:
                     acc = _add_product(acc, x, (low - 8) * scale, row, column, rows, inputs, is_one_row)
                     acc = _add_product(acc, x, (high - 8) * scale, row, column + _GROUP // 2, rows, inputs, is_one_row)

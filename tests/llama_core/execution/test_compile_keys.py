@@ -22,7 +22,7 @@ from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.device import Graph, HostDevice, Work
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.product_choice import Estimated
+from llama_core.execution.fused.product_choice import of_few_rows
 from llama_core.execution.parallel import Parallel
 from llama_core.execution.weight_plan import plan_weights
 from llama_core.model_config import ModelConfig
@@ -78,7 +78,7 @@ def opened(name: str) -> tuple[FusedBackend, DeviceSlots, EngineConfig]:
     config, dtype, parallel = EngineConfig("", model.vocab_size, **fields), torch.bfloat16, Parallel(0, num_ranks, META)
     plan = plan_weights(model, lambda name: "dense", config.quantization, "bfloat16", num_ranks)
     invariant = config.batch_invariant
-    ops = TritonOps(batch_invariant=invariant, fuses=Estimated(3.35e12))
+    ops = TritonOps(batch_invariant=invariant, fuses=of_few_rows)
     common = model, parallel, config.max_seq_len, dtype, ops, matrix_types(plan)
     all_reduce = GroupAllReduce(parallel, ops, batch_invariant=invariant)
     transformer = FusedTransformer(*common, [], all_reduce, batch_invariant=invariant)

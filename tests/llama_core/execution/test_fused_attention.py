@@ -283,12 +283,13 @@ def test_each_target_has_room_for_double_buffers_and_eight_warps_of_chunks(
     """Queries, and two tiles of keys and of values. Triton has these buffers from 4 or 5 stages on (`_chunk_launch`)."""
     pytest.importorskip("triton")
     from llama_core.execution.fused import attention_kernels as kernels
+    from llama_core.execution.fused import shared_memory
 
     target = TARGETS[sm]
     utils = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": target.block_shared})
     active = SimpleNamespace(get_current_device=lambda: 0, utils=utils)
-    monkeypatch.setattr(kernels, "driver", SimpleNamespace(active=active))
-    monkeypatch.setattr(kernels, "_holds_two_programs", kernels._holds_two_programs.__wrapped__)
+    monkeypatch.setattr(shared_memory, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(kernels, "has_much_shared_memory", shared_memory.has_much_shared_memory.__wrapped__)
     for head_dim in (64, 128, 256):
         chunk = kernels._chunk_launch(4, torch.bfloat16, head_dim)
         wanted = 5 if sm not in (90, 100) or head_dim > 128 else 4

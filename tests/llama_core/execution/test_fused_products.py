@@ -3,20 +3,18 @@
 The same checks run on a GPU over the shapes of models.
 """
 
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from llama_core.execution.fused.product_choice import Estimated, always, choice_for, never
+from llama_core.execution.fused.product_choice import always, never, of_few_rows
 from llama_core.execution.parallel import alone
 from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.model_config import ModelConfig
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Draft, Row, SlotInit, StepInput
-from llama_core.step_time.devices import BANDWIDTH_SHARE, find_gpu
 from llama_core.step_time.fused_products import MOST_ROWS
 from tests.support.full_runs import with_full_ones
 from tests.support.interpreter import interpret
@@ -124,35 +122,16 @@ def held(outputs: int, inputs: int, dtype: torch.dtype = torch.bfloat16, *, is_q
     return HeldWeights(codes, torch.empty(outputs, device="meta"))
 
 
-def test_a_product_is_fused_where_the_estimate_says_that_it_takes_less_time() -> None:
-    """Computed by hand for an H100, at 3.0 TB/s: a launch of 1.3 us is a ninth of the reading of 35 MB."""
-    fuses = Estimated(find_gpu("h100-sxm").bandwidth)
-    threshold = 1.3e-6 * 3.35e12 * BANDWIDTH_SHARE * 9
-    outputs = int(threshold / 2 / 4096) // 2 * 2
-    assert fuses(held(outputs - 64, 4096), 1, True) and not fuses(held(outputs + 64, 4096), 1, True)
-    # More rows also save the traffic between the kernels.
-    assert fuses(held(outputs + 64, 4096), 8, True)
-    assert not fuses(held(4096, 4096), 64, False), "a residual in the epilogue saves no launch"
-    assert all(fuses(held(2 * 28672, 8192, is_quantized=True), MOST_ROWS, is_swiglu) for is_swiglu in (True, False))
+def test_products_of_few_rows_are_fused_but_those_of_float32() -> None:
     for weights in (held(64, 64), held(64, 64, is_quantized=True)):
-        assert fuses(weights, MOST_ROWS, True) and not fuses(weights, MOST_ROWS + 1, True)
-    assert not fuses(held(64, 64, torch.float32), 1, True)
-    unknown = Estimated(0)
-    assert not unknown(held(64, 64), 1, True) and unknown(held(64, 64, is_quantized=True), 1, True)
-
-
-def test_the_estimate_takes_the_bandwidth_that_the_driver_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An H100's clock and bus give what its datasheet says; without them the bandwidth is unknown."""
-    h100 = SimpleNamespace(memory_clock_rate=2_619_000, memory_bus_width=5120)
-    for properties, expected in ((h100, find_gpu("h100-sxm").bandwidth), (SimpleNamespace(), 0)):
-        monkeypatch.setattr("torch.cuda.get_device_properties", lambda device, found=properties: found)
-        assert choice_for(torch.device("cuda")).bandwidth == pytest.approx(expected, rel=0.01)
+        assert of_few_rows(weights, 1) and of_few_rows(weights, MOST_ROWS) and not of_few_rows(weights, MOST_ROWS + 1)
+    assert not of_few_rows(held(64, 64, torch.float32), 1)
 
 
 def test_a_switch_fuses_all_or_none() -> None:
-    weights: Any = held(2 * 28672, 8192)
-    assert always(weights, MOST_ROWS, False) and not always(weights, MOST_ROWS + 1, False)
-    assert not never(weights, 1, True)
+    weights: Any = held(2 * 28672, 8192, torch.float32)
+    assert always(weights, MOST_ROWS) and not always(weights, MOST_ROWS + 1)
+    assert not never(weights, 1)
 
 
 @pytest.mark.cuda
