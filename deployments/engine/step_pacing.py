@@ -105,7 +105,7 @@ class StepPacing:
         if not step.is_queued and step.sent_s - self._completed_s < _STEADY_S:
             self.costs.observe_gap((now_s - self._completed_s) * 1e3 - output.elapsed_ms)
         self._completed_s = now_s
-        self._limit_prompt_tokens(step.shape, step.batch.num_tokens, output.elapsed_ms)
+        self._limit_prompt_tokens(step.shape, step.shape.num_tokens, output.elapsed_ms)
 
     def _limit_prompt_tokens(self, shape: StepShape, num_tokens: int, elapsed_ms: float) -> None:
         """Learn from a step with prompts how many prompt tokens fit into the times that a step and a chunk may take."""

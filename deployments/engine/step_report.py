@@ -30,20 +30,20 @@ class StepReports:
         intervals: Intervals,
     ) -> StepStats:
         """gained: the step's tokens by sequence. completed_s: by time.monotonic."""
-        scheduler, batch = self._scheduler, step.batch
+        scheduler, shape = self._scheduler, step.shape
         canary = scheduler.quarantine.canary
         counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
         prefix_hits, drafts, accepted = (now - then for now, then in zip(counts, self._counts, strict=True))
         self._counts = counts
         stats = StepStats(
-            num_rows=len(batch.rows),
-            num_tokens=batch.num_tokens,
-            num_sampled=sum(len(tokens) for seq, tokens in gained.items() if seq is not canary),
+            num_rows=len(step.batch.rows),
+            num_tokens=shape.num_tokens,
+            num_sampled=sum(map(len, gained.values())) - (len(gained.get(canary, ())) if canary is not None else 0),
             elapsed_ms=output.elapsed_ms,
             round_trip_ms=(completed_s - step.sent_s) * 1e3,
-            num_non_finite=sum(isinstance(seq.error, NonFiniteLogits) for seq in gained),
+            num_non_finite=sum(isinstance(seq.error, NonFiniteLogits) for seq in gained) if output.non_finite else 0,
             device_memory_bytes=output.device_memory_bytes,
-            decode_only=all(row.length == 1 + row.num_drafts for row in batch.rows),
+            decode_only=not shape.num_prompt_tokens,
             num_prefix_hits=prefix_hits,
             num_drafts=drafts,
             num_drafts_accepted=accepted,

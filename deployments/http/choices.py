@@ -84,6 +84,11 @@ class Choices:
             return index, delta
         return None
 
+    @property
+    def has_arrivals(self) -> bool:
+        """Whether `take` may find a delta."""
+        return bool(self._ready)
+
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Waits for a delta; False after `timeout_s`, which must be the same at every call."""
         if self._ready:

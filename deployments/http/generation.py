@@ -23,6 +23,7 @@ from deployments.http.limits import HttpLimits
 from deployments.http.plan import Plan
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.request_body import BodyReader
+from deployments.http.request_headers import headers_of
 from deployments.http.request_log import RequestRecord
 from deployments.http.resume.kept_streams import KeptStreams
 from deployments.http.resume.resumption import KEY_HEADER, Resumption, resumption
@@ -67,7 +68,7 @@ class _GenerationRequest:
         self._owner: str = state.get("owner", "")
         trace = None
         if endpoint.tracing is not None:
-            trace = endpoint.tracing.begin_http(endpoint.kind.path, state["request_id"], request.headers)
+            trace = endpoint.tracing.begin_http(endpoint.kind.path, state["request_id"], headers_of(request.scope))
         if trace is not None:
             log_subject.set(LogSubject(state["request_id"], trace.trace_id))
         self._record = RequestRecord(endpoint.metrics, endpoint.kind.path, state["request_id"], self._owner, trace)
@@ -85,7 +86,9 @@ class _GenerationRequest:
     async def run(self) -> None:
         try:
             endpoint = self._endpoint
-            self._resumption = resumption(self._request.headers, endpoint.streams, endpoint.kind.path, self._owner)
+            self._resumption = resumption(
+                headers_of(self._request.scope), endpoint.streams, endpoint.kind.path, self._owner
+            )
             limit_s = self._limit_s()
             end_s = None if limit_s is None else self._began_s + limit_s - self._head_start_s(limit_s)
             plan = await self._planned(limit_s, end_s)
@@ -110,7 +113,7 @@ class _GenerationRequest:
     def _limit_s(self) -> float | None:
         """How long this request may take: as its header asks, and no longer than the server allows."""
         server_s = self._endpoint.limits.request_timeout_s
-        headers = self._request.headers
+        headers = headers_of(self._request.scope)
         given = headers.get(MOVED_TIMEOUT_HEADER, headers.get(TIMEOUT_HEADER))
         if given is None:
             return server_s
@@ -126,7 +129,7 @@ class _GenerationRequest:
 
     def _head_start_s(self, limit_s: float) -> float:
         """How much earlier than the limit this request ends, so that Serve's own timer does not end it first."""
-        return min(HEAD_START_S, limit_s / 4) if TIMEOUT_HEADER in self._request.headers else 0.0
+        return min(HEAD_START_S, limit_s / 4) if TIMEOUT_HEADER in headers_of(self._request.scope) else 0.0
 
     async def _planned(self, limit_s: float | None, end_s: float | None) -> Plan:
         if limit_s is None:

@@ -4,9 +4,9 @@ Decides defaults and seeds. From here on, chat and completions are handled alike
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from deployments.engine.interface import Engine
+from deployments.engine.interface import Engine, SamplingDefaults
 from deployments.http.errors import ModelNotFound
 from deployments.http.field_types import NO_LIMIT
 from deployments.http.prompt_encoder import PromptEncoder
@@ -26,6 +26,7 @@ from llama_core.text.answer_format import AnswerFormat, AnswerReader
 from llama_core.text.tokenizer import Tokenizer
 from llama_core.text.tools.tool import ToolUse
 
+_DEFAULTS = tuple(field.name for field in fields(SamplingDefaults))
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 MAX_OWNER_CHARS = 64
 # Of one request: about 15 MB of answer. No decode step paces a client that asks for prompt log-probabilities.
@@ -262,7 +263,7 @@ def _plan(
     grammar: str = "",
 ) -> Plan:
     given = {name: value for name in SLOT_FIELDS if (value := getattr(body, name, None)) is not None}
-    given = asdict(engine.sampling_defaults) | given
+    given = {name: getattr(engine.sampling_defaults, name) for name in _DEFAULTS} | given
     given["top_k"] = max(given["top_k"], 0)
     if given["top_p"] == 0:  # the most likely token alone
         given |= {"temperature": 0.0, "top_p": 1.0}

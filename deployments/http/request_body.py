@@ -19,6 +19,7 @@ from deployments.http.content_encoding import gunzipped, is_compressed
 from deployments.http.errors import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
 from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.parse_cost import MOST_IN_WORDS, takes_too_long
+from deployments.http.request_headers import headers_of
 from llama_core.errors import InvalidDialog, InvalidParameter, InvalidRequest, QueueFull, RequestCancelled
 
 KIND_MARK = "#"  # begins the names of the kinds of a union, which are no part of a field's place
@@ -76,8 +77,9 @@ class BodyReader:
     async def receive(self, request: Request, body: bytearray) -> None:
         """Appends the body to `body`, and counts it as pending."""
         limits = self._limits
-        _check_content_type(request.headers.get("content-type", ""))
-        compressed = is_compressed(request.headers.get("content-encoding", ""))
+        headers = headers_of(request.scope)
+        _check_content_type(headers.get("content-type", ""))
+        compressed = is_compressed(headers.get("content-encoding", ""))
         declared = _declared_length(request)
         if declared is not None and declared > limits.max_bytes:
             raise _too_large(limits)
@@ -211,7 +213,7 @@ def _check_content_type(content_type: str) -> None:
 
 
 def _declared_length(request: Request) -> int | None:
-    declared = request.headers.get("content-length")
+    declared = headers_of(request.scope).get("content-length")
     if declared is None:
         return None
     if not (declared.isascii() and declared.isdigit() and len(declared) < 19):

@@ -7,6 +7,7 @@ Its prefix is looked up in the cache at this moment, not before. Knows nothing o
 from collections.abc import Sequence as Seq
 
 from llama_core.errors import InvalidParameter, QueueFull
+from llama_core.model_config import FULL_ATTENTION
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.fair_queue import PROMPT_COST, WaitingQueue
 from llama_core.scheduling.prefix_cache import PrefixCache
@@ -116,6 +117,11 @@ class Admission:
             self.waiting.count_served(seq, PROMPT_COST * (seq.length - seq.scheduled))
             seq.num_cached = seq.scheduled
         return seq
+
+    @property
+    def has_window(self) -> bool:
+        """Whether `release_behind_window` ever releases a block."""
+        return self._window.size != FULL_ATTENTION
 
     def release_behind_window(self, seq: Sequence) -> None:
         """Release the blocks that no row of the sequence from `seq.scheduled` on reads. Rows of earlier steps may still read

@@ -315,7 +315,7 @@ class Scheduler:
 
     def _add_decodes(self, step: _InFlightStep) -> tuple[list[Sequence], int]:
         """Rows for all sequences with one token to compute. Returns those with more, and the rest of the step's budget."""
-        batch, block_size = step.batch, self.pool.block_size
+        batch, block_size, has_window = step.batch, self.pool.block_size, self.admission.has_window
         max_drafts = self.speculation.max_drafts_per_row(len(self._running))
         price = self.speculation.price(len(self._running), len(self._waiting)) if max_drafts else PRICE_ALONE
         prefills: list[Sequence] = []
@@ -327,7 +327,8 @@ class Scheduler:
                 if start < length and not seq.inflight and self._has_blocks_for_chunk(seq, batch.grow):
                     prefills.append(seq)
                 continue
-            self.admission.release_behind_window(seq)
+            if has_window:
+                self.admission.release_behind_window(seq)
             drafts: list[int] = []
             if max_drafts and (seq.drafting is not None or seq.forced[1]):
                 drafts = self._propose(seq, min(max_drafts, seq.max_length - length - 1), price)

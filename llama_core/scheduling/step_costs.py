@@ -44,6 +44,10 @@ class StepShape:
                 num_prompt_tokens += row.length
         return cls(num_decodes, num_prompt_tokens, num_drafts)
 
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + self.num_prompt_tokens + self.num_drafts
+
 
 class StepCosts:
     """Means over completed steps. Times in milliseconds; None before they are known."""

@@ -17,6 +17,7 @@ from deployments.http.capture.folder import CaptureFolder
 from deployments.http.choices import Choices
 from deployments.http.errors import CaptureNotAllowed, as_llama_error
 from deployments.http.plan import Plan
+from deployments.http.request_headers import headers_of
 from llama_core.errors import InvalidParameter
 
 HEADER: Final = "X-Capture"
@@ -105,7 +106,7 @@ class CapturedChoices(Choices):
 
 def asks_for_capture(request: Request) -> bool:
     """Raises InvalidParameter for a header that says neither yes nor no."""
-    asked = request.headers.get(HEADER, "").strip().lower()
+    asked = headers_of(request.scope).get(HEADER.lower(), "").strip().lower()
     if asked not in (*_OFF, *_ON):
         raise InvalidParameter(f"{HEADER}: must be 1 or 0", param=HEADER)
     return asked in _ON

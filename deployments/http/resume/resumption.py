@@ -2,10 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
-
-from starlette.datastructures import Headers
 
 from deployments.http.answer import AnswerSerializer
 from deployments.http.choices import Choices
@@ -98,10 +96,11 @@ class Resumption:
             self._streams.put_back(self._stream, self.reader, keeps=not failed)
 
 
-def resumption(headers: Headers, streams: KeptStreams, path: str, owner: str) -> Resumption | None:
-    """None for a request without Idempotency-Key. Raises InvalidParameter that names the header."""
-    key = headers.get(KEY_HEADER, "").strip()
-    last_event = headers.get(EVENT_HEADER, "").strip()
+def resumption(headers: Mapping[str, str], streams: KeptStreams, path: str, owner: str) -> Resumption | None:
+    """headers: by names in lower case. None for a request without Idempotency-Key. Raises InvalidParameter that names the
+    header."""
+    key = headers.get(KEY_HEADER.lower(), "").strip()
+    last_event = headers.get(EVENT_HEADER.lower(), "").strip()
     if not key:
         if last_event:
             raise InvalidParameter(

@@ -60,6 +60,10 @@ class TimedChoices:
             self.now_s += STEP_S
         return True
 
+    @property
+    def has_arrivals(self) -> bool:
+        return self._num_there() > self._num_taken
+
     def take(self) -> tuple[int, Delta] | None:
         num, begin = self._num_there(), self._num_taken
         if num == begin:
@@ -93,6 +97,10 @@ class LargeChoices:
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         return True
+
+    @property
+    def has_arrivals(self) -> bool:
+        return self._num_left > 0
 
     def take(self) -> tuple[int, Delta] | None:
         if not self._num_left:
