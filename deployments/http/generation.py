@@ -68,7 +68,7 @@ class _GenerationRequest:
         self._owner: str = state.get("owner", "")
         trace = None
         if endpoint.tracing is not None:
-            trace = endpoint.tracing.begin_http(endpoint.kind.path, state["request_id"], headers_of(request.scope))
+            trace = endpoint.tracing.begin_http(endpoint.kind.path, state["request_id"], request.headers)
         if trace is not None:
             log_subject.set(LogSubject(state["request_id"], trace.trace_id))
         self._record = RequestRecord(endpoint.metrics, endpoint.kind.path, state["request_id"], self._owner, trace)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from starlette.types import Scope
 
-_KEY = "headers"
+_KEY = "llama.headers"
 
 
 def headers_of(scope: Scope) -> Mapping[str, str]:
@@ -13,7 +13,7 @@ def headers_of(scope: Scope) -> Mapping[str, str]:
     found = state.get(_KEY)
     if found is None:
         found = state[_KEY] = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(list(scope["headers"]))
         }
     assert isinstance(found, dict)
     return found

@@ -89,7 +89,7 @@ OF_ALL_MODES: Final = OF_ALL_DTYPES | {"Llama 2 7B", "Llama 2 70B"}
 # named: both in bfloat16, the first in float16, and none in float32, where quantized weights serve comparisons alone. All
 # variants take 15 to 20 minutes on two cores.
 QUANTIZED_SHAPES: Final = (FAMILIES["Llama 2 70B"], FAMILIES["TinyLlama"].on(4))
-ROWS: Final = (1, 20, 64)  # one for each tile of the products
+ROWS: Final = (1, 2, 20, 64)  # one for each tile of the products
 NUM_QUANTIZED_SHAPES: Final = {torch.bfloat16: 2, torch.float16: 1, torch.float32: 0}
 FORMATS: Final = ("int8", "fp8", "int8_groups", "int4", "int4_min")
 

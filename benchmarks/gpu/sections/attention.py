@@ -55,7 +55,7 @@ def run(record: Recorder, settings: Settings) -> None:
                 f"{rows}_rows_of_{length}",
                 partial(_decodes, clock, ops, model, work, cached, bandwidth, dtype, sizes.repeats),
             )
-            _beside(record, f"{rows}_rows_of_{length}", clock, model, work, dtype, sizes.repeats)
+            _beside(record, f"{rows}_rows_of_{length}", clock, model, work, dtype, sizes.repeats, _copies(cached))
             record.measure(
                 f"{rows}_rows_of_{length}_in_{sizes.long_context}",
                 partial(_decodes, clock, ops, model, work, cached, bandwidth, dtype, sizes.repeats, sizes.long_context),
@@ -80,11 +80,15 @@ def _decodes(
     n: int,
     max_seq_len: int = 0,
 ) -> dict[str, object]:
-    copies = max(1, min(_MOST_COPIES, _COLD_BYTES // cached))
-    calls = [_attention(clock, ops, model, rows, dtype, max_seq_len) for _ in range(copies)]
+    calls = [_attention(clock, ops, model, rows, dtype, max_seq_len) for _ in range(_copies(cached))]
     times = _of_one(clock, calls, n)
     reached = rates(times, cached / 1e6)
     return {"ms": times, "gb_s": reached, "share_of_bandwidth": reached.median / bandwidth}
+
+
+def _copies(cached: int) -> int:
+    """Of so many cached bytes."""
+    return max(1, min(_MOST_COPIES, _COLD_BYTES // cached))
 
 
 def _of_one(clock: Clock, calls: list[Callable[[], torch.Tensor]], repeats: int) -> Spread:
@@ -107,13 +111,20 @@ def _chunk(
 
 
 def _beside(
-    record: Recorder, name: str, clock: Clock, model: ModelConfig, rows: list[Row], dtype: torch.dtype, n: int
+    record: Recorder,
+    name: str,
+    clock: Clock,
+    model: ModelConfig,
+    rows: list[Row],
+    dtype: torch.dtype,
+    n: int,
+    copies: int = 1,
 ) -> None:
     """FlashAttention 2 of the same rows, where it can compute them."""
     if clock.device.type != "cuda" or dtype == torch.float32:
         return
 
-    def measured() -> object:
+    def call() -> Callable[[], torch.Tensor]:
         q, keys, values = (
             torch.randn(count, heads, model.head_dim, device=clock.device, dtype=dtype)
             for count, heads in (
@@ -121,8 +132,11 @@ def _beside(
                 *[(sum(row.start + row.length for row in rows), model.n_kv_heads)] * 2,
             )
         )
+        return varlen_attention(q, keys, values, rows)
+
+    def measured() -> object:
         try:
-            return {"ms": _of_one(clock, [varlen_attention(q, keys, values, rows)], n)}
+            return {"ms": _of_one(clock, [call() for _ in range(copies)], n)}
         except (ImportError, RuntimeError) as error:  # this build of torch, or this GPU
             return {"lacks": str(error).partition("\n")[0]}
 

@@ -20,6 +20,6 @@ def always(weights: HeldWeights, rows: int) -> bool:
 
 
 def of_few_rows(weights: HeldWeights, rows: int) -> bool:
-    """Where reading the weights takes the time: on an H100 these kernels read them as fast as cuBLAS or faster. Products of
-    float32 use no tensor cores: many rows are limited by their operations."""
+    """Where reading the weights takes the time. For 1 and 64 rows of Llama 2 7B in bfloat16 these kernels are as fast as cuBLAS
+    or faster on an H100. Products of float32 use no tensor cores: many rows are limited by their operations."""
     return rows <= MOST_ROWS and weights.codes.dtype != torch.float32
