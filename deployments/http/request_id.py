@@ -6,12 +6,11 @@ import logging
 import re
 import uuid
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.http.errors import exception_response, is_anthropic
-from deployments.http.request_headers import headers_of
 from llama_core.errors import LlamaError
 from llama_core.log_lines import LogSubject, log_subject, where
 
@@ -43,8 +42,8 @@ class RequestScope:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        request_id = clean_request_id(headers_of(scope).get("x-request-id"))
-        scope["state"]["request_id"] = request_id
+        request_id = clean_request_id(Headers(scope=scope).get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
         log_subject.set(LogSubject(request_id))
         is_unread, started, lingers = _has_body(scope), False, False
         names_id = is_anthropic(scope)
