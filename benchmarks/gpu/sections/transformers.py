@@ -1,5 +1,7 @@
 """The batch of `offline` on transformers' continuous batching, with random weights of the same shape."""
 
+import time
+
 import torch
 
 from benchmarks.gpu.clock import clock_of
@@ -13,12 +15,13 @@ from benchmarks.peers.hf_continuous import ContinuousBatching
 def run(record: Recorder, settings: Settings) -> None:
     if record.has("output_tok_s"):
         return
-    requests, device = batch(settings), clock_of(settings.device).device
+    requests, device, begin = batch(settings), clock_of(settings.device).device, time.perf_counter()
     try:
         peer = ContinuousBatching(model_of(settings), longest_of(requests), getattr(torch, settings.dtype), device)
     except ImportError as error:
         raise Unavailable(f"transformers is not installed ({error})") from None
-    peer.seconds(warm_up(requests))
+    record.put("load_s", time.perf_counter() - begin)
+    record.put("warm_up_s", peer.seconds(warm_up(requests)))
     seconds = peer.seconds(requests)
     record.put("seconds", seconds)
     record.put("output_tok_s", sum(request.num_output for request in requests) / seconds)
