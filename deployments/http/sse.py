@@ -135,10 +135,9 @@ class EventStream:
                     self._events = self._serializer.chunks(*item)
                     continue
                 chunk = self._serializer.chunk(*item)
-                if not self._choices.has_arrivals:  # as with most tokens
-                    chunks.append(chunk)
-                    return False
             chunks.append(chunk)
+            if self._events is None and not self._choices.has_arrivals:  # as with most tokens
+                return False
             num_bytes += len(chunk)
         return True
 

@@ -22,8 +22,8 @@ from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
 
 # Programs that a product is spread over at least. An H100 has 132 multiprocessors, and 18 KB of reads must be in flight on each
-# to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 KB in the stages that it does not
-# compute yet, one with codes of 4 bits has 12 KB.
+# to keep its memory busy (3.35 TB/s for 0.7 us). One program with weights of 16 bits has 24 to 48 KB in the stages that it
+# does not compute yet, one with codes of 4 bits has 6 to 12 KB.
 _PROGRAMS: Final = 128
 _MANY_OUTPUTS: Final = 64 * _PROGRAMS
 _LEAST_SPLIT: Final = 512  # inputs of a split: partial sums are memory traffic

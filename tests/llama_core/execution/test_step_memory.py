@@ -18,7 +18,9 @@ from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.step_memory import (
     CAPTURED_PROMPT_TOKENS,
     LARGEST_PADDING,
+    LIBRARY_BYTES,
     kept_bytes,
+    passing_bytes,
     step_bytes,
 )
 from llama_core.execution.memory_budget import planned_weight_bytes
@@ -144,6 +146,14 @@ def test_the_plan_before_loading_is_that_after_it(name: str) -> None:
     arrays = slots + 4 * seen.model.head_dim * seen.config.max_seq_len
     assert planned + arrays == pytest.approx(seen.backend.working_bytes, rel=0.01)
     assert kept_bytes(seen.config, seen.model, torch.bfloat16) < planned
+
+
+def test_on_a_gpu_the_plan_has_what_libraries_take_beside_torch() -> None:
+    config, model = EngineConfig("", 320, 256, 4), ModelConfig(64, 2, 4, 2, 16, 96, 320)
+    on_gpu, elsewhere = (
+        passing_bytes(config, model, Parallel(0, 1, device), torch.bfloat16) for device in (torch.device("cuda"), META)
+    )
+    assert on_gpu - elsewhere == LIBRARY_BYTES
 
 
 def test_a_tensor_that_stays_or_that_the_plan_forgets_is_counted() -> None:
