@@ -48,6 +48,7 @@ _PREFIX: Final = re.compile(r'(at \d+\(\d+\): failed to compile JSON schema|fail
 _UNSATISFIABLE: Final = re.compile(
     r"Unsatisfiable schema: (?:(\w+) \([^()]*\) is (greater than|equal to) (\w+)|(\w+) > (\w+))"
 )
+_QUOTED: Final = re.compile(r'"([$\w]+)"')
 _NOT_A_SCHEMA: Final = "must be a JSON schema: an object, true or false"
 _FALSE: Final = "no value satisfies false, and one is needed"
 _NO_VALUE: Final = "no value satisfies all of its keywords"
@@ -96,7 +97,11 @@ def schema_fault(schema: Any, problem: str, problem_of: ProblemOf) -> Fault:
     Takes up to 50 ms and the time of one compilation. Where that does not suffice, the place is an outer one.
     """
     kind = _kind_of(problem)
-    return replace(_Search(schema, kind, problem_of).fault(), is_lenient=kind in _IGNORED)
+    fault = _Search(schema, kind, problem_of).fault()
+    if fault.reason == _REASONS["keyword"]:  # in a resource with an $id of its own
+        names = [f"the keyword {name}" for name in _QUOTED.findall(problem) if name in KEYWORDS]
+        fault = replace(fault, reason=f"{(*names, 'a keyword')[0]} is not supported")
+    return replace(fault, is_lenient=kind in _IGNORED)
 
 
 def schema_reason(problem: str) -> str:

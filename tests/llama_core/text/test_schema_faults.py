@@ -200,6 +200,25 @@ def test_a_fault_of_no_known_keyword_is_found_beside_parts_that_contradict_thems
     )
 
 
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, "$dynamicAnchor"),
+        (
+            {
+                "$id": f"https://{MARK}.org/root",
+                "$ref": "list",
+                "$defs": {"list": {"$id": "list", "items": {"$dynamicRef": "#items"}, "$defs": {"items": {}}}},
+            },
+            "$dynamicRef",
+        ),
+    ],
+    ids=["a draft's own schema", "a part with an $id"],
+)
+def test_a_keyword_of_another_resource_is_named_without_a_place(schema: Any, keyword: str) -> None:
+    assert place_and_reason(schema) == ("", f"the keyword {keyword} is not supported")
+
+
 def test_a_part_that_is_too_large_is_named() -> None:
     objects = [[{"type": "object", "properties": {f"a{i}{j}": {}}} for i in range(40)] for j in range(4)]
     schema = {"properties": {"a": {}, "b": {"items": {"allOf": [{"anyOf": each} for each in objects]}}}}
@@ -297,7 +316,7 @@ def test_a_search_that_takes_too_long_names_an_outer_place(monkeypatch: pytest.M
     assert place_and_reason(schema)[0] == ".properties[0]"
     monkeypatch.setattr(schema_faults, "_MAX_SECONDS", -1)
     assert place_and_reason(schema) == ("", "no value satisfies all of its keywords")
-    assert place_and_reason({"items": FAULTS[0][0]}) == ("", "a keyword is not supported")
+    assert place_and_reason({"items": FAULTS[0][0]}) == ("", "the keyword uniqueItems is not supported")
 
 
 def test_what_is_compiled_to_find_a_fault_is_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
