@@ -84,12 +84,13 @@ def continue_with_drafts(
 ) -> dict[str, Any]:
     """Continue request i, whose continuation is truth[i], in slot i. Its step n has num_right[i][n] right draft tokens and two
     wrong ones, or no draft tokens if the number is negative. Returns the accepted tokens of each slot and their logprobs."""
-    runner = build(parallel, ckpt_dir, dtype, max_batch_size=64, max_step_tokens=600, **overrides).runner
+    llama = build(parallel, ckpt_dir, dtype, max_batch_size=64, max_step_tokens=600, **overrides)
+    runner, delayed = llama.runner, tuple(sorted(llama.tokenizer.stop_ids))
     num_blocks = runner.config.blocks_per_sequence
     admit, rows = [], []
     for slot, (prompt, params) in enumerate(requests):
         blocks = list(range(slot * num_blocks, (slot + 1) * num_blocks))
-        admit.append(SlotInit(slot, prompt, blocks, replace(params, logprobs=0)))
+        admit.append(SlotInit(slot, prompt, blocks, replace(params, logprobs=0), delayed=delayed))
         rows.append(Row(slot, 0, len(prompt), True))
     output = runner.step(StepInput(0, 0, rows, admit=admit))
     tokens = [[token] for token in output.tokens]

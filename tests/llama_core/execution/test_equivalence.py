@@ -91,6 +91,17 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(checkpoints.write(directory, checkpoints.split(checkpoints.random_weights(checkpoints.WIDE), 2)))
 
 
+RULES = {
+    "frequency_penalty": 0.8,
+    "presence_penalty": 0.6,
+    "repetition_penalty": 1.3,
+    "min_p": 0.02,
+    "min_tokens": 4,
+    "logit_bias": ((17, 2.5), (40, -3.0)),
+    "bad_words": ((5,), (17, 20)),
+}
+
+
 def requests_of_every_kind(count: int = 12) -> list[tuple[list[int], SamplingParams]]:
     """Greedy and seeded requests that differ in length and in every sampling parameter."""
     rng = random.Random(7)
@@ -105,6 +116,7 @@ def requests_of_every_kind(count: int = 12) -> list[tuple[list[int], SamplingPar
         greedy = {"temperature": 0.0}
         params = SamplingParams(
             **(greedy if i % 3 == 0 else sampled),  # type: ignore[arg-type]
+            **(RULES if i % 2 == 1 else {}),  # type: ignore[arg-type]
             seed=i,
             max_tokens=rng.randrange(5, 40),
             logprobs=0,
