@@ -5,14 +5,15 @@
 Pairs of runs alternate: all rows without a grammar, and half of them with one. Both kinds of rows are in the same steps, so the
 ratio of the steps is what rows without a grammar lose. "mask" is all that a row's matcher does for a step: it consumes the
 latest token, computes the mask and looks for forced tokens. Near the limit of tokens a mask also brings the answer to its end,
-which takes longer: the last rows are masks of answers to ordinary schemas, with room and close to their limit.
+which takes longer. So half of the rows also answer ordinary schemas, one after the other, within each limit of tokens: beside
+the same steps without a grammar, whose answers have the same lengths.
 """
 
 import argparse
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,14 +71,14 @@ def timed_masks(llama: Llama) -> Iterator[list[float]]:
         del grammars._fill_row
 
 
-def answer(
-    llama: Llama, options: argparse.Namespace, grammars: Sequence[str], num_with: int, max_tokens: int
-) -> list[Step]:
-    """Answer `rows` requests, of which `num_with` have a grammar. Returns the steps."""
+Request = tuple[str, int]  # grammar, or "" for none, and max_tokens
+
+
+def answer(llama: Llama, options: argparse.Namespace, requests: Iterable[Request]) -> tuple[list[Step], list[int]]:
+    """Answer the requests, `rows` at a time. Returns the steps, and the tokens of each answer."""
     sequences = []
-    for i in range(options.rows):
+    for i, (grammar, max_tokens) in enumerate(requests):
         prompt = random_prompt(options.prompt, vocabulary(llama), seed=i)
-        grammar = grammars[i % len(grammars)] if i < num_with else ""
         params = SamplingParams(temperature=1.0, seed=i, max_tokens=max_tokens, grammar=grammar, ignore_eos=not grammar)
         sequences.append(LlamaSequence(prompt, params, options.prompt + max_tokens))
     with watched(llama.runner) as steps:
@@ -85,19 +86,51 @@ def answer(
     for seq in sequences:
         if seq.error is not None:
             raise seq.error
-    return steps
+    return steps, [len(seq.tokens) - options.prompt for seq in sequences]
 
 
 def step_ms(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], num_with: int) -> float:
     """The median decode step of `rows` rows, of which `num_with` have a grammar."""
-    steps = answer(llama, options, grammars, num_with, options.output)
+    steps, _ = answer(
+        llama,
+        options,
+        [(grammars[i % len(grammars)] if i < num_with else "", options.output) for i in range(options.rows)],
+    )
     return statistics.median(step.ms for step in steps if step.is_decode and step.num_rows == options.rows)
+
+
+def beside_ordinary(
+    llama: Llama, options: argparse.Namespace, grammars: Sequence[str], limit: int
+) -> tuple[list[Request], list[Request]]:
+    """Requests of which half of the rows run without a grammar to their end, and the other half answer two each: without
+    grammars, and with them. Both have answers of the same lengths."""
+    half = options.rows // 2
+    plain = [("", 2 * limit)] * half
+    with_grammars = [*plain, *((grammars[i % len(grammars)], limit) for i in range(2 * half))]
+    _, lengths = answer(llama, options, with_grammars)  # compiles, too
+    return [*plain, *(("", length) for length in lengths[half:])], with_grammars
 
 
 def spread_us(seconds: Sequence[float]) -> dict[str, float]:
     microseconds = sorted(second * 1e6 for second in seconds)
     found = {name: percentile(microseconds, share) for name, share in (("median", 50), ("p90", 90), ("p99", 99))}
     return found | {"count": len(microseconds)}
+
+
+def interval(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """The mean ratio of the second to the first of each pair, with its 95 % interval."""
+    ratios = [second / first for first, second in pairs]
+    center, margin = statistics.mean(ratios), 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return {"mean": center, "low": center - margin, "high": center + margin, "pairs": len(ratios)}
+
+
+def by_name(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each figure with a name of one line."""
+    for name, value in found.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}: {inner}", each) for inner, each in value.items())
+        else:
+            yield name, value
 
 
 def main(argv: Sequence[str]) -> None:
@@ -108,9 +141,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--prompt", type=int, default=32, help="tokens")
     parser.add_argument("--output", type=int, default=128, help="tokens")
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3, help="of ordinary answers")
     options = parser.parse_args(argv)
-    context = options.prompt + max(options.output, *LIMITS)
+    context = options.prompt + max(options.output, *(2 * limit for limit in LIMITS))
     with built_llama(options, dtype=options.dtype, max_seq_len=context, max_batch_size=options.rows) as llama:
         tokenizer = llama.tokenizer
         llama.runner._grammars = SlotGrammars(
@@ -130,37 +162,46 @@ def main(argv: Sequence[str]) -> None:
                 found = {num: step_ms(llama, options, grammars, num) for num in order}
                 pairs.append((found[0], found[options.rows // 2]))
         of_ordinary: dict[str, Any] = {}
-        answer(llama, options, ordinary, options.rows, min(LIMITS))  # compiles
         for limit in LIMITS:
+            runs = beside_ordinary(llama, options, ordinary, limit)
+            whole: list[tuple[float, float]] = []
+            worst: list[tuple[float, float]] = []
             with timed_masks(llama) as masks_to_the_end:
-                for _ in range(options.rounds):
-                    answer(llama, options, ordinary, options.rows, limit)
-            of_ordinary[str(limit)] = spread_us(masks_to_the_end)
+                for i in range(options.pairs):
+                    steps = {
+                        k: [step.ms for step in answer(llama, options, runs[k])[0]] for k in ((0, 1), (1, 0))[i % 2]
+                    }
+                    assert len(steps[0]) == len(steps[1])
+                    whole.append((sum(steps[0]), sum(steps[1])))
+                    worst.append((percentile(steps[0], 99), percentile(steps[1], 99)))
+            of_ordinary[str(limit)] = {
+                "mask_us": spread_us(masks_to_the_end),
+                "ratio_of_all_steps": interval(whole),
+                "step_ms_p99_without": Spread.of(one for one, _ in worst),
+                "step_ms_p99_with_half": Spread.of(one for _, one in worst),
+            }
         weights = case_name(llama, options)
-    ratios = [with_some / without for without, with_some in pairs]
-    center, margin = statistics.mean(ratios), 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios))
     without = Spread.of(one for one, _ in pairs)
     with_half = Spread.of(one for _, one in pairs)
     figures: dict[str, Any] = {
         "step_ms_without": without,
         "step_ms_with_half": with_half,
-        "ratio": {"mean": center, "low": center - margin, "high": center + margin, "pairs": len(ratios)},
+        "ratio": interval(pairs),
         "mask_us": spread_us(masks),
-        "mask_us_of_ordinary_answers_by_limit": of_ordinary,
-    }  # fmt: skip
+        "ordinary_answers_by_limit": of_ordinary,
+    }
     print_table(
         f"Grammars, {model_name(options)} {weights}, {options.rows} rows",
         ["figure", "value"],
         [
             ("decode step without grammars, ms", without),
             ("decode step with grammars in half of the rows, ms", with_half),
-            ("ratio, mean", center),
-            ("ratio, 95 %", f"{center - margin:.4f} to {center + margin:.4f}"),
+            *((f"ratio: {name}", value) for name, value in figures["ratio"].items()),
             *((f"a row's mask, us: {name}", value) for name, value in figures["mask_us"].items()),
             *(
-                (f"of an ordinary answer of at most {limit} tokens, us: {name}", value)
-                for limit, spread in of_ordinary.items()
-                for name, value in spread.items()
+                (f"ordinary answers of at most {limit} tokens, {figure}", value)
+                for limit, found in of_ordinary.items()
+                for figure, value in by_name(found)
             ),
         ],
     )
