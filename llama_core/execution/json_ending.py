@@ -12,7 +12,7 @@ all of it, is still a path, which the grammar tells in microseconds.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -381,10 +381,10 @@ class JsonEnding:
             behind = self.matcher.deep_copy()
             consume(behind, [token])
             within = _rest_of_character(behind, vocabulary)
-        closers = self._closers(text)
+        closers = list(self._closers(text))
         # The token may stand for any number of the path's, up to one for each of its characters.
         for num_replaced in (1, 0, *range(2, min(len(text) + 1, len(path)))):
-            for some in (within, within + closers) if closers else (within,):
+            for some in (within, *(within + each for each in closers)):
                 rest = some + path[num_replaced:] if some or num_replaced else path
                 if num_replaced < len(path) and len(rest) <= most and self._is_allowed([token, *rest]):
                     return rest
@@ -402,18 +402,34 @@ class JsonEnding:
     def _is_allowed(self, tokens: list[int]) -> bool:
         return bool(self.matcher.validate_tokens(tokens) == len(tokens))
 
-    def _closers(self, text: bytes) -> list[int]:
-        """The tokens that close the brackets that `text` opens; none if it opens none, or the vocabulary lacks such tokens."""
-        place, open_ones = replace(self.place.text), list[bytes]()
-        for i, char in enumerate(text):
-            was_in_string = place.in_string
-            place.append(text[i : i + 1])
-            if not was_in_string and char in _CLOSERS:
-                open_ones.append(_CLOSERS[char])
-            elif not was_in_string and open_ones and open_ones[-1][0] == char:
-                open_ones.pop()
+    def _closers(self, text: bytes) -> Iterator[list[int]]:
+        """The tokens that may close what `text` opens."""
         characters = self.ahead.vocabulary.characters
-        return [characters[each] for each in reversed(open_ones)] if characters.keys() >= set(open_ones) else []
+        for closing in _closings(text, self.place.text.in_string, self.place.text.is_escaped):
+            tokens = [characters.get(closing[i : i + 1]) for i in range(len(closing))]
+            if None not in tokens:
+                yield [token for token in tokens if token is not None]
+
+
+@lru_cache(maxsize=2**14)
+def _closings(text: bytes, in_string: bool, is_escaped: bool) -> tuple[bytes, ...]:
+    """What may close the brackets and the string that `text` opens, and an empty string for another item or value."""
+    place, brackets, opens_string = JsonText(in_string, is_escaped), b"", False
+    for i, char in enumerate(text):
+        was_in_string = place.in_string
+        place.append(text[i : i + 1])
+        if was_in_string:
+            continue
+        opens_string = place.in_string
+        if char in _CLOSERS:
+            brackets = _CLOSERS[char] + brackets
+        elif brackets[:1] == text[i : i + 1]:
+            brackets = brackets[1:]
+    if place.in_string:
+        return (b'"' + brackets,) if opens_string and not place.is_escaped else ()
+    if text.rstrip(SPACES)[-1:] in (b",", b":"):
+        return (b'""' + brackets,)
+    return (brackets,) if brackets else ()
 
 
 def _rest_of_character(matcher: "LLMatcher", vocabulary: JsonVocabulary) -> list[int]:
