@@ -19,10 +19,12 @@ from llama_core.errors import InvalidParameter
 MAX_USER_CHARS = 256
 
 
-def _blocks(block: Any, *kinds: str) -> BeforeValidator:
+def _blocks(block: Any, *kinds: str, may_be_null: bool = False) -> BeforeValidator:
     """A text as one block; refuses blocks of other types than `kinds`, which are those of the class or union `block`."""
 
     def check(value: object) -> object:
+        if value is None and may_be_null:
+            return []
         if isinstance(value, str):
             return [{"type": "text", "text": value}]
         if not isinstance(value, list) or len(value) > MAX_CONTENT_PARTS:
@@ -36,7 +38,8 @@ def _blocks(block: Any, *kinds: str) -> BeforeValidator:
                 raise Unsupported(f"[{index}].type: {what}the types supported here are {', '.join(kinds)}")
         return value
 
-    return BeforeValidator(check, json_schema_input_type=str | list[block])
+    accepted = str | list[block]
+    return BeforeValidator(check, json_schema_input_type=accepted | None if may_be_null else accepted)
 
 
 class TextBlock(Body):
@@ -54,7 +57,9 @@ class ToolUseBlock(Body):
 class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
-    content: Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text")] = Field(default_factory=list)
+    content: Annotated[list[TextBlock], FailFast(), _blocks(TextBlock, "text", may_be_null=True)] = Field(
+        default_factory=list
+    )
     is_error: Flag = None
 
 
