@@ -21,8 +21,8 @@ MAX_TOOL_CHARS: Final = 512 * 2**10  # of all schemas and descriptions
 MAX_SCHEMA_DEPTH: Final = 32
 MAX_ID_CHARS: Final = 256
 MAX_ARGUMENT_CHARS: Final = 2**20
-_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NAMES: Final = "must have 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")  # OpenAI allows 64, Anthropic and the Model Context Protocol 128
+_NAMES: Final = "must have 1 to 128 of the characters a-z, A-Z, 0-9, _ and -"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def called(function: dict[str, Any], where: str) -> dict[str, str]:
 _FUNCTION_SCHEMA: Final = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+        "name": {"type": "string", "pattern": f"^{_NAME.pattern}$"},
         "description": {"type": "string"},
         "parameters": {"type": "object"},
         "strict": {"type": "boolean"},

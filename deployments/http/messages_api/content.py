@@ -16,8 +16,6 @@ from deployments.http.translation import kind_of
 from deployments.http.unsupported import CheckedBody, Neutral, equals, no_value
 from llama_core.errors import InvalidParameter
 
-MAX_USER_CHARS = 256
-
 
 def _blocks(block: Any, *kinds: str, may_be_null: bool = False) -> BeforeValidator:
     """A text as one block; refuses blocks of other types than `kinds`, which are those of the class or union `block`."""
@@ -128,7 +126,7 @@ class ToolChoice(Body):
 
 
 class Metadata(Body):
-    user_id: str | None = Field(None, max_length=MAX_USER_CHARS)
+    user_id: str | None = None
 
 
 class Thinking(Body):

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 SPACES: Final = " \t\r\n"
 MAX_SPACES: Final = 64
-MAX_STRING: Final = 128
+MAX_STRING: Final = 130  # with its quotes: a tool's name has up to 128 characters
 MAX_KEYS: Final = 4
 ARGUMENT_KEYS: Final = frozenset({"arguments", "parameters"})
 _SPECIAL: Final = re.compile(r'["\\{}\[\]]')

@@ -175,6 +175,31 @@ async def test_a_conversation_with_tools_has_the_prompt_of_the_same_chat() -> No
     assert engine.streams[0].prompt == engine.streams[1].prompt
 
 
+@pytest.mark.parametrize("tool_format", ["hermes", "llama3_json", "pythonic", "mistral", "llama2"])
+async def test_a_tool_may_have_the_longest_name_that_the_api_allows(tool_format: str) -> None:
+    name = "mcp__" + "n" * 123
+    written = {
+        "pythonic": f"[{name}()]",
+        "mistral": f'[TOOL_CALLS] [{{"name": "{name}", "arguments": {{}}}}]',
+        "llama3_json": f'{{"name": "{name}", "parameters": {{}}}}',
+    }
+    answer = written.get(tool_format, f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>')
+    engine = engine_with(answer)
+    engine.tool_format = tool_format
+    tools = [{"name": name, "input_schema": {"type": "object"}}]
+    (call,) = (await message(engine, tools=tools, tool_choice={"type": "tool", "name": name}))["content"]
+    assert (call["name"], call["input"]) == (name, {})
+    turns = [*HELLO, {"role": "assistant", "content": [call]}]
+    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "x"}]
+    await message(engine, messages=[*turns, {"role": "user", "content": results}], tools=tools)
+    refused = await post(engine, tools=[{"name": name + "n", "input_schema": {}}])
+    assert refused.json()["error"]["message"].startswith("tools[0].name: must have 1 to 128 of")
+
+
+async def test_a_user_id_may_be_as_long_as_a_chats_user() -> None:
+    await message(engine_with("x"), metadata={"user_id": "u" * 2000})
+
+
 @pytest.mark.parametrize(
     ("body", "begins"),
     [
