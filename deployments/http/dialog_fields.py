@@ -22,7 +22,7 @@ LEGACY_CALL_ID = "function_call"  # of calls in the older form, which have no id
 
 class ChatMessage(BodyWithUnknownFields):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content = Field(description="May be null beside tool_calls.")
+    content: Content = Field(description="May be null beside tool_calls, reasoning or a refusal.")
     name: str | None = Field(None, max_length=MAX_NAME_CHARS, description="For chat templates that write it.")
     tool_calls: ToolCalls = Field(default_factory=list, description="The calls of an earlier answer.")
     tool_call_id: str | None = Field(
@@ -31,18 +31,28 @@ class ChatMessage(BodyWithUnknownFields):
     reasoning_content: str | None = Field(
         None, description="The reasoning of an earlier answer, for templates that read it."
     )
+    reasoning: str | None = Field(None, description="vLLM's name of reasoning_content, which comes first.")
 
     @model_validator(mode="before")
     @classmethod
     def _with_calls(cls, given: Any) -> Any:
-        """A message of calls may have no content; the older `function_call` becomes a call."""
+        """An answer without text may have no content; the older `function_call` becomes a call."""
         if not isinstance(given, dict) or given.get("role") != "assistant":
             return given
         if isinstance(function := given.get("function_call"), dict) and not given.get("tool_calls"):
             call = {"id": LEGACY_CALL_ID, "type": "function", "function": function}
             given = {**given, "tool_calls": [call], "function_call": None}
-        has_parts = given.get("tool_calls") or given.get("reasoning_content")
-        return {**given, "content": ""} if has_parts and given.get("content") is None else given
+        if given.get("content") is not None:
+            return given
+        if isinstance(refusal := given.get("refusal"), str):
+            return {**given, "content": refusal}
+        has_parts = given.get("tool_calls") or given.get("reasoning_content") or given.get("reasoning")
+        return {**given, "content": ""} if has_parts else given
+
+    @property
+    def thoughts(self) -> str | None:
+        """The reasoning under either name."""
+        return self.reasoning_content or self.reasoning
 
     @model_validator(mode="after")
     def _fits_role(self) -> Self:

@@ -66,7 +66,7 @@ def _stops(value: object) -> list[str]:
 
 
 def _content(value: object) -> str:
-    """A string, or a list of text parts, joined by newlines as other servers do."""
+    """A string, or a list of text parts, joined by newlines as other servers do. An earlier answer may have refusals."""
     kinds = "must be a string or a list of text parts"
     if isinstance(value, str):
         return value
@@ -76,11 +76,11 @@ def _content(value: object) -> str:
     for part in value:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise InvalidParameter(f"{kinds}: each part is an object with a type")
-        if part["type"] != "text":
+        if part["type"] not in ("text", "refusal"):
             raise Unsupported("only parts of type 'text' are supported")
-        if not isinstance(part.get("text"), str):
+        if not isinstance(text := part.get(part["type"]), str):
             raise InvalidParameter(f"{kinds}: each part has its text")
-        texts.append(part["text"])
+        texts.append(text)
     return "\n".join(texts)
 
 
@@ -124,7 +124,10 @@ def _template_variables(value: object) -> dict[str, object]:
 _STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _PROMPT_ITEM = {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]}
 _PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PROMPT_ITEM}]}
-_PART_SCHEMA = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+_PART_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text", "refusal"]}, "text": {"type": "string"}, "refusal": {"type": "string"}},
+}
 _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]}
 
 Prompt = Annotated[TextPrompts | IdPrompts, PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]

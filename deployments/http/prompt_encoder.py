@@ -188,9 +188,11 @@ def _message(message: ChatMessage, has_template: bool) -> Message:
     elif role == "function":  # OpenAI's older name of "tool"
         role = "tool"
     written: dict[str, object] = {"role": role, "content": message.content}
-    for name in ("name", "tool_call_id", "reasoning_content", "tool_calls"):
+    for name in ("name", "tool_call_id", "tool_calls"):
         if value := getattr(message, name):
             written[name] = value
+    if thoughts := message.thoughts:
+        written["reasoning_content"] = thoughts
     return cast(Message, written)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import PlainValidator, WithJsonSchema
+from pydantic_core import from_json
 
 from llama_core.errors import InvalidParameter
 from llama_core.text.tools.tool import Tool, ToolUse
@@ -22,6 +23,7 @@ MAX_SCHEMA_DEPTH: Final = 32
 MAX_ID_CHARS: Final = 256
 MAX_ARGUMENT_CHARS: Final = 2**20
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")  # OpenAI allows 64, Anthropic and the Model Context Protocol 128
+_DECODER: Final = json.JSONDecoder()
 _NAMES: Final = "must have 1 to 128 of the characters a-z, A-Z, 0-9, _ and -"
 
 
@@ -170,8 +172,10 @@ def _tool_calls(value: object) -> list[dict[str, Any]]:
 
 
 def called(function: dict[str, Any], where: str) -> dict[str, str]:
-    """Name and arguments of an earlier call."""
-    name, arguments = function.get("name"), function.get("arguments", "")
+    """Name and arguments of an earlier call. Arguments that `max_tokens` cut off are completed: templates read an object."""
+    name, arguments = function.get("name"), function.get("arguments")
+    if arguments is None:
+        arguments = ""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameter(f"{where}.name: {_NAMES}")
     if not isinstance(arguments, str) or len(arguments) > MAX_ARGUMENT_CHARS:
@@ -179,10 +183,23 @@ def called(function: dict[str, Any], where: str) -> dict[str, str]:
     try:
         parsed = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        raise InvalidParameter(f"{where}.arguments: must be the JSON text of an object") from None
+        parsed = _begun(arguments)
+        arguments = json.dumps(parsed, ensure_ascii=False)
     if not isinstance(parsed, dict):
         raise InvalidParameter(f"{where}.arguments: must be the JSON text of an object")
     return {"name": name, "arguments": arguments or "{}"}
+
+
+def _begun(text: str) -> object:
+    """What JSON text has before its end was cut off; None where it is no beginning of JSON."""
+    try:
+        _DECODER.raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        try:
+            return from_json(text, allow_partial="trailing-strings")
+        except ValueError:
+            return None
+    return None  # a whole value with more behind it
 
 
 _FUNCTION_SCHEMA: Final = {

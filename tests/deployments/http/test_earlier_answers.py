@@ -1,0 +1,144 @@
+"""A dialog may have every answer that this server or another one gave: reasoning alone, refusals, calls that were cut off."""
+
+import json
+import random
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from llama_core.text.template.chat_template import TemplateChatFormat
+from llama_core.text.tools.registry import find_tool_format
+from llama_core.text.tools.tool import Call
+from tests.support.scripted_engine import FakeEngine
+from tests.support.tool_calls import FORMATS, TOOLS
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+AGAIN: list[Any] = [{"role": "user", "content": "Go on"}]
+OFFERED = [tool.described() for tool in TOOLS]
+WRITES_REASONING = (
+    "{% for m in messages %}{{ m.role }} {{ m.reasoning_content }} {{ m.content }}\n{% endfor %}"
+    "{{ '<think>' if add_generation_prompt }}{# </think> #}"
+)
+
+
+def engine_with(answer: str, tool_format: str = "hermes") -> FakeEngine:
+    engine = FakeEngine(answer)
+    engine.max_seq_len = 8192
+    engine.tool_format = tool_format
+    return engine
+
+
+async def post(engine: FakeEngine, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(build_http_app(engine, Metrics(in_ray=False)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=120) as client:
+        return await client.post(path, json=body)
+
+
+async def prompt_of(engine: FakeEngine, *earlier: dict[str, Any]) -> str:
+    answer = await post(engine, messages=[*HELLO, *earlier, *AGAIN])
+    assert answer.status_code == 200, answer.text
+    return engine.tokenizer.decode(engine.streams[-1].prompt)
+
+
+def thinker() -> FakeEngine:
+    engine = engine_with("So it is.\n</think>\n\nYes.")
+    engine.chat_format = TemplateChatFormat(engine.tokenizer, WRITES_REASONING)
+    return engine
+
+
+def calling(arguments: str | None) -> dict[str, Any]:
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+async def test_a_dialog_may_have_a_call_that_was_cut_off_anywhere(tool_format: str) -> None:
+    arguments = {"city": 'São "P" 😀', "days": [1, 25], "exact": True}
+    text = find_tool_format(tool_format).written_calls([Call("get_weather", json.dumps(arguments))])
+    engine = engine_with(text, tool_format)
+    num_tokens = len(engine.tokenizer.encode(text, bos=False, eos=False))
+    num_cut = 0
+    for max_tokens in random.Random(7).sample(range(1, num_tokens), min(24, num_tokens - 1)):
+        answer = await post(engine, messages=HELLO, tools=OFFERED, max_tokens=max_tokens)
+        message = answer.json()["choices"][0]["message"]
+        if calls := message.get("tool_calls"):
+            num_cut += 1
+            await prompt_of(engine, message, {"role": "tool", "tool_call_id": calls[0]["id"], "content": "Cut off."})
+    assert num_cut > 5
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "completed"),
+    [
+        ('{"city": "Ro', {"city": "Ro"}),
+        ('{"city": "Rome", "da', {"city": "Rome"}),
+        ('{"city": "Rome", "days": [1, 2', {"city": "Rome", "days": [1, 2]}),
+        ('{"city": "x\\ud83d', {"city": "x"}),
+        ('{"city":', {}),
+        ("{", {}),
+        (None, {}),
+        ("", {}),
+    ],
+)
+async def test_arguments_that_were_cut_off_are_completed_in_the_prompt(cut_off: str | None, completed: Any) -> None:
+    engine = engine_with("x")
+    assert await prompt_of(engine, calling(cut_off)) == await prompt_of(engine, calling(json.dumps(completed)))
+
+
+@pytest.mark.parametrize("arguments", ["x", "[1", '{"city" 1', '{"city": "Rome"} more', "{'city", "1", '{"a":' * 300])
+async def test_arguments_that_no_object_begins_with_are_refused(arguments: str) -> None:
+    answer = await post(engine_with("x"), messages=[*HELLO, calling(arguments), *AGAIN])
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages[1].tool_calls[0].function.arguments")
+
+
+async def test_a_response_may_have_a_call_that_was_cut_off() -> None:
+    engine = engine_with("x")
+    call = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": '{"city": "Ro'}
+    items = [{"role": "user", "content": "Hello"}, call, {"role": "user", "content": "Go on"}]
+    assert (await post(engine, "/v1/responses", input=items)).status_code == 200
+    assert '{"city": "Ro"}' in engine.tokenizer.decode(engine.streams[-1].prompt)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_an_answer_of_reasoning_alone_is_in_the_prompt_under_either_name(name: str) -> None:
+    prompt = await prompt_of(thinker(), {"role": "assistant", "content": None, name: "Let me see."})
+    assert "assistant Let me see. \n" in prompt
+
+
+async def test_reasoning_content_comes_before_reasoning() -> None:
+    both = {"reasoning_content": "First.", "reasoning": "Second."}
+    prompt = await prompt_of(thinker(), {"role": "assistant", "content": "Yes.", **both})
+    assert "assistant First. Yes.\n" in prompt and "Second" not in prompt
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"content": [{"type": "refusal", "refusal": "I cannot."}]},
+        {"content": None, "refusal": "I cannot."},
+        {"refusal": "I cannot."},
+    ],
+)
+async def test_a_refusal_is_the_text_of_its_answer(refused: dict[str, Any]) -> None:
+    engine = engine_with("x")
+    plain = await prompt_of(engine, {"role": "assistant", "content": "I cannot."})
+    assert await prompt_of(engine, {"role": "assistant", **refused}) == plain
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": None, "reasoning": "", "refusal": None},
+        {"role": "user", "content": None, "reasoning": "x"},
+        {"role": "user", "content": None, "refusal": "x"},
+        {"role": "assistant", "content": [{"type": "refusal", "text": "x"}]},
+    ],
+)
+async def test_a_message_without_anything_is_refused(message: dict[str, Any]) -> None:
+    answer = await post(engine_with("x"), messages=[*HELLO, message, *AGAIN])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].content")
