@@ -47,6 +47,7 @@ _FUNCTION: Final = _object(name=_STRING, arguments=_STRING)
 _MESSAGE: Final = _optional(
     _object(role={"const": "assistant"}, content=_TEXT_OR_NULL, refusal=_TEXT_OR_NULL),
     reasoning_content=_STRING,
+    reasoning=_STRING,
     tool_calls=_list(_object(id=_STRING, type={"const": "function"}, function=_FUNCTION)),
     function_call=_FUNCTION,
 )

@@ -130,7 +130,7 @@ class _ParsedChoice:
                 contents += piece.text
         message: Json = {"role": "assistant", "content": None if calls and not contents else contents, "refusal": None}
         if reasoning:
-            message["reasoning_content"] = reasoning
+            message |= _reasoning(reasoning)
         if calls:
             message |= {"function_call": calls[0]["function"]} if self._is_legacy else {"tool_calls": calls}
         return message
@@ -143,7 +143,7 @@ class _ParsedChoice:
         if isinstance(piece, Content):
             return {"content": piece.text}
         if isinstance(piece, Reasoning):
-            return {"reasoning_content": piece.text}
+            return _reasoning(piece.text)
         if isinstance(piece, Arguments):
             return self._call_delta({}, {"arguments": piece.text})
         call_id, self._num_calls = self._call_id(), self._num_calls + 1
@@ -156,6 +156,11 @@ class _ParsedChoice:
 
     def _call_id(self) -> str:
         return call_id(self._id_seed, self._num_calls)
+
+
+def _reasoning(text: str) -> Json:
+    """Under DeepSeek's name, which most clients and the older vLLM have, and that of vLLM since 2026."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _delta(fields: Json) -> bytes:

@@ -12,7 +12,7 @@ from deployments.http.app import build_http_app
 from llama_core.text.template.chat_template import TemplateChatFormat
 from llama_core.text.tools.registry import find_tool_format
 from llama_core.text.tools.tool import Call
-from tests.support.scripted_engine import FakeEngine
+from tests.support.scripted_engine import FakeEngine, sse
 from tests.support.tool_calls import FORMATS, TOOLS
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -142,3 +142,13 @@ async def test_a_refusal_is_the_text_of_its_answer(refused: dict[str, Any]) -> N
 async def test_a_message_without_anything_is_refused(message: dict[str, Any]) -> None:
     answer = await post(engine_with("x"), messages=[*HELLO, message, *AGAIN])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].content")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_has_both_names_in_answers(stream: bool) -> None:
+    answer = await post(thinker(), messages=HELLO, stream=stream)
+    written = sse(answer.text) if stream else [answer.json()]
+    parts = [each["choices"][0]["delta" if stream else "message"] for each in written]
+    for name in ("reasoning_content", "reasoning"):
+        assert "".join(part.get(name, "") for part in parts) == "So it is."
+    assert "".join(part.get("content") or "" for part in parts) == "Yes."
