@@ -66,14 +66,17 @@ class ChatMessage(BodyWithUnknownFields):
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
 
 
-class DialogOptions(Body):
+class TemplateOptions(Body):
+    chat_template_kwargs: TemplateVariables = Field(
+        default_factory=dict, description="Variables of the model's chat template, such as enable_thinking."
+    )
+
+
+class DialogOptions(TemplateOptions):
     """How a dialog becomes a prompt."""
 
     add_generation_prompt: Flag = Field(None, description="Default true: the prompt begins the assistant's message.")
     continue_final_message: Flag = Field(None, description="true: the answer goes on with the last message.")
-    chat_template_kwargs: TemplateVariables = Field(
-        default_factory=dict, description="Variables of the model's chat template, such as enable_thinking."
-    )
 
     @property
     def chat_options(self) -> ChatOptions:

@@ -12,8 +12,6 @@ from deployments.http.dialog_fields import DialogOptions, Messages
 from deployments.http.field_types import (
     MAX_CHOICES,
     MAX_NAME_CHARS,
-    MAX_PRIORITY,
-    MAX_STOPS,
     MAX_TOKENS,
     NO_LIMIT,
     BadWords,
@@ -21,20 +19,12 @@ from deployments.http.field_types import (
     BodyWithUnknownFields,
     Flag,
     Ids,
-    LogitBias,
     Prompt,
-    Stop,
-    number,
 )
+from deployments.http.sampling_fields import SamplingFields
 from deployments.http.tool_fields import Choice, FunctionCall, Functions, Tools, tool_use
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.sampling_params import (
-    INT64_MAX,
-    INT64_MIN,
-    MAX_ALLOWED_TOKENS,
-    MAX_STOP_TOKENS,
-    MAX_TOP_LOGPROBS,
-)
+from llama_core.scheduling.sampling_params import MAX_ALLOWED_TOKENS, MAX_TOP_LOGPROBS
 from llama_core.text.tools.tool import Tool, ToolUse
 
 
@@ -43,45 +33,17 @@ class StreamOptions(Body):
     continuous_usage_stats: Flag = None
 
 
-class GenerationBody(BodyWithUnknownFields):
+class GenerationBody(SamplingFields, BodyWithUnknownFields):
     """The fields that completions and chat completions share."""
 
     model: str | None = Field(None, description="May be absent: one model is served.")
     max_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="New tokens at most; -1: no limit.")
-    temperature: float | None = number(0, 2, "0 is greedy. Default 0.6, as in Meta's reference, or the server's.")
-    top_p: float | None = number(0, 1, "0 is greedy. Default 0.9, or the server's.")
-    top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="0 or -1: no limit.")
-    seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX, description="The same seed gives the same text.")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"prompts * n is at most {MAX_CHOICES}.")
-    stop: Stop = Field(
-        default_factory=list, description=f"Up to {MAX_STOPS} strings that end the answer, which leaves them out."
-    )
     stream: Flag = None
     stream_options: StreamOptions | None = None
-    ignore_eos: Flag = Field(None, description="Generate up to max_tokens.")
-    skip_special_tokens: Flag = Field(None, description="false: the text has the names of control tokens.")
     service_tier: str | None = Field(None, max_length=MAX_NAME_CHARS, description='Any; the answer says "default".')
-    user: str | None = Field(
-        None, description="Users share the server fairly; where API keys are configured, keys do instead."
-    )
-    priority: int | None = Field(None, ge=0, le=MAX_PRIORITY, description="0, the default, is served first.")
-    presence_penalty: float | None = number(-2, 2, "Lowers the logit of every token that the answer has.")
-    frequency_penalty: float | None = number(-2, 2, "Lowers a token's logit once for each time that the answer has it.")
-    repetition_penalty: float | None = Field(
-        None,
-        gt=0,
-        le=10,
-        allow_inf_nan=False,
-        description="Divides positive logits of tokens of prompt and answer. 1: none.",
-    )
-    min_p: float | None = number(0, 1, "Leaves out tokens below this part of the most likely one's probability.")
     min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="No end before so many tokens.")
-    logit_bias: LogitBias = Field(default_factory=dict, description="Token id -> number from -100 to 100.")
     bad_words: BadWords = Field(default_factory=list, description="Words that are not generated.")
-    stop_token_ids: Ids = Field(
-        default_factory=list, max_length=MAX_STOP_TOKENS, description="Further ids that end the answer."
-    )
-    include_stop_str_in_output: Flag = Field(None, description="true: the answer has the stop string that ended it.")
     allowed_token_ids: Ids = Field(
         default_factory=list,
         max_length=MAX_ALLOWED_TOKENS,
@@ -95,9 +57,6 @@ class GenerationBody(BodyWithUnknownFields):
 
     response_format: dict[str, Any] | None = Field(
         None, description="text, json_object, json_schema (OpenAI's) or structural_tag (vLLM's)."
-    )
-    structured_outputs: dict[str, Any] | None = Field(
-        None, description="vLLM's: one of json, regex, choice, grammar (Lark or GBNF), json_object, structural_tag."
     )
     guided_json: dict[str, Any] | str | bool | None = Field(None, description="As structured_outputs.json.")
     guided_regex: str | None = Field(None, description="As structured_outputs.regex.")

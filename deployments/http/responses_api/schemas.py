@@ -4,10 +4,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from deployments.http.dialog_fields import TemplateOptions
 from deployments.http.errors import Unsupported
-from deployments.http.field_types import MAX_TOKENS, Flag, number
+from deployments.http.field_types import MAX_TOKENS, Flag
 from deployments.http.responses_api.content import Items, Reasoning, TextConfig, Tools
 from deployments.http.responses_api.to_chat import NAMES, chat_messages, chat_tool_choice, chat_tools, response_format
+from deployments.http.sampling_fields import SamplingFields
 from deployments.http.translation import TranslatedChat, translated
 from deployments.http.unsupported import (
     CHAT_NEUTRAL,
@@ -20,11 +22,10 @@ from deployments.http.unsupported import (
     has,
 )
 from llama_core.errors import InvalidParameter
-from llama_core.scheduling.sampling_params import INT64_MAX, INT64_MIN
 
 MAX_METADATA = 16  # entries, as OpenAI has it
 MAX_KEY_CHARS, MAX_VALUE_CHARS = 64, 512
-SAME_FIELDS = ("model", "stream", "temperature", "top_p", "seed", "user", "parallel_tool_calls")
+SAME_FIELDS = ("model", "stream", "parallel_tool_calls", *SamplingFields.model_fields, *TemplateOptions.model_fields)
 LOGPROBS = "message.output_text.logprobs"
 NEUTRAL: Neutral = CHAT_NEUTRAL | CHATS_OWN | {
     "access_programs": has(cyber=equals("standard")), "context_management": empty,
@@ -35,7 +36,7 @@ NEUTRAL: Neutral = CHAT_NEUTRAL | CHATS_OWN | {
 }  # fmt: skip
 
 
-class ResponsesBody(CheckedBody):
+class ResponsesBody(SamplingFields, TemplateOptions, CheckedBody):
     neutral: ClassVar[Neutral] = NEUTRAL
     model: str | None = Field(None, description="May be absent: one model is served.")
     input: Items = Field(description="A string, or items: messages, function calls with their outputs, reasoning.")
@@ -49,11 +50,6 @@ class ResponsesBody(CheckedBody):
     max_tool_calls: int | None = Field(
         None, ge=0, le=MAX_TOKENS, description="Of OpenAI's own tools, of which there are none here. Echoed."
     )
-    temperature: float | None = number(0, 2, "0 is greedy.")
-    top_p: float | None = number(0, 1, "0 is greedy.")
-    seed: int | None = Field(
-        None, ge=INT64_MIN, le=INT64_MAX, description="An addition: the same seed gives the same text."
-    )
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA, description="Echoed.")
@@ -61,7 +57,6 @@ class ResponsesBody(CheckedBody):
     store: Flag = Field(None, description="false, or absent: this server stores nothing.")
     truncation: Literal["disabled"] | None = None
     include: list[str] | None = Field(None, description="Accepted, except for logprobs.")
-    user: str | None = None
     prompt_cache_key: str | None = Field(None, description="Accepted: prefixes are cached anyway.")
     safety_identifier: str | None = None
     previous_response_id: str | None = Field(None, description="Not supported: nothing is stored.")
@@ -86,6 +81,14 @@ class ResponsesBody(CheckedBody):
         return self
 
     @model_validator(mode="after")
+    def _one_format(self) -> Self:
+        given = None if self.text is None else self.text.format
+        if self.structured_outputs and given is not None and given.type != "text":
+            message = "structured_outputs: excludes text.format: send one of them"
+            raise InvalidParameter(message, param="structured_outputs")
+        return self
+
+    @model_validator(mode="after")
     def _metadata_is_short(self) -> Self:
         if any(len(key) > MAX_KEY_CHARS or len(text) > MAX_VALUE_CHARS for key, text in (self.metadata or {}).items()):
             limits = f"{MAX_KEY_CHARS} characters a key and {MAX_VALUE_CHARS} a value"
@@ -97,6 +100,7 @@ class ResponsesBody(CheckedBody):
         """In the thread that parses long bodies."""
         fields = {name: getattr(self, name) for name in SAME_FIELDS}
         fields |= {
+            "logit_bias": {str(token): bias for token, bias in self.logit_bias.items()},  # as JSON has it
             "max_tokens": self.max_output_tokens,
             "tools": chat_tools(self.tools),
             "tool_choice": chat_tool_choice(self.tool_choice),

@@ -70,8 +70,9 @@ async def plan_params(path: str, body: dict[str, Any]) -> Any:
         (function(output_schema=CITY), "tools[0].output_schema"),
         (function(**{"async": True}), "tools[0].async"),
         # Fields of chats, which would change a chat's answer.
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"stop": ["x"]}, "stop"),
+        ({"min_tokens": 5}, "min_tokens"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"guided_regex": "x"}, "guided_regex"),
         ({"n": 2}, "n"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"suffix": "x"}, "suffix"),
@@ -90,7 +91,7 @@ def test_a_response_that_asks_for_what_is_not_supported_is_refused(fields: dict[
         {"service_tier": "flex", "stream_options": {"include_obfuscation": True}, "stream": True},
         {"text": {"verbosity": "medium"}, "reasoning": {"mode": "standard", "context": "auto", "summary": "auto"}},
         function(defer_loading=False, allowed_callers=["direct"], output_schema=None),
-        {"presence_penalty": 0, "stop": [], "n": 1, "logprobs": False, "response_format": {"type": "text"}},
+        {"min_tokens": 0, "bad_words": [], "n": 1, "logprobs": False, "response_format": {"type": "text"}},
         {"nobody_knows_this": {"a": 1}},
     ],
 )
