@@ -100,8 +100,21 @@ MODEL: Final = _named(
     root=_STRING,
     parent={"type": "null"},
     max_model_len=_COUNT,
+    type={"const": "model"},
+    display_name=_STRING,
+    created_at={"type": "string", "format": "date-time"},
+    lifecycle={"const": "active"},
+    max_input_tokens=_COUNT,
+    max_tokens=_COUNT,
 )
-MODELS: Final = _named("ModelList", object={"const": "list"}, data=_list(MODEL))
+MODELS: Final = _named(
+    "ModelList",
+    object={"const": "list"},
+    data=_list(MODEL),
+    has_more={"type": "boolean"},
+    first_id=_STRING,
+    last_id=_STRING,
+)
 TOKENS: Final = _named(
     "TokenizedText",
     count=_COUNT,

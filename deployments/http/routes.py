@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,9 +31,19 @@ def check_takes_requests(engine: Engine) -> None:
 
 
 def model_routes(engine: Engine) -> list[ApiRoute]:
+    """OpenAI's and Anthropic's clients read the same objects: no field means one thing here and another there."""
     created = int(time.time())
+    created_at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
 
     def model() -> dict[str, object]:
+        anthropics = {
+            "type": "model",
+            "display_name": engine.model_id,
+            "created_at": created_at,
+            "lifecycle": "active",
+            "max_input_tokens": engine.max_seq_len,
+            "max_tokens": engine.max_seq_len,
+        }
         return {
             "id": engine.model_id,
             "object": "model",
@@ -41,10 +52,12 @@ def model_routes(engine: Engine) -> list[ApiRoute]:
             "root": engine.model_id,  # vLLM's benchmark reads it; a path would tell clients about the machine
             "parent": None,
             "max_model_len": engine.max_seq_len,
+            **anthropics,
         }
 
     async def models(_: Request) -> Response:
-        return json_response({"object": "list", "data": [model()]})
+        anthropics = {"has_more": False, "first_id": engine.model_id, "last_id": engine.model_id}
+        return json_response({"object": "list", "data": [model()], **anthropics})
 
     async def one_model(request: Request) -> Response:
         check_model(request.path_params["model_id"], engine)

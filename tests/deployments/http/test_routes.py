@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -148,6 +149,16 @@ def test_models_are_listed_with_their_context(client: openai.OpenAI) -> None:
     assert (fields["root"], fields["parent"], fields["max_model_len"]) == (MODEL_ID, None, MAX_SEQ_LEN)
     assert fields["object"] == "model" and fields["created"] > 1.7e9 and fields["owned_by"]
     assert client.models.retrieve(MODEL_ID).model_dump() == fields
+
+
+def test_models_have_the_fields_that_anthropics_client_reads(served: Served) -> None:
+    page = httpx.get(served.url + "/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, MODEL_ID, MODEL_ID)
+    (model,) = page["data"]
+    assert (model["type"], model["display_name"], model["lifecycle"]) == ("model", MODEL_ID, "active")
+    assert datetime.fromisoformat(model["created_at"]).timestamp() == model["created"]
+    assert model["max_input_tokens"] == model["max_tokens"] == MAX_SEQ_LEN
+    assert httpx.get(f"{served.url}/v1/models/{MODEL_ID}").json() == model
 
 
 def test_the_openai_package_raises_its_own_classes(client: openai.OpenAI, served: Served) -> None:

@@ -72,6 +72,14 @@ def tokens_are_counted_as_a_message_has_them() -> None:
 
 
 @check
+def models_are_listed_and_retrieved() -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.display_name, model.type) == (MODEL, MODEL, "model")
+    assert model.created_at.tzinfo is not None and model.max_input_tokens
+    assert client.models.retrieve(MODEL) == model
+
+
+@check
 def stop_sequences_are_named() -> None:
     text = client.messages.create(**ASK).content[0].text
     stop = text.split()[1]
