@@ -147,8 +147,8 @@ class HandleApi:
         """End the sequences of the request with this id, by handle or over HTTP, where it is the X-Request-ID of the answer.
 
         Results that have a finish reason have "abort" then, other calls raise RequestAborted, and a client gets 503
-        `request_aborted` or an error event. False if no sequence of it is queued or runs here: with several replicas, another
-        one may have it.
+        `request_aborted` or an error event. False if no sequence of it is queued or runs here. With several replicas,
+        `handle.broadcast("abort", request_id)` asks each of them, and `handle.abort.remote` one that Serve chooses.
         """
         return self.service.abort(request_id)
 

@@ -131,9 +131,10 @@ def test_streamed_and_whole_answers_equal_the_model_in_process(
 
 
 HANDLE = """
-import json, sys
+import asyncio, json, sys
 import ray
 from ray import serve
+from llama_core.scheduling.sampling_params import SamplingParams
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
 class Caller:
@@ -151,6 +152,12 @@ class Caller:
             await llama.chat_completion.remote([[{"role": "assistant", "content": "first"}]])
         except Exception as error:
             seen["error"] = [type(getattr(error, "cause", error)).__name__, str(error)]
+        params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+        running = llama.sample.remote([prompt] * 64, params, request_id="mine")
+        while not any(await llama.broadcast("abort", "mine").results_async()):
+            await asyncio.sleep(0.01)
+        seen["aborted"] = [each.finish_reason for each in await running]
+        seen["aborted again"] = await llama.broadcast("abort", "mine").results_async()
         return json.dumps(seen)
 
 ray.init(address=sys.argv[1], namespace="other", log_to_driver=False, logging_level="ERROR")
@@ -175,6 +182,8 @@ def test_another_ray_app_gets_the_same_tokens_by_handle(
     assert seen["refused"][0]["generation"]["content"].startswith("Error: special tags")
     assert seen["seeded"][0] == in_process.generate([[1, 9, 7]], 20, temperature=0.9, seed=5)[0]
     assert seen["error"][0] == "InvalidDialog" and "messages[0]" in seen["error"][1]
+    assert "abort" in seen["aborted"] and set(seen["aborted"]) <= {"abort", "length"}
+    assert seen["aborted again"] == [False]  # of each replica
 
 
 def test_scores_are_the_log_likelihoods_of_the_model_in_process(plain: Server, in_process: Llama) -> None:
