@@ -20,6 +20,7 @@ from deployments.http.structured_outputs import grammar_of
 from deployments.typed_api import TypedHandleApi
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.spellings import spellings
 from llama_core.text.tools.tool import Tool
 
 
@@ -28,7 +29,7 @@ class ChatRequest:
     """What a chat asks for beside its sampling parameters; the fields are those of /v1/chat/completions.
 
     messages: OpenAI's objects. tools: OpenAI's objects, or `Tool`. response_format, structured_outputs: as over HTTP.
-    stop, request_id, owner, priority: as of `sample`.
+    stop, bad_words, skip_special_tokens, timeout_s, request_id, owner, priority: as of `sample`.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -44,6 +45,9 @@ class ChatRequest:
     request_id: str = ""
     owner: str = ""
     priority: int = 0
+    bad_words: Sequence[str] = ()
+    skip_special_tokens: bool = True
+    timeout_s: float | None = None
 
     def body(self) -> ChatBody:
         """The fields, checked. Raises InvalidParameter or InvalidDialog that names one."""
@@ -58,6 +62,7 @@ class ChatRequest:
             "continue_final_message": self.continue_final_message,
             "chat_template_kwargs": _plain(self.chat_template_kwargs),
             "stop": list(self.stop),
+            "bad_words": _plain(self.bad_words),
         }
         return validate(ChatBody, given)
 
@@ -97,9 +102,11 @@ class ChatHandleApi(TypedHandleApi):
             stop=plan.stop,
             owner=request.owner,
             priority=request.priority,
+            skip_special_tokens=request.skip_special_tokens,
             shown_tokens=frozenset() if plan.parsing is None else plan.parsing.shown_tokens,
             is_timed=call.is_traced,
         )
+        call.ends_within(request.timeout_s)
         (stream,) = call.streams
         return stream, ChatReader(self.service, plan, stream)
 
@@ -113,9 +120,10 @@ class ChatHandleApi(TypedHandleApi):
         if params.grammar:
             grammar, param = params.grammar, "grammar"
         parsing = answer_parsing(body, self.service, use, prompt, has_grammar=bool(grammar))
+        bad_words = (*params.bad_words, *spellings(body.bad_words, self.service.tokenizer))
         return Plan(
             [prompt],
-            [replace(params, grammar=await chat_grammar(grammar, param, encoder, parsing))],
+            [replace(params, grammar=await chat_grammar(grammar, param, encoder, parsing), bad_words=bad_words)],
             stop=tuple(body.stop),
             answer_ending=self.service.chat_format.answer_ending,
             continues_message=body.chat_options.continue_final_message,
@@ -145,4 +153,5 @@ def _openai_tool(tool: Tool | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
+    """As JSON has it."""
+    return dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value

@@ -1,5 +1,6 @@
 """One call by Serve handle: its metrics, its trace and its line in the request log."""
 
+import asyncio
 import json
 import logging
 import time
@@ -11,7 +12,7 @@ from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.http.request_log import MAX_LOGGED_CHARS
 from deployments.tracing.request_trace import RequestTrace
-from llama_core.errors import LlamaError, RequestCancelled
+from llama_core.errors import DeadlineExceeded, LlamaError, RequestCancelled
 from llama_core.log_lines import where
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 
@@ -28,6 +29,7 @@ class Call:
         self._fields: dict[str, object] = {"request_id": request_id, "path": "handle", "method": method}
         self._began = time.monotonic()
         self._ttft_s: float | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self.streams: list[SequenceStream] = []
         self.decode: Callable[[Sequence[int]], str] | None = None  # where prompts are logged
 
@@ -50,7 +52,21 @@ class Call:
             self._ttft_s = time.monotonic() - self._began
             self._metrics.first_token(self._ttft_s)
 
+    def ends_within(self, limit_s: float | None) -> None:
+        """The streams, all of which have been submitted, end with DeadlineExceeded so long after the call began."""
+        if limit_s is None:
+            return
+        error = DeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this call.")
+        left_s = self._began + limit_s - time.monotonic()
+        self._deadline = asyncio.get_running_loop().call_later(max(left_s, 0.0), self._end_streams, error)
+
+    def _end_streams(self, error: DeadlineExceeded) -> None:
+        for stream in self.streams:
+            stream.end(error)
+
     def ended(self, outcome: str, level: int, error: LlamaError | None = None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
         total_s = time.monotonic() - self._began
         num_tokens = sum(len(stream.sequence.output) for stream in self.streams)
         self._metrics.request_ended("handle", outcome, total_s, self._ttft_s, num_tokens, error)

@@ -15,9 +15,10 @@ from deployments.handle_api import HandleApi
 from deployments.handle_call import Call, prompt_logprobs_of, read_to_end, until_aborted
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import FinishReason, TokenLogprob
-from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.scheduling.sampling_params import SamplingParams, params_of_choices
 from llama_core.text.chat_format import Dialog
 from llama_core.text.grammar import checked_grammar, for_answer
+from llama_core.text.spellings import spellings
 
 Prompt = str | Sequence[int] | Dialog
 Continuation = str | Sequence[int]
@@ -62,31 +63,47 @@ class TypedHandleApi(HandleApi):
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams],
         *,
+        n: int = 1,
         stop: Sequence[str] = (),
+        bad_words: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        timeout_s: float | None = None,
         request_id: str = "",
         owner: str = "",
         priority: int = 0,
     ) -> list[Sampled]:
         """Continue each prompt: a text, token ids or a dialog. params: for all, or one for each.
 
-        request_id: a name by which `abort` ends all of them. owner, priority: as HTTP's `user` and `priority`. The seed is
-        the parameters' own: equal prompts with equal parameters have equal results. Raises InvalidParameter,
-        ContextLengthExceeded, QueueFull, NotReady, InvalidDialog or NoTokenAllowed.
+        n: continuations of each prompt, side by side in the result, with the seeds of HTTP's `n` choices; the first has the
+        prompt's log-probabilities. bad_words: beside the parameters' own, which are token ids. skip_special_tokens: False
+        puts the names of control tokens into the text. timeout_s: seconds from the call to its end. request_id: a name
+        by which `abort` ends all of them. owner, priority: as HTTP's `user` and `priority`. The seed is the parameters' own:
+        equal prompts with equal parameters have equal results.
+
+        Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady, InvalidDialog, NoTokenAllowed or DeadlineExceeded.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise InvalidParameter("params must be one SamplingParams, or one for each prompt", param="params")
+        if n < 1:
+            raise InvalidParameter("n must be at least 1", param="n")
         with self._call("sample", request_id) as call:
-            choices = [
-                (await self._prompt_ids(prompt), await self._checked(own))
-                for prompt, own in zip(prompts, each, strict=True)
-            ]
+            choices: list[tuple[list[int], SamplingParams]] = []
+            for prompt, own in zip(prompts, each, strict=True):
+                ids, checked = await self._prompt_ids(prompt), await self._checked(own, bad_words)
+                choices += [(ids, one) for one in params_of_choices(checked, n)]
             if choices:
                 longest = max(own.max_tokens for _, own in choices)
-                call.asks([ids for ids, _ in choices], longest, each[0].temperature, each[0].top_p)
+                call.asks([ids for ids, _ in choices[::n]], longest, each[0].temperature, each[0].top_p)
                 call.streams += self.service.submit_all(
-                    choices, stop=stop, owner=owner, priority=priority, is_timed=call.is_traced
+                    choices,
+                    stop=stop,
+                    owner=owner,
+                    priority=priority,
+                    skip_special_tokens=skip_special_tokens,
+                    is_timed=call.is_traced,
                 )
+                call.ends_within(timeout_s)
             try:
                 return [await _whole(stream, call) for stream in call.streams]
             finally:
@@ -99,16 +116,27 @@ class TypedHandleApi(HandleApi):
         params: SamplingParams,
         *,
         stop: Sequence[str] = (),
+        bad_words: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        timeout_s: float | None = None,
         request_id: str = "",
         owner: str = "",
         priority: int = 0,
     ) -> AsyncIterator[Sampled]:
         """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
         with self._call("stream_sample", request_id) as call:
-            ids, own = await self._prompt_ids(prompt), await self._checked(params)
+            ids, own = await self._prompt_ids(prompt), await self._checked(params, bad_words)
             call.asks([ids], own.max_tokens, own.temperature, own.top_p)
-            stream = self.service.submit(ids, own, stop=stop, owner=owner, priority=priority, is_timed=call.is_traced)
+            (stream,) = self.service.submit_all(
+                [(ids, own)],
+                stop=stop,
+                owner=owner,
+                priority=priority,
+                skip_special_tokens=skip_special_tokens,
+                is_timed=call.is_traced,
+            )
             call.streams.append(stream)
+            call.ends_within(timeout_s)
             try:
                 is_first = True
                 async for delta in until_aborted(stream):
@@ -175,7 +203,13 @@ class TypedHandleApi(HandleApi):
     async def _prompt_ids(self, prompt: Prompt) -> list[int]:
         return await self._in_thread_if_slow(lambda: self._tokens_of(prompt))
 
-    async def _checked(self, params: SamplingParams) -> SamplingParams:
+    async def _checked(self, params: SamplingParams, bad_words: Sequence[str]) -> SamplingParams:
+        """`params` with a compiled grammar, and with the tokens of `bad_words`."""
+        if bad_words:
+            if isinstance(bad_words, str) or not all(isinstance(word, str) and word for word in bad_words):
+                raise InvalidParameter("bad_words must be a list of words, none of them empty", param="bad_words")
+            written = spellings(bad_words, self.service.tokenizer)
+            params = replace(params, bad_words=(*params.bad_words, *written))
         if not params.grammar:
             return params
         grammar = await asyncio.to_thread(checked_grammar, params.grammar, "grammar")

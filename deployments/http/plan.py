@@ -3,7 +3,7 @@
 Decides defaults and seeds. From here on, chat and completions are handled alike.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from deployments.engine.interface import Engine, SamplingDefaults
@@ -21,9 +21,9 @@ from deployments.http.unsupported import (
 )
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import check_length
-from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, mix_seed
+from llama_core.scheduling.sampling_params import SLOT_FIELDS, SamplingParams, params_of_choices
 from llama_core.text.answer_format import AnswerFormat, AnswerReader
-from llama_core.text.tokenizer import Tokenizer
+from llama_core.text.spellings import spellings
 from llama_core.text.tools.tool import ToolUse
 
 _DEFAULTS = tuple(field.name for field in fields(SamplingDefaults))
@@ -93,10 +93,8 @@ class Plan:
 
     def choices(self) -> Iterator[tuple[list[int], SamplingParams]]:
         for prompt, params in zip(self.prompts, self.params, strict=True):
-            yield prompt, params
-            for i in range(1, self.n):
-                # The first choice computes the prompt's logprobs for all choices.
-                yield prompt, replace(params, seed=mix_seed(params.seed, i), prompt_logprobs=False)
+            for own in params_of_choices(params, self.n):
+                yield prompt, own
 
 
 async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptEncoder) -> Plan:
@@ -232,24 +230,6 @@ def _check_logprobs(limits: list[int], n: int, num_top: Mapping[str, int | None]
             "lower max_tokens, which in a chat is the rest of the context unless given",
             param=param,
         )
-
-
-def spellings(words: Collection[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that write each word: at the beginning of a text, after a space, and inside a line."""
-    found: dict[tuple[int, ...], None] = {}
-    if not words:
-        return ()
-    newline = tokenizer.encode("\n", bos=False, eos=False)
-    for word in words:
-        after_newline = tokenizer.encode("\n" + word, bos=False, eos=False)
-        for ids in (
-            tokenizer.encode(word, bos=False, eos=False),
-            tokenizer.encode(" " + word, bos=False, eos=False),
-            after_newline[len(newline) :] if after_newline[: len(newline)] == newline else [],
-        ):
-            if ids:
-                found[tuple(ids)] = None
-    return tuple(found)
 
 
 def _plan(

@@ -8,7 +8,8 @@ and its use in each sampler.
 import contextlib
 import math
 import operator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, get_type_hints
 
 from llama_core.errors import InvalidParameter
@@ -220,3 +221,10 @@ def mix_seed(seed: int, index: int) -> int:
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     z ^= z >> 31
     return z - 2**64 if z > INT64_MAX else z
+
+
+def params_of_choices(params: SamplingParams, n: int) -> Iterator[SamplingParams]:
+    """The parameters of `n` continuations of one prompt: seeds of their own; the first has the prompt's log-probabilities."""
+    yield params
+    for index in range(1, n):
+        yield replace(params, seed=mix_seed(params.seed, index), prompt_logprobs=False)

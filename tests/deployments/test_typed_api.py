@@ -1,7 +1,7 @@
 """The typed API by handle, on the deployment's class over a fake group, without Serve."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,14 @@ from deployments.args import ServerArgs
 from deployments.chat_api import ChatRequest
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
+from deployments.http.plan import Plan
 from deployments.ingress import LlamaIngress
 from deployments.typed_api import Sampled, Score
-from llama_core.errors import InvalidParameter
+from llama_core.errors import DeadlineExceeded, InvalidParameter
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import StepInput, StepOutput
+from llama_core.text.spellings import spellings
 from tests.conftest import GOLDEN
 from tests.support.fake_rank_group import FakeGroup, FakeGroupPool
 from tests.support.fake_ranks import FakeRanks, continuation
@@ -56,6 +58,73 @@ async def test_a_stream_gives_the_same_in_parts(ingress: Any) -> None:
     assert [part.finish_reason for part in parts][-1] == "length"
 
 
+async def test_n_continuations_stand_beside_each_other_with_the_seeds_of_http(ingress: Any) -> None:
+    params = [
+        SamplingParams(0.5, seed=7, max_tokens=3, prompt_logprobs=True),
+        SamplingParams(0.5, seed=8, max_tokens=2),
+    ]
+    submitted = watched(ingress)
+    found = await ingress.sample([[1, 5], [1, 9, 4]], params, n=3)
+    assert [one.num_prompt_tokens for one in found] == [2, 2, 2, 3, 3, 3]
+    plans = [Plan([ids], [own], n=3) for ids, own in zip([[1, 5], [1, 9, 4]], params, strict=True)]
+    assert submitted == [choice for plan in plans for choice in plan.choices()]
+    assert len({own.seed for _, own in submitted}) == 6
+    with pytest.raises(InvalidParameter) as refused:
+        await ingress.sample([[1, 5]], params[0], n=0)
+    assert refused.value.param == "n"
+
+
+async def test_bad_words_are_texts_beside_the_parameters_own(ingress: Any) -> None:
+    tokenizer = ingress.service.tokenizer
+    params = SamplingParams(0.0, max_tokens=3, bad_words=((3, 4),))
+    expected = ((3, 4), *spellings(["cat"], tokenizer))
+    calls: list[Awaitable[Any]] = [
+        ingress.sample([[1, 5]], params, bad_words=["cat"]),
+        listed(ingress.stream_sample([1, 5], params, bad_words=("cat",))),
+        ingress.chat(ChatRequest([{"role": "user", "content": "x"}], bad_words=("cat",)), params),
+    ]
+    submitted = watched(ingress)
+    for call in calls:
+        await call
+    assert [own.bad_words for _, own in submitted] == [expected] * 3
+    for words in ("cat", [""], [3]):
+        with pytest.raises(InvalidParameter) as refused:
+            await ingress.sample([[1, 5]], params, bad_words=words)
+        assert refused.value.param == "bad_words"
+
+
+@pytest.mark.parametrize("skips", [True, False])
+async def test_control_tokens_are_named_where_they_are_not_skipped(ingress: Any, skips: bool) -> None:
+    bos = ingress.service.tokenizer.bos_id
+    params = SamplingParams(0.0, max_tokens=2, ignore_eos=True)
+    ingress.group.ranks = FakeRanks(16, lambda tokens, seed: bos)
+    request = ChatRequest([{"role": "user", "content": "x"}], skip_special_tokens=skips)
+    texts = [
+        (await ingress.sample([[1, 5]], params, skip_special_tokens=skips))[0].text,
+        "".join(part.text for part in await listed(ingress.stream_sample([1, 5], params, skip_special_tokens=skips))),
+        (await ingress.chat(request, params)).content,
+    ]
+    assert ["<s>" in text for text in texts] == [not skips] * 3
+
+
+async def test_a_call_ends_at_its_time_limit(ingress: Any) -> None:
+    params = SamplingParams(0.0, max_tokens=40, ignore_eos=True)
+    request = ChatRequest([{"role": "user", "content": "x"}], timeout_s=0.01)
+    ingress.group.go.clear()  # nothing is computed
+    calls: list[Awaitable[Any]] = [
+        ingress.sample([[1, 5], [1, 6]], params, n=2, timeout_s=0.01),
+        listed(ingress.stream_sample([1, 5], params, timeout_s=0)),
+        ingress.chat(request, params),
+        listed(ingress.stream_chat(request, params)),
+    ]
+    for call in calls:
+        with pytest.raises(DeadlineExceeded, match="the limit of this call"):
+            await call
+        assert ingress.service.describe().blocks_used == 0
+    ingress.group.go.set()
+    assert (await ingress.sample([[1, 5]], params, timeout_s=600))[0].finish_reason == "length"
+
+
 async def test_abort_ends_every_sequence_of_a_request_id(ingress: Any) -> None:
     params = SamplingParams(0.0, max_tokens=60, ignore_eos=True)
     running = asyncio.create_task(ingress.sample([[1, 5], [1, 6]], params, request_id="mine"))
@@ -76,6 +145,23 @@ async def test_invalid_parameters_are_named(ingress: Any) -> None:
     with pytest.raises(InvalidParameter) as refused:
         await ingress.score([1], [[]])
     assert refused.value.param == "continuations"
+
+
+def watched(ingress: Any) -> list[tuple[list[int], SamplingParams]]:
+    """Every prompt that is submitted from now on, with its parameters."""
+    submitted: list[tuple[list[int], SamplingParams]] = []
+    submit_all = ingress.service.submit_all
+
+    def submit(choices: Any, **options: Any) -> Any:
+        submitted.extend(choices)
+        return submit_all(choices, **options)
+
+    ingress.service.submit_all = submit
+    return submitted
+
+
+async def listed(parts: AsyncIterator[Any]) -> list[Any]:
+    return [part async for part in parts]
 
 
 class ScoringRanks(FakeRanks):

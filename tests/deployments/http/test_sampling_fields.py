@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from deployments.http.limits import HttpLimits
-from deployments.http.plan import plan_completion, spellings
+from deployments.http.plan import plan_completion
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.schemas import CompletionBody
 from llama_core.scheduling.sampling_params import SamplingParams
+from llama_core.text.spellings import spellings
 from tests.support.scripted_engine import FakeEngine
 
 
