@@ -12,7 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 FLAGS = ("", "-DLLAMA_NO_AMX", "-march=skylake-avx512", "-march=x86-64-v3", "-march=x86-64-v2")
-IN_EACH_RUN = ("", "-march=skylake-avx512", "-march=x86-64-v3")  # this CPU's, AVX-512 and AVX2
+# This CPU's, AVX-512 and AVX2: where this CPU has no AVX-512, its own build is one of AVX2.
+_HAS_AVX512 = platform.machine() == "x86_64" and "avx512f" in Path("/proc/cpuinfo").read_text()
+IN_EACH_RUN = ("", "-march=skylake-avx512", "-march=x86-64-v3") if _HAS_AVX512 else ("",)
 _BUILD = Path(__file__).parents[2] / "llama_core" / "execution" / "native" / "build.py"
 
 
@@ -20,7 +22,7 @@ def unsupported_reason(flags: str) -> str | None:
     """Why this CPU cannot run a build with these flags; None if it can."""
     if flags and platform.machine() != "x86_64":
         return "these are flags for x86-64"
-    if "skylake" in flags and "avx512f" not in Path("/proc/cpuinfo").read_text():
+    if "skylake" in flags and not _HAS_AVX512:
         return "this CPU has no AVX-512"
     return None
 
