@@ -56,7 +56,8 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
     return_tokens_as_token_ids: Flag = Field(None, description="vLLM's: log-probabilities name tokens `token_id:ID`.")
 
     response_format: dict[str, Any] | None = Field(
-        None, description="text, json_object, json_schema (OpenAI's) or structural_tag (vLLM's)."
+        None,
+        description="text, json_object, json_schema (OpenAI's; the schema may be in `schema`) or structural_tag (vLLM's).",
     )
     guided_json: dict[str, Any] | str | bool | None = Field(None, description="As structured_outputs.json.")
     guided_regex: str | None = Field(None, description="As structured_outputs.regex.")

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 MAX_CHOICES: Final = 1024
 MAX_STRUCTURES: Final = 128
 _SCHEMA_PLACES: Final = {"response_format": "response_format.json_schema.schema"}  # where it is not the field itself
+# By type of `response_format`, the fields that may have its schema: OpenAI's, llama.cpp's, and text-generation-inference's.
+_SCHEMAS_OF_TYPE: Final = {"text": (), "json_object": ("schema", "value"), "json_schema": ("json_schema", "schema")}
+# What a schema without OpenAI's object around it has, and what only that object has.
+_SCHEMA_WORDS: Final = frozenset(("$ref", "allOf", "anyOf", "const", "enum", "items", "oneOf", "properties", "type"))
+_WRAPPER_WORDS: Final = frozenset(("name", "schema", "strict"))
 _GBNF: Final = '{"gbnf": '  # how a grammar begins that is converted in the thread that checks it
 _STRUCTURAL_TAGS: Final = ("response_format", "structured_outputs.structural_tag")
 _LARK_PLACE: Final = re.compile(r"line \d+, column \d+: ")  # of the grammar that is made of the structures
@@ -51,8 +56,8 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
             found.append((_of_kind(kind, value, name), name))
     if body.structured_outputs:
         found += _of_structured_outputs(body.structured_outputs)
-    if body.response_format is not None and (written := _of_response_format(body.response_format)):
-        found.append((written, "response_format"))
+    if body.response_format is not None and (of_format := _of_response_format(body.response_format))[0]:
+        found.append(of_format)
     if len(found) > 1:
         names = " and ".join(name for _, name in found)
         raise InvalidParameter(f"{found[1][1]}: {names} exclude each other", param=found[1][1])
@@ -78,25 +83,49 @@ def checked(grammar: str, param: str, *, is_whole: bool = True) -> str:
     raise _refused_structure(source, param) or InvalidParameter(_LARK_PLACE.sub("", refusal.message), param=param)
 
 
-def _of_response_format(given: Mapping[str, Any]) -> str:
-    """OpenAI's object; "" for plain text."""
+def _of_response_format(given: Mapping[str, Any]) -> tuple[str, str]:
+    """The grammar and the field's name; an empty grammar for plain text."""
     kind = given.get("type")
-    if kind == "text":
-        return ""
-    if kind == "json_object":
-        return grammars.json_object_grammar()
-    if kind == "json_schema":
-        inner = given.get("json_schema")
-        if not isinstance(inner, dict) or not isinstance(schema := inner.get("schema", {}), dict | bool):
-            raise InvalidParameter(
-                "response_format: json_schema must be an object with a schema", param="response_format"
-            )
-        return _of_schema(schema, _SCHEMA_PLACES["response_format"])
     if kind == "structural_tag":
-        return _structural_tags(given, "response_format")
-    raise InvalidParameter(
-        "response_format: type must be text, json_object, json_schema or structural_tag", param="response_format"
-    )
+        return _structural_tags(given, "response_format"), "response_format"
+    if not isinstance(kind, str) or kind not in _SCHEMAS_OF_TYPE:
+        raise InvalidParameter(
+            "response_format: type must be text, json_object, json_schema or structural_tag", param="response_format"
+        )
+    schemas = {name: given[name] for name in ("json_schema", "schema", "value") if given.get(name) is not None}
+    for name in schemas:
+        if name not in _SCHEMAS_OF_TYPE[kind]:
+            param = f"response_format.{name}"
+            raise InvalidParameter(f"{param}: is not a field of this type of response_format", param=param)
+    if len(schemas) > 1:
+        first, second = (f"response_format.{name}" for name in list(schemas)[:2])
+        raise InvalidParameter(f"{second}: {first} and {second} exclude each other", param=second)
+    name, schema = next(iter(schemas.items()), ("", None))
+    if name == "json_schema":
+        return _of_wrapped_schema(schema)
+    if name and not (kind == "json_object" and schema == {}):
+        return _json_schema(schema, f"response_format.{name}"), f"response_format.{name}"
+    if kind == "json_schema":
+        raise InvalidParameter("response_format: json_schema must have a schema", param="response_format")
+    return ("" if kind == "text" else grammars.json_object_grammar()), "response_format"
+
+
+def _of_wrapped_schema(given: Any) -> tuple[str, str]:
+    """The grammar and the field's name of OpenAI's object that names the schema, or of the schema itself in its place."""
+    if not isinstance(given, dict):
+        raise InvalidParameter(
+            "response_format.json_schema: must be an object with a schema", param="response_format.json_schema"
+        )
+    if (schema := given.get("schema")) is not None:
+        place = _SCHEMA_PLACES["response_format"]
+        if not isinstance(schema, dict | bool):
+            raise InvalidParameter(f"{place}: must be a JSON schema, an object", param=place)
+        return _of_schema(schema, place), "response_format"
+    is_schema = not _SCHEMA_WORDS.isdisjoint(given) and _WRAPPER_WORDS.isdisjoint(given)
+    if not is_schema:
+        place = _SCHEMA_PLACES["response_format"]
+        raise InvalidParameter(f"{place}: is required, and must be a JSON schema", param=place)
+    return _of_schema(given, "response_format.json_schema"), "response_format.json_schema"
 
 
 def _of_structured_outputs(given: Mapping[str, Any]) -> list[tuple[str, str]]:

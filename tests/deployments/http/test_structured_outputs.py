@@ -20,6 +20,7 @@ from llama_core.text.tools.tool import Tool, ToolUse
 from tests.support.scripted_engine import FakeEngine
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+SCHEMA_PLACE = "response_format.json_schema.schema"
 DEEP: dict[str, Any] = {}
 for _ in range(150):
     DEEP = {"items": DEEP}
@@ -56,6 +57,14 @@ def follows(text: str, grammar: str) -> bool:
     [
         ({"response_format": {"type": "json_object"}}, '{"x": [1, null]}', "[1]"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, '{"a": 5}', '{"b": 5}'),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, '{"a": 5}', '{"b": 5}'),
+        ({"response_format": {"type": "json_object", "schema": None}}, '{"b": 5}', "5"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, '{"b": 5}', "5"),
+        ({"response_format": {"type": "json_object", "value": SCHEMA}}, '{"a": 5}', '{"b": 5}'),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, '{"a": 5}', '{"b": 5}'),
+        ({"response_format": {"type": "json_schema", "name": "n", "strict": True, "schema": SCHEMA}}, '{"a": 5}', "{}"),
+        ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, '{"a": 5}', '{"b": 5}'),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": True}}}, "[5]", "x"),
         ({"structured_outputs": {"json": SCHEMA}}, '{\n  "a": 5\n}', '{"a": "5"}'),
         ({"structured_outputs": {"json_object": True}}, "{}", "3"),
         ({"structured_outputs": {"regex": "[a-c]+"}}, "abc", "abd"),
@@ -121,6 +130,37 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
             {"structured_outputs": {"structural_tag": TAGS}},
             "structured_outputs.structural_tag.structures[1].schema.properties[0].type",
             "must be one of",
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, SCHEMA_PLACE, "required"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, SCHEMA_PLACE, "required"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}}, SCHEMA_PLACE, "JSON schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "type": "object"}}},
+            SCHEMA_PLACE,
+            "required",
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": True}}, "response_format.json_schema", "object"),
+        ({"response_format": {"type": "json_schema", "schema": 5}}, "response_format.schema", "JSON schema"),
+        (
+            {"response_format": {"type": "json_schema", "schema": SCHEMA, "json_schema": {"schema": SCHEMA}}},
+            "response_format.schema",
+            "exclude",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
+            "response_format.json_schema",
+            "type",
+        ),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema", "type"),
+        (
+            {"response_format": {"type": "json_object", "schema": {"properties": {"a": {"type": "x"}}}}},
+            "response_format.schema.properties[0].type",
+            "must be one of",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"type": "array", "items": {"pattern": "("}}}},
+            "response_format.json_schema.items.pattern",
+            "at character 1",
         ),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "at character 1: unclosed group"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to"),
