@@ -20,7 +20,7 @@ from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_pacing import HeldStep, SentStep, StepPacing
 from deployments.engine.step_report import StepReports
 from deployments.engine.step_stats import StepStats
-from llama_core.errors import EngineError, NotReady, QueueFull, RankFailure
+from llama_core.errors import EngineError, InvalidParameter, NotReady, QueueFull, RankFailure
 from llama_core.log_lines import log_subject
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import Sequence, check_prompt
@@ -125,6 +125,10 @@ class EngineLoop:
         streams = []
         for prompt, (_, params) in zip(prompts, choices, strict=True):
             max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
+            if params.min_tokens > (room := max_length - len(prompt)):
+                raise InvalidParameter(
+                    f"min_tokens must be at most {room}: the prompt leaves no more", param="min_tokens"
+                )
             seq = Sequence(
                 prompt,
                 params,

@@ -247,13 +247,18 @@ def _plan(
     given["top_k"] = max(given["top_k"], 0)
     if given["top_p"] == 0:  # the most likely token alone
         given |= {"temperature": 0.0, "top_p": 1.0}
-    given["min_tokens"] = min(body.min_tokens or 0, *limits)
+    if body.min_tokens is not None and body.min_tokens > (most := min(limits)):
+        raise InvalidParameter(
+            f"min_tokens: must be at most {most}: max_tokens as given, its default, or what the prompt leaves in the context",
+            param="min_tokens",
+        )
     if body.seed is None:
         given["seed"] = engine.next_seed()
     asked = [number for number in (logprobs, body.prompt_logprobs) if number is not None]
     first = SamplingParams(
         **given,
         max_tokens=limits[0],
+        min_tokens=body.min_tokens or 0,
         logprobs=max(asked, default=None),
         prompt_logprobs=body.prompt_logprobs is not None or (echo and logprobs is not None),
         # lm-eval leaves out the one generated token's entry: there has to be one where the model would end the text.

@@ -68,8 +68,6 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.min_tokens and self.max_tokens and 0 < self.max_tokens < self.min_tokens:
-            raise InvalidParameter("min_tokens: must not be more than max_tokens", param="min_tokens")
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options: needs stream to be true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:

@@ -13,7 +13,15 @@ from deployments.engine.retry_after import SHORTEST_RETRY_S
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.engine.step_stats import StepStats
 from llama_core.config import MAX_DRAFTS
-from llama_core.errors import EngineError, NonFiniteLogits, NotReady, QueueFull, RankFailure, RequestCancelled
+from llama_core.errors import (
+    EngineError,
+    InvalidParameter,
+    NonFiniteLogits,
+    NotReady,
+    QueueFull,
+    RankFailure,
+    RequestCancelled,
+)
 from llama_core.scheduling.block_pool import BlockPool
 from llama_core.scheduling.request import FinishReason
 from llama_core.scheduling.sampling_params import SamplingParams
@@ -295,6 +303,16 @@ async def test_a_prompt_is_checked_once_for_all_its_choices(monkeypatch: pytest.
         for stream in streams:
             await read(stream)
     assert checked == [first, second, [1, 3]]
+
+
+async def test_min_tokens_that_the_context_has_no_room_for_are_refused() -> None:
+    async with running(FakeGroup()) as loop:
+        for min_tokens, room in ((6, 5), (8, 7)):
+            with pytest.raises(InvalidParameter, match=f"at most {room}") as refused:
+                loop.submit([1] * (100 - room), greedy(20, min_tokens=min_tokens))
+            assert refused.value.param == "min_tokens"
+        _, tokens, _ = await read(loop.submit([1] * 95, greedy(20, min_tokens=5)))
+        assert len(tokens) == 5
 
 
 async def test_a_full_queue_refuses_new_requests_and_serves_the_queued_ones() -> None:
