@@ -84,6 +84,7 @@ class _ParsedChoice:
     def __init__(self, parsing: AnswerParsing, tokenizer: Tokenizer, id_seed: bytes) -> None:
         self._reader = parsing.reader()
         self._is_legacy = parsing.is_legacy
+        self._hides_reasoning = parsing.hides_reasoning
         self._id_seed = id_seed
         self._num_calls = 0
         self._has_role = False
@@ -137,7 +138,11 @@ class _ParsedChoice:
 
     def _pieces(self, text: str, is_last: bool) -> list[Piece]:
         pieces = self._reader.push(text) if text else []
-        return [*pieces, *self._reader.finish()] if is_last else pieces
+        if is_last:
+            pieces = [*pieces, *self._reader.finish()]
+        if self._hides_reasoning:
+            return [piece for piece in pieces if not isinstance(piece, Reasoning)]
+        return pieces
 
     def _delta(self, piece: Piece) -> Json:
         if isinstance(piece, Content):

@@ -38,13 +38,14 @@ MAX_LOGPROBS = 2**20
 @dataclass(frozen=True, slots=True)
 class AnswerParsing:
     """How a chat's answer is divided. begun: it begins within the reasoning. is_legacy: it has `function_call`. is_either: it
-    is calls alone, or follows the grammar that the request asks for."""
+    is calls alone, or follows the grammar that the request asks for. hides_reasoning: the client does not get it."""
 
     answer_format: AnswerFormat
     use: ToolUse | None
     begun: bool
     is_legacy: bool = False
     is_either: bool = False
+    hides_reasoning: bool = False
 
     def reader(self) -> AnswerReader:
         return self.answer_format.reader(self.use, begun=self.begun, leading=self.is_either)
@@ -111,7 +112,7 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
         _check_prompt_logprobs(num_tokens, body.logprobs, "logprobs", "with echo, ")
     if body.prompt_logprobs is not None:
         _check_prompt_logprobs(num_tokens, body.prompt_logprobs, "prompt_logprobs")
-    limits = [_max_tokens(prompt, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
+    limits = [_max_tokens(prompt, body.token_limit, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
     num_returned = body.n or 1
     ranks_choices = body.num_sampled > num_returned
     logprobs = 0 if ranks_choices and body.logprobs is None else body.logprobs
@@ -167,7 +168,8 @@ def answer_parsing(
     begun = answer_format.begins_reasoning(prompt)
     is_legacy = bool(body.functions) and not body.tools
     is_either = has_grammar and use is not None and use.mode == "auto"
-    return AnswerParsing(answer_format, use, begun, is_legacy=is_legacy, is_either=is_either)
+    hides_reasoning = body.include_reasoning is False
+    return AnswerParsing(answer_format, use, begun, is_legacy, is_either, hides_reasoning)
 
 
 async def chat_grammar(grammar: str, param: str, encoder: PromptEncoder, parsing: AnswerParsing | None) -> str:
@@ -244,6 +246,8 @@ def _plan(
 ) -> Plan:
     given = {name: value for name in SLOT_FIELDS if (value := getattr(body, name, None)) is not None}
     given = {name: getattr(engine.sampling_defaults, name) for name in _DEFAULTS} | given
+    if body.penalty_of_repetitions is not None:
+        given["repetition_penalty"] = body.penalty_of_repetitions
     given["top_k"] = max(given["top_k"], 0)
     if given["top_p"] == 0:  # the most likely token alone
         given |= {"temperature": 0.0, "top_p": 1.0}
@@ -262,7 +266,7 @@ def _plan(
         logprobs=max(asked, default=None),
         prompt_logprobs=body.prompt_logprobs is not None or (echo and logprobs is not None),
         # lm-eval leaves out the one generated token's entry: there has to be one where the model would end the text.
-        ignore_eos=bool(body.ignore_eos) or (echo and logprobs is not None and body.max_tokens == 1 and not grammar),
+        ignore_eos=bool(body.ignore_eos) or (echo and logprobs is not None and body.token_limit == 1 and not grammar),
         stop_token_ids=tuple(body.stop_token_ids),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         logit_bias=tuple(body.logit_bias.items()),
@@ -283,7 +287,7 @@ def _plan(
         stop=tuple(body.stop),
         echo=echo,
         names_service_tier=body.service_tier is not None,
-        only_prompt=body.max_tokens == 0,
+        only_prompt=body.token_limit == 0,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),

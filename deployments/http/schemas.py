@@ -1,14 +1,15 @@
 """The bodies of completions and chats: every field typed strictly and every number bounded.
 
-Unknown fields are ignored and null means absent, because clients send both; `unsupported.py` has the fields of OpenAI and
-vLLM that are refused. Knows nothing of the model: `plan.py` checks the context, the vocabulary and the order of a dialog.
+Unknown fields are ignored and null means absent, because clients send both; `unsupported.py` has the fields of OpenAI and of
+other servers that are refused. Knows nothing of the model: `plan.py` checks the context, the vocabulary and a dialog's order.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from deployments.http.dialog_fields import DialogOptions, Messages
+from deployments.http.errors import Unsupported
 from deployments.http.field_types import (
     MAX_CHOICES,
     MAX_NAME_CHARS,
@@ -23,14 +24,21 @@ from deployments.http.field_types import (
 )
 from deployments.http.sampling_fields import SamplingFields
 from deployments.http.tool_fields import Choice, FunctionCall, Functions, Tools, tool_use
+from deployments.http.unsupported import REASONS
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import MAX_ALLOWED_TOKENS, MAX_TOP_LOGPROBS
 from llama_core.text.tools.tool import Tool, ToolUse
+
+_LIMITS: Final = ("max_completion_tokens", "max_tokens", "n_predict")
 
 
 class StreamOptions(Body):
     include_usage: Flag = None
     continuous_usage_stats: Flag = None
+
+
+def _contradiction(name: str, other: str) -> InvalidParameter:
+    return InvalidParameter(f"{name}: contradicts {other}; they are the same, send one of them", param=name)
 
 
 class GenerationBody(SamplingFields, BodyWithUnknownFields):
@@ -64,10 +72,42 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
     guided_choice: list[Any] | None = Field(None, description="As structured_outputs.choice.")
     guided_grammar: str | None = Field(None, description="As structured_outputs.grammar.")
     grammar: str | None = Field(None, description="As structured_outputs.grammar.")
-    json_schema: dict[str, Any] | None = Field(None, description="As structured_outputs.json.")
+    json_schema: dict[str, Any] | str | None = Field(None, description="As structured_outputs.json.")
+    regex: str | None = Field(None, description="SGLang's name of structured_outputs.regex.")
+    ebnf: str | None = Field(None, description="SGLang's name of structured_outputs.grammar.")
+
+    max_completion_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="The same as max_tokens.")
+    n_predict: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="llama.cpp's name of max_tokens.")
+    repeat_penalty: float | None = Field(
+        None, gt=0, le=10, allow_inf_nan=False, description="llama.cpp's name of repetition_penalty."
+    )
+    repeat_last_n: int | None = Field(
+        None, ge=-1, le=MAX_TOKENS, description="llama.cpp's. Beside penalties only -1: they count all tokens."
+    )
+
+    @property
+    def token_limit(self) -> int | None:
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.n_predict if self.max_tokens is None else self.max_tokens
+
+    @property
+    def name_of_limit(self) -> str:
+        """The field that has `token_limit`."""
+        return next((name for name in _LIMITS if getattr(self, name) is not None), "max_tokens")
+
+    @property
+    def penalty_of_repetitions(self) -> float | None:
+        return self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        if self.max_tokens not in (None, limit := self.token_limit):
+            raise _contradiction("max_tokens", self.name_of_limit)
+        if self.n_predict not in (None, limit):
+            raise _contradiction("n_predict", self.name_of_limit)
+        if self.repeat_penalty is not None or self.repeat_last_n is not None:
+            self._check_penalties()
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options: needs stream to be true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
@@ -76,6 +116,14 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
                 param="prompt_logprobs",
             )
         return self
+
+    def _check_penalties(self) -> None:
+        if self.repeat_penalty not in (None, self.penalty_of_repetitions):
+            raise _contradiction("repeat_penalty", "repetition_penalty")
+        has_penalty = self.presence_penalty or self.frequency_penalty or self.penalty_of_repetitions not in (None, 1)
+        if has_penalty and self.repeat_last_n not in (None, NO_LIMIT):
+            message = f"repeat_last_n: not supported by this server: {REASONS['repeat_last_n']}"
+            raise Unsupported(message, param="repeat_last_n")
 
 
 class CompletionBody(GenerationBody):
@@ -103,10 +151,9 @@ class CompletionBody(GenerationBody):
                 "best_of: a stream begins before the best is known: leave out stream, or send best_of equal to n",
                 param="best_of",
             )
-        if self.max_tokens == 0 and not self.echo:
-            raise InvalidParameter(
-                "max_tokens: 0 needs echo to be true: the answer is then the prompt", param="max_tokens"
-            )
+        if self.token_limit == 0 and not self.echo:
+            name = self.name_of_limit
+            raise InvalidParameter(f"{name}: 0 needs echo to be true: the answer is then the prompt", param=name)
         if len(self.prompt) * self.num_sampled > MAX_CHOICES:
             name = "n" if self.num_sampled == n else "best_of"
             raise InvalidParameter(f"{name}: prompts * {name} must be at most {MAX_CHOICES}", param=name)
@@ -125,7 +172,7 @@ class ChatBody(DialogOptions, GenerationBody):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="For chat templates that read it."
     )
-    max_completion_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="The same as max_tokens.")
+    include_reasoning: Flag = Field(None, description="vLLM's, false: the answer has no reasoning_content.")
     logprobs: Flag = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -140,17 +187,11 @@ class ChatBody(DialogOptions, GenerationBody):
             return tool_use(self.functions, self.function_call, parallel=False)
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
         if self.token_limit == 0:
-            raise InvalidParameter("max_tokens: must be at least 1, or -1 for no limit", param="max_tokens")
-        if self.max_tokens not in (None, self.token_limit):
-            message = "max_tokens: contradicts max_completion_tokens; they are the same limit, send one of them"
-            raise InvalidParameter(message, param="max_tokens")
+            name = self.name_of_limit
+            raise InvalidParameter(f"{name}: must be at least 1, or -1 for no limit", param=name)
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter("top_logprobs: needs logprobs to be true", param="top_logprobs")
         return self

@@ -1,6 +1,7 @@
 """Structured output: the fields by which clients ask for JSON, a pattern, a choice or a grammar, as one grammar.
 
-OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`, llama.cpp's `grammar` and `json_schema`.
+OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`, llama.cpp's `grammar` and `json_schema`,
+SGLang's `regex` and `ebnf`.
 """
 
 import json
@@ -42,6 +43,8 @@ _KIND_OF_FIELD: Final = {
     "guided_grammar": "grammar",
     "grammar": "grammar",
     "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
 }
 
 

@@ -168,6 +168,17 @@ async def test_reasoning_is_apart_and_its_tokens_are_counted(stream: bool) -> No
     assert usage["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_left_out_where_the_request_says_so_but_counted(stream: bool) -> None:
+    engine = engine_with("So, it is.\n</think>\n\nYes.")
+    engine.chat_format = TemplateChatFormat(engine.tokenizer, THINKER)
+    found = await (streamed if stream else choice)(engine, include_reasoning=False)
+    assert found["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
+    shown = await (streamed if stream else choice)(engine, include_reasoning=True)
+    assert "So, it is." in shown["message"].values()
+    assert (await post(engine, include_reasoning=False)).json()["usage"] == (await post(engine)).json()["usage"]
+
+
 NOT_AN_OBJECT = {"name": "a", "parameters": {"type": "array"}}
 CALLED: dict[str, Any] = {"id": "c", "function": {"name": "f"}}
 BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": "x"}}
