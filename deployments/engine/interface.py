@@ -133,6 +133,10 @@ class TokenStream(Protocol):
         """The stop string that ended the text; None if none did."""
 
     @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string, or the id of `stop_token_ids`, that ended the text; None where the model or a limit did."""
+
+    @property
     def timeline(self) -> Timeline:
         """When its stages began."""
 

@@ -74,6 +74,11 @@ class SequenceStream:
         """The stop string that ended the text; None if none did."""
         return self._stop.matched
 
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string, or the id of `stop_token_ids`, that ended the text; None where the model or a limit did."""
+        return self.sequence.stop_token if self._stop.matched is None else self._stop.matched
+
     # For the engine loop.
 
     def push(self, tokens: list[int]) -> bool:

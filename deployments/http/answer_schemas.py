@@ -55,7 +55,7 @@ _MESSAGE: Final = _optional(
 
 def _choice(**fields: Schema) -> Schema:
     choice = _object(index=_COUNT, **fields, logprobs=_OBJECT_OR_NULL, finish_reason=_FINISH)
-    return _optional(choice, token_ids=_TOKEN_IDS)
+    return _optional(choice, token_ids=_TOKEN_IDS, stop_reason={"type": ["string", "integer", "null"]})
 
 
 def _generated(title: str, kind: str, choice: Schema) -> Schema:

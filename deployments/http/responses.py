@@ -142,7 +142,10 @@ class ResponseSerializer(ABC):
     def _event(self, index: int, fields: bytes, logprobs: bytes | None, finish_reason: str | None) -> bytes:
         """A chunk of one choice. fields: of the choice, as JSON without braces."""
         pieces = [self._chunk_head, b"%d," % index, fields, b',"logprobs":', logprobs or b"null"]
-        pieces += [b',"finish_reason":', encode(finish_reason), b"}]"]
+        pieces += [b',"finish_reason":', encode(finish_reason)]
+        if finish_reason is not None:
+            pieces.append(self._stop_reason(index, finish_reason))
+        pieces.append(b"}]")
         if self._plan.continuous_usage:
             pieces += [b',"usage":', encode(self.usage())]
         elif self._plan.include_usage:
@@ -187,7 +190,8 @@ class ResponseSerializer(ABC):
                 part.logprobs or b"null",
             ]
             reason = self._finish_reason(index, part.finish_reason)
-            written.append(b"".join([*fields, b',"finish_reason":', encode(reason), b"}"]))
+            stop = b"" if reason is None else self._stop_reason(index, reason)
+            written.append(b"".join([*fields, b',"finish_reason":', encode(reason), stop, b"}"]))
         for index in set(range(len(choices))).difference(returned):
             self._num_generated += choices[index].num_tokens
         body = [encode(self._head)[:-1], b',"choices":[', b",".join(written), b'],"usage":', encode(self.usage())]
@@ -211,6 +215,11 @@ class ResponseSerializer(ABC):
 
     def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
         return reason
+
+    def _stop_reason(self, index: int, finish_reason: str) -> bytes:
+        """vLLM's field of a choice that has ended, with a comma before it."""
+        found = None if finish_reason == FinishReason.LENGTH else self._streams[index].stop_reason
+        return b',"stop_reason":' + encode(found)
 
     def _returned(self, choices: Sequence[CollectedChoice]) -> list[int]:
         """The choices of the answer: all, or each prompt's best ones, the best first."""

@@ -105,6 +105,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt positions 1, 2, ...
     is_trusted: bool = False  # kept by quarantine.py: these ranks have sampled for it, and no failure is on its record
     finish_reason: FinishReason | None = None
+    stop_token: int | None = None  # of its parameters' stop_token_ids, the one that ended it
     error: LlamaError | None = None
 
     def __post_init__(self) -> None:

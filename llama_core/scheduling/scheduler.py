@@ -290,6 +290,8 @@ class Scheduler:
                 seq.is_shortened = True
             if (token in self.config.stop_ids and not seq.params.ignore_eos) or token in seq.params.stop_token_ids:
                 reason = FinishReason.LENGTH if seq.is_shortened else FinishReason.STOP
+                if token in seq.params.stop_token_ids:
+                    seq.stop_token = token
                 if not seq.params.include_stop_str_in_output:
                     break
             appended.append(token)

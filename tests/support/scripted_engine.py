@@ -61,6 +61,10 @@ class FakeStream:
     def prompt_tokens(self) -> list[int]:
         return self.prompt
 
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self.matched_stop
+
     def __post_init__(self) -> None:
         self._next: Delta | Exception | None = None
         self._taken = asyncio.Event()

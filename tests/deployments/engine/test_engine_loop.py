@@ -239,9 +239,13 @@ async def test_an_included_stop_token_has_its_text_and_logprob(max_drafts: int) 
             assert tokens == words + [3] * included
             assert "".join(delta.text for delta in deltas) == TOKENIZER.decode(tokens)
             assert len([logprob for delta in deltas for logprob in delta.logprobs]) == len(tokens)
-            assert deltas[-1].finish_reason is FinishReason.STOP
+            assert deltas[-1].finish_reason is FinishReason.STOP and stream.stop_reason == 3
             stopped = loop.submit([1, 3], replace(params, stop_token_ids=()), stop=["o thr"])
             assert (await read(stopped))[0] == ("one two thr" if included else "one tw")
+            assert stopped.stop_reason == "o thr"
+            ended = loop.submit([1, 3], replace(params, stop_token_ids=()))
+            await read(ended)
+            assert ended.finish_reason is FinishReason.STOP and ended.stop_reason is None
             assert loop.scheduler.pool.num_used == 0
 
 

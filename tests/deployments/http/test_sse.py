@@ -72,7 +72,19 @@ def test_a_stop_string_never_shows_streamed_or_not(served: Served, stop: str | l
     streamed = "".join(chunk["choices"][0]["text"] for chunk in chunks)
     first = min((stop if isinstance(stop, list) else [stop]), key=lambda s: (" One 🙂 two, three." + s).index(s))
     assert whole["text"] == streamed == " One 🙂 two, three.".partition(first)[0]
-    assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    last = chunks[-1]["choices"][0]
+    assert whole["finish_reason"] == last["finish_reason"] == "stop"
+    assert whole["stop_reason"] == last["stop_reason"] == (stop if isinstance(stop, str) else "three.")
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 2}, {"logprobs": True}])
+def test_only_the_last_chunk_has_a_stop_reason_which_is_null_where_nothing_was_matched(
+    served: Served, fields: dict[str, Any]
+) -> None:
+    chunks = [chunk["choices"][0] for chunk in sse(chat(served, stop="nothing", **fields).text)]
+    assert ["stop_reason" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    whole = chat(served, stop="nothing", stream=False, **fields).json()["choices"][0]
+    assert chunks[-1]["stop_reason"] is whole["stop_reason"] is None
 
 
 @pytest.mark.parametrize("stop", [" two", ["nothing", "e t", "three."]])
@@ -99,6 +111,7 @@ def test_chunks_differ_only_in_their_text_and_the_last_ones_finish_reason(
         choice = chunk["choices"][0]
         text[choice.pop("index")] += choice.pop("text")
         assert choice.pop("finish_reason") in (None, "stop")
+        assert choice.pop("stop_reason", None) is None
         assert (choice.pop("logprobs") is None) == ("logprobs" not in options)
     assert chunks == [chunks[0]] * len(chunks)
     assert text == [" " + served.engine.answer] * 2

@@ -179,6 +179,17 @@ async def test_reasoning_is_left_out_where_the_request_says_so_but_counted(strea
     assert (await post(engine, include_reasoning=False)).json()["usage"] == (await post(engine)).json()["usage"]
 
 
+async def test_the_stop_string_that_ended_an_answer_beside_tools_is_named() -> None:
+    engine = engine_with("No call, but text.")
+    whole = await choice(engine, tools=OFFERED, stop=["but"])
+    last = sse((await post(engine, tools=OFFERED, stop=["but"], stream=True)).text)[-1]["choices"][0]
+    assert (
+        (whole["finish_reason"], whole["stop_reason"])
+        == (last["finish_reason"], last["stop_reason"])
+        == ("stop", "but")
+    )
+
+
 NOT_AN_OBJECT = {"name": "a", "parameters": {"type": "array"}}
 CALLED: dict[str, Any] = {"id": "c", "function": {"name": "f"}}
 BAD_ARGUMENTS = {"id": "c", "function": {"name": "f", "arguments": "x"}}
