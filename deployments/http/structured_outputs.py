@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from llguidance import StructTag
 
 from deployments.http.structural_tag import parsed, refused_part, structural_tag_grammar
+from deployments.http.unsupported import REASONS, Neutral, any_value, equals, no_value, refuse_unsupported
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import MAX_GRAMMAR_BYTES
 from llama_core.text import grammar as grammars
@@ -45,6 +46,20 @@ _KIND_OF_FIELD: Final = {
     "json_schema": "json",
     "regex": "regex",
     "ebnf": "grammar",
+}
+
+
+_KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+# vLLM's options beside the kinds. There is one backend, without another to fall back to.
+_OPTIONS: Final[Neutral] = {
+    "backend": any_value, "disable_fallback": any_value, "disable_any_whitespace": equals(False),
+    "disable_additional_properties": equals(False), "whitespace_pattern": no_value,
+}  # fmt: skip
+_WHITE_SPACE: Final = REASONS["guided_whitespace_pattern"]
+_OPTION_REASONS: Final = {
+    "disable_any_whitespace": _WHITE_SPACE,
+    "whitespace_pattern": _WHITE_SPACE,
+    "disable_additional_properties": "the schema says it, with additionalProperties false",
 }
 
 
@@ -132,24 +147,19 @@ def _of_wrapped_schema(given: Any) -> tuple[str, str]:
 
 
 def _of_structured_outputs(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    refuse_unsupported(given, _OPTIONS, "structured_outputs.", _OPTION_REASONS)
     found = []
     for name, value in given.items():
-        if name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag"):
+        if name in _KINDS:
             if value is not None and value is not False:
                 param = f"structured_outputs.{name}"
                 found.append((_of_kind(name, value, param), param))
-        elif name not in _IGNORED_OPTIONS:
+        elif name not in _OPTIONS:
             raise InvalidParameter(
-                "structured_outputs: must have one of json, regex, choice, grammar, json_object, structural_tag",
+                f"structured_outputs: each name in it must be one of {', '.join((*_KINDS, *_OPTIONS))}",
                 param="structured_outputs",
             )
     return found
-
-
-# Options of vLLM that change nothing here: there is one backend, and white space is bounded.
-_IGNORED_OPTIONS: Final = frozenset(
-    ("disable_any_whitespace", "disable_additional_properties", "disable_fallback", "whitespace_pattern")
-)
 
 
 def _of_kind(kind: str, value: Any, param: str) -> str:

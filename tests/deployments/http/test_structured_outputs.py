@@ -10,7 +10,7 @@ from deployments.http.plan import AnswerParsing, chat_grammar, plan_chat, plan_c
 from deployments.http.prompt_encoder import PromptEncoder
 from deployments.http.schemas import ChatBody, CompletionBody
 from deployments.http.structured_outputs import grammar_of
-from llama_core.errors import InvalidParameter
+from llama_core.errors import InvalidParameter, InvalidRequest
 from llama_core.text.answer_format import AnswerFormat
 from llama_core.text.grammar import json_schema_grammar, unique_lists_of
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
@@ -32,6 +32,10 @@ TAGS = {
     ],
     "triggers": ["<f"],
 }
+OPTIONS = {
+    "backend": "xgrammar", "disable_fallback": True, "disable_any_whitespace": False, "disable_additional_properties": False,
+    "whitespace_pattern": None,
+}  # fmt: skip
 TOKENIZER = FakeEngine().tokenizer
 VOCABULARY = grammar_vocabulary(TOKENIZER, TOKENIZER.stop_ids)
 
@@ -67,6 +71,7 @@ def follows(text: str, grammar: str) -> bool:
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": True}}}, "[5]", "x"),
         ({"structured_outputs": {"json": SCHEMA}}, '{\n  "a": 5\n}', '{"a": "5"}'),
         ({"structured_outputs": {"json_object": True}}, "{}", "3"),
+        ({"structured_outputs": {"json": SCHEMA} | OPTIONS}, '{"a": 5}', '{"b": 5}'),
         ({"structured_outputs": {"regex": "[a-c]+"}}, "abc", "abd"),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, "no", "yesno"),
         ({"structured_outputs": {"grammar": 'start: "x" /[0-9]/'}}, "x1", "x"),
@@ -165,7 +170,23 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "at character 1: unclosed group"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to"),
         ({"guided_choice": ["a", "é", "\ud800"]}, "guided_choice[2]", "surrogates"),
-        ({"structured_outputs": {"xml": 1}}, "structured_outputs", "one of"),
+        ({"structured_outputs": {"xml": 1}}, "structured_outputs", "one of json, "),
+        ({"structured_outputs": {"json": SCHEMA, "xml": 1}}, "structured_outputs", "backend"),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}},
+            "structured_outputs.whitespace_pattern",
+            "at most one space",
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+            "at most one space",
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+            "additionalProperties",
+        ),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "exclude"),
         ({"guided_json": "{"}, "guided_json", "not JSON"),
         ({"guided_grammar": "start: missing"}, "guided_grammar", "line 1, column 8: "),
@@ -181,7 +202,7 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
     ],
 )
 async def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:
-    with pytest.raises(InvalidParameter) as refused:
+    with pytest.raises(InvalidRequest) as refused:
         await planned(**fields)
     assert refused.value.param == param
     assert words in refused.value.message and refused.value.message.startswith(param)
