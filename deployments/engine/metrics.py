@@ -26,7 +26,9 @@ CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 RATE_WINDOW_S = 10.0
 REFRESH_S = 1.0
 RECORD_AGAIN_S = 5.0  # unchanged values too: Ray drops a series that is not recorded for a while
-PATHS = ("/v1/chat/completions", "/v1/completions", "handle")
+PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/score", "/v1/classify", "handle"
+)  # fmt: skip
 TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 PREFILL_MS = tuple(1000 * s for s in TTFT_S)
 STEP_MS = (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 100.0, 200.0, 400.0, 1000.0, 5000.0)

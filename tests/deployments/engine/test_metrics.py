@@ -1,5 +1,6 @@
 """The operators' metrics: their names, that counts have a baseline and stay recorded, and that they work without Ray."""
 
+import httpx
 import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
@@ -7,8 +8,9 @@ from ray.serve import metrics as ray_metrics
 
 from deployments.engine import metrics as metrics_module
 from deployments.engine.metric import BATCH_SIZE
-from deployments.engine.metrics import Metrics
+from deployments.engine.metrics import PATHS, Metrics
 from deployments.engine.step_stats import StepStats
+from deployments.http.app import build_http_app
 from llama_core.scheduling.sampling_params import SamplingParams
 from tests.support.fake_rank_group import until
 from tests.support.scripted_engine import FakeEngine
@@ -135,9 +137,21 @@ async def test_unchanged_counts_are_recorded_in_ray_again_and_again(monkeypatch:
 def test_known_label_values_start_at_zero() -> None:
     metrics = Metrics(in_ray=False)
     text = metrics.render().decode()
-    for path in ("/v1/chat/completions", "/v1/completions", "handle"):
+    for path in PATHS:
         for outcome in ("ok", "cancelled", "queue_full", "rank_failure", "internal_error"):
             assert f'requests_total{{outcome="{outcome}",path="{path}"}} 0.0' in text
+
+
+async def test_the_counts_of_every_generating_and_scoring_route_start_at_zero() -> None:
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        document = (await client.get("/openapi.json")).json()
+    tagged = {
+        path
+        for path, item in document["paths"].items()
+        if item.get("post", {}).get("tags") in (["generation"], ["scoring"])
+    }
+    assert tagged - {"/v1/messages/count_tokens"} == set(PATHS) - {"handle"}
 
 
 def test_renamed_counts_keep_their_old_names_for_one_release() -> None:
