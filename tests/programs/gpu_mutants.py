@@ -31,6 +31,7 @@ GROWING = (f"{TESTS}/test_fused_attention.py", "splits_grow")
 PLAN = (f"{TESTS}/test_fused_attention.py", "plan or splits")
 KEYS = (f"{TESTS}/test_compile_keys.py", "int8 or bfloat16")
 SUMS = (f"{TESTS}/test_all_reduce.py", "interpreted")
+NORMS = (f"{TESTS}/test_all_reduce.py", "both_norms")
 PRODUCTS = (f"{TESTS}/test_fused_products.py", "tile_and_split")
 CHOICE = (f"{TESTS}/test_fused_products.py", "few_rows")
 DRAWS, LIMITS, EDITS, LOGPROBS, ZEROS, REUSE = (
@@ -374,6 +375,13 @@ MUTANTS = (
         "_switch_sum(tl.load(multicast) + place,",
         "_switch_sum(tl.load(multicast) + first_byte,",
         SUMS,
+    ),
+    Mutant(
+        "a norm whose sum of squares has another order than the other's",
+        "all_reduce_kernels",
+        "num_warps=norm_warps(dim)",
+        "num_warps=4",
+        NORMS,
     ),
     # Products with epilogues.
     Mutant(

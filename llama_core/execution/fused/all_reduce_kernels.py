@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_core.execution.fused.kernel_functions import plus_bias, store_norm
+from llama_core.execution.fused.kernel_functions import norm_warps, plus_bias, store_norm
 from llama_core.execution.fused.peer_memory import PeerMemory
 
 
@@ -206,5 +206,6 @@ def sum_add_norm(
         world=world,
         world_block=triton.next_power_of_2(world),
         block=triton.next_power_of_2(dim),
+        num_warps=norm_warps(dim),
     )
     return out

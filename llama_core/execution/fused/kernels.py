@@ -9,7 +9,7 @@ from triton.language.extra.cuda import globaltimer
 
 from llama_core.execution.float8_kernels import to_float8
 from llama_core.execution.fused.attention_kernels import attend, tile_sizes
-from llama_core.execution.fused.kernel_functions import plus_bias, silu_times, store_norm
+from llama_core.execution.fused.kernel_functions import norm_warps, plus_bias, silu_times, store_norm
 from llama_core.execution.fused.ops import HeadNorms
 from llama_core.execution.fused.product_choice import Fuses, never
 from llama_core.execution.fused.product_kernels import add_product, gated_product, has_many_outputs, product
@@ -174,7 +174,7 @@ class TritonOps:
             has_bias=bias is not None,
             num_splits=num_splits,
             block=triton.next_power_of_2(dim),
-            num_warps=8 if dim >= 4096 else 4,
+            num_warps=norm_warps(dim),
         )
         return out
 

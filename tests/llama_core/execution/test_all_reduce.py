@@ -1,5 +1,9 @@
 """The one-shot all-reduce: ranks in processes that share memory, in Triton's interpreter, and the choice of an all-reduce."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,6 +207,53 @@ def test_large_steps_go_to_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
         states = torch.zeros(rows, 8)
         found = summed.add_norm(states, torch.ones(rows, 8), torch.ones(8), 1e-5, None, 1)
         assert isinstance(found, int) == is_small and states.sum() == (0 if is_small else rows * 8)
+
+
+LAYOUTS = """
+import json, re, torch
+from tests.support.kernel_compiler import compiling_for
+found = {}
+with compiling_for(90):
+    from triton.runtime.jit import JITFunction
+    from llama_core.execution.fused.all_reduce_kernels import sum_add_norm
+    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.execution.fused.peer_memory import PeerMemory
+
+    launch = JITFunction.run
+
+    def run(self, *args, **kwargs):
+        compiled = launch(self, *args, **kwargs)
+        text = compiled.asm["ttgir"]
+        layouts = dict(re.findall(r"^(#\\w+) = (#ttg.*)$", text, re.MULTILINE))
+        sums = re.findall(r"^ *}\\) : \\(tensor<(\\d+)xf32, (#\\w+)>\\) -> f32", text, re.MULTILINE)
+        found[case].append([(int(count), layouts[name]) for count, name in sums])
+        return compiled
+
+    JITFunction.run = run
+    for dtype, dim in ((torch.bfloat16, 2048), (torch.bfloat16, 5120), (torch.float32, 4096)):
+        case = f"{dtype} {dim}"
+        found[case] = []
+        rows, weight = torch.zeros((2, dim), dtype=dtype), torch.zeros(dim, dtype=dtype)
+        TritonOps().add_norm(rows, rows.clone(), weight, 1e-5)
+        memory = PeerMemory.of(0, 8, dim * dtype.itemsize, [2**20] * 2, torch.device("cpu"), None)
+        sum_add_norm(memory, 0, rows, rows, weight, 1e-5)
+print(json.dumps(found))
+"""
+
+
+def test_both_norms_add_a_rows_squares_in_the_same_order(tmp_path: Path) -> None:
+    """With `batch_invariant`, large steps take the norm behind NCCL and small ones that of the one-shot sum. The interpreter
+    adds in one order, whatever the compiler does."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)  # the assembler says nothing of a kernel from a cache
+    command = [sys.executable, "-c", LAYOUTS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 3
+    for case, (behind_nccl, one_shot) in found.items():
+        [(count, _)] = behind_nccl
+        assert count >= int(case.split()[1]) and behind_nccl == one_shot, case
 
 
 def on_streams(streams: list[Any], run: Callable[[int], object]) -> None:
