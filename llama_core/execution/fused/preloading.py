@@ -5,6 +5,7 @@ No import here makes a CUDA context, which would take memory beside the rank tha
 
 import importlib
 import logging
+import sys
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -19,9 +20,29 @@ _MODULES: Final = (
 
 
 def import_kernels() -> None:
-    """Import Triton and all kernels. Without Triton, loading says what is wrong."""
+    """Import Triton and all kernels, and compute what their first launches need: the hash of Triton itself, half a gigabyte of
+    code, and those of the kernels' sources. Without Triton, loading says what is wrong."""
     try:
         for name in _MODULES:
             importlib.import_module(name)
+        _compute_keys()
     except Exception as error:  # any error of an installation
         log.info("kernels are not imported in advance: %s", error)
+
+
+def _compute_keys() -> None:
+    """Triton keeps both for the process. Neither asks for a device."""
+    from triton.runtime.cache import triton_key
+    from triton.runtime.jit import JITFunction
+
+    triton_key()
+    # Also in modules that those above import.
+    kernels = {
+        id(value): value
+        for name, module in list(sys.modules.items())
+        if name.startswith("llama_core.")
+        for value in vars(module).values()
+        if isinstance(value, JITFunction)
+    }
+    for kernel in kernels.values():
+        _ = kernel.cache_key

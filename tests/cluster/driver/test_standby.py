@@ -122,6 +122,7 @@ def test_a_standby_process_declines_where_memory_is_short(monkeypatch: pytest.Mo
 def test_a_standby_process_imports_the_kernels_where_its_rank_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     imports = Mock()
     monkeypatch.setattr(rank_process, "os", Mock(environ={}))
+    monkeypatch.setattr(rank_process, "gc", Mock())
     monkeypatch.setattr(importlib, "import_module", imports)
     kernels = "llama_core.execution.fused.preloading"
     for share, imports_kernels in ((Share(1), False), (Share(1, ("3",)), True)):
@@ -129,3 +130,19 @@ def test_a_standby_process_imports_the_kernels_where_its_rank_has_a_gpu(monkeypa
         assert RankProcess(0, 1, "node", "127.0.0.1").preload(share)
         imported = [call.args[0] for call in imports.call_args_list]
         assert (kernels in imported) == imports_kernels and "llama_core.execution.runner" in imported
+
+
+def test_a_standby_process_collects_garbage_before_it_is_needed_and_a_started_rank_only_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = Mock()
+    monkeypatch.setattr(rank_process, "os", Mock(environ={}))
+    monkeypatch.setattr(rank_process, "gc", calls)
+    monkeypatch.setattr(importlib, "import_module", calls.import_module)
+    rank = RankProcess(0, 1, "node", "127.0.0.1")
+    assert rank.preload(Share(1))
+    assert [call[0] for call in calls.mock_calls] == ["import_module", "collect", "freeze"]
+    calls.reset_mock()
+    rank._runner = calls.runner
+    rank.prepare(7)
+    assert [call[0] for call in calls.mock_calls] == ["runner.allocate_cache", "runner.warm_up", "collect", "freeze"]

@@ -196,7 +196,8 @@ def test_only_the_device_calls_cuda_while_the_backend_serves() -> None:
 
 
 def test_kernels_are_imported_in_advance_without_a_context() -> None:
-    """All modules with kernels; neither CUDA nor Triton's driver, which would open it, is set up."""
+    """All modules with kernels, and the hashes that first launches look for; neither CUDA nor Triton's driver, which would open
+    it, is set up."""
     root = Path(fused.__file__).parents[3]
     modules = [
         path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
@@ -209,6 +210,11 @@ import sys
 from llama_core.execution.fused.preloading import import_kernels
 import_kernels()
 import torch, triton
+from triton.runtime.cache import triton_key
+from triton.runtime.jit import JITFunction
+assert triton_key.cache_info().currsize == 1
+kernels = [each for name in {modules!r} for each in vars(sys.modules[name]).values() if isinstance(each, JITFunction)]
+assert len(kernels) > 40 and all(kernel.hash for kernel in kernels)
 assert not set({modules!r}) - set(sys.modules), "a kernel is imported after a failure"
 assert not torch.cuda.is_initialized()
 assert triton.runtime.driver._active is None and triton.runtime.driver._default is None
