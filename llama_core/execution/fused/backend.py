@@ -1,6 +1,8 @@
 """Steps on a GPU, queued without waiting: the host reads a step's tokens while the next step runs."""
 
 import logging
+import os
+import sys
 import time
 import weakref
 from bisect import bisect_left
@@ -38,6 +40,9 @@ log = logging.getLogger(__name__)
 
 # Steps whose outputs may wait to be read. The driver keeps two in flight.
 _TURNS = 4
+# For queued work when a rank leaves. torchrun kills a process 30 s after it asked it to end.
+_LEAVE_LIMIT_S = 10.0
+_LEAVE_POLL_S = 0.01
 
 
 def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
@@ -296,6 +301,15 @@ class FusedBackend:
         count, seconds = len(self._bodies) + self._head.num_graphs, time.perf_counter() - warm
         log.info("%d CUDA graphs were captured in %.2f s, after a warm-up of %.2f s", count, seconds, warm - begin)
 
+    def becomes_idle(self, limit_s: float) -> bool:
+        """Whether all queued work is done within this time."""
+        done, deadline = self._device.record(), time.monotonic() + limit_s
+        while not done.is_reached():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LEAVE_POLL_S)
+        return True
+
     def release_graphs(self) -> None:
         self._device.synchronize()
         self._bodies.clear()
@@ -306,6 +320,14 @@ _have_graphs: weakref.WeakSet[FusedBackend] = weakref.WeakSet()
 
 
 def _release_all_graphs() -> None:
-    """NCCL destroys no group while graphs exist that its collectives are part of (pytorch#115388)."""
+    """NCCL destroys no group while graphs exist that its collectives are part of (pytorch#115388).
+
+    A collective whose peer has ended never does; waiting for it would keep this process alive, and delay the error's report.
+    """
     for backend in list(_have_graphs):
+        if not backend.becomes_idle(_LEAVE_LIMIT_S):
+            log.error("the device has not done its work within %g s: another rank has ended", _LEAVE_LIMIT_S)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
         backend.release_graphs()

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, call, patch
 
 import numpy as np
 import pytest
 import torch
 
 from llama_core.execution import fused
+from llama_core.execution.fused import backend as fused_backend
 from llama_core.execution.parallel import Parallel, alone, leave
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
@@ -78,6 +79,27 @@ def test_a_rank_that_leaves_releases_its_graphs_before_it_destroys_the_group(ran
     """NCCL waits for ever otherwise (pytorch#115388)."""
     for before, when_destroyed in ranks(2).call(names_around_leaving):
         assert "CUDA graphs" in before and when_destroyed == "fused"
+
+
+def test_a_rank_that_leaves_while_a_collective_waits_for_a_dead_peer_ends_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, calls = SimulatedDevice(), Mock()
+    calls.exit.side_effect = SystemExit
+    runner = simulated_runner(alone("cpu"), MP1, device, max_batch_size=1, max_step_tokens=8)
+    monkeypatch.setattr(fused_backend, "_have_graphs", {runner.backend})
+    monkeypatch.setattr(fused_backend, "_LEAVE_LIMIT_S", 0.0)
+    monkeypatch.setattr(os, "_exit", calls.exit)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.destroy_process_group", calls.destroy)
+    device.queue(lambda: None)  # that this device never runs by itself
+    waits = device.num_waits
+    with pytest.raises(SystemExit):
+        leave()
+    assert calls.mock_calls == [call.exit(1)] and device.num_waits == waits
+    device.synchronize()
+    leave()
+    assert calls.mock_calls[1:] == [call.destroy()] and runner.backend.name == "fused"
 
 
 def test_a_step_is_one_copy_in_and_one_out_and_waits_for_nothing() -> None:
