@@ -105,6 +105,39 @@ def free_cache_bytes(
     return int(free_bytes * CACHE_SHARE_OF_FREE) // parallel.world_size
 
 
+def has_room_for_former(
+    parallel: Parallel,
+    former_bytes: int,
+    loading_bytes: int,
+    *,
+    taken_bytes: int,
+    keeps_headroom: bool,
+    deadline: float,
+) -> bool:
+    """Whether this rank's GPU has room for the cache of the rank before while weights are loaded; true on a CPU.
+
+    former_bytes: of the cache and of what steps will allocate, which are waited for until the deadline (of `time.monotonic`) if
+    a GPU of this size can have them. loading_bytes: of passing tensors while weights are loaded. taken_bytes: what this rank
+    has allocated. keeps_headroom: GPU_HEADROOM stays free, but for what plans may differ by.
+    """
+    if parallel.device.type != "cuda":
+        return True
+    total = torch.cuda.mem_get_info(parallel.device)[1]
+    headroom = int(total * GPU_HEADROOM * _PLANNED_SHARE) if keeps_headroom else 0
+    needed = former_bytes + max(headroom, loading_bytes)
+    return needed + taken_bytes <= total and wait_for_device_bytes(parallel.device, needed, deadline) >= needed
+
+
+def loading_bytes(config: ModelConfig, plan: WeightPlan, parallel: Parallel, dtype: torch.dtype) -> int:
+    """At most of passing tensors on this rank's GPU while weights are loaded: of the largest weight, as it is read and as it is
+    converted, or in float32 with what its codes are computed from."""
+    share = RankShare.of(config, parallel.rank, parallel.world_size)
+    return max(
+        math.prod(spec.part(share).shape) * (5 * torch.float32.itemsize if plan.quantizes(name) else 2 * dtype.itemsize)
+        for name, spec in weight_specs(config).items()
+    )
+
+
 def fit_context(
     config: EngineConfig,
     model: ModelConfig,

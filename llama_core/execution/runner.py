@@ -32,6 +32,8 @@ from llama_core.execution.memory_budget import (
     check_weights_fit,
     fit_context,
     free_cache_bytes,
+    has_room_for_former,
+    loading_bytes,
     longest_context,
     planned_weight_bytes,
 )
@@ -73,10 +75,20 @@ class _ReadOnce:
 
 @dataclass(frozen=True, slots=True)
 class _Former:
-    """The cache of the ranks before. deadline: of `time.monotonic`, until which its memory is waited for."""
+    """The cache of the ranks before. deadline: of `time.monotonic`, until which its memory is waited for. is_allocated: this
+    rank has as many blocks already."""
 
     num_blocks: int
     deadline: float
+    is_allocated: bool = False
+
+
+def _may_have(config: EngineConfig, model: ModelConfig, num_blocks: int, block_bytes: int) -> bool:
+    """Whether the configuration allows a cache of so many blocks, and a sequence of its longest context fits."""
+    window = SlidingWindow.of(model.longest_window, config.block_size, config.max_step_tokens)
+    least = window.num_held(config.max_seq_len)
+    allowed = config.kv_cache_bytes is None or num_blocks * block_bytes <= config.kv_cache_bytes
+    return allowed and least <= num_blocks <= (least + 1) * config.max_batch_size
 
 
 class ModelRunner:
@@ -164,9 +176,27 @@ class ModelRunner:
             ops = ops_for(parallel.device, batch_invariant=invariant)
             with torch.inference_mode():
                 all_reduce = choose_all_reduce(config, parallel, ops, model_config.dim, dtype)
-                common = model_config, parallel, config.max_seq_len, dtype, ops, matrix_types(plan), planned
-                fused = FusedTransformer(*common, all_reduce, batch_invariant=invariant)
+                common = model_config, parallel, config.max_seq_len, dtype, ops, matrix_types(plan)
+                fused = FusedTransformer(*common, (), all_reduce, batch_invariant=invariant)
             backend = FusedBackend(config, fused, parallel, slots, ops, fused_device(parallel.device))
+            if former_blocks and backend.captures:
+                # Every rank says whether it can before any does: their warm-ups communicate.
+                can_have = _may_have(
+                    config, model_config, former_blocks, backend.cache_block_bytes
+                ) and has_room_for_former(
+                    parallel,
+                    former_blocks * backend.cache_block_bytes + backend.unallocated_bytes(config.max_seq_len),
+                    loading_bytes(model_config, plan, parallel, dtype),
+                    taken_bytes=backend.weight_bytes,
+                    keeps_headroom=config.kv_cache_bytes is None,
+                    deadline=former.deadline,
+                )
+                former = replace(former, is_allocated=bool(smallest(parallel, can_have)))
+            if former.is_allocated:
+                backend.load_beside(planned, former_blocks)
+            else:
+                with torch.inference_mode():
+                    backend.load(planned)
         else:
             # Imported here, because only the reference model may need fairscale.
             from llama_core.execution.reference.backend import TorchBackend
@@ -220,6 +250,8 @@ class ModelRunner:
         Where the ranks chose max_seq_len, lowers it once more if memory became less than was planned; then every rank must
         call this. Raises ConfigError if not even one sequence of max_seq_len fits.
         """
+        if self._former.is_allocated:
+            return self._former.num_blocks
         block_bytes, former = self.backend.cache_block_bytes, self._former
         former_bytes = former.num_blocks and (
             former.num_blocks * block_bytes + self.backend.unallocated_bytes(self.config.max_seq_len)

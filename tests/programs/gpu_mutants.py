@@ -383,6 +383,28 @@ MUTANTS = (
         "num_warps=4",
         NORMS,
     ),
+    # Weights that arrive while graphs are captured.
+    Mutant(
+        "a start that ends before its weights have arrived",
+        "backend",
+        "        loading.result()\n        self.start",
+        "        self.start",
+        (f"{TESTS}/test_fused_device.py", "before_their_weights"),
+    ),
+    Mutant(
+        "a rank that decides alone when it captures",
+        _RUNNER,
+        "bool(smallest(parallel, can_have))",
+        "can_have",
+        (f"{TESTS}/test_fused_device.py", "one_has_no_room"),
+    ),
+    Mutant(
+        "weights that are read on after a failure",
+        "backend",
+        "            is_over.set()\n",
+        "",
+        (f"{TESTS}/test_fused_device.py", "warm_up_that_fails"),
+    ),
     # Products with epilogues.
     Mutant(
         "a gate in the place of its up",

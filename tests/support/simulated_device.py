@@ -118,6 +118,17 @@ class _Graph:
             torch.empty(0, dtype=torch.uint8).set_(storage).fill_(_NAN_BYTE)
 
 
+class _Late:
+    """Work of another thread that has not begun when it is waited for."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def result(self) -> None:
+        with torch.inference_mode():
+            self._work()
+
+
 class _Event:
     def __init__(self, device: "SimulatedDevice", position: int) -> None:
         self._device = device
@@ -201,6 +212,10 @@ class SimulatedDevice:
         with torch.inference_mode(), _Recorder() as recorder:
             work()
         return _Graph(self, recorder.operations)
+
+    def start_beside(self, work: Work) -> _Late:
+        self.synchronize()
+        return _Late(work)
 
     def synchronize(self) -> None:
         self.count_wait()

@@ -2,6 +2,8 @@
 
 import random
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -77,10 +79,21 @@ def rules_of(seed: int, number: int) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _uninitialized_is_nan() -> Iterator[None]:
+    """Weights that have not arrived are NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def simulated_runner(parallel: Parallel, ckpt_dir: str, device: SimulatedDevice, **overrides: Any) -> ModelRunner:
     with (
         patch(f"{_RUNNER}.ops_for", lambda torch_device, *, batch_invariant: CapturableOps()),
         patch(f"{_RUNNER}.fused_device", lambda torch_device: device),
+        _uninitialized_is_nan(),
     ):
         return on_ranks.new_runner(parallel, ckpt_dir, backend="fused", **overrides)
 

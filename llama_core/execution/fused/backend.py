@@ -3,15 +3,18 @@
 import logging
 import os
 import sys
+import threading
 import time
 import weakref
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
+from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.backend import Sampled, StepMasks
@@ -38,6 +41,8 @@ from llama_core.scheduling.step import Pending, Row
 
 log = logging.getLogger(__name__)
 
+Weight = tuple[str, torch.Tensor | GroupedWeight]
+Weights = Iterable[Weight]
 # Steps whose outputs may wait to be read. The driver keeps two in flight.
 _TURNS = 4
 # For queued work when a rank leaves. torchrun kills a process 30 s after it asked it to end.
@@ -83,6 +88,18 @@ class _Step:
     copied: Event | None = None
 
 
+@dataclass(slots=True)
+class StartSeconds:
+    """Seconds of a start. load: of all weights. left: of it, what was left when the graphs were captured; 0 where they are
+    captured afterwards."""
+
+    load: float = 0.0
+    left: float = 0.0
+    cache: float = 0.0
+    warm_up: float = 0.0
+    capture: float = 0.0
+
+
 class FusedBackend:
     """Each step is a body, the Transformer's layers over all rows together, and a head, which computes logits and samples.
 
@@ -106,6 +123,8 @@ class FusedBackend:
         self._device = device
         self._cache_shape = CacheShape.of(model.config, config.block_size, parallel, cache_dtype(config, model.dtype))
         self._cache: KVCache | None = None
+        self._num_blocks = 0
+        self.start_seconds = StartSeconds()
         self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
         self._decode_tokens = bucket_sizes(max_samples)
@@ -170,15 +189,58 @@ class FusedBackend:
     def seconds_sampled(self) -> float:
         return self._seconds.sampled
 
+    @property
+    def captures(self) -> bool:
+        return self._device.captures
+
     def allocate_cache(self, num_blocks: int) -> None:
+        """Does nothing where `load_beside` has allocated as many blocks."""
+        if self._cache is not None and num_blocks == self._num_blocks:
+            return
+        begin = time.perf_counter()
+        if self._cache is not None:
+            self.release_graphs()
+            self._cache = None
         # Padding tokens of a bucket write to one more block, which only the spare slot has.
         self._cache = KVCache(self._cache_shape, num_blocks + 1, self._device.torch_device)
+        self._num_blocks = num_blocks
         self._slots.block_tables[self._spare_slot].fill_(num_blocks)
+        self.start_seconds.cache = time.perf_counter() - begin
         if self._device.captures:
             _have_graphs.add(self)
             before_leaving(_release_all_graphs)
             with torch.inference_mode():
                 self._capture()
+
+    def load(self, weights: Weights) -> None:
+        """Load the model's weights. Raises what reading them raises."""
+        begin = time.perf_counter()
+        self.model.load(weights)
+        self.start_seconds.load = time.perf_counter() - begin
+
+    def load_beside(self, weights: Weights, num_blocks: int) -> None:
+        """Load the model's weights in another thread, and meanwhile allocate the cache and capture all graphs. Every rank calls
+        this. Raises what reading `weights` raises.
+
+        A graph has the addresses of weights, not their values, and no kernel's path depends on these. What warm-ups write to
+        the cache without them, perhaps NaN, is overwritten before attention reads it. No step may start before this returns.
+        """
+        is_over = threading.Event()
+        loading = self._device.start_beside(lambda: self.load(_until(is_over, weights)))
+        try:
+            self.allocate_cache(num_blocks)
+        except BaseException:
+            is_over.set()
+            loading.result()  # an error of the weights explains more
+            raise
+        begin = time.perf_counter()
+        loading.result()
+        self.start_seconds.left = time.perf_counter() - begin
+        seconds = self.start_seconds
+        log.info("the weights were loaded in %.2f s beside that, of which %.2f s were left", seconds.load, seconds.left)
+        if not self._bodies:
+            with torch.inference_mode():
+                self._capture()  # what failed beside other work may succeed by itself
 
     def start(self, rows: Seq[Row], *, keep_logits: bool, masks: StepMasks | None = None) -> Pending[Sampled]:
         """Queue the step on the device. The next step uses its samples at once; the host reads them later.
@@ -298,8 +360,15 @@ class FusedBackend:
             self.release_graphs()
             log.warning("steps run without CUDA graphs, which is slower: %s", failed or "another rank failed")
             return
-        count, seconds = len(self._bodies) + self._head.num_graphs, time.perf_counter() - warm
-        log.info("%d CUDA graphs were captured in %.2f s, after a warm-up of %.2f s", count, seconds, warm - begin)
+        seconds = self.start_seconds
+        seconds.warm_up, seconds.capture = warm - begin, time.perf_counter() - warm
+        log.info(
+            "%d CUDA graphs were captured in %.2f s, after a warm-up of %.2f s and %.2f s for the cache",
+            len(self._bodies) + self._head.num_graphs,
+            seconds.capture,
+            seconds.warm_up,
+            seconds.cache,
+        )
 
     def becomes_idle(self, limit_s: float) -> bool:
         """Whether all queued work is done within this time."""
@@ -314,6 +383,13 @@ class FusedBackend:
         self._device.synchronize()
         self._bodies.clear()
         self._head.release_graphs()
+
+
+def _until(is_over: threading.Event, weights: Weights) -> Iterator[Weight]:
+    for each in weights:
+        if is_over.is_set():
+            return
+        yield each
 
 
 _have_graphs: weakref.WeakSet[FusedBackend] = weakref.WeakSet()

@@ -9,6 +9,7 @@ ordering allows, so that a missing wait gives wrong results (`tests/support/simu
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,13 @@ class Event(Protocol):
 class Graph(Protocol):
     def replay(self) -> None:
         """Queue the captured work."""
+
+
+class Beside(Protocol):
+    """Work in another thread."""
+
+    def result(self) -> object:
+        """Block until the work is done, and what it queued. Raises its error."""
 
 
 class FusedDevice(Protocol):
@@ -61,8 +69,12 @@ class FusedDevice(Protocol):
         """A graph of `work`, which runs no part of it. Graphs share the memory of their intermediate tensors. Raises
         RuntimeError where the work cannot be captured."""
 
+    def start_beside(self, work: Work) -> Beside:
+        """Begin work in another thread, behind all that was queued before. What it queues has a queue of its own; the first
+        thread may queue and capture other work meanwhile."""
+
     def synchronize(self) -> None:
-        """Block the host until all work is done."""
+        """Block the host until all work is done. Not beside other threads' captures."""
 
 
 class _Reached:
@@ -102,6 +114,11 @@ class HostDevice:
 
     def capture(self, work: Work) -> Graph:
         raise RuntimeError("a CPU captures nothing")
+
+    def start_beside(self, work: Work) -> Beside:
+        done: Future[object] = Future()
+        done.set_result(work())
+        return done
 
     def synchronize(self) -> None:
         pass
@@ -163,11 +180,28 @@ class CudaDevice:
     def capture(self, work: Work) -> Graph:
         graph = torch.cuda.CUDAGraph()
         restored = torch.cuda.stream(torch.cuda.current_stream())  # also after a failed capture
-        # thread_local: NCCL's watchdog queries its events from another thread, which must not end the capture.
+        # thread_local: other threads' calls do not end the capture, such as NCCL's watchdog's queries of its events, and copies
+        # and allocations of the thread that loads weights. torch gives the graphs' memory to the captured stream alone.
         captured = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
         with restored, captured:
             work()
         return graph
+
+    def start_beside(self, work: Work) -> Beside:
+        self.synchronize()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+        def run() -> None:
+            torch.cuda.set_device(self._index)
+            # Captures forbid a wait for the whole device.
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                work()
+                stream.synchronize()
+
+        pool = ThreadPoolExecutor(1, "beside")
+        begun = pool.submit(run)
+        pool.shutdown(wait=False)
+        return begun
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()

@@ -68,10 +68,9 @@ class FusedTransformer:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        """`matrix_type`: the type of a matrix by its name: "layers.N." and a field of `Layer`, or "output". `weights`: this
-        rank's part of each, by Meta's names, in `dtype` or in groups; the model copies each into place and does not keep it.
-        `batch_invariant`: the bits of a token's hidden states do not depend on the number of tokens; `ops` and `all_reduce`
-        must keep that too.
+        """`matrix_type`: the type of a matrix by its name: "layers.N." and a field of `Layer`, or "output". `weights`: those of
+        `load`, which may also be called later. `batch_invariant`: the bits of a token's hidden states do not depend on the
+        number of tokens; `ops` and `all_reduce` must keep that too.
         """
         self.config = config
         self.dtype = dtype
@@ -89,6 +88,11 @@ class FusedTransformer:
         self._output = self._matrix("output", len(self.share.vocab), config.dim)
         self._layers = [self._layer(i) for i in range(config.n_layers)]
         self._rotary = rotary_table(config.rope, self.head_dim, max_seq_len, parallel.device)
+        self.load(weights)
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor | GroupedWeight]]) -> None:
+        """Copy this rank's part of each weight, by Meta's names, in `dtype` or in groups, into place. The places have their
+        addresses from the start, so a graph may be captured before."""
         places = self._places()
         for name, weight in weights:
             places[name](weight)

@@ -4,19 +4,26 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, call, patch
+from unittest.mock import MagicMock, Mock, call, patch
 
 import numpy as np
 import pytest
 import torch
 
+from llama_core.checkpoint.loader import planned_weights
+from llama_core.errors import CheckpointError
 from llama_core.execution import fused
+from llama_core.execution import runner as runner_module
 from llama_core.execution.fused import backend as fused_backend
+from llama_core.execution.fused.backend import FusedBackend
+from llama_core.execution.fused.device import CudaDevice
 from llama_core.execution.parallel import Parallel, alone, leave
+from llama_core.execution.runner import ModelRunner
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.conftest import GOLDEN
@@ -192,6 +199,144 @@ def test_prompt_logprobs_wait_in_declared_calls_and_read_no_token_of_the_device(
     assert [each.logprob for each in found.values] == pytest.approx(
         [each.logprob for each in expected.values], abs=1e-4
     )
+
+
+FORMER = 22  # cache blocks: of two sequences of the longest context
+
+
+def test_graphs_that_are_captured_before_their_weights_arrive_give_the_same_tokens() -> None:
+    """Weights are NaN meanwhile, and so is what warm-up writes to the cache."""
+    requests = requests_of(2, NUM_OF_GROUP)
+    assert_expected(simulated(alone("cpu"), MP1, requests, 2, 0.5, former_blocks=FORMER), 2, NUM_OF_GROUP)
+
+
+def test_the_cache_of_the_ranks_before_is_kept_unless_the_driver_asks_for_another() -> None:
+    sizes = {"former_blocks": FORMER, "max_batch_size": 2, "max_step_tokens": 16}
+    for asked, warm_ups in ((FORMER, 1), (FORMER - 1, 2)):
+        device = _Ordered()
+        with patch.object(ModelRunner, "max_num_blocks", lambda runner, asked=asked: asked):
+            backend = simulated_runner(alone("cpu"), MP1, device, **sizes).backend
+        assert device.calls == ["warm up", "capture"] * warm_ups and "CUDA graphs" in backend.name
+        assert isinstance(backend, FusedBackend) and backend._cache is not None
+        assert backend._cache.keys.shape[1] == asked + 1
+    assert simulated_runner(alone("cpu"), MP1, _Ordered(), **sizes).max_num_blocks() == FORMER
+
+
+class _Ordered(SimulatedDevice):
+    """Notes what its start does, in order."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.calls: list[str] = []
+
+    def warm_up(self, works: list[Any]) -> None:
+        self.calls.append("warm up")
+        super().warm_up(works)
+
+    def capture(self, work: Any) -> Any:
+        self.calls += [] if self.calls[-1] == "capture" else ["capture"]
+        return super().capture(work)
+
+
+def started(parallel: Parallel, former_blocks: int) -> tuple[list[str], list[Any]]:
+    """What the start of a rank did, and its collectives."""
+    device = _Ordered()
+    with patch.object(runner_module, "planned_weights") as read:
+        read.side_effect = lambda *args: noted(device, planned_weights(*args))
+        simulated_runner(parallel, MP1, device, former_blocks=former_blocks, max_batch_size=2, max_step_tokens=16)
+    return device.calls, device.collectives
+
+
+def noted(device: _Ordered, weights: Any) -> Any:
+    device.calls.append("read")
+    yield from weights
+
+
+def test_all_ranks_join_the_same_collectives_when_weights_arrive_after_the_graphs(ranks: Any) -> None:
+    in_order = ranks(2).call(started, 0)
+    beside = ranks(2).call(started, FORMER)
+    assert [calls for calls, _ in in_order] == [["read", "warm up", "capture"]] * 2
+    assert [calls for calls, _ in beside] == [["warm up", "capture", "read"]] * 2
+    collectives = [found for _, found in (*in_order, *beside)]
+    assert len(collectives[0]) > 20 and collectives == [collectives[0]] * 4
+
+
+def room_on_rank_0_alone(parallel: Parallel) -> list[str]:
+    with patch.object(runner_module, "has_room_for_former", lambda *args, **options: parallel.rank == 0):
+        return started(parallel, FORMER)[0]
+
+
+def test_no_rank_captures_before_its_weights_arrive_where_one_has_no_room_for_the_cache(ranks: Any) -> None:
+    assert ranks(2).call(room_on_rank_0_alone) == [["read", "warm up", "capture"]] * 2
+
+
+def test_a_load_that_fails_beside_the_captures_ends_the_start_with_its_own_error() -> None:
+    def broken(*args: Any) -> Any:
+        yield from list(planned_weights(*args))[:2]
+        raise CheckpointError("model.bin: cut off")
+
+    sizes = {"former_blocks": FORMER, "max_batch_size": 2, "max_step_tokens": 16}
+    with patch.object(runner_module, "planned_weights", broken), pytest.raises(CheckpointError, match="cut off"):
+        simulated_runner(alone("cpu"), MP1, SimulatedDevice(), **sizes)
+
+
+def test_a_warm_up_that_fails_beside_the_load_ends_it_and_the_start() -> None:
+    read = []
+
+    def weights(*args: Any) -> Any:
+        for name, weight in planned_weights(*args):
+            read.append(name)
+            yield name, weight
+
+    sizes = {"former_blocks": FORMER, "max_batch_size": 2, "max_step_tokens": 16}
+    device = SimulatedDevice()
+    with (
+        patch.object(runner_module, "planned_weights", weights),
+        patch.object(device, "warm_up", side_effect=RuntimeError("out of memory")),
+        pytest.raises(RuntimeError, match="out of memory"),
+    ):
+        simulated_runner(alone("cpu"), MP1, device, **sizes)
+    assert len(read) == 1, "the rest is not read"
+
+
+def test_graphs_that_cannot_be_captured_beside_the_load_are_captured_after_it() -> None:
+    device = _Ordered()
+    capture = device.capture
+
+    def refused_at_first(work: Any) -> Any:
+        if device.calls.count("warm up") == 1:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return capture(work)
+
+    sizes = {"former_blocks": FORMER, "max_batch_size": 2, "max_step_tokens": 16}
+    with patch.object(device, "capture", refused_at_first):
+        runner = simulated_runner(alone("cpu"), MP1, device, **sizes)
+    assert "CUDA graphs" in runner.backend.name and device.calls == ["warm up", "warm up", "capture"]
+
+
+def test_another_threads_work_has_its_device_and_stream_and_ends_with_what_it_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = MagicMock()
+    errors: list[Exception] = []
+
+    def work() -> None:
+        cuda.work(torch.is_inference_mode_enabled(), threading.get_ident() != first)
+        if errors:
+            raise errors[0]
+
+    first = threading.get_ident()
+    for name in ("synchronize", "Stream", "set_device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    device = CudaDevice(torch.device("cuda", 3))
+    device.start_beside(work).result()
+    stream = cuda.Stream()
+    expected = [call.synchronize(), call.Stream(), call.set_device(3), call.stream(stream), call.stream().__enter__()]
+    expected += [call.work(True, True), call.Stream().synchronize(), call.stream().__exit__(None, None, None)]
+    assert cuda.mock_calls[: len(expected)] == expected
+    errors.append(CheckpointError("model.bin: cut off"))
+    with pytest.raises(CheckpointError, match="cut off"):
+        device.start_beside(work).result()
 
 
 CALLS_OF_CUDA = {

@@ -106,11 +106,15 @@ def test_generated_tokens_are_the_most_likely_ones_in_float64(device: str, dtype
         assert (logits.amax(1) - chosen).max() < 2 * TOLERANCE[dtype]
 
 
-@on_both
-def test_the_references_tokens_are_generated(device: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "former_blocks"), [("cpu", 0), *(pytest.param("cuda", count, marks=CUDA.marks) for count in (0, 64))]
+)
+def test_the_references_tokens_are_generated(device: str, former_blocks: int) -> None:
+    """With former blocks, graphs are captured while weights are loaded."""
     settings: dict[str, Any] = {"device": device, "dtype": "float32", "backend": "fused"}
     config = EngineConfig(str(GOLDEN / "mp1"), GOLDEN_VOCABULARY, 512, 8, kv_cache_bytes=2**26, **settings)
-    runner = ModelRunner.load(config, alone(config.device))
+    runner = ModelRunner.load(config, alone(config.device), former_blocks=former_blocks)
+    assert ("CUDA graphs" in runner.backend.name) == bool(former_blocks)
     runner.allocate_cache(runner.max_num_blocks())
     cases = json.loads((GOLDEN / "golden.json").read_text())["completions"]
     for case in (case for case in cases if not case["echo"]):

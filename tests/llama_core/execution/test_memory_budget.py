@@ -135,6 +135,37 @@ def test_the_cache_has_the_memory_of_loadings_temporary_tensors(monkeypatch: pyt
     assert cuda_runner(0, deadline=0.0).max_num_blocks() == 30
 
 
+@pytest.mark.parametrize(
+    ("free", "loading", "headroom", "room", "slept"),
+    [
+        ([700], 50, True, True, 0),  # a tenth of 2,000 bytes stays free, but for 3 %
+        ([690], 50, True, False, 100),
+        ([300, 694], 50, True, True, 1),
+        ([694], 210, True, False, 100),
+        ([550], 50, False, True, 0),
+        ([549], 50, False, False, 100),
+    ],
+)
+def test_the_former_cache_is_allocated_before_weights_are_read_where_reading_them_has_room(
+    free: list[int], loading: int, headroom: bool, room: bool, slept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = DeviceMemory(monkeypatch, *free)
+    about: dict[str, Any] = {"taken_bytes": 800, "keeps_headroom": headroom, "deadline": 5.0}
+    assert memory.has_room_for_former(CUDA, 500, loading, **about) == room
+    assert seen.slept == pytest.approx(slept * memory._DEVICE_POLL_S, abs=0.1)
+    seen.slept = 0.0
+    assert not memory.has_room_for_former(CUDA, 1200, loading, **about) and seen.slept == 0.0, "the GPU is too small"
+    assert memory.has_room_for_former(alone("cpu"), 10**15, loading, **about)
+
+
+def test_loading_passes_twice_the_largest_weight_and_five_times_in_float32_where_codes_are_computed() -> None:
+    model, ranks = ModelConfig(64, 2, 4, 4, 16, 160, 1000), Parallel(1, 2, CUDA.device)
+    dense = plan_weights(model, lambda name: "dense", "none", "bfloat16", 2)
+    quantized = plan_weights(model, lambda name: "dense", "int8", "bfloat16", 2)
+    assert memory.loading_bytes(model, dense, ranks, torch.bfloat16) == 500 * 64 * 2 * 2
+    assert memory.loading_bytes(model, quantized, ranks, torch.bfloat16) == 500 * 64 * 5 * 4
+
+
 @pytest.mark.parametrize("version", [0, 1], ids=["cgroup v2", "v1"])
 def test_a_containers_limit_counts_and_its_file_cache_is_free_memory(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
