@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -15,6 +15,7 @@ from llama_core.checkpoint.meta_params import config_from_params
 from llama_core.checkpoint.source import CheckpointSource, Slice, WeightReader
 from llama_core.checkpoint.weights import Box
 from llama_core.config import AllReduceName, Device, DType, EngineConfig
+from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.parallel import Parallel, alone, smallest
 from llama_core.execution.runner import ModelRunner
 from llama_core.model_config import ModelConfig
@@ -101,6 +102,12 @@ class Engine:
     def model(self) -> ModelConfig:
         return self.runner.model_config
 
+    @property
+    def split(self) -> dict[str, float]:
+        """Seconds of the parts of the start."""
+        assert isinstance(self.runner.backend, FusedBackend)
+        return {f"{name}_s": seconds for name, seconds in asdict(self.runner.backend.start_seconds).items()}
+
     @cached_property
     def itemsize(self) -> int:
         return int(getattr(torch, self.runner.config.dtype).itemsize)
@@ -129,9 +136,11 @@ def open_engine(
     batch_invariant: bool = False,
     parallel: Parallel | None = None,
     all_reduce: AllReduceName = "auto",
+    former_blocks: int = 0,
 ) -> Engine:
     """The fused backend, ready for steps. ckpt: a checkpoint of the shape; if absent, random weights, which differ between
-    numbers of ranks. parallel: this rank's group, all of whose ranks call this; if absent, this rank is alone."""
+    numbers of ranks. parallel: this rank's group, all of whose ranks call this; if absent, this rank is alone.
+    former_blocks: of the cache of the ranks that this one's group replaces."""
     model = model_of(settings)
     config = EngineConfig(
         ckpt_dir=str(ckpt or settings.shape),
@@ -152,7 +161,7 @@ def open_engine(
     parallel = parallel or alone(config.device)
     begin = time.perf_counter()
     source = RandomWeights(model, getattr(torch, settings.dtype)) if ckpt is None else None
-    runner = ModelRunner.load(config, parallel, source=source)
+    runner = ModelRunner.load(config, parallel, source=source, former_blocks=former_blocks)
     loaded = time.perf_counter()
     num_blocks = smallest(parallel, runner.max_num_blocks())
     runner.allocate_cache(num_blocks)

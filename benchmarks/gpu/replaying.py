@@ -1,6 +1,10 @@
-"""Loads a checkpoint when it is told to, says when it has a token, and decodes until it is killed: for `recovery`."""
+"""Loads a checkpoint when it is told to, says when it has a token, and decodes until it is killed: for `recovery`.
+
+It is told the number of cache blocks of the process that it replaces, 0 for none.
+"""
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -19,11 +23,18 @@ def main() -> None:
     settings = settings_of(options)
     if settings.device == "cuda":
         import_kernels()  # as a standby process does
+        # As `rank_process` does, which then collects what loading leaves.
+        gc.collect()
+        gc.freeze()
     _say(ready=True)
-    assert sys.stdin.readline(), "the parent has ended"
+    told = sys.stdin.readline()
+    assert told, "the parent has ended"
     begin = time.perf_counter()
-    engine = open_engine(settings, settings.sizes.context, max(settings.sizes.rows), ckpt=options.ckpt)
-    _say(load_s=engine.load_s)
+    sizes = settings.sizes
+    engine = open_engine(settings, sizes.context, max(sizes.rows), ckpt=options.ckpt, former_blocks=int(told))
+    gc.collect()
+    gc.freeze()
+    _say(load_s=engine.load_s, blocks=engine.num_blocks, split=engine.split)
     steps = HandMadeSteps(engine, 1, 8)
     engine.runner.step(steps.decode())
     _say(token_s=time.perf_counter() - begin, ready_s=engine.ready_s)

@@ -388,6 +388,9 @@ def test_the_command_runs_sections_in_processes(tmp_path: Path) -> None:
     figures = result["sections"]["recovery"]["figures"]
     assert result["sections"]["limits"]["status"] == "not run" and result["device"] == "cpu"
     assert figures["kill_to_token_s"] >= figures["next_load_s"] and "  load_s: " in done.stdout
+    assert figures["beyond_load_s"] == pytest.approx(figures["kill_to_token_s"] - figures["load_s"])
+    for start in (figures["start"], figures["next_start"]):
+        assert start["load_s"] > 0 and start["cache_s"] > 0 and start.keys() >= {"warm_up_s", "capture_s", "left_s"}
 
 
 @pytest.mark.full
