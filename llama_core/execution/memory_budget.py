@@ -116,16 +116,19 @@ def has_room_for_former(
 ) -> bool:
     """Whether this rank's GPU has room for the cache of the rank before while weights are loaded; true on a CPU.
 
-    former_bytes: of the cache and of what steps will allocate, which are waited for until the deadline (of `time.monotonic`) if
-    a GPU of this size can have them. loading_bytes: of passing tensors while weights are loaded. taken_bytes: what this rank
-    has allocated. keeps_headroom: GPU_HEADROOM stays free, but for what plans may differ by.
+    former_bytes: of the cache and of what steps will allocate. loading_bytes: of passing tensors while weights are loaded.
+    taken_bytes: what this rank has allocated. keeps_headroom: GPU_HEADROOM stays free, but for what plans may differ by. What
+    the rank before had is waited for until the deadline (of `time.monotonic`) if a GPU of this size can have it; what loading
+    needs beyond the headroom is not.
     """
     if parallel.device.type != "cuda":
         return True
     total = torch.cuda.mem_get_info(parallel.device)[1]
     headroom = int(total * GPU_HEADROOM * _PLANNED_SHARE) if keeps_headroom else 0
-    needed = former_bytes + max(headroom, loading_bytes)
-    return needed + taken_bytes <= total and wait_for_device_bytes(parallel.device, needed, deadline) >= needed
+    wanted = former_bytes + headroom
+    if wanted + taken_bytes > total:
+        return False
+    return wait_for_device_bytes(parallel.device, wanted, deadline) >= former_bytes + max(headroom, loading_bytes)
 
 
 def loading_bytes(config: ModelConfig, plan: WeightPlan, parallel: Parallel, dtype: torch.dtype) -> int:

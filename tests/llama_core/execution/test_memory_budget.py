@@ -138,12 +138,14 @@ def test_the_cache_has_the_memory_of_loadings_temporary_tensors(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("free", "loading", "headroom", "room", "slept"),
     [
-        ([700], 50, True, True, 0),  # a tenth of 2,000 bytes stays free, but for 3 %
-        ([690], 50, True, False, 100),
+        ([694], 50, True, True, 0),  # a tenth of 2,000 bytes stays free, but for 3 %
+        ([693], 50, True, False, 100),
         ([300, 694], 50, True, True, 1),
-        ([694], 210, True, False, 100),
+        ([709], 210, True, False, 0),
+        ([710], 210, True, True, 0),
+        ([549], 50, False, False, 0),
         ([550], 50, False, True, 0),
-        ([549], 50, False, False, 100),
+        ([499], 0, False, False, 100),
     ],
 )
 def test_the_former_cache_is_allocated_before_weights_are_read_where_reading_them_has_room(
@@ -154,7 +156,7 @@ def test_the_former_cache_is_allocated_before_weights_are_read_where_reading_the
     assert memory.has_room_for_former(CUDA, 500, loading, **about) == room
     assert seen.slept == pytest.approx(slept * memory._DEVICE_POLL_S, abs=0.1)
     seen.slept = 0.0
-    assert not memory.has_room_for_former(CUDA, 1200, loading, **about) and seen.slept == 0.0, "the GPU is too small"
+    assert not memory.has_room_for_former(CUDA, 1201, loading, **about) and seen.slept == 0.0, "the GPU is too small"
     assert memory.has_room_for_former(alone("cpu"), 10**15, loading, **about)
 
 
