@@ -97,8 +97,11 @@ class HuggingFaceWeights(WeightReader):
         if name in self._packed:
             yield from self._dequantized(name, box)
             return
-        for first, rows in self._rows(self._stored(self._located[name]), name, box):
-            yield Slice(self._located[name].file, rows, (first, *(0,) * (rows.dim() - 1)))
+        file, begin = self._located[name].file, self._located[name].tensor.begin
+        stored = self._stored(self._located[name])
+        for first, rows in self._rows(stored, name, box):
+            offset = None if is_rotated(name) else begin + rows.data_ptr() - stored.data_ptr()
+            yield Slice(file, rows, (first, *(0,) * (rows.dim() - 1)), offset)
 
     def stored_format(self, name: str) -> str:
         """Packed weights whose scales are not exact in float16 count as dense. Reads the scales, once."""

@@ -1,24 +1,25 @@
 """Loads one rank's part of every weight from a checkpoint of any format, and refuses values that are not finite."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from llama_core.checkpoint.rank_share import RankShare
-from llama_core.checkpoint.source import GROUP, WeightReader
+from llama_core.checkpoint.source import GROUP, Slice, WeightReader
 from llama_core.checkpoint.uploads import Uploads
 from llama_core.checkpoint.weights import Box, num_values, weight_specs
 from llama_core.errors import CheckpointError
 from llama_core.model_config import ModelConfig
 
+Part = TypeVar("Part")
 Progress = Callable[[int, int], None]  # called with (bytes done, bytes in all)
 
 
 class GroupedWeight(NamedTuple):
-    """A matrix [n, k] in the groups in which the checkpoint stores it, on the CPU. See `GroupedSlice`.
+    """A matrix [n, k] in the groups in which the checkpoint stores it. See `GroupedSlice`.
 
     codes: uint8 or int8 [n, k]. scales: float32 [n, k / GROUP]. minima: the same, None in formats without.
     """
@@ -51,42 +52,52 @@ def planned_weights(
     keeps_groups: Callable[[str], bool] = lambda name: False,
     quantizes: Callable[[str], bool] = lambda name: False,
     on_progress: Progress = lambda done, total: None,
+    uploads: Uploads | None = None,
 ) -> Iterator[tuple[str, torch.Tensor | GroupedWeight]]:
     """(name, the part of a rank) of every weight in the model's order, as `dtype` on `device`.
 
     Weights that `keeps_groups` names are read in the groups in which they are stored. Weights that `quantizes` names are
     float32, because codes of rounded values would be others. on_progress: bytes as if all were in `dtype`.
 
+    uploads: of `device` if absent.
+
     Peak memory: the weights that the caller keeps, one weight and one slice. Raises CheckpointError for a value that is not
-    finite.
+    finite: on a CPU before it yields the weight, on a GPU after the last weight, because each look makes the host wait.
     """
     total = num_values(config, share) * dtype.itemsize
     done = 0
-    uploads = Uploads(device)
-    for name, spec in weight_specs(config).items():
-        box = spec.part(share)
-        if keeps_groups(name):
-            yield name, _read_groups(reader, name, box)
-            done += math.prod(box.shape) * dtype.itemsize
-            on_progress(done, total)
-            continue
-        held = torch.float32 if quantizes(name) else dtype
-        weight = torch.empty(box.shape, dtype=held, device=device)
-        pieces: list[tuple[Path, torch.Tensor]] = []
-        extremes: list[torch.Tensor] = []
-        for file, values, start in reader.slices(name, box):
-            region = tuple(slice(begin, begin + size) for begin, size in zip(start, values.shape, strict=True))
-            target = weight[region]
-            uploads.copy(target, values)
-            pieces.append((file, target))
-            if device.type == "cpu":  # while the caches hold the slice
-                extremes.append(_extremes(target))
-            done += target.numel() * dtype.itemsize
-            on_progress(done, total)
-        at_fault = _first_not_finite(weight, pieces, extremes)
-        if at_fault is not None:
-            raise CheckpointError(f"{at_fault}: {name} holds a value that is not finite as {held} (NaN or infinity)")
-        yield name, weight
+    looks: list[_Look] = []
+    with uploads or Uploads(device) as uploads:
+        for name, spec in weight_specs(config).items():
+            box = spec.part(share)
+            if keeps_groups(name):
+                yield name, _read_groups(reader, name, box, device, uploads)
+                done += math.prod(box.shape) * dtype.itemsize
+                on_progress(done, total)
+                continue
+            held = torch.float32 if quantizes(name) else dtype
+            weight = torch.empty(box.shape, dtype=held, device=device)
+            pieces: list[Path] = []
+            extremes: list[torch.Tensor] = []
+            for piece in reader.slices(name, box):
+                target = weight[_region(piece)]
+                uploads.copy(target, piece)
+                pieces.append(piece.file)
+                if not uploads.are_late:  # while the caches hold the slice
+                    extremes.append(_extremes(target))
+                done += target.numel() * dtype.itemsize
+                on_progress(done, total)
+            uploads.flush()
+            if uploads.are_late and pieces:
+                looks.append(_Look(name, box, held, _extremes(weight)))
+            elif (at_fault := _first_not_finite(pieces, extremes)) is not None:
+                raise _not_finite(at_fault, name, held)
+            yield name, weight
+    _raise_at_first_not_finite(reader, looks)
+
+
+def _region(piece: Slice) -> tuple[slice, ...]:
+    return tuple(slice(begin, begin + size) for begin, size in zip(piece.start, piece.values.shape, strict=True))
 
 
 def _extremes(values: torch.Tensor) -> torch.Tensor:
@@ -97,38 +108,57 @@ def _extremes(values: torch.Tensor) -> torch.Tensor:
     return torch.stack(torch.aminmax(values))
 
 
-def _first_not_finite(
-    weight: torch.Tensor, pieces: list[tuple[Path, torch.Tensor]], extremes: list[torch.Tensor]
-) -> Path | None:
-    """The file of the first of `pieces` with a value that is not finite. extremes: of the pieces; without any, one look at the
-    whole weight tells, for which the host waits for a GPU once."""
-    if not pieces:
-        return None
-    if not extremes:
-        if bool(_extremes(weight).isfinite().all()):
-            return None
-        extremes = [_extremes(target) for _, target in pieces]
-    is_finite = torch.stack(extremes).isfinite().all(1).tolist()
-    return None if all(is_finite) else pieces[is_finite.index(False)][0]
+class _Look(NamedTuple):
+    """The part of a weight as `held`, and its extremes on the device, which the host has not read."""
+
+    name: str
+    box: Box
+    held: torch.dtype
+    extremes: torch.Tensor
 
 
-def _read_groups(reader: WeightReader, name: str, box: Box) -> GroupedWeight:
+def _raise_at_first_not_finite(reader: WeightReader, looks: list[_Look]) -> None:
+    """Raises CheckpointError for the first weight with a value that is not finite, whose slices are read once more to name
+    the file. Waits for the device once."""
+    at_fault = _first_not_finite(looks, [look.extremes for look in looks])
+    if at_fault is None:
+        return
+    files: list[Path] = []
+    extremes: list[torch.Tensor] = []
+    for piece in reader.slices(at_fault.name, at_fault.box):
+        files.append(piece.file)
+        extremes.append(_extremes(piece.values.to(at_fault.held)))
+    raise _not_finite(_first_not_finite(files, extremes) or files[0], at_fault.name, at_fault.held)
+
+
+def _first_not_finite(parts: Sequence[Part], extremes: list[torch.Tensor]) -> Part | None:
+    """The first of `parts` whose extremes are not finite."""
+    is_finite = torch.stack(extremes).isfinite().all(1).tolist() if extremes else []
+    return None if all(is_finite) else parts[is_finite.index(False)]
+
+
+def _not_finite(file: Path, name: str, held: torch.dtype) -> CheckpointError:
+    return CheckpointError(f"{file}: {name} holds a value that is not finite as {held} (NaN or infinity)")
+
+
+def _read_groups(reader: WeightReader, name: str, box: Box, device: torch.device, uploads: Uploads) -> GroupedWeight:
     rows, columns = box.shape
     codes: torch.Tensor | None = None
-    scales = torch.empty((rows, columns // GROUP))
+    scales = torch.empty((rows, columns // GROUP), device=device)
     minima: torch.Tensor | None = None
-    for piece in reader.grouped_slices(name, box):
-        row, column = piece.start
+    for file, stored, *stored_scales, start in reader.grouped_slices(name, box):
         if codes is None:
-            codes = torch.empty((rows, columns), dtype=piece.codes.dtype)
-            minima = None if piece.minima is None else torch.empty_like(scales)
-        codes[row : row + len(piece.codes), column : column + piece.codes.shape[1]] = piece.codes
-        groups = slice(column // GROUP, column // GROUP + piece.scales.shape[1])
-        for target, values in ((scales, piece.scales), (minima, piece.minima)):
+            codes = torch.empty((rows, columns), dtype=stored.dtype, device=device)
+            minima = None if stored_scales[1] is None else torch.empty_like(scales)
+        piece = Slice(file, stored, start)
+        uploads.copy(codes[_region(piece)], piece)
+        for target, values in zip((scales, minima), stored_scales, strict=True):
             if target is None or values is None:
                 continue
             if not torch.stack(torch.aminmax(values)).isfinite().all():
-                raise CheckpointError(f"{piece.file}: {name} holds a scale or minimum that is not finite")
-            target[row : row + len(values), groups] = values
+                raise CheckpointError(f"{file}: {name} holds a scale or minimum that is not finite")
+            piece = Slice(file, values, (start[0], start[1] // GROUP))
+            uploads.copy(target[_region(piece)], piece)
     assert codes is not None
+    uploads.flush()
     return GroupedWeight(codes, scales, minima)

@@ -1,8 +1,9 @@
-"""Slices of memory-mapped tensors, and the release of their pages after a copy."""
+"""Slices of memory-mapped tensors, their places in the file, and the release of their pages after a copy."""
 
 import ctypes
 import mmap
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,21 @@ def row_chunks(tensor: torch.Tensor, unit: int = 1) -> Iterator[tuple[int, int]]
     rows = unit * max(1, CHUNK_BYTES // (unit * row_bytes))
     for begin in range(0, tensor.shape[0], rows):
         yield begin, min(begin + rows, tensor.shape[0])
+
+
+def file_begin(mapped: torch.Tensor) -> int | None:
+    """The address of byte 0 of the file of which `mapped` is a part, mapped or not. None where the system does not tell."""
+    address = mapped.data_ptr()
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        span, _, offset, _, inode, *_ = line.split(maxsplit=5)
+        begin, end = (int(part, 16) for part in span.split("-"))
+        if begin <= address < end:
+            return begin - int(offset, 16) if inode != "0" else None
+    return None
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

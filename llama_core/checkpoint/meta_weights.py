@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from llama_core.checkpoint.mapped import release, row_chunks
+from llama_core.checkpoint.mapped import file_begin, release, row_chunks
 from llama_core.checkpoint.source import Slice, WeightReader
 from llama_core.checkpoint.weights import EMBEDDING, OUTPUT, Box, WeightSpec, equal_part, weight_specs
 from llama_core.errors import CheckpointError
@@ -42,6 +42,7 @@ class MetaWeights(WeightReader):
             more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
             raise CheckpointError(f"{directory}: weights do not fit params.json: {'; '.join(faults[:5])}{more}")
         self._check_replicas()
+        self._begins = [file_begin(shard[OUTPUT]) for shard in self._shards]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,7 +62,7 @@ class MetaWeights(WeightReader):
 
     def slices(self, name: str, box: Box) -> Iterator[Slice]:
         """Rows of the mapped shards. Releases the pages of a slice when the next slice is requested."""
-        for path, offset, stored in self._stored(name):
+        for path, offset, stored, shard_begin in self._stored(name):
             # This shard holds [offset, offset + stored.shape) of the full weight; the rank wants `box` of it.
             begin = [max(o, wanted) for o, wanted in zip(offset, box.start, strict=True)]
             ends = zip(offset, stored.shape, box.start, box.shape, strict=True)
@@ -71,16 +72,21 @@ class MetaWeights(WeightReader):
             piece = stored[tuple(slice(b - o, e - o) for b, e, o in zip(begin, end, offset, strict=True))]
             first, *others = (b - wanted for b, wanted in zip(begin, box.start, strict=True))
             for row, end_row in row_chunks(piece):
-                yield Slice(path, piece[row:end_row], (first + row, *others))
+                rows = piece[row:end_row]
+                yield Slice(
+                    path, rows, (first + row, *others), None if shard_begin is None else rows.data_ptr() - shard_begin
+                )
                 release(piece[row:end_row])
 
-    def _stored(self, name: str) -> Iterator[tuple[Path, tuple[int, ...], torch.Tensor]]:
-        """(shard, first index of its tensor in the full weight, its tensor) of each shard that the weight needs."""
+    def _stored(self, name: str) -> Iterator[tuple[Path, tuple[int, ...], torch.Tensor, int | None]]:
+        """(shard, first index of its tensor in the full weight, its tensor, address of the shard's first byte) of each shard
+        that the weight needs."""
         shard_dim = self._shard_dims[name]
         assert not isinstance(shard_dim, str)
         for index, (path, shard) in enumerate(zip(self._paths, self._shards, strict=True)):
             tensor = shard[name]
-            yield path, tuple(index * size if dim == shard_dim else 0 for dim, size in enumerate(tensor.shape)), tensor
+            first = tuple(index * size if dim == shard_dim else 0 for dim, size in enumerate(tensor.shape))
+            yield path, first, tensor, self._begins[index]
             if shard_dim is None:
                 return
 

@@ -21,7 +21,9 @@ GROUP: Final = 32
 
 
 class Slice(NamedTuple):
-    """A part of a requested box, as it is stored. file: for error messages. start: its first index in the box.
+    """A part of a requested box, as it is stored. file: of the values, also for error messages. start: its first index in the
+    box. offset: the byte of `file` at which `values` begin, where they are mapped from it with the same strides; None where
+    the reader has computed them.
 
     `values` is valid until the next slice is requested.
     """
@@ -29,6 +31,7 @@ class Slice(NamedTuple):
     file: Path
     values: "torch.Tensor"
     start: tuple[int, ...]
+    offset: int | None = None
 
 
 class GroupedSlice(NamedTuple):

@@ -1,11 +1,18 @@
-"""Copies slices of memory-mapped weights to their device."""
+"""Copies slices of weights from their files to their device."""
 
-from typing import Final, Protocol
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, NamedTuple, Protocol
 
 import torch
 
+from llama_core.checkpoint.file_reads import MOST_THREADS, FileReads
+from llama_core.checkpoint.source import Slice
+
 BUFFER_BYTES: Final = 32 * 2**20
 _ALIGNMENT: Final = 64  # of each slice in a buffer
+_AHEAD: Final = 2 * MOST_THREADS  # slices that are read while the oldest one is waited for
 
 
 class Copied(Protocol):
@@ -28,36 +35,86 @@ class Transfers(Protocol):
         """The point behind all copies so far."""
 
 
+class _Staged(NamedTuple):
+    """A slice in a buffer. read: waits until it is there; None if it is."""
+
+    target: torch.Tensor
+    staged: torch.Tensor
+    read: Callable[[], None] | None
+
+
 class Uploads:
-    """On a CPU, plain copies. On a GPU, copies through two large page-locked buffers in turn: the host fills one from the files
-    while the other travels, and waits once a buffer. Without these buffers every copy would wait, and the driver would stage
-    it in small pieces.
+    """On a CPU, plain copies. On a GPU, copies through two large page-locked buffers in turn: threads read one from the files
+    while the other travels, and the host waits once a buffer. Without these buffers every copy would wait, and the driver
+    would stage it in small pieces.
+
+    A context manager: its end waits for reads that were begun, not for copies.
     """
 
     def __init__(
-        self, device: torch.device, transfers: Transfers | None = None, buffer_bytes: int = BUFFER_BYTES
+        self,
+        device: torch.device,
+        transfers: Transfers | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+        reads: FileReads | None = None,
     ) -> None:
         """transfers: of CUDA if absent, and none on a CPU."""
         self._transfers = transfers or (CudaTransfers() if device.type == "cuda" else None)
+        self._reads = reads or (FileReads() if self._transfers is not None else None)
+        self._staged: deque[_Staged] = deque()
         self._buffer_bytes = buffer_bytes
         self._buffers: list[torch.Tensor | None] = [None, None]
         self._copied: list[Copied | None] = [None, None]
         self._turn = 0
         self._used = 0
 
-    def copy(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        """Copy `values` to `target`, which may have another dtype. On a GPU the copy may still run when this returns."""
-        if self._transfers is None:
+    @property
+    def are_late(self) -> bool:
+        """Whether copies may still run when `copy` returns."""
+        return self._transfers is not None
+
+    def copy(self, target: torch.Tensor, piece: Slice) -> None:
+        """Copy the slice's values to `target`, which may have another dtype. On a GPU the copy is queued by `flush` at the
+        latest."""
+        values = piece.values
+        if self._transfers is None or self._reads is None:
             target.copy_(values)
             return
-        staged = self._room(self._transfers, values.nbytes).view(values.dtype).view(values.shape)
-        staged.copy_(values)
-        self._transfers.copy(target, staged)
+        room = self._room(self._transfers, values.nbytes)
+        staged = room.view(values.dtype).view(values.shape)
+        read = self._reads.begin(piece, room)
+        if read is None:
+            staged.copy_(values)
+        self._staged.append(_Staged(target, staged, read))
+        self._send(self._transfers, at_most=len(self._staged) - _AHEAD)
+
+    def flush(self) -> None:
+        """Queue all copies on the device. Raises CheckpointError for a file that cannot be read."""
+        if self._transfers is not None:
+            self._send(self._transfers)
+
+    def __enter__(self) -> "Uploads":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._reads is not None:
+            self._reads.close()
+
+    def _send(self, transfers: Transfers, at_most: int | None = None) -> None:
+        """Queue the copies of staged slices, in their order. at_most: of them; all if absent."""
+        for _ in range(len(self._staged) if at_most is None else at_most):
+            target, staged, read = self._staged.popleft()
+            if read is not None:
+                read()
+            transfers.copy(target, staged)
 
     def _room(self, transfers: Transfers, num_bytes: int) -> torch.Tensor:
         """uint8 [num_bytes] of a buffer from which nothing travels."""
         buffer = self._buffers[self._turn]
         if buffer is None or self._used + num_bytes > len(buffer):
+            self._send(transfers)
             self._copied[self._turn] = transfers.record()
             self._turn, self._used = 1 - self._turn, 0
             earlier = self._copied[self._turn]

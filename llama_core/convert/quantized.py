@@ -60,7 +60,7 @@ class QuantizedReader(WeightReader):
             return
         weight = torch.empty(box.shape, dtype=torch.float32)
         files = []
-        for file, values, start in self._reader.slices(name, box):
+        for file, values, start, _ in self._reader.slices(name, box):
             weight[tuple(slice(begin, begin + size) for begin, size in zip(start, values.shape, strict=True))] = values
             files.append(file)
         codes, scales, minima = quantize_groups(weight, self._format)

@@ -109,7 +109,7 @@ def _values(
     box = Box((0,) * len(spec.shape), spec.shape)
     if stored not in _BITS:
         weight = torch.empty(spec.shape, dtype=dtype)
-        for _, values, start in reader.slices(name, box):
+        for _, values, start, _ in reader.slices(name, box):
             weight[_region(start, values.shape)].copy_(values)
         yield _in_halves(weight, order)
         return

@@ -1,15 +1,31 @@
 """Uploads through page-locked buffers, on a device whose copies run as late as their order allows."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Encoding
 
-from llama_core.checkpoint.loader import _extremes, _first_not_finite
+from llama_core.checkpoint.file_reads import FileReads
+from llama_core.checkpoint.loader import planned_weights
+from llama_core.checkpoint.rank_share import RankShare
+from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.source import DENSE, Slice
 from llama_core.checkpoint.uploads import Uploads
+from llama_core.checkpoint.weights import weight_specs
+from llama_core.errors import CheckpointError
+from tests.support.checkpoints import WIDE, random_weights, split, write
+from tests.support.gguf_models import VOCABULARY, write_model
+from tests.support.hugging_face import CONFIGS, VOCAB_SIZE, read
+from tests.support.hugging_face import random_weights as random_hugging_face
+from tests.support.hugging_face import write as write_hugging_face
 
 BUFFER = 1024
+NOWHERE = Path("nowhere")
+CPU = torch.device("cpu")
+LARGE = WIDE | {"dim": 1024, "n_layers": 1, "multiple_of": 512}
 
 
 class LateCopies:
@@ -48,7 +64,8 @@ def uploaded(values: list[torch.Tensor], dtype: torch.dtype) -> tuple[list[torch
     uploads = Uploads(torch.device("cpu"), copies, BUFFER)
     targets = [torch.full(value.shape, -1, dtype=dtype) for value in values]
     for target, value in zip(targets, values, strict=True):
-        uploads.copy(target, value)
+        uploads.copy(target, Slice(NOWHERE, value, (0,)))
+    uploads.flush()
     copies.record().wait()
     return targets, copies
 
@@ -73,17 +90,138 @@ def test_the_host_waits_once_a_buffer_and_not_once_a_slice() -> None:
 def test_matrices_and_parts_of_columns_arrive_in_their_places() -> None:
     weight, values = torch.zeros(8, 10), torch.randn(8, 4)
     copies = LateCopies()
-    Uploads(torch.device("cpu"), copies, BUFFER).copy(weight[:, 3:7], values)
+    uploads = Uploads(torch.device("cpu"), copies, BUFFER)
+    uploads.copy(weight[:, 3:7], Slice(NOWHERE, values, (0, 3)))
+    uploads.flush()
     copies.record().wait()
     assert torch.equal(weight[:, 3:7], values) and not weight[:, :3].any() and not weight[:, 7:].any()
 
 
-def test_one_look_at_a_weight_names_the_file_of_the_first_value_that_is_not_finite() -> None:
-    """As on a GPU, where slices are not looked at one by one."""
-    weight = torch.ones(6, 4)
-    pieces = [(Path(name), weight[at : at + 2]) for name, at in (("a", 0), ("b", 2), ("c", 4))]
-    assert _first_not_finite(weight, pieces, []) is None
-    weight[5, 0], weight[3, 1] = float("inf"), float("nan")
-    assert _first_not_finite(weight, pieces, []) == Path("b")
-    assert _first_not_finite(weight, pieces, [_extremes(target) for _, target in pieces]) == Path("b")
-    assert _first_not_finite(weight, [], []) is None
+class AtOnce:
+    """`Transfers` whose copies have run when they are queued."""
+
+    def page_locked(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def copy(self, target: torch.Tensor, staged: torch.Tensor) -> None:
+        target.copy_(staged)
+
+    def record(self) -> "AtOnce":
+        return self
+
+    def wait(self) -> None:
+        pass
+
+
+def meta_folder(folder: Path) -> tuple[Path, int]:
+    """One shard, whose parts of `wo` and `w2` have gaps on one rank of two."""
+    return write(folder, split(random_weights(LARGE, dtype=torch.bfloat16), 1), LARGE), 640
+
+
+def hugging_face_folder(folder: Path) -> tuple[Path, int]:
+    config = CONFIGS["llama-biases"] | {"hidden_size": 1024, "intermediate_size": 2048}
+    config |= {"num_hidden_layers": 1, "head_dim": 128}
+    return write_hugging_face(folder, config, random_hugging_face(read(config), dtype=torch.bfloat16), 3), VOCAB_SIZE
+
+
+def gguf_folder(folder: Path) -> tuple[Path, int]:
+    return write_model(folder, encoding=Encoding.Q4_1), VOCABULARY
+
+
+def loaded(folder: Path, vocab_size: int, rank: int, uploads: Uploads | None) -> dict[str, list[torch.Tensor | None]]:
+    """Parts of one of two ranks; GGUF's in the groups in which they are stored."""
+    source = open_checkpoint(folder)
+    model = source.model_config(vocab_size)
+    reader, share = source.open_weights(model), RankShare.of(model, rank, 2)
+    parts = planned_weights(
+        reader, model, share, torch.float32, CPU, lambda name: reader.stored_format(name) != DENSE, uploads=uploads
+    )
+    return {name: [weight] if isinstance(weight, torch.Tensor) else list(weight) for name, weight in parts}
+
+
+@pytest.mark.parametrize("make", [meta_folder, hugging_face_folder, gguf_folder])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_parts_read_by_threads_are_those_copied_from_maps(
+    tmp_path: Path, make: Callable[[Path], tuple[Path, int]], num_threads: int
+) -> None:
+    folder, vocab_size = make(tmp_path)
+    for rank in (0, 1):
+        expected = loaded(folder, vocab_size, rank, None)
+        uploads = Uploads(CPU, AtOnce(), 2**17, FileReads(num_threads))
+        got = loaded(folder, vocab_size, rank, uploads)
+        assert got.keys() == expected.keys()
+        for name, parts in expected.items():
+            for one, other in zip(got[name], parts, strict=True):
+                assert one is other or (one is not None and other is not None and torch.equal(one, other)), name
+
+
+@pytest.mark.parametrize("make", [meta_folder, hugging_face_folder])
+def test_slices_of_files_name_the_place_of_their_values(
+    tmp_path: Path, make: Callable[[Path], tuple[Path, int]]
+) -> None:
+    folder, vocab_size = make(tmp_path)
+    source = open_checkpoint(folder)
+    model = source.model_config(vocab_size)
+    reader, share = source.open_weights(model), RankShare.of(model, 1, 2)
+    num_placed = num_slices = 0
+    for name, spec in weight_specs(model).items():
+        for piece in reader.slices(name, spec.part(share)):
+            num_slices += 1
+            if piece.offset is not None:
+                num_placed += 1
+                first = piece.values[:1].flatten()[:8]
+                stored = piece.file.read_bytes()[piece.offset : piece.offset + first.nbytes]
+                assert bytes(first.contiguous().view(torch.uint8).tolist()) == stored, name
+    assert num_placed > num_slices / 2
+
+
+def test_a_file_that_has_become_shorter_is_named(tmp_path: Path) -> None:
+    folder, vocab_size = hugging_face_folder(tmp_path)
+    source = open_checkpoint(folder)
+    model = source.model_config(vocab_size)
+    reader, share = source.open_weights(model), RankShare.of(model, 0, 1)
+    name = "layers.0.feed_forward.w1.weight"
+    piece = next(iter(reader.slices(name, weight_specs(model)[name].part(share))))
+    with Uploads(CPU, AtOnce(), reads=FileReads(1)) as uploads:
+        short = tmp_path / "short"
+        short.write_bytes(bytes(100))
+        uploads.copy(torch.empty(piece.values.shape), piece._replace(file=short, offset=64))
+        with pytest.raises(CheckpointError, match="short: has become shorter"):
+            uploads.flush()
+        with pytest.raises(CheckpointError, match="gone: cannot be read: No such file"):
+            uploads.copy(torch.empty(piece.values.shape), piece._replace(file=tmp_path / "gone"))
+
+
+def test_values_that_are_not_finite_are_found_at_the_end_and_named_where_copies_are_late(tmp_path: Path) -> None:
+    """The host does not wait for the device after each weight. Two weights of two shards are at fault; the first is named."""
+    shards = split(random_weights(WIDE), 2)
+    shards[1]["layers.0.attention.wk.weight"][3, 5] = float("nan")
+    shards[0]["layers.1.feed_forward.w1.weight"][0, 0] = float("inf")
+    write(tmp_path, shards)
+    source = open_checkpoint(tmp_path)
+    model = source.model_config(640)
+    names = list(weight_specs(model))
+    for uploads, expected in (
+        (None, names[: names.index("layers.0.attention.wk.weight")]),
+        (Uploads(CPU, AtOnce()), names),
+    ):
+        parts = planned_weights(
+            source.open_weights(model), model, RankShare.of(model, 0, 1), torch.float16, CPU, uploads=uploads
+        )
+        seen = [name for name, _ in itertools.islice(parts, len(expected))]
+        with pytest.raises(CheckpointError, match=r"consolidated\.01\.pth: layers\.0\.attention\.wk\.weight holds"):
+            next(parts)
+        assert seen == expected
+
+
+def test_a_value_that_overflows_the_models_dtype_is_named_where_copies_are_late(tmp_path: Path) -> None:
+    weights = random_weights(WIDE)
+    weights["norm.weight"][2] = 1e30
+    write(tmp_path, split(weights, 1))
+    source = open_checkpoint(tmp_path)
+    model = source.model_config(640)
+    parts = planned_weights(
+        source.open_weights(model), model, RankShare.of(model, 0, 1), torch.float16, CPU, uploads=Uploads(CPU, AtOnce())
+    )
+    with pytest.raises(CheckpointError, match=r"norm\.weight holds a value that is not finite as torch\.float16"):
+        dict(parts)
