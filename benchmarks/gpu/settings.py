@@ -26,6 +26,8 @@ class Sizes:
     product_size: int
     all_reduce_rows: tuple[int, ...]
     all_reduce_dims: tuple[int, ...]
+    loading_bytes: int
+    loading_threads: tuple[int, ...]
 
 
 FULL = Sizes(
@@ -46,6 +48,8 @@ FULL = Sizes(
     product_size=8192,
     all_reduce_rows=(1, 8, 32, 64, 128, 256),
     all_reduce_dims=(4096, 8192),
+    loading_bytes=6 * 10**9,
+    loading_threads=(1, 2, 4, 8),
 )
 # Of a run in a quarter of an hour: fewer sizes, and fewer repetitions of each.
 SHORT = replace(
@@ -57,6 +61,8 @@ SHORT = replace(
     attention_rows=(1, 64),
     repeats=8,
     probe_bytes=2 * 2**30,
+    loading_bytes=2 * 10**9,
+    loading_threads=(1, 2, 4),
 )
 TINY = Sizes(
     context=64,
@@ -76,6 +82,8 @@ TINY = Sizes(
     product_size=64,
     all_reduce_rows=(1, 3),
     all_reduce_dims=(64, 96),
+    loading_bytes=2**20,
+    loading_threads=(1, 2),
 )
 
 

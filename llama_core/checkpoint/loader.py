@@ -36,9 +36,11 @@ def rank_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress = lambda done, total: None,
+    uploads: Uploads | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights of `planned_weights`, all dense."""
-    for name, weight in planned_weights(reader, config, share, dtype, device, on_progress=on_progress):
+    parts = planned_weights(reader, config, share, dtype, device, on_progress=on_progress, uploads=uploads)
+    for name, weight in parts:
         assert isinstance(weight, torch.Tensor)
         yield name, weight
 

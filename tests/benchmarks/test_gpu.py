@@ -19,6 +19,7 @@ from benchmarks.gpu.program import CannotRun, launch_process, open_states, run_s
 from benchmarks.gpu.rank_processes import RankProcesses, group_sizes, measure_in_ranks
 from benchmarks.gpu.recorder import Recorder, Unavailable, read_state, shown, waited
 from benchmarks.gpu.sections import checks, memcheck
+from benchmarks.gpu.sections.attention import faster_on_prompts
 from benchmarks.gpu.sections.memory import verdict
 from benchmarks.gpu.sections.ranks import speedups
 from benchmarks.gpu.settings import Settings, add_settings, settings_of
@@ -110,6 +111,8 @@ importlib.import_module("benchmarks.gpu.rank")
     assert figures["mixed"]["decodes_and_a_prompt"]["host_us"]["median"] > 0
     assert figures["mixed"]["decodes_with_masks"]["samples_us"]["median"] > 0
     assert figures["offline"]["output_tok_s"] > 0
+    assert figures["loading"].keys() == {"mapped", "mapped_one_thread", "threads_1", "threads_2"}
+    assert figures["loading"]["threads_2"]["gb_s"]["median"] > 0
     assert figures["invariance"]["twice"] == {"texts": 8, "same": 8, "first_difference": -1}
 
 
@@ -156,10 +159,55 @@ def test_a_test_module_that_lacks_a_library_is_named_and_a_failing_one_fails_the
     record = Recorder(tmp_path / "checks.json")
     with pytest.raises(AssertionError, match=r"tests fail: \S*test_fails.py$"):
         checks.run(record, TINY)
-    assert list(record.figures.values()) == [{"lacks": "no_such_library"}, {"passed": 1}, {"failed": 1}]
+    assert sorted(map(str, record.figures.values())) == [
+        "{'failed': 1}",
+        "{'lacks': 'no_such_library'}",
+        "{'passed': 1}",
+    ]
     monkeypatch.setattr(checks, "files_with_mark", lambda: [str(tmp_path / name) for name in list(texts)[:2]])
     without = Recorder(tmp_path / "other.json")
     assert checks.run(without, TINY) == f"not run: {tmp_path / 'test_lacks.py'} lacks no_such_library"
+
+
+def test_parts_of_a_module_are_its_tests_and_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two waits for the other, so that one after the other they would fail."""
+    (tmp_path / "test_many.py").write_text("""import pathlib, pytest, time
+@pytest.mark.cuda
+@pytest.mark.parametrize("mine", (0, 1))
+def test_both(mine):
+    here = pathlib.Path(__file__).parent
+    (here / str(mine)).touch()
+    end = time.monotonic() + 60
+    while not (here / str(1 - mine)).exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+""")
+    monkeypatch.setattr(checks, "files_with_mark", lambda: [str(tmp_path / "test_many.py")])
+    monkeypatch.setattr(checks, "_PARTS", {"test_many.py": 2})
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    record = Recorder(tmp_path / "checks.json")
+    checks.run(record, TINY)
+    name = tmp_path / "test_many.py"
+    assert record.figures == {f"{name}, part {part} of 2": {"passed": 1} for part in (1, 2)}
+
+
+def test_flash_attention_is_compared_on_prompts_alone() -> None:
+    def figures(ours: float, theirs: float) -> dict[str, Any]:
+        return {
+            "1_rows_of_512": {"ms": 9.0},
+            "chunk_of_512_at_0": {"ms": {"median": ours}},
+            "flash_attention_2_chunk_of_512_at_0": {"ms": {"median": 2.0}},
+            "chunk_of_512_at_512": {"ms": 3.0},
+            "flash_attention_2_chunk_of_512_at_512": {"ms": theirs},
+            "chunk_of_512_at_900": {"ms": 1.0},
+            "flash_attention_2_chunk_of_512_at_900": {"lacks": "this GPU"},
+        }
+
+    found = faster_on_prompts(figures(4.0, 1.0))
+    assert found.pop("faster_on_prompts") == "FlashAttention 2" and list(found.values()) == [2.0, 3.0]
+    assert faster_on_prompts(figures(1.0, 4.0))["faster_on_prompts"] == "ours"
+    assert faster_on_prompts(figures(1.0, 2.0))["faster_on_prompts"] == "depends on the length"
+    assert faster_on_prompts({"chunk_of_512_at_0": {"ms": 1.0}}) == {}
 
 
 @pytest.mark.full
@@ -337,10 +385,13 @@ def test_the_sections_take_about_half_an_hour() -> None:
 
 def test_a_run_of_13_minutes_has_what_matters_most_first_in_shorter_forms() -> None:
     sections = sections_within(13)
-    assert [section.name for section in sections] == ["decode", "mixed", "attention", "memory", "recovery", "checks"]
+    assert [section.name for section in sections] == [
+        *("checks", "invariance", "memcheck", "offline", "transformers", "attention", "loading", "memory", "recovery")
+    ]
+    assert next(section.budget_s for section in sections if section.name == "memcheck") >= 150
     assert DESCRIBE_S + sum(section.budget_s for section in sections) <= 13 * 60
     # As many as fit; the last one may be cut, and goes on in the next call.
-    assert [section.name for section in sections_within(5)] == ["decode", "mixed"]
+    assert [section.name for section in sections_within(5)] == ["checks", "invariance", "memcheck"]
     for minutes in (1, 3, 7, 11):
         assert sum(section.budget_s for section in sections_within(minutes)) <= 60 * minutes
     assert sections_within(30) == SECTIONS

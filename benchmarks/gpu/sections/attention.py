@@ -2,12 +2,14 @@
 
 Calls are timed in a graph, as steps are run: the host needs longer to launch a small one than it takes. Few positions are
 cached several times, so that no call finds its own in the GPU's cache.
-Each beside torch's FlashAttention 2 of the same rows, which gets keys and values without pages. Decodes also with the block
+Each beside torch's FlashAttention 2 of the same rows, which gets keys and values without pages; last, which of the two is
+faster on prompts. Decodes also with the block
 tables and split results of a long max_seq_len, which must not take longer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,6 +69,8 @@ def run(record: Recorder, settings: Settings) -> None:
             partial(_chunk, clock, ops, model, row, product_rate, dtype, sizes.repeats),
         )
         _beside(record, f"chunk_of_{chunk}_at_{length - chunk}", clock, model, [row], dtype, sizes.repeats)
+    for name, value in faster_on_prompts(record.figures).items():
+        record.put(name, value)
 
 
 def _decodes(
@@ -141,6 +145,21 @@ def _beside(
             return {"lacks": str(error).partition("\n")[0]}
 
     record.measure(f"flash_attention_2_{name}", measured)
+
+
+def faster_on_prompts(figures: Mapping[str, Any]) -> dict[str, str | float]:
+    """For each chunk that both computed: our time over FlashAttention 2's; then which of the two is faster on all of them."""
+    prefix = "flash_attention_2_"
+    ratios: dict[str, str | float] = {
+        f"ours_over_{prefix}{name}": median(figure["ms"]) / median(figures[f"{prefix}{name}"]["ms"])
+        for name, figure in figures.items()
+        if name.startswith("chunk_") and "ms" in figures.get(f"{prefix}{name}", {})
+    }
+    if not ratios:
+        return {}
+    is_slower = [float(ratio) > 1 for ratio in ratios.values()]
+    faster = "FlashAttention 2" if all(is_slower) else "depends on the length" if any(is_slower) else "ours"
+    return ratios | {"faster_on_prompts": faster}
 
 
 def _attention(

@@ -143,7 +143,7 @@ def test_a_switch_fuses_all_or_none() -> None:
 
 @pytest.mark.cuda
 @needs_cuda
-@pytest.mark.parametrize("seeds", [range(0, 15), range(15, 30), range(30, 45), range(45, 60)], ids=str)
+@pytest.mark.parametrize("seeds", [range(first, first + 5) for first in range(0, 60, 5)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_products_on_a_gpu_are_those_of_float64_and_of_the_kernels_that_they_replace(
     dtype: torch.dtype, seeds: range

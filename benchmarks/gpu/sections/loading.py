@@ -1,0 +1,113 @@
+"""Weights from files to the device, as a rank loads them: read by threads, and copied from mapped files.
+
+The checkpoint has as many of the shape's layers as `sizes.loading_bytes` allow. It has just been written, so it lies in the
+page cache. mapped: torch copies the maps' slices, with all of its threads and with one.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.clock import Clock, clock_of
+from benchmarks.gpu.recorder import Recorder
+from benchmarks.gpu.settings import Settings
+from benchmarks.harness.common import Spread
+from benchmarks.harness.make_checkpoint import SHAPES, random_weights, write_meta
+from llama_core.checkpoint.file_reads import FileReads
+from llama_core.checkpoint.loader import rank_weights
+from llama_core.checkpoint.meta_params import config_from_params
+from llama_core.checkpoint.rank_share import RankShare
+from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.source import Slice, WeightReader
+from llama_core.checkpoint.uploads import Uploads
+from llama_core.checkpoint.weights import Box
+from llama_core.model_config import ModelConfig
+
+GB = 1e9
+_LAYER_VALUES = 12  # times dim squared
+_ROUNDS = 3  # of which the first is left out: it allocates
+
+
+def run(record: Recorder, settings: Settings) -> None:
+    """GB/s, and processor seconds of the host for a GB."""
+    sizes, clock = settings.sizes, clock_of(settings.device)
+    ways = {"mapped": 0, "mapped_one_thread": 0} | {f"threads_{count}": count for count in sizes.loading_threads}
+    if record.has(*ways):
+        return
+    shape, dtype = SHAPES[settings.shape], getattr(torch, settings.dtype)
+    layer_bytes = _LAYER_VALUES * shape.params["dim"] ** 2 * dtype.itemsize
+    layers = max(1, min(shape.params["n_layers"], sizes.loading_bytes // layer_bytes))
+    shape = replace(shape, params=shape.params | {"n_layers": layers})
+    model = config_from_params(shape.params, vocab_size=settings.vocab_size, source=settings.shape)
+    with tempfile.TemporaryDirectory(prefix="llama-gpu-bench-") as folder:
+        write_meta(Path(folder), shape, random_weights(model, dtype, seed=0), tokenizer=None)
+        for way, count in ways.items():
+            own_threads = 1 if way == "mapped_one_thread" else torch.get_num_threads()
+            record.measure(way, partial(_speed, clock, Path(folder), model, count, own_threads))
+
+
+def _speed(clock: Clock, folder: Path, model: ModelConfig, count: int, own_threads: int) -> dict[str, object]:
+    """count: of reading threads; 0: from the map. own_threads: of torch."""
+    speeds, processor = [], []
+    before = torch.get_num_threads()
+    torch.set_num_threads(own_threads)
+    try:
+        for _ in range(_ROUNDS):
+            began, cpu_began = time.perf_counter(), time.process_time()
+            num_gb = _load(clock, folder, model, count) / GB
+            clock.synchronize()
+            speeds.append(num_gb / (time.perf_counter() - began))
+            processor.append((time.process_time() - cpu_began) / num_gb)
+    finally:
+        torch.set_num_threads(before)
+    return {"gb_s": Spread.of(speeds[1:]), "cpu_s_per_gb": Spread.of(processor[1:])}
+
+
+def _load(clock: Clock, folder: Path, model: ModelConfig, count: int) -> int:
+    """Bytes loaded."""
+    reader = open_checkpoint(folder).open_weights(model)
+    transfers = None if clock.device.type == "cuda" else _AtOnce()
+    uploads = Uploads(clock.device, transfers, reads=FileReads(count))
+    part = reader if count else _FromMaps(reader)
+    share = RankShare.of(model, 0, 1)
+    weights = rank_weights(part, model, share, reader.dtype, clock.device, uploads=uploads)
+    return sum(weight.nbytes for _, weight in weights)
+
+
+class _FromMaps(WeightReader):
+    """Another reader's slices without their places in the files."""
+
+    def __init__(self, reader: WeightReader) -> None:
+        self._reader = reader
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._reader.dtype
+
+    def slices(self, name: str, box: Box) -> Iterator[Slice]:
+        for piece in self._reader.slices(name, box):
+            yield piece._replace(offset=None)
+
+    def verify_checksums(self, index: int, count: int) -> None:
+        pass
+
+
+class _AtOnce:
+    """Stands for a device's copies on a CPU."""
+
+    def page_locked(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def copy(self, target: torch.Tensor, staged: torch.Tensor) -> None:
+        target.copy_(staged)
+
+    def record(self) -> "_AtOnce":
+        return self
+
+    def wait(self) -> None:
+        pass
