@@ -1,5 +1,6 @@
 """Memory of every rank's GPU that all ranks of one host read and write, through torch's symmetric memory."""
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +13,8 @@ from llama_core.host_memory import host_identity
 FOREVER: Final = 1 << 62  # polls
 VECTOR_BYTES: Final = 16  # that NVLink's switch adds at a time
 NO_MULTICAST: Final = "the GPUs have no multicast"
+_DRIVER: Final = "libcuda.so.1"
+_NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED in cuda.h
 _ALIGNMENT: Final = 128
 _SIGNAL_BYTES: Final = 8
 # Bytes that a rank reads from its peers where one-shot is still faster than NCCL. vLLM's limits for 4 and 8 GPUs with NVLink
@@ -181,5 +184,25 @@ def _obstacle(parallel: Parallel) -> str:
     indices = [int(each) for each in gather_bytes(parallel, str(own).encode())]
     if len(set(indices)) < len(indices) or max(indices) >= torch.cuda.device_count():
         return "a rank does not see the GPUs of its peers"
-    blocked = [peer for peer in indices if peer != own and not torch.cuda.can_device_access_peer(own, peer)]
-    return f"GPU {own} cannot read the memory of GPU {blocked[0]}" if blocked else ""
+    peers = [peer for peer in indices if peer != own]
+    blocked = [peer for peer in peers if not torch.cuda.can_device_access_peer(own, peer)]
+    if blocked:
+        return f"GPU {own} cannot read the memory of GPU {blocked[0]}"
+    # The kernels' signals are atomic operations in the peer's memory.
+    without = [peer for peer in peers if not has_native_atomics(own, peer)]
+    return f"the link of GPU {own} to GPU {without[0]} has no native atomics" if without else ""
+
+
+def has_native_atomics(index: int, peer: int) -> bool:
+    """Whether the first GPU's atomic operations in the second one's memory are atomic, as over NVLink; over PCIe they are not.
+    torch does not say it, so the driver does. False if it fails."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return False
+    found, devices = ctypes.c_int(0), (ctypes.c_int(), ctypes.c_int())
+    failed = driver.cuInit(0) or any(
+        driver.cuDeviceGet(ctypes.byref(device), each) for device, each in zip(devices, (index, peer), strict=True)
+    )
+    failed = failed or driver.cuDeviceGetP2PAttribute(ctypes.byref(found), _NATIVE_ATOMICS, *devices)
+    return not failed and found.value == 1

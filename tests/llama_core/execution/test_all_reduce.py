@@ -106,6 +106,8 @@ class Gpus:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, peer: self.can_read)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: self)
+        self.has_atomics = True
+        monkeypatch.setattr(peer_memory, "has_native_atomics", lambda own, peer: self.has_atomics)
         self.multi_processor_count = 132
 
 
@@ -125,7 +127,9 @@ def test_why_gpus_cannot_share_memory_is_said_and_auto_takes_nccl(monkeypatch: p
     assert refused() == "a rank does not see the GPUs of its peers"
     gpus.indices, gpus.can_read = ["0", "1"], False
     assert refused() == refused(all_reduce="multimem") == "GPU 0 cannot read the memory of GPU 1"
-    gpus.can_read, gpus.smallest = True, lambda value: 0
+    gpus.can_read, gpus.has_atomics = True, False
+    assert refused() == refused(all_reduce="multimem") == "the link of GPU 0 to GPU 1 has no native atomics"
+    gpus.has_atomics, gpus.smallest = True, lambda value: 0
     assert refused() == "another rank cannot"
     gpus.multi_processor_count = 0
     assert refused() == "a row has 8192 bytes"
@@ -135,6 +139,30 @@ def test_why_gpus_cannot_share_memory_is_said_and_auto_takes_nccl(monkeypatch: p
     gpus.smallest = int
     assert refused(), "this machine has no symmetric memory"
     assert "batch_invariant" in refused(all_reduce="multimem", batch_invariant=True)
+
+
+DRIVER = """
+int cuInit(unsigned flags) { return flags; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal + 1; return ordinal == 9; }
+int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer) {
+    *value = attribute == 3 && (device != 1 || peer != 2);
+    return device == 3;
+}
+"""
+
+
+def test_the_driver_is_asked_for_native_atomics_of_the_two_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver whose GPUs 0 and 1 are linked by PCIe in one direction, and in which calls for GPUs 9 and 2 fail."""
+    (tmp_path / "driver.c").write_text(DRIVER)
+    library = tmp_path / "driver.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
+    monkeypatch.setattr(peer_memory, "_DRIVER", str(library))
+    asked = [(0, 1), (1, 0), (0, 9), (9, 0), (2, 0)]
+    assert [peer_memory.has_native_atomics(*pair) for pair in asked] == [False, True, False, False, False]
+    monkeypatch.setattr(peer_memory, "_DRIVER", str(tmp_path / "none.so"))
+    assert not peer_memory.has_native_atomics(1, 0)
 
 
 def test_no_rank_waits_at_the_rendezvous_for_one_that_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
