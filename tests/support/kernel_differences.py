@@ -8,6 +8,7 @@ from llama_core.execution.kv_cache import FLOAT8_BYTES, cached_as
 from llama_core.execution.rotary import rotary_table
 from llama_core.execution.weight_formats.quantized_matrix import Fp8Matrix, GroupedMatrix, Int8Matrix, OneScaleMatrix
 from llama_core.model_config import RopeConfig
+from tests.support.examples import each_example, st
 
 # (query heads, key heads, head_dim, tokens of a block)
 SHAPES = ((4, 4, 16, 16), (6, 2, 24, 16), (8, 1, 64, 32), (2, 1, 128, 16), (2, 1, 256, 16))
@@ -69,6 +70,54 @@ def largest_differences(device: torch.device, dtype: torch.dtype) -> dict[str, f
         compare("float8 keys", floats[0], cached_as(FLOAT8_BYTES, plain[0]))
         compare("float8 values", floats[1], cached_as(FLOAT8_BYTES, plain[1]))
     return worst
+
+
+def check_beside_float64(device: torch.device, dtype: torch.dtype, examples: int) -> None:
+    """Norms, rotation, SwiGLU and quantized products of random shapes, beside what torch computes in float64."""
+    from llama_core.execution.fused.kernels import TritonOps
+    from llama_core.execution.weight_formats.kernels import multiply
+
+    kernels, meaning = TritonOps(), TorchOps()
+    share = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 0.03}[dtype]
+    heads = st.tuples(st.sampled_from(((4, 4), (6, 2), (5, 1))), st.sampled_from((8, 16, 20, 24, 66)))
+    shapes = st.tuples(st.integers(1, 5), heads, st.integers(1, 300), st.sampled_from(FORMATS), st.integers(0, 2**20))
+
+    @each_example(examples, shapes)
+    def check(case: tuple[int, tuple[tuple[int, int], int], int, str, int]) -> None:
+        count, ((n_heads, n_kv_heads), head_dim), width, name, seed = case
+        generator = torch.Generator().manual_seed(seed)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).to(device, dtype)
+
+        def agree(got: torch.Tensor, expected: torch.Tensor) -> None:
+            error = (got.double() - expected).abs().max().item()
+            assert error <= share * max(1.0, expected.abs().max().item()), (case, error)
+
+        states, delta, weight = random(count, width), random(count, width), 1 + 0.1 * random(width)
+        # The norm is of the sum as it is stored.
+        total = (states.double() + delta.double()).to(dtype).double()
+        mine = states.clone()
+        got = kernels.add_norm(mine, delta, weight, 1e-5)
+        agree(mine, total)
+        agree(got, meaning.add_norm(total.clone(), None, weight.double(), 1e-5))
+        gate_up, bias = random(count, 2 * width), random(2 * width)
+        agree(kernels.gated_silu(gate_up, bias), meaning.gated_silu(gate_up.double(), bias.double()))
+        table = rotary_table(RopeConfig(), head_dim, 400, device)
+        qkv = random(count, n_heads + 2 * n_kv_heads, head_dim)
+        positions, places = (torch.randperm(most, generator=generator)[:count].to(device) for most in (400, 64))
+        caches = [torch.zeros(4, 16, n_kv_heads, head_dim, dtype=dtype, device=device) for _ in range(2)]
+        wide = [cache.double() for cache in caches]
+        q = kernels.rotate_and_store(qkv.clone(), table, positions, places, caches[0], caches[1])
+        agree(q, meaning.rotate_and_store(qkv.double(), table.double(), positions, places, wide[0], wide[1]))
+        for cache, expected in zip(caches, wide, strict=True):
+            agree(cache, expected)
+        matrix = matrix_of(name, torch.randn(width + 1, 32 + seed % 70, generator=generator).to(device), dtype)
+        matrix._product = multiply
+        x = random(count, 32 + seed % 70)
+        agree(matrix.multiply(x), F.linear(x.double(), matrix.dequantized().to(dtype).double()))
+
+    check()
 
 
 def assert_small(differences: dict[str, float], dtype: torch.dtype) -> None:

@@ -43,14 +43,20 @@ def parts_of(row: Row, generator: np.random.Generator) -> list[Row]:
 
 
 def check_attention(
-    device: torch.device, dtype: torch.dtype, seeds: range, shapes: Seq[tuple[int, int, int, int]] = SHAPES
+    device: torch.device,
+    dtype: torch.dtype,
+    seeds: Seq[int],
+    shapes: Seq[tuple[int, int, int, int]] = SHAPES,
+    *,
+    is_float8: bool = False,
 ) -> None:
+    """is_float8: of the cache."""
     from llama_core.execution.fused.kernels import TritonOps
 
     ops = TritonOps(batch_invariant=True)
     for seed in seeds:
         shape, window = shapes[seed % len(shapes)], WINDOWS[seed % len(WINDOWS)]
-        case, generator = Case(seed, shape, dtype, device), np.random.default_rng(seed)
+        case, generator = Case(seed, shape, dtype, device, is_float8=is_float8), np.random.default_rng(seed)
         expected = case.expected(window)
         if window:
             case.forget_before_windows(window)
@@ -149,8 +155,10 @@ def run_interpreted(statement: str) -> None:
     ("dtype", "seeds"),
     [
         ("float32", "range(2)"),
-        ("float16", "range(6, 8)"),
+        ("float16", "[6]"),
+        ("float16", "[7], is_float8=True"),
         pytest.param("float32", "range(2, 6)", marks=pytest.mark.full),
+        pytest.param("float16", "range(8, 12), is_float8=True", marks=pytest.mark.full),
     ],
 )
 def test_attention_of_a_token_is_the_same_in_a_decode_with_drafts_and_in_any_chunk(dtype: str, seeds: str) -> None:
@@ -186,6 +194,7 @@ def test_texts_are_the_same_alone_in_a_batch_in_chunks_behind_a_prefix_and_after
 def test_attention_and_products_have_the_same_bits_on_a_gpu(dtype: torch.dtype) -> None:
     check_attention(torch.device("cuda"), dtype, range(40))
     check_attention(torch.device("cuda"), dtype, range(20), WIDE_SHAPES)
+    check_attention(torch.device("cuda"), dtype, range(20), is_float8=True)
     for inputs, outputs in ((4096, 4096), (14336, 4096), (4096, 28672), (2048, 640)):
         check_products(torch.device("cuda"), dtype, inputs, outputs, [1, 2, 7, 63, 64, 65, 200, 512, 2048])
 

@@ -5,6 +5,7 @@ That its tokens and logits are the reference's, on several ranks and in any batc
 
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -130,11 +131,28 @@ def test_the_kernels_compute_what_torch_does_in_tritons_interpreter() -> None:
         assert_small(differences, dtype)
 
 
+@pytest.mark.parametrize("examples", [6, pytest.param(300, marks=pytest.mark.full)])
+def test_kernels_of_random_shapes_compute_what_float64_does_in_tritons_interpreter(examples: int) -> None:
+    interpret(f"""
+import torch
+from tests.support.kernel_differences import check_beside_float64
+for dtype in (torch.float32, torch.float16):
+    check_beside_float64(torch.device("cpu"), dtype, {examples})
+""")
+
+
+def _seconds_of_children() -> float:
+    """Processor time of the processes that have ended, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @pytest.mark.parametrize("rows", [("1", "64"), pytest.param(("20",), marks=pytest.mark.full)], ids=" and ".join)
 def test_every_kernel_compiles_for_gpus_that_this_machine_lacks(rows: tuple[str, ...]) -> None:
     """`make gpu-check` compiles for further GPUs, dtypes, families and numbers of rows."""
     command = [sys.executable, "-m", "tests.programs.gpu_check", "--sm", "90", "--dtype", "bfloat16"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    before = _seconds_of_children()
     done = subprocess.run(
         [*command, "--ranks", "1", "--family", "Llama 3 8B", "--vocab", "128256", "--rows", *rows, "--format"],
         env=environment,
@@ -143,6 +161,7 @@ def test_every_kernel_compiles_for_gpus_that_this_machine_lacks(rows: tuple[str,
         timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert _seconds_of_children() - before <= 60, "this form is a part of every run of the tests"
     layer = ("_add_norm", "_add_time", "_attend", "_combine_splits", "_gated_silu", "_multiply", "_rotate_and_store")
     products = ("_gated_product", "_product_of_rows")
     head = ("_greatest", "_spread", "_pick", "_copy_allowed", "_apply_rules", "_chunk_logprobs", "_combine_logprobs")

@@ -30,7 +30,7 @@ from tests.support.kernel_compiler import TARGETS
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 # (query heads, key heads, head_dim, tokens of a block)
 SHAPES = ((4, 4, 16, 16), (6, 2, 24, 4), (8, 1, 64, 32), (7, 1, 16, 8))
-WIDE_SHAPES = ((4, 1, 128, 16), (2, 1, 256, 16), (3, 1, 96, 16))
+WIDE_SHAPES = ((4, 1, 128, 16), (2, 1, 256, 16), (3, 1, 96, 16), (2, 1, 160, 16), (1, 1, 192, 16))
 LENGTHS = (1, 2, 5, 17, 70)
 STARTS = (0, 1, 15, 127, 128, 150, 300)
 WINDOWS = (0, 1, 40, 129, 1000)
@@ -211,7 +211,7 @@ from llama_core.scheduling.step import Row
 """
 
 
-# Heads of 128 and 256 values, with few tokens: a decode over a border of splits, a draft, and a chunk of several tiles.
+# Heads of 128, 256 and 160 values, with few tokens: a decode over a border of splits, a draft, and a chunk of several tiles.
 WIDE = (
     "check(*to, torch.float16, {}, shapes=WIDE_SHAPES,"
     " rows=[Row(0, 129, 1, True), Row(1, 40, 2, True, 1), Row(2, 3, 34, False)])"
@@ -225,7 +225,7 @@ WIDE = (
             "check(*to, torch.float32, range(5))",
             "check(*to, torch.float16, [13], is_float8=True)",
             "check_random(*to, torch.float16, 3)",
-            WIDE.format("[0, 1]"),
+            WIDE.format("[0, 1, 3]"),
             WIDE.format("range(9)"),
             "check(*to, torch.float32, range(6), shapes=WIDE_SHAPES)",
             "check(*to, torch.float16, range(4, 12))",
@@ -236,7 +236,7 @@ WIDE = (
             "check(*to, torch.float32, range(5))",
             "check(*to, torch.float16, [13], is_float8=True)",
             "check_random(*to, torch.float16, 3)",
-            WIDE.format("[0, 1]"),
+            WIDE.format("[0, 1, 3]"),
         ],
     ),
 )
