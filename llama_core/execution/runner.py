@@ -297,7 +297,16 @@ class ModelRunner:
             self.report = replace(self.report, max_seq_len=longest)
 
     def allocate_cache(self, num_blocks: int) -> None:
-        self.backend.allocate_cache(num_blocks)
+        """Allocate the cache and warm the device up. Raises ConfigError if the device's memory is less than was planned."""
+        try:
+            self.backend.allocate_cache(num_blocks)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the device's memory does not hold {num_blocks} blocks of cache "
+                f"({num_blocks * self.backend.cache_block_bytes} bytes) beside the weights and the working memory of steps "
+                f"({str(error).splitlines()[0]}): lower kv_cache_bytes, max_batch_size or max_step_tokens, or give more ranks",
+                param="kv_cache_bytes",
+            ) from None
         log.info(
             "rank %d of %d: memory plan: %.1f MB weights, %.1f MB cache (%d blocks of %d tokens), %.1f MB working memory",
             self.parallel.rank,

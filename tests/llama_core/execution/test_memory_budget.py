@@ -325,3 +325,17 @@ def test_a_context_that_the_ranks_chose_is_lowered_again_where_memory_became_les
     assert num_blocks >= runner.config.blocks_per_sequence
     runner.allocate_cache(num_blocks)
     runner.warm_up()
+
+
+def test_a_device_without_memory_for_the_cache_or_the_warm_up_says_what_to_lower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = ModelRunner.load(WITHOUT_CONTEXT, alone("cpu"))
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nProcess 7 has 70 GiB in use")
+    monkeypatch.setattr(runner.backend, "allocate_cache", Mock(side_effect=full))
+    with pytest.raises(
+        ConfigError,
+        match=r"does not hold 9 blocks of cache .*allocate 2\.00 GiB\.\): lower kv_cache_bytes, max_batch_size",
+    ) as raised:
+        runner.allocate_cache(9)
+    assert raised.value.param == "kv_cache_bytes"
