@@ -37,7 +37,11 @@ class ChatMessage(BodyWithUnknownFields):
     @classmethod
     def _with_calls(cls, given: Any) -> Any:
         """An answer without text may have no content; the older `function_call` becomes a call."""
-        if not isinstance(given, dict) or given.get("role") != "assistant":
+        if not isinstance(given, dict):
+            return given
+        if not isinstance(given.get("reasoning", ""), str | None):  # another server's object, which no template reads
+            given = {**given, "reasoning": None}
+        if given.get("role") != "assistant":
             return given
         if isinstance(function := given.get("function_call"), dict) and not given.get("tool_calls"):
             call = {"id": LEGACY_CALL_ID, "type": "function", "function": function}
@@ -50,7 +54,7 @@ class ChatMessage(BodyWithUnknownFields):
         return {**given, "content": ""} if has_parts else given
 
     @property
-    def thoughts(self) -> str | None:
+    def reasoning_text(self) -> str | None:
         """The reasoning under either name."""
         return self.reasoning_content or self.reasoning
 

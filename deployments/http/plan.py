@@ -251,11 +251,11 @@ def _plan(
     given["top_k"] = max(given["top_k"], 0)
     if given["top_p"] == 0:  # the most likely token alone
         given |= {"temperature": 0.0, "top_p": 1.0}
-    if body.min_tokens is not None and body.min_tokens > (most := min(limits)):
-        raise InvalidParameter(
-            f"min_tokens: must be at most {most}: max_tokens as given, its default, or what the prompt leaves in the context",
-            param="min_tokens",
-        )
+    body.check_penalized_tokens(engine.max_seq_len)
+    most = 0 if body.token_limit == 0 else min(limits)
+    if body.min_tokens is not None and body.min_tokens > most:
+        limit = body.name_of_limit if most == body.token_limit else "max_tokens, or the rest of the context,"
+        raise InvalidParameter(f"min_tokens: must be at most {most}, as {limit} is", param="min_tokens")
     if body.seed is None:
         given["seed"] = engine.next_seed()
     asked = [number for number in (logprobs, body.prompt_logprobs) if number is not None]

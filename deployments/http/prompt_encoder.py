@@ -191,7 +191,7 @@ def _message(message: ChatMessage, has_template: bool) -> Message:
     for name in ("name", "tool_call_id", "tool_calls"):
         if value := getattr(message, name):
             written[name] = value
-    if thoughts := message.thoughts:
+    if thoughts := message.reasoning_text:
         written["reasoning_content"] = thoughts
     return cast(Message, written)
 

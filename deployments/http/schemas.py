@@ -29,7 +29,8 @@ from llama_core.errors import InvalidParameter
 from llama_core.scheduling.sampling_params import MAX_ALLOWED_TOKENS, MAX_TOP_LOGPROBS
 from llama_core.text.tools.tool import Tool, ToolUse
 
-_LIMITS: Final = ("max_completion_tokens", "max_tokens", "n_predict")
+# Names of one limit, of which the first that is given counts and the others must equal it.
+_LIMITS: Final = ("max_completion_tokens", "max_tokens", "n_predict", "max_new_tokens")
 
 
 class StreamOptions(Body):
@@ -78,18 +79,21 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
 
     max_completion_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="The same as max_tokens.")
     n_predict: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="llama.cpp's name of max_tokens.")
+    max_new_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKENS, description="SGLang's name of max_tokens.")
     repeat_penalty: float | None = Field(
         None, gt=0, le=10, allow_inf_nan=False, description="llama.cpp's name of repetition_penalty."
     )
     repeat_last_n: int | None = Field(
-        None, ge=-1, le=MAX_TOKENS, description="llama.cpp's. Beside penalties only -1: they count all tokens."
+        None,
+        ge=-1,
+        le=MAX_TOKENS,
+        description="llama.cpp's. Beside penalties only -1, or the context: they count all tokens.",
     )
 
     @property
     def token_limit(self) -> int | None:
-        if self.max_completion_tokens is not None:
-            return self.max_completion_tokens
-        return self.n_predict if self.max_tokens is None else self.max_tokens
+        limit: int | None = getattr(self, self.name_of_limit)
+        return limit
 
     @property
     def name_of_limit(self) -> str:
@@ -102,12 +106,11 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.max_tokens not in (None, limit := self.token_limit):
-            raise _contradiction("max_tokens", self.name_of_limit)
-        if self.n_predict not in (None, limit):
-            raise _contradiction("n_predict", self.name_of_limit)
-        if self.repeat_penalty is not None or self.repeat_last_n is not None:
-            self._check_penalties()
+        for name in _LIMITS:
+            if getattr(self, name) not in (None, self.token_limit):
+                raise _contradiction(name, self.name_of_limit)
+        if self.repeat_penalty not in (None, self.penalty_of_repetitions):
+            raise _contradiction("repeat_penalty", "repetition_penalty")
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options: needs stream to be true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
@@ -117,11 +120,11 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
             )
         return self
 
-    def _check_penalties(self) -> None:
-        if self.repeat_penalty not in (None, self.penalty_of_repetitions):
-            raise _contradiction("repeat_penalty", "repetition_penalty")
-        has_penalty = self.presence_penalty or self.frequency_penalty or self.penalty_of_repetitions not in (None, 1)
-        if has_penalty and self.repeat_last_n not in (None, NO_LIMIT):
+    def check_penalized_tokens(self, max_seq_len: int) -> None:
+        """Raises Unsupported for penalties of fewer tokens than all: those of a context of `max_seq_len` are all."""
+        if self.repeat_last_n is None or self.repeat_last_n == NO_LIMIT or self.repeat_last_n >= max_seq_len:
+            return
+        if self.presence_penalty or self.frequency_penalty or self.penalty_of_repetitions not in (None, 1):
             message = f"repeat_last_n: not supported by this server: {REASONS['repeat_last_n']}"
             raise Unsupported(message, param="repeat_last_n")
 

@@ -70,7 +70,7 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
     """
     found: list[tuple[str, str]] = []
     for name, kind in _KIND_OF_FIELD.items():
-        if (value := getattr(body, name)) is not None:
+        if (value := getattr(body, name)) is not None and value != "":
             found.append((_of_kind(kind, value, name), name))
     if body.structured_outputs:
         found += _of_structured_outputs(body.structured_outputs)
@@ -110,7 +110,8 @@ def _of_response_format(given: Mapping[str, Any]) -> tuple[str, str]:
         raise InvalidParameter(
             "response_format: type must be text, json_object, json_schema or structural_tag", param="response_format"
         )
-    schemas = {name: given[name] for name in ("json_schema", "schema", "value") if given.get(name) is not None}
+    neutral: tuple[object, ...] = (None, {}) if kind == "text" else (None,)
+    schemas = {name: given[name] for name in ("json_schema", "schema", "value") if given.get(name) not in neutral}
     for name in schemas:
         if name not in _SCHEMAS_OF_TYPE[kind]:
             param = f"response_format.{name}"
@@ -129,7 +130,7 @@ def _of_response_format(given: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _of_wrapped_schema(given: Any) -> tuple[str, str]:
-    """The grammar and the field's name of OpenAI's object that names the schema, or of the schema itself in its place."""
+    """The grammar and the name of the field `json_schema`: OpenAI's object {name, schema}, or a bare schema in its place."""
     if not isinstance(given, dict):
         raise InvalidParameter(
             "response_format.json_schema: must be an object with a schema", param="response_format.json_schema"
@@ -176,6 +177,8 @@ def _of_kind(kind: str, value: Any, param: str) -> str:
 
 def _json_schema(value: Any, param: str) -> str:
     if isinstance(value, str):
+        if len(value) > MAX_GRAMMAR_BYTES:  # parsed on the event loop
+            raise InvalidParameter(f"{param}: must have at most {MAX_GRAMMAR_BYTES} bytes", param=param)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):

@@ -22,8 +22,8 @@ MAX_TOOL_CHARS: Final = 512 * 2**10  # of all schemas and descriptions
 MAX_SCHEMA_DEPTH: Final = 32
 MAX_ID_CHARS: Final = 256
 MAX_ARGUMENT_CHARS: Final = 2**20
+MAX_CUT_OFF_CHARS: Final = 64 * 2**10  # of arguments that are completed, which is parsed once more
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")  # OpenAI allows 64, Anthropic and the Model Context Protocol 128
-_DECODER: Final = json.JSONDecoder()
 _NAMES: Final = "must have 1 to 128 of the characters a-z, A-Z, 0-9, _ and -"
 
 
@@ -182,24 +182,25 @@ def called(function: dict[str, Any], where: str) -> dict[str, str]:
         raise InvalidParameter(f"{where}.arguments: must be JSON text of at most {MAX_ARGUMENT_CHARS} characters")
     try:
         parsed = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        parsed = _begun(arguments)
+    except (ValueError, RecursionError) as error:
+        parsed = _completed_json(arguments, error)
         arguments = json.dumps(parsed, ensure_ascii=False)
     if not isinstance(parsed, dict):
         raise InvalidParameter(f"{where}.arguments: must be the JSON text of an object")
     return {"name": name, "arguments": arguments or "{}"}
 
 
-def _begun(text: str) -> object:
-    """What JSON text has before its end was cut off; None where it is no beginning of JSON."""
+def _completed_json(text: str, error: Exception) -> object:
+    """What JSON text has before its end was cut off; None where it is no beginning of JSON, or too long.
+
+    error: of parsing it."""
+    has_more = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+    if has_more or len(text) > MAX_CUT_OFF_CHARS:
+        return None
     try:
-        _DECODER.raw_decode(text.lstrip())
-    except (ValueError, RecursionError):
-        try:
-            return from_json(text, allow_partial="trailing-strings")
-        except ValueError:
-            return None
-    return None  # a whole value with more behind it
+        return from_json(text, allow_partial="trailing-strings", cache_strings="none")
+    except (ValueError, TypeError):  # TypeError: lone surrogates, which only a handle can send
+        return None
 
 
 _FUNCTION_SCHEMA: Final = {

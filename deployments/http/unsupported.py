@@ -53,12 +53,14 @@ HARMLESS = (
     "return_mm_kwargs", "routed_experts_prompt_start", "routed_experts_start_len",
     # Images, audio and video, which no prompt has here.
     "media_io_kwargs", "mm_processor_kwargs", "images_config", "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video",
-    # Details of what is refused, or of a prompt that would be cut.
+    # Settings of features that are off, which act beside a field that is refused below, or on a prompt that would be cut.
     "truncation_side", "n_keep", "n_discard", "dynatemp_exponent", "xtc_threshold", "mirostat_tau", "mirostat_eta", "dry_base",
     "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "adaptive_decay", "preserved_tokens", "grammar_type",
     "reasoning_budget_start_tag", "reasoning_budget_end_tag", "reasoning_budget_end_tags", "reasoning_budget_message",
     # Names of control tokens have no spaces around them, as with vLLM's fast tokenizers.
     "spaces_between_special_tokens",
+    # Read by single models' templates, and no longer read by llama.cpp.
+    "task", "penalize_nl",
 )  # fmt: skip
 NEUTRAL: Neutral = dict.fromkeys(HARMLESS, any_value) | {
     "length_penalty": equals(1), "typical_p": equals(1), "suffix": equals(""), "use_beam_search": equals(False),
@@ -74,14 +76,14 @@ NEUTRAL: Neutral = dict.fromkeys(HARMLESS, any_value) | {
     "min_repetition_pattern_size": equals(0), "kv_transfer_params": empty, "ec_transfer_params": empty,
     "return_prompt_text": equals(False), "guided_whitespace_pattern": no_value, "structural_tag": no_value,
     # SGLang.
-    "stop_regex": empty, "no_stop_trim": equals(False), "min_new_tokens": equals(0), "max_new_tokens": no_value,
+    "stop_regex": empty, "no_stop_trim": equals(False), "min_new_tokens": equals(0),
     "lora_path": empty, "session_params": empty, "custom_params": empty, "custom_logit_processor": empty, "input_ids": no_value,
     "separate_reasoning": equals(True), "return_hidden_states": equals(False), "return_routed_experts": equals(False),
-    "return_prompt_token_ids": equals(False), "return_meta_info": equals(False), "task": no_value, "enable_thinking": no_value,
+    "return_prompt_token_ids": equals(False), "return_meta_info": equals(False), "enable_thinking": no_value,
     "bootstrap_host": no_value, "bootstrap_port": no_value, "bootstrap_room": no_value,
     # llama.cpp.
     "dynatemp_range": equals(0), "top_n_sigma": at_most(0), "typ_p": equals(1), "adaptive_target": equals(-1),
-    "samplers": empty, "min_keep": equals(0), "penalize_nl": equals(False), "n_indent": equals(0), "n_cmpl": equals(1),
+    "samplers": empty, "min_keep": equals(0), "n_indent": equals(0), "n_cmpl": equals(1),
     "n_probs": equals(0), "post_sampling_probs": equals(False), "return_tokens": equals(False), "response_fields": empty,
     "t_max_predict_ms": at_most(0), "t_max_prompt_ms": at_most(0), "lora": empty, "image_data": empty,
     "grammar_lazy": equals(False), "grammar_triggers": empty, "chat_format": no_value, "chat_parser": no_value,
@@ -103,7 +105,7 @@ CHATS_OWN: Neutral = {
     "presence_penalty": equals(0), "frequency_penalty": equals(0), "repetition_penalty": equals(1),
     "logit_bias": empty, "bad_words": empty, "stop_token_ids": empty, "allowed_token_ids": empty,
     "ignore_eos": equals(False), "include_stop_str_in_output": equals(False), "skip_special_tokens": equals(True),
-    "max_tokens": no_value, "max_completion_tokens": no_value, "n_predict": no_value,
+    "max_tokens": no_value, "max_completion_tokens": no_value, "n_predict": no_value, "max_new_tokens": no_value,
     "repeat_penalty": equals(1), "repeat_last_n": any_value, "include_reasoning": equals(True),
     "logprobs": equals(False), "top_logprobs": equals(0), "prompt_logprobs": no_value,
     "return_token_ids": equals(False), "return_tokens_as_token_ids": equals(False),
@@ -126,13 +128,13 @@ _OWN_PARSER = "the model's chat template says how answers are parsed"
 _THINKS_BY_TEMPLATE = "chat_template_kwargs sets it, for templates that read it"
 REASONS = {
     "suffix": "it continues texts, and has no format for text before and after a gap; write the model's own into the prompt",
-    **dict.fromkeys(("use_beam_search", "early_stopping"), "every answer is sampled; n and best_of give several"),
+    **dict.fromkeys(("use_beam_search", "early_stopping"), "it has no beam search; n and best_of give several answers"),
     "length_penalty": "it belongs to beam search",
     "best_of": "completions take it",
     "echo": "completions take it; continue_final_message continues a message",
     "add_special_tokens": "the chat template writes the control tokens of a chat",
     "logits_processors": "logit_bias, bad_words and allowed_token_ids change logits",
-    "documents": "the messages have all that the model reads",
+    "documents": "write them into a message",
     "prompt_embeds": "a prompt is text or token ids",
     "input_ids": "/v1/completions takes token ids as prompt",
     "chat_template": "the server's own argument chat_template sets it for all requests",
@@ -146,8 +148,7 @@ REASONS = {
         ("typical_p", "typ_p", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "top_n_sigma",
          "adaptive_target", "min_keep"), _SAMPLERS
     ),
-    "samplers": "the order of samplers is vLLM's",
-    "penalize_nl": "penalties make no difference between tokens",
+    "samplers": "their order is fixed: penalties, temperature, min_p, top_k, top_p",
     "repeat_last_n": "penalties count all tokens: send -1",
     "thinking_token_budget": _BUDGET, "reasoning_budget_tokens": _BUDGET, "thinking_budget_tokens": _BUDGET,
     "reasoning_control": _BUDGET,
@@ -178,7 +179,6 @@ REASONS = {
     "stop_regex": "stop takes strings, and structured_outputs.regex ends a text where its pattern ends",
     "no_stop_trim": "the field is include_stop_str_in_output",
     "min_new_tokens": "the field is min_tokens",
-    "max_new_tokens": "the field is max_tokens",
     "n_cmpl": "the field is n",
     "n_indent": "structured_outputs.regex constrains the lines of a text",
     "t_max_predict_ms": "the header x-request-timeout-seconds limits the time",
@@ -186,7 +186,6 @@ REASONS = {
     "lora_path": _ADAPTERS, "lora": _ADAPTERS,
     "session_params": "it stores no conversations: send all messages",
     "image_data": "a prompt is text",
-    "task": "the messages say what to do",
     "grammar_lazy": _LAZY_GRAMMAR, "grammar_triggers": _LAZY_GRAMMAR,
     "chat_format": _OWN_PARSER, "chat_parser": _OWN_PARSER, "generation_prompt": _OWN_PARSER, "parse_tool_calls": _OWN_PARSER,
 }  # fmt: skip
@@ -195,6 +194,7 @@ REASONS_ELSEWHERE = {
     **dict.fromkeys(CHATS_OWN, "it takes this field at /v1/chat/completions, not here"),
     "max_tokens": "the field of this API is max_output_tokens",
     "top_logprobs": REASONS["top_logprobs"],
+    "reasoning": "at /v1/messages the field is output_config.effort",
 }
 
 

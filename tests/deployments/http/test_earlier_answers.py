@@ -88,7 +88,10 @@ async def test_arguments_that_were_cut_off_are_completed_in_the_prompt(cut_off: 
     assert await prompt_of(engine, calling(cut_off)) == await prompt_of(engine, calling(json.dumps(completed)))
 
 
-@pytest.mark.parametrize("arguments", ["x", "[1", '{"city" 1', '{"city": "Rome"} more', "{'city", "1", '{"a":' * 300])
+@pytest.mark.parametrize(
+    "arguments",
+    ["x", "[1", '{"city" 1', '{"city": "Rome"} more', "{'city", "1", '{"a":' * 300, '{"a": "' + 70_000 * "x"],
+)
 async def test_arguments_that_no_object_begins_with_are_refused(arguments: str) -> None:
     answer = await post(engine_with("x"), messages=[*HELLO, calling(arguments), *AGAIN])
     error = answer.json()["error"]
@@ -107,6 +110,11 @@ async def test_a_response_may_have_a_call_that_was_cut_off() -> None:
 async def test_an_answer_of_reasoning_alone_is_in_the_prompt_under_either_name(name: str) -> None:
     prompt = await prompt_of(thinker(), {"role": "assistant", "content": None, name: "Let me see."})
     assert "assistant Let me see. \n" in prompt
+
+
+async def test_reasoning_that_is_no_text_is_ignored() -> None:
+    plain = await prompt_of(thinker(), {"role": "assistant", "content": "Yes."})
+    assert await prompt_of(thinker(), {"role": "assistant", "content": "Yes.", "reasoning": {"effort": "low"}}) == plain
 
 
 async def test_reasoning_content_comes_before_reasoning() -> None:

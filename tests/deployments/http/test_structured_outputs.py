@@ -193,6 +193,7 @@ async def test_plain_text_has_no_grammar(fields: dict[str, Any]) -> None:
         ({"guided_grammar": "root ::= ((("}, "guided_grammar", "GBNF: line 1, column 13: "),
         ({"guided_choice": ["x"], "guided_regex": "y"}, "guided_choice", "exclude"),
         ({"guided_regex": "a" * 200_000}, "guided_regex", "196608 bytes"),
+        ({"json_schema": "[" * 200_000}, "json_schema", "196608 bytes"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
         (
             {"structured_outputs": {"structural_tag": {"structures": [{"begin": "x", "end": ""}], "triggers": ["y"]}}},
