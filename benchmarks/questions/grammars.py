@@ -36,7 +36,7 @@ SCHEMAS: Sequence[dict[str, Any]] = (
     {"type": "array", "minItems": 5000, "items": {"type": "string", "format": "date"}},
     {"type": "array", "minItems": 5000, "items": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 3}},
 )  # fmt: skip
-LIMITS = (512, 64)  # of tokens
+LIMITS = (256, 64)  # of tokens
 _TEXT: dict[str, Any] = {"type": "string"}
 # Answers to these end by themselves, or are brought to their end.
 ORDINARY: Sequence[dict[str, Any]] = (
@@ -102,10 +102,10 @@ def step_ms(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], 
 def beside_ordinary(
     llama: Llama, options: argparse.Namespace, grammars: Sequence[str], limit: int
 ) -> tuple[list[Request], list[Request]]:
-    """Requests of which half of the rows run without a grammar to their end, and the other half answer two each: without
-    grammars, and with them. Both have answers of the same lengths."""
+    """Requests of which half of the rows have no grammar, and the other half answer two each: without grammars, and with them.
+    Both have answers of the same lengths."""
     half = options.rows // 2
-    plain = [("", 2 * limit)] * half
+    plain = [("", limit)] * half
     with_grammars = [*plain, *((grammars[i % len(grammars)], limit) for i in range(2 * half))]
     _, lengths = answer(llama, options, with_grammars)  # compiles, too
     return [*plain, *(("", length) for length in lengths[half:])], with_grammars
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--output", type=int, default=128, help="tokens")
     parser.add_argument("--pairs", type=int, default=20)
     options = parser.parse_args(argv)
-    context = options.prompt + max(options.output, *(2 * limit for limit in LIMITS))
+    context = options.prompt + max(options.output, *LIMITS)
     with built_llama(options, dtype=options.dtype, max_seq_len=context, max_batch_size=options.rows) as llama:
         tokenizer = llama.tokenizer
         llama.runner._grammars = SlotGrammars(
