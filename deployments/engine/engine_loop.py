@@ -122,7 +122,7 @@ class EngineLoop:
         self.check_capacity(owner, [len(prompt) for prompt in prompts])
         subject = log_subject.get()
         request_id = "" if subject is None else subject.request_id
-        streams = []
+        sequences = []  # all of them are valid before the first is queued
         for prompt, (_, params) in zip(prompts, choices, strict=True):
             max_length = min(self.max_seq_len, len(prompt) + params.max_tokens)
             if params.min_tokens > (room := max_length - len(prompt)):
@@ -138,8 +138,8 @@ class EngineLoop:
                 cache_scope=cache_scope,
                 request_id=request_id,
             )
-            streams.append(self._add(seq, stop, skip_special_tokens, shown_tokens, is_timed))
-        return streams
+            sequences.append(seq)
+        return [self._add(seq, stop, skip_special_tokens, shown_tokens, is_timed) for seq in sequences]
 
     def _add(
         self,

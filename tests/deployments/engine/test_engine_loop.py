@@ -319,6 +319,14 @@ async def test_min_tokens_that_the_context_has_no_room_for_are_refused() -> None
         assert len(tokens) == 5
 
 
+async def test_no_choice_is_queued_where_a_later_one_is_refused() -> None:
+    async with running(FakeGroup()) as loop:
+        with pytest.raises(InvalidParameter) as refused:
+            loop.submit_all([([1] * length, greedy(20, min_tokens=6)) for length in (10, 95)])
+        assert refused.value.param == "min_tokens"
+        assert (loop.num_live, loop.scheduler.num_waiting) == (0, 0)
+
+
 async def test_a_full_queue_refuses_new_requests_and_serves_the_queued_ones() -> None:
     group = FakeGroup(token=lambda tokens: 5)
     async with running(group, slots=2, max_waiting=3) as loop:
