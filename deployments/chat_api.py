@@ -11,7 +11,7 @@ from typing import Any
 
 from deployments.chat_answers import ChatAnswer, ChatPart, ChatReader, whole
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.handle_call import Call, until_aborted
+from deployments.handle_call import Call, checked_limit, until_aborted
 from deployments.http.plan import Plan, answer_parsing, chat_grammar, encode_chat
 from deployments.http.prompt_encoder import PromptEncoder, TextLimits
 from deployments.http.request_body import validate
@@ -75,25 +75,26 @@ class ChatHandleApi(TypedHandleApi):
         `structured_outputs` is. Raises what `sample` raises, and InvalidParameter that names a field of the request.
         """
         with self._call("chat", request.request_id) as call:
-            stream, reader = await self._begin_chat(call, request, params)
             try:
+                stream, reader = await self._begin_chat(call, request, params)
                 return whole([part async for part in _parts(stream, call, reader)])
             finally:
-                stream.cancel()
+                call.cancel()
 
     async def stream_chat(self, request: ChatRequest, params: SamplingParams) -> AsyncIterator[ChatPart]:
         """`chat` in parts, for `handle.options(stream=True)`. The last has the finish reason."""
         with self._call("stream_chat", request.request_id) as call:
-            stream, reader = await self._begin_chat(call, request, params)
             try:
+                stream, reader = await self._begin_chat(call, request, params)
                 async for part in _parts(stream, call, reader):
                     yield part
             finally:
-                stream.cancel()
+                call.cancel()
 
     async def _begin_chat(
         self, call: Call, request: ChatRequest, params: SamplingParams
     ) -> tuple[SequenceStream, ChatReader]:
+        limit_s = checked_limit(request.timeout_s)
         plan = await self._chat_plan(request, params)
         own = plan.params[0]
         call.asks(plan.prompts, own.max_tokens, own.temperature, own.top_p)
@@ -106,7 +107,7 @@ class ChatHandleApi(TypedHandleApi):
             shown_tokens=frozenset() if plan.parsing is None else plan.parsing.shown_tokens,
             is_timed=call.is_traced,
         )
-        call.ends_within(request.timeout_s)
+        call.ends_within(limit_s)
         (stream,) = call.streams
         return stream, ChatReader(self.service, plan, stream)
 

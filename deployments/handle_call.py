@@ -1,8 +1,9 @@
-"""One call by Serve handle: its metrics, its trace and its line in the request log."""
+"""One call by Serve handle: the checks of its arguments, its metrics, its trace and its line in the request log."""
 
 import asyncio
 import json
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,7 +13,7 @@ from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.http.request_log import MAX_LOGGED_CHARS
 from deployments.tracing.request_trace import RequestTrace
-from llama_core.errors import DeadlineExceeded, LlamaError, RequestCancelled
+from llama_core.errors import DeadlineExceeded, InvalidParameter, LlamaError, RequestCancelled
 from llama_core.log_lines import where
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 
@@ -53,12 +54,20 @@ class Call:
             self._metrics.first_token(self._ttft_s)
 
     def ends_within(self, limit_s: float | None) -> None:
-        """The streams, all of which have been submitted, end with DeadlineExceeded so long after the call began."""
+        """The streams, all of which have been submitted, end with DeadlineExceeded so long after the call began.
+
+        limit_s: seconds, as `checked_limit` returns them.
+        """
         if limit_s is None:
             return
         error = DeadlineExceeded(f"The answer was not complete within {limit_s:g} s, the limit of this call.")
         left_s = self._began + limit_s - time.monotonic()
         self._deadline = asyncio.get_running_loop().call_later(max(left_s, 0.0), self._end_streams, error)
+
+    def cancel(self) -> None:
+        """Cancel the sequences that have not ended: nobody reads them any more."""
+        for stream in self.streams:
+            stream.cancel()
 
     def _end_streams(self, error: DeadlineExceeded) -> None:
         for stream in self.streams:
@@ -88,6 +97,19 @@ class Call:
         extra = {"log_to_stderr": level > logging.INFO, "event": "request", "fields": fields}
         extra |= {"request_id": self._request_id, "skip_context_filter": True}
         log.log(level, "request %s", json.dumps(fields, default=repr), extra=extra)
+
+
+def checked_limit(timeout_s: object) -> float | None:
+    """The time limit of a call in seconds; None for none. Raises InvalidParameter unless it is positive and finite."""
+    if timeout_s is None:
+        return None
+    try:
+        limit_s = math.nan if isinstance(timeout_s, bool | str | bytes) else float(timeout_s)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        limit_s = math.nan
+    if not 0 < limit_s < math.inf:
+        raise InvalidParameter("timeout_s must be a finite number of seconds greater than 0", param="timeout_s")
+    return limit_s
 
 
 class WithoutLoggedErrors(logging.Filter):

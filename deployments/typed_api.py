@@ -12,7 +12,7 @@ from typing import Any, overload
 
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.handle_api import HandleApi
-from deployments.handle_call import Call, prompt_logprobs_of, read_to_end, until_aborted
+from deployments.handle_call import Call, checked_limit, prompt_logprobs_of, read_to_end, until_aborted
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams, params_of_choices
@@ -88,27 +88,27 @@ class TypedHandleApi(HandleApi):
         if n < 1:
             raise InvalidParameter("n must be at least 1", param="n")
         with self._call("sample", request_id) as call:
+            limit_s = checked_limit(timeout_s)
             choices: list[tuple[list[int], SamplingParams]] = []
             for prompt, own in zip(prompts, each, strict=True):
                 ids, checked = await self._prompt_ids(prompt), await self._checked(own, bad_words)
                 choices += [(ids, one) for one in params_of_choices(checked, n)]
-            if choices:
-                longest = max(own.max_tokens for _, own in choices)
-                call.asks([ids for ids, _ in choices[::n]], longest, each[0].temperature, each[0].top_p)
-                call.streams += self.service.submit_all(
-                    choices,
-                    stop=stop,
-                    owner=owner,
-                    priority=priority,
-                    skip_special_tokens=skip_special_tokens,
-                    is_timed=call.is_traced,
-                )
-                call.ends_within(timeout_s)
             try:
+                if choices:
+                    longest = max(own.max_tokens for _, own in choices)
+                    call.asks([ids for ids, _ in choices[::n]], longest, each[0].temperature, each[0].top_p)
+                    call.streams += self.service.submit_all(
+                        choices,
+                        stop=stop,
+                        owner=owner,
+                        priority=priority,
+                        skip_special_tokens=skip_special_tokens,
+                        is_timed=call.is_traced,
+                    )
+                    call.ends_within(limit_s)
                 return [await _whole(stream, call) for stream in call.streams]
             finally:
-                for stream in call.streams:
-                    stream.cancel()
+                call.cancel()
 
     async def stream_sample(
         self,
@@ -125,19 +125,20 @@ class TypedHandleApi(HandleApi):
     ) -> AsyncIterator[Sampled]:
         """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
         with self._call("stream_sample", request_id) as call:
+            limit_s = checked_limit(timeout_s)
             ids, own = await self._prompt_ids(prompt), await self._checked(params, bad_words)
             call.asks([ids], own.max_tokens, own.temperature, own.top_p)
-            (stream,) = self.service.submit_all(
-                [(ids, own)],
-                stop=stop,
-                owner=owner,
-                priority=priority,
-                skip_special_tokens=skip_special_tokens,
-                is_timed=call.is_traced,
-            )
-            call.streams.append(stream)
-            call.ends_within(timeout_s)
             try:
+                call.streams += self.service.submit_all(
+                    [(ids, own)],
+                    stop=stop,
+                    owner=owner,
+                    priority=priority,
+                    skip_special_tokens=skip_special_tokens,
+                    is_timed=call.is_traced,
+                )
+                call.ends_within(limit_s)
+                (stream,) = call.streams
                 is_first = True
                 async for delta in until_aborted(stream):
                     call.on_delta()
@@ -147,7 +148,7 @@ class TypedHandleApi(HandleApi):
                     is_first = False
                     yield Sampled(delta.text, delta.tokens, reason, list(delta.logprobs), len(ids), cached, of_prompt)
             finally:
-                stream.cancel()
+                call.cancel()
 
     @overload  # a text is a list of texts to the type checker
     async def score(  # type: ignore[overload-overlap]
@@ -196,8 +197,7 @@ class TypedHandleApi(HandleApi):
             for stream in call.streams:
                 await read_to_end(stream, call)
         finally:
-            for stream in call.streams:
-                stream.cancel()
+            call.cancel()
         return [_score(stream, begin) for stream, (_, begin) in zip(call.streams, pairs, strict=True)]
 
     async def _prompt_ids(self, prompt: Prompt) -> list[int]:

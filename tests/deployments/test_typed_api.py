@@ -1,6 +1,7 @@
 """The typed API by handle, on the deployment's class over a fake group, without Serve."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from deployments.args import ServerArgs
 from deployments.chat_api import ChatRequest
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
+from deployments.handle_call import Call
 from deployments.http.plan import Plan
 from deployments.ingress import LlamaIngress
 from deployments.typed_api import Sampled, Score
@@ -113,7 +115,7 @@ async def test_a_call_ends_at_its_time_limit(ingress: Any) -> None:
     ingress.group.go.clear()  # nothing is computed
     calls: list[Awaitable[Any]] = [
         ingress.sample([[1, 5], [1, 6]], params, n=2, timeout_s=0.01),
-        listed(ingress.stream_sample([1, 5], params, timeout_s=0)),
+        listed(ingress.stream_sample([1, 5], params, timeout_s=1e-9)),
         ingress.chat(request, params),
         listed(ingress.stream_chat(request, params)),
     ]
@@ -123,6 +125,43 @@ async def test_a_call_ends_at_its_time_limit(ingress: Any) -> None:
         assert ingress.service.describe().blocks_used == 0
     ingress.group.go.set()
     assert (await ingress.sample([[1, 5]], params, timeout_s=600))[0].finish_reason == "length"
+
+
+async def test_a_time_limit_that_is_no_positive_number_is_refused_before_anything_is_submitted(ingress: Any) -> None:
+    submitted = watched(ingress)
+    for limit in ("5", True, 0, -1, math.nan, math.inf, 10**400, [5]):
+        for call in timed_calls(ingress, limit):
+            with pytest.raises(InvalidParameter) as refused:
+                await call
+            assert refused.value.param == "timeout_s"
+    assert submitted == []
+
+
+async def test_a_call_that_fails_after_it_was_submitted_leaves_no_sequence(
+    ingress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(call: Call, limit_s: float | None) -> None:
+        assert call.streams
+        raise InvalidParameter("refused late")
+
+    monkeypatch.setattr(Call, "ends_within", fails)
+    for call in timed_calls(ingress, 600):
+        with pytest.raises(InvalidParameter, match="refused late"):
+            await call
+        state = ingress.service.describe()
+        assert (state.requests_running, state.requests_waiting, state.blocks_used) == (0, 0, 0)
+
+
+def timed_calls(ingress: Any, limit: Any) -> list[Awaitable[Any]]:
+    """A call of each method that has a time limit."""
+    params = SamplingParams(0.0, max_tokens=40, ignore_eos=True)
+    request = ChatRequest([{"role": "user", "content": "x"}], timeout_s=limit)
+    return [
+        ingress.sample([[1, 5], [1, 6]], params, timeout_s=limit),
+        listed(ingress.stream_sample([1, 5], params, timeout_s=limit)),
+        ingress.chat(request, params),
+        listed(ingress.stream_chat(request, params)),
+    ]
 
 
 async def test_abort_ends_every_sequence_of_a_request_id(ingress: Any) -> None:
