@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from deployments.engine.interface import Delta
 from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
+from deployments.http.field_types import MAX_CHOICES
 from deployments.http.request_log import MAX_LOGGED_CHARS
 from deployments.tracing.request_trace import RequestTrace
 from llama_core.errors import DeadlineExceeded, InvalidParameter, LlamaError, RequestCancelled
 from llama_core.log_lines import where
 from llama_core.scheduling.request import FinishReason, TokenLogprob
+from llama_core.scheduling.sampling_params import whole_number
 
 log = logging.getLogger("llama.requests")
 
@@ -110,6 +112,19 @@ def checked_limit(timeout_s: object) -> float | None:
     if not 0 < limit_s < math.inf:
         raise InvalidParameter("timeout_s must be a finite number of seconds greater than 0", param="timeout_s")
     return limit_s
+
+
+def checked_n(n: object, num_prompts: int, most: int) -> int:
+    """`n`, the continuations of each prompt, as an int. most: sequences that an idle server can take at once.
+
+    Raises InvalidParameter unless `n` is within the bounds of HTTP's field, and the server could take all sequences.
+    """
+    count = whole_number("n", n)
+    if not 1 <= count <= MAX_CHOICES:
+        raise InvalidParameter(f"n must be from 1 to {MAX_CHOICES}", param="n")
+    if num_prompts * count > most:
+        raise InvalidParameter(f"n: prompts * n must be at most {most} (max_batch_size + max_queue)", param="n")
+    return count
 
 
 class WithoutLoggedErrors(logging.Filter):

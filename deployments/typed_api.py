@@ -12,7 +12,7 @@ from typing import Any, overload
 
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.handle_api import HandleApi
-from deployments.handle_call import Call, checked_limit, prompt_logprobs_of, read_to_end, until_aborted
+from deployments.handle_call import Call, checked_limit, checked_n, prompt_logprobs_of, read_to_end, until_aborted
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams, params_of_choices
@@ -74,21 +74,21 @@ class TypedHandleApi(HandleApi):
     ) -> list[Sampled]:
         """Continue each prompt: a text, token ids or a dialog. params: for all, or one for each.
 
-        n: continuations of each prompt, side by side in the result, with the seeds of HTTP's `n` choices; the first has the
-        prompt's log-probabilities. bad_words: beside the parameters' own, which are token ids. skip_special_tokens: False
-        puts the names of control tokens into the text. timeout_s: seconds from the call to its end. request_id: a name
+        n: continuations of each prompt, 1 to 128, side by side in the result, with the seeds of HTTP's `n` choices; the first
+        has the prompt's log-probabilities. bad_words: beside the parameters' own, which are token ids. skip_special_tokens:
+        False puts the names of control tokens into the text. timeout_s: seconds from the call to its end. request_id: a name
         by which `abort` ends all of them. owner, priority: as HTTP's `user` and `priority`. The seed is the parameters' own:
         equal prompts with equal parameters have equal results.
 
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, NotReady, InvalidDialog, NoTokenAllowed or DeadlineExceeded.
         """
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise InvalidParameter("params must be one SamplingParams, or one for each prompt", param="params")
-        if n < 1:
-            raise InvalidParameter("n must be at least 1", param="n")
         with self._call("sample", request_id) as call:
+            # First of all: the number of sequences bounds the work that follows, on the event loop.
+            n = checked_n(n, len(prompts), self.service.config.max_batch_size + self.service.args.max_queue)
             limit_s = checked_limit(timeout_s)
+            each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+            if len(each) != len(prompts):
+                raise InvalidParameter("params must be one SamplingParams, or one for each prompt", param="params")
             choices: list[tuple[list[int], SamplingParams]] = []
             for prompt, own in zip(prompts, each, strict=True):
                 ids, checked = await self._prompt_ids(prompt), await self._checked(own, bad_words)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deployments.args import ServerArgs
@@ -13,6 +14,7 @@ from deployments.chat_api import ChatRequest
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
 from deployments.handle_call import Call
+from deployments.http.field_types import MAX_CHOICES
 from deployments.http.plan import Plan
 from deployments.ingress import LlamaIngress
 from deployments.typed_api import Sampled, Score
@@ -71,9 +73,24 @@ async def test_n_continuations_stand_beside_each_other_with_the_seeds_of_http(in
     plans = [Plan([ids], [own], n=3) for ids, own in zip([[1, 5], [1, 9, 4]], params, strict=True)]
     assert submitted == [choice for plan in plans for choice in plan.choices()]
     assert len({own.seed for _, own in submitted}) == 6
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "n"), [(1, 0), (1, MAX_CHOICES + 1), (1, 300_000), (1, "3"), (1, 1.5), (1, True), (3, 87), (261, 1)]
+)
+async def test_an_n_of_too_many_choices_is_refused_before_any_prompt_is_read(
+    ingress: Any, monkeypatch: pytest.MonkeyPatch, num_prompts: int, n: Any
+) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(ingress, "_tokens_of", read.append)
     with pytest.raises(InvalidParameter) as refused:
-        await ingress.sample([[1, 5]], params[0], n=0)
-    assert refused.value.param == "n"
+        await ingress.sample([[1, 5]] * num_prompts, SamplingParams(0.0, max_tokens=3), n=n)  # 4 run and 256 wait
+    assert refused.value.param == "n" and not read
+
+
+async def test_as_many_choices_as_run_and_wait_are_taken(ingress: Any) -> None:
+    found = await ingress.sample([[1, 5]] * 4, SamplingParams(0.0, max_tokens=1), n=np.int64(65))
+    assert len(found) == 4 + 256
 
 
 async def test_bad_words_are_texts_beside_the_parameters_own(ingress: Any) -> None:
