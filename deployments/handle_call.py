@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from deployments.engine.interface import Delta
 from deployments.engine.metrics import Metrics
 from deployments.engine.sequence_stream import SequenceStream
-from deployments.http.field_types import MAX_CHOICES
+from deployments.http.field_types import MAX_BAD_WORD_CHARS, MAX_CHOICES
 from deployments.http.request_log import MAX_LOGGED_CHARS
 from deployments.tracing.request_trace import RequestTrace
 from llama_core.errors import DeadlineExceeded, InvalidParameter, LlamaError, RequestCancelled
 from llama_core.log_lines import where
 from llama_core.scheduling.request import FinishReason, TokenLogprob
-from llama_core.scheduling.sampling_params import whole_number
+from llama_core.scheduling.sampling_params import MAX_BAD_WORDS, whole_number
 
 log = logging.getLogger("llama.requests")
 
@@ -125,6 +125,20 @@ def checked_n(n: object, num_prompts: int, most: int) -> int:
     if num_prompts * count > most:
         raise InvalidParameter(f"n: prompts * n must be at most {most} (max_batch_size + max_queue)", param="n")
     return count
+
+
+def checked_bad_words(words: object) -> Sequence[str]:
+    """`words`, which may be None for none. Raises InvalidParameter unless they are within the limits of HTTP's field."""
+    most = MAX_BAD_WORDS // 3  # each in up to three spellings
+    if words is None:
+        return ()
+    if not isinstance(words, list | tuple) or len(words) > most:
+        raise InvalidParameter(f"bad_words must be a list of at most {most} strings", param="bad_words")
+    if not all(isinstance(word, str) and 1 <= len(word) <= MAX_BAD_WORD_CHARS for word in words):
+        raise InvalidParameter(
+            f"bad_words: each must be a string of 1 to {MAX_BAD_WORD_CHARS} characters", param="bad_words"
+        )
+    return words
 
 
 class WithoutLoggedErrors(logging.Filter):

@@ -12,7 +12,15 @@ from typing import Any, overload
 
 from deployments.engine.sequence_stream import SequenceStream
 from deployments.handle_api import HandleApi
-from deployments.handle_call import Call, checked_limit, checked_n, prompt_logprobs_of, read_to_end, until_aborted
+from deployments.handle_call import (
+    Call,
+    checked_bad_words,
+    checked_limit,
+    checked_n,
+    prompt_logprobs_of,
+    read_to_end,
+    until_aborted,
+)
 from llama_core.errors import InvalidParameter
 from llama_core.scheduling.request import FinishReason, TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams, params_of_choices
@@ -89,10 +97,13 @@ class TypedHandleApi(HandleApi):
             each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
             if len(each) != len(prompts):
                 raise InvalidParameter("params must be one SamplingParams, or one for each prompt", param="params")
+            spelled = self._spelled(bad_words)
+            given = {id(own): own for own in each}  # prompts may share one object
+            checked = {key: await self._checked(own, spelled) for key, own in given.items()}
             choices: list[tuple[list[int], SamplingParams]] = []
             for prompt, own in zip(prompts, each, strict=True):
-                ids, checked = await self._prompt_ids(prompt), await self._checked(own, bad_words)
-                choices += [(ids, one) for one in params_of_choices(checked, n)]
+                ids = await self._prompt_ids(prompt)
+                choices += [(ids, one) for one in params_of_choices(checked[id(own)], n)]
             try:
                 if choices:
                     longest = max(own.max_tokens for _, own in choices)
@@ -126,7 +137,7 @@ class TypedHandleApi(HandleApi):
         """`sample` of one prompt in parts, for `handle.options(stream=True)`."""
         with self._call("stream_sample", request_id) as call:
             limit_s = checked_limit(timeout_s)
-            ids, own = await self._prompt_ids(prompt), await self._checked(params, bad_words)
+            ids, own = await self._prompt_ids(prompt), await self._checked(params, self._spelled(bad_words))
             call.asks([ids], own.max_tokens, own.temperature, own.top_p)
             try:
                 call.streams += self.service.submit_all(
@@ -203,13 +214,13 @@ class TypedHandleApi(HandleApi):
     async def _prompt_ids(self, prompt: Prompt) -> list[int]:
         return await self._in_thread_if_slow(lambda: self._tokens_of(prompt))
 
-    async def _checked(self, params: SamplingParams, bad_words: Sequence[str]) -> SamplingParams:
+    def _spelled(self, bad_words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        return spellings(checked_bad_words(bad_words), self.service.tokenizer)
+
+    async def _checked(self, params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
         """`params` with a compiled grammar, and with the tokens of `bad_words`."""
         if bad_words:
-            if isinstance(bad_words, str) or not all(isinstance(word, str) and word for word in bad_words):
-                raise InvalidParameter("bad_words must be a list of words, none of them empty", param="bad_words")
-            written = spellings(bad_words, self.service.tokenizer)
-            params = replace(params, bad_words=(*params.bad_words, *written))
+            params = replace(params, bad_words=(*params.bad_words, *bad_words))
         if not params.grammar:
             return params
         grammar = await asyncio.to_thread(checked_grammar, params.grammar, "grammar")

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import deployments.typed_api
 from deployments.args import ServerArgs
 from deployments.chat_api import ChatRequest
 from deployments.engine.metrics import Metrics
 from deployments.engine.service import LlamaService
-from deployments.handle_call import Call
+from deployments.handle_call import Call, checked_bad_words
 from deployments.http.field_types import MAX_CHOICES
 from deployments.http.plan import Plan
 from deployments.ingress import LlamaIngress
@@ -106,10 +107,32 @@ async def test_bad_words_are_texts_beside_the_parameters_own(ingress: Any) -> No
     for call in calls:
         await call
     assert [own.bad_words for _, own in submitted] == [expected] * 3
-    for words in ("cat", [""], [3]):
-        with pytest.raises(InvalidParameter) as refused:
-            await ingress.sample([[1, 5]], params, bad_words=words)
-        assert refused.value.param == "bad_words"
+
+
+async def test_bad_words_beyond_the_limits_of_http_are_refused_before_they_are_spelled(
+    ingress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(0.0, max_tokens=3)
+    spelled: list[Any] = []
+
+    def noted(words: Any, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+        spelled.append(words)
+        return spellings(words, tokenizer)
+
+    monkeypatch.setattr(deployments.typed_api, "spellings", noted)
+    refusals: list[Any] = [5, 0, "cat", b"cat", {"cat": 1}, [""], [3], ["cat"] * 33, ["c" * 65]]
+    for words in refusals:
+        for call in (
+            ingress.sample([[1, 5]], params, bad_words=words),
+            listed(ingress.stream_sample([1, 5], params, bad_words=words)),
+        ):
+            with pytest.raises(InvalidParameter) as refused:
+                await call
+            assert refused.value.param == "bad_words"
+    assert spelled == []
+    assert checked_bad_words(["c" * 64] * 32) == ["c" * 64] * 32
+    await ingress.sample([[1, 5]] * 9, params, bad_words=["cat"] * 32)
+    assert spelled == [["cat"] * 32]  # once, for all prompts
 
 
 @pytest.mark.parametrize("skips", [True, False])
