@@ -42,7 +42,11 @@ class MetaWeights(WeightReader):
             more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
             raise CheckpointError(f"{directory}: weights do not fit params.json: {'; '.join(faults[:5])}{more}")
         self._check_replicas()
-        self._begins = [file_begin(shard[OUTPUT]) for shard in self._shards]
+        # torch swaps the bytes of big-endian files where it maps them.
+        self._begins = [
+            None if _is_big_endian(path) else file_begin(shard[OUTPUT])
+            for path, shard in zip(paths, self._shards, strict=True)
+        ]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -125,6 +129,12 @@ def _known_shard_dims(name: str, spec: WeightSpec, is_tied: bool) -> tuple[int, 
     if spec.rank_dim is None:
         return ()
     return (1, 0) if name == EMBEDDING or (name == OUTPUT and is_tied) else (spec.rank_dim,)
+
+
+def _is_big_endian(path: Path) -> bool:
+    with zipfile.ZipFile(path) as archive:
+        records = [name for name in archive.namelist() if name.endswith("/byteorder")]
+        return any(archive.read(name) == b"big" for name in records)
 
 
 def _map_shard(path: Path) -> dict[str, torch.Tensor]:

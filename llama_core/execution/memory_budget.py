@@ -83,6 +83,12 @@ def wait_for_device_bytes(device: torch.device, needed: int, deadline: float) ->
     return free
 
 
+def release_unused_memory(parallel: Parallel) -> None:
+    """Give back the memory of loading's temporary tensors, which torch keeps on a GPU."""
+    if parallel.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def free_cache_bytes(
     parallel: Parallel,
     planned_bytes: int = 0,
@@ -95,7 +101,7 @@ def free_cache_bytes(
     rank, will allocate before. taken_bytes: what this rank has allocated. former_bytes: what was usable on the GPU for the rank
     that this one replaces, which is waited for until the deadline (of `time.monotonic`) if a GPU of this size can have both."""
     if parallel.device.type == "cuda":
-        torch.cuda.empty_cache()  # torch keeps the memory of loading's temporary tensors
+        release_unused_memory(parallel)
         total = torch.cuda.mem_get_info(parallel.device)[1]
         reserved = int(total * GPU_HEADROOM) + planned_bytes
         # Fewer ranks than before have larger shares of the weights and of each block.

@@ -36,6 +36,7 @@ from llama_core.execution.memory_budget import (
     loading_bytes,
     longest_context,
     planned_weight_bytes,
+    release_unused_memory,
 )
 from llama_core.execution.native import backend as native
 from llama_core.execution.parallel import Parallel, device_name, smallest
@@ -194,6 +195,7 @@ class ModelRunner:
                 former = replace(former, is_allocated=bool(smallest(parallel, can_have)))
             if former.is_allocated:
                 backend.load_beside(planned, former_blocks)
+                release_unused_memory(parallel)
             else:
                 with torch.inference_mode():
                     backend.load(planned)
@@ -301,6 +303,8 @@ class ModelRunner:
         try:
             self.backend.allocate_cache(num_blocks)
         except torch.OutOfMemoryError as error:
+            if self._former.num_blocks:
+                raise  # the configuration was right for the ranks before: this rank's device is at fault
             raise ConfigError(
                 f"the device's memory does not hold {num_blocks} blocks of cache "
                 f"({num_blocks * self.backend.cache_block_bytes} bytes) beside the weights and the working memory of steps "

@@ -1,6 +1,7 @@
 """Uploads through page-locked buffers, on a device whose copies run as late as their order allows."""
 
 import itertools
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,6 +174,21 @@ def test_slices_of_files_name_the_place_of_their_values(
                 stored = piece.file.read_bytes()[piece.offset : piece.offset + first.nbytes]
                 assert bytes(first.contiguous().view(torch.uint8).tolist()) == stored, name
     assert num_placed > num_slices / 2
+
+
+def test_a_big_endian_file_is_read_where_torch_swaps_its_bytes(tmp_path: Path) -> None:
+    folder = write(tmp_path / "little", split(random_weights(WIDE), 1))
+    shard = folder / "consolidated.00.pth"
+    with zipfile.ZipFile(shard) as archive:
+        records = {record: archive.read(record) for record in archive.namelist()}
+    with zipfile.ZipFile(shard, "w") as archive:
+        for record, content in records.items():
+            archive.writestr(record, b"big" if record.endswith("/byteorder") else content)
+    source = open_checkpoint(folder)
+    model = source.model_config(640)
+    reader, share = source.open_weights(model), RankShare.of(model, 0, 1)
+    pieces = [piece for name, spec in weight_specs(model).items() for piece in reader.slices(name, spec.part(share))]
+    assert pieces and all(piece.offset is None for piece in pieces)
 
 
 def test_a_file_that_has_become_shorter_is_named(tmp_path: Path) -> None:

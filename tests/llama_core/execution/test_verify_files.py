@@ -112,10 +112,13 @@ def test_later_ranks_refuse_a_replaced_checkpoint(checkpoint: Path, replaced: st
     assert "replaced while it was served" in caught.value.message and caught.value.code == "checkpoint_changed"
 
 
-def test_files_that_change_during_the_load_are_noticed(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wants_digest", [True, False])
+def test_files_that_change_during_the_load_are_noticed(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, wants_digest: bool
+) -> None:
     def change_and_verify(*_: object) -> None:
         (checkpoint / "params.json").write_text((checkpoint / "params.json").read_text() + "\n")
 
     monkeypatch.setattr("llama_core.checkpoint.meta_weights.MetaWeights.verify_checksums", change_and_verify)
     with pytest.raises(CheckpointError, match="changed while they were loaded"):
-        ModelRunner.load(config_of(checkpoint, wants_digest=True), alone("cpu"))
+        ModelRunner.load(config_of(checkpoint, wants_digest=wants_digest), alone("cpu"))
