@@ -75,9 +75,10 @@ Request = tuple[str, int]  # grammar, or "" for none, and max_tokens
 
 
 def answer(llama: Llama, options: argparse.Namespace, requests: Iterable[Request]) -> tuple[list[Step], list[int]]:
-    """Answer the requests, `rows` at a time. Returns the steps, and the tokens of each answer."""
-    sequences = []
+    """Answer the requests, `rows` at a time. Returns the steps, and the tokens that were sampled for each answer."""
+    sequences, limits = [], []
     for i, (grammar, max_tokens) in enumerate(requests):
+        limits.append(max_tokens)
         prompt = random_prompt(options.prompt, vocabulary(llama), seed=i)
         params = SamplingParams(temperature=1.0, seed=i, max_tokens=max_tokens, grammar=grammar, ignore_eos=not grammar)
         sequences.append(LlamaSequence(prompt, params, options.prompt + max_tokens))
@@ -86,7 +87,9 @@ def answer(llama: Llama, options: argparse.Namespace, requests: Iterable[Request
     for seq in sequences:
         if seq.error is not None:
             raise seq.error
-    return steps, [len(seq.tokens) - options.prompt for seq in sequences]
+    # The token that ends an answer before its limit is not among its tokens.
+    lengths = [len(seq.tokens) - options.prompt + 1 for seq in sequences]
+    return steps, [min(length, limit) for length, limit in zip(lengths, limits, strict=True)]
 
 
 def step_ms(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], num_with: int) -> float:

@@ -64,11 +64,11 @@ def planned_weights(
     uploads: of `device` if absent.
 
     Peak memory: the weights that the caller keeps, one weight and one slice. Raises CheckpointError for a value that is not
-    finite: on a CPU before it yields the weight, on a GPU after the last weight, because each look makes the host wait.
+    finite: on a CPU before it yields the weight, on a GPU after the last weight, because each check makes the host wait.
     """
     total = num_values(config, share) * dtype.itemsize
     done = 0
-    looks: list[_Look] = []
+    checks: list[_PendingCheck] = []
     with uploads or Uploads(device) as uploads:
         for name, spec in weight_specs(config).items():
             box = spec.part(share)
@@ -85,17 +85,17 @@ def planned_weights(
                 target = weight[_region(piece)]
                 uploads.copy(target, piece)
                 pieces.append(piece.file)
-                if not uploads.are_late:  # while the caches hold the slice
+                if not uploads.are_asynchronous:  # while the caches hold the slice
                     extremes.append(_extremes(target))
                 done += target.numel() * dtype.itemsize
                 on_progress(done, total)
             uploads.flush()
-            if uploads.are_late and pieces:
-                looks.append(_Look(name, box, held, _extremes(weight)))
+            if uploads.are_asynchronous and pieces:
+                checks.append(_PendingCheck(name, box, held, _extremes(weight)))
             elif (at_fault := _first_not_finite(pieces, extremes)) is not None:
                 raise _not_finite(at_fault, name, held)
             yield name, weight
-    _raise_at_first_not_finite(reader, looks)
+    _raise_at_first_not_finite(reader, checks)
 
 
 def _region(piece: Slice) -> tuple[slice, ...]:
@@ -110,7 +110,7 @@ def _extremes(values: torch.Tensor) -> torch.Tensor:
     return torch.stack(torch.aminmax(values))
 
 
-class _Look(NamedTuple):
+class _PendingCheck(NamedTuple):
     """The part of a weight as `held`, and its extremes on the device, which the host has not read."""
 
     name: str
@@ -119,10 +119,10 @@ class _Look(NamedTuple):
     extremes: torch.Tensor
 
 
-def _raise_at_first_not_finite(reader: WeightReader, looks: list[_Look]) -> None:
+def _raise_at_first_not_finite(reader: WeightReader, checks: list[_PendingCheck]) -> None:
     """Raises CheckpointError for the first weight with a value that is not finite, whose slices are read once more to name
     the file. Waits for the device once."""
-    at_fault = _first_not_finite(looks, [look.extremes for look in looks])
+    at_fault = _first_not_finite(checks, [check.extremes for check in checks])
     if at_fault is None:
         return
     files: list[Path] = []

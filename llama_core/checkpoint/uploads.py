@@ -69,7 +69,7 @@ class Uploads:
         self._used = 0
 
     @property
-    def are_late(self) -> bool:
+    def are_asynchronous(self) -> bool:
         """Whether copies may still run when `copy` returns."""
         return self._transfers is not None
 

@@ -53,6 +53,9 @@ _LOOK_AGAIN: Final = frozenset(int(_MAX_WATCHED * 0.7**i) for i in range(18))
 _MAX_TRIED_AGAIN: Final = 256
 # In schemas: what may make one value longer than the schema's text.
 _LONG_PARTS: Final = re.compile(r'"(?:minItems|minLength|minProperties)": ?\d\d|\{\d\d')
+# In schemas: what together may give one value several kinds of strings, some of which only end at certain texts.
+_ALTERNATIVES: Final = re.compile(r'"(?:anyOf|oneOf)"')
+_LIMITED_STRINGS: Final = re.compile(r'"(?:const|enum|format|pattern|minLength|maxLength)"')
 _CLOSERS: Final = {ord("["): b"]", ord("{"): b"}"}
 
 
@@ -60,7 +63,8 @@ class Lookahead:
     """A grammar compiled for looking ahead. Its matchers are apart from those that decide masks, because llguidance's limits of
     one request may be exceeded by looking ahead alone, and matchers made from one another share what they have built.
 
-    begins_with_text: other text may come before the JSON. is_broken: the limits were exceeded, so that later answers need
+    begins_with_text: other text may come before the JSON. is_string_free: what may follow a string that is a value does not
+    depend on its text. is_broken: the limits were exceeded, so that later answers need
     another one."""
 
     def __init__(
@@ -77,6 +81,7 @@ class Lookahead:
         self.vocabulary = vocabulary
         self.begins_with_text = begins_with_text
         self.is_broken = False
+        self.is_string_free = not (_ALTERNATIVES.search(description) and _LIMITED_STRINGS.search(description))
         # Schemas also name the keys that are not required, and the type of every value.
         longest = vocabulary.num_tokens(description) + 8 * _MARGIN
         if begins_with_text:
@@ -107,6 +112,18 @@ class _Place:
         return _Place(replace(self.text), self.path)
 
 
+@dataclass(frozen=True, slots=True)
+class _InString:
+    """What was kept of a mask within a string that is a value, and is kept of the same mask further on in it.
+
+    needed: the most tokens that the answer needs behind a token that was kept. With fewer left it is looked at again."""
+
+    bits: np.ndarray
+    path: list[int]
+    kept: np.ndarray
+    needed: int
+
+
 @dataclass(slots=True)
 class JsonEnding:
     """The end of one answer.
@@ -129,6 +146,8 @@ class JsonEnding:
     num_followed: int = 0  # tokens that were tried for one mask, and those of the paths that were found
     # For one mask: the texts, as far as they were followed, of the tokens that are late.
     late_texts: list[bytes] = field(default_factory=list)
+    most_needed: int = 0  # for one mask: behind a token that is in time
+    in_string: _InString | None = None  # of the string within which the answer stands
 
     @classmethod
     def of(cls, ahead: Lookahead, begin: int, limit: int) -> "JsonEnding":
@@ -189,6 +208,8 @@ class JsonEnding:
             return False
         dropped = bits & ~kept & ~self.ahead.vocabulary.spaces
         bits &= kept
+        if not dropped.any():
+            return False
         # Another division of the same text into tokens is no loss.
         assert self.place.path
         continuation = b"".join(map(self.ahead.vocabulary.text, self.place.path))
@@ -229,7 +250,10 @@ class JsonEnding:
             self.place.path = self._path_behind(token, self.limit - position - 1, _MAX_OTHER)
         consume(self.matcher, [token])
         self.tokens.append(token)
-        self.place.text.append(self.ahead.vocabulary.text(token))
+        text = self.ahead.vocabulary.text(token)
+        self.place.text.append(text)
+        if b'"' in text:
+            self.in_string = None  # another string may have begun
 
     def _arrive(self, position: int, bits: np.ndarray | None = None) -> None:
         """Find the place at `position`, behind the tokens before it. bits: what the grammar allows there, if that is known."""
@@ -290,18 +314,33 @@ class JsonEnding:
         """The allowed tokens behind which the answer may end in time."""
         path, left, vocabulary = self.place.path, self.limit - position, self.ahead.vocabulary
         assert path
-        first = vocabulary.end_bits if path[0] in vocabulary.ends else bits_of(path[:1], len(bits))
-        # Where the text is forced, masks may have another division of it into tokens than the path.
-        forced: np.ndarray = bits & first
-        if left - len(path) < _FORCED_BELOW and forced.any():
-            return forced
+        if left - len(path) < _FORCED_BELOW:
+            first = vocabulary.end_bits if path[0] in vocabulary.ends else bits_of(path[:1], len(bits))
+            # Where the text is forced, masks may have another division of it into tokens than the path.
+            forced: np.ndarray = bits & first
+            if forced.any():
+                return forced
         most = left - 1
-        self.num_followed = 0
+        known = self.in_string
+        if known and most >= known.needed and path == known.path and np.array_equal(bits, known.bits):
+            return known.kept
+        self.num_followed = self.most_needed = 0
         self.late_texts.clear()
         if count_of(bits) <= (_MAX_TOKENS_IN_STRING if self.place.text.in_string else _MAX_TOKENS):
             shortest_first = sorted(tokens_of(bits), key=lambda token: len(self.ahead.vocabulary.text(token)))
             return bits_of((token for token in shortest_first if self._fits(token, most)), len(bits))
-        return self._groups_in_time(bits, most)
+        kept = self._groups_in_time(bits, most)
+        # Other tokens were guessed where many were followed.
+        if self.place.text.in_string and self.num_followed < _MAX_FOLLOWED and self._is_in_free_value():
+            self.in_string = _InString(bits.copy(), path, kept, self.most_needed)
+        return kept
+
+    def _is_in_free_value(self) -> bool:
+        """Whether what may follow the string does not depend on its text. Behind a key it does."""
+        path, vocabulary = self.place.path, self.ahead.vocabulary
+        assert path
+        ending = b"".join(map(vocabulary.text, path[:3])).partition(b'"')[2].lstrip(SPACES)
+        return self.ahead.is_string_free and ending[:1] in (b",", b"]", b"}")
 
     def _groups_in_time(self, bits: np.ndarray, most: int) -> np.ndarray:
         """The allowed tokens that are in time. Tokens that go on within a string or a number are not looked at."""
@@ -365,6 +404,7 @@ class JsonEnding:
                     del self.late_texts[num_late:]
                 return False
             num_needed = len(behind)
+        self.most_needed = max(self.most_needed, num_needed + margin if num_needed + margin <= most else 0)
         return num_needed + margin <= most
 
     def _path_behind(self, token: int, most: int, max_other: int = 0) -> list[int]:

@@ -194,7 +194,7 @@ class ModelRunner:
                 )
                 former = replace(former, is_allocated=bool(smallest(parallel, can_have)))
             if former.is_allocated:
-                backend.load_beside(planned, former_blocks)
+                backend.load_while_capturing(planned, former_blocks)
                 release_unused_memory(parallel)
             else:
                 with torch.inference_mode():

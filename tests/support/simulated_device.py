@@ -213,7 +213,7 @@ class SimulatedDevice:
             work()
         return _Graph(self, recorder.operations)
 
-    def start_beside(self, work: Work) -> _Late:
+    def start_in_thread(self, work: Work) -> _Late:
         self.synchronize()
         return _Late(work)
 

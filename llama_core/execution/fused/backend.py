@@ -193,8 +193,11 @@ class FusedBackend:
     def captures(self) -> bool:
         return self._device.captures
 
-    def allocate_cache(self, num_blocks: int) -> None:
-        """Does nothing where `load_beside` has allocated as many blocks."""
+    def allocate_cache(self, num_blocks: int, *, is_loading: bool = False) -> None:
+        """Does nothing where `load_while_capturing` has allocated as many blocks.
+
+        is_loading: weights are loaded meanwhile, after which graphs may be captured again.
+        """
         if self._cache is not None and num_blocks == self._num_blocks:
             return
         begin = time.perf_counter()
@@ -210,7 +213,7 @@ class FusedBackend:
             _have_graphs.add(self)
             before_leaving(_release_all_graphs)
             with torch.inference_mode():
-                self._capture()
+                self._capture(is_final=not is_loading)
 
     def load(self, weights: Weights) -> None:
         """Load the model's weights. Raises what reading them raises."""
@@ -218,7 +221,7 @@ class FusedBackend:
         self.model.load(weights)
         self.start_seconds.load = time.perf_counter() - begin
 
-    def load_beside(self, weights: Weights, num_blocks: int) -> None:
+    def load_while_capturing(self, weights: Weights, num_blocks: int) -> None:
         """Load the model's weights in another thread, and meanwhile allocate the cache and capture all graphs. Every rank calls
         this. Raises what reading `weights` raises.
 
@@ -226,9 +229,9 @@ class FusedBackend:
         the cache without them, perhaps NaN, is overwritten before attention reads it. No step may start before this returns.
         """
         is_over = threading.Event()
-        loading = self._device.start_beside(lambda: self.load(_until(is_over, weights)))
+        loading = self._device.start_in_thread(lambda: self.load(_until(is_over, weights)))
         try:
-            self.allocate_cache(num_blocks)
+            self.allocate_cache(num_blocks, is_loading=True)
         except BaseException:
             is_over.set()
             loading.result()  # an error of the weights explains more
@@ -337,11 +340,11 @@ class FusedBackend:
             tokens, step.positions, slot_mapping, cache, attend, self._head.clock
         )
 
-    def _capture(self) -> None:
+    def _capture(self, *, is_final: bool = True) -> None:
         """A graph for each bucket; largest first, so that the others fit into its memory.
 
         Captured steps compute nothing in attention and write to slot 0, while the cache is empty. If the capture fails on any
-        rank, all ranks run without graphs, which is slower.
+        rank, all ranks run without graphs, which is slower. is_final: it is not tried again.
         """
         shapes = [*reversed(self._mixed_shapes), *reversed(self._decode_shapes)]
         # Ranks communicate in these steps, so an error here fails the start of all ranks.
@@ -358,7 +361,11 @@ class FusedBackend:
             failed = str(error).splitlines()[0]
         if not smallest(self._parallel, not failed):
             self.release_graphs()
-            log.warning("steps run without CUDA graphs, which is slower: %s", failed or "another rank failed")
+            reason = failed or "another rank failed"
+            if is_final:
+                log.warning("steps run without CUDA graphs, which is slower: %s", reason)
+            else:
+                log.info("graphs were not captured beside the load, and will be after it: %s", reason)
             return
         seconds = self.start_seconds
         seconds.warm_up, seconds.capture = warm - begin, time.perf_counter() - warm

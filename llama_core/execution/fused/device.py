@@ -31,7 +31,7 @@ class Graph(Protocol):
         """Queue the captured work."""
 
 
-class Beside(Protocol):
+class ThreadWork(Protocol):
     """Work in another thread."""
 
     def result(self) -> object:
@@ -69,7 +69,7 @@ class FusedDevice(Protocol):
         """A graph of `work`, which runs no part of it. Graphs share the memory of their intermediate tensors. Raises
         RuntimeError where the work cannot be captured."""
 
-    def start_beside(self, work: Work) -> Beside:
+    def start_in_thread(self, work: Work) -> ThreadWork:
         """Begin work in another thread, behind all that was queued before. What it queues has a queue of its own; the first
         thread may queue and capture other work meanwhile."""
 
@@ -115,7 +115,7 @@ class HostDevice:
     def capture(self, work: Work) -> Graph:
         raise RuntimeError("a CPU captures nothing")
 
-    def start_beside(self, work: Work) -> Beside:
+    def start_in_thread(self, work: Work) -> ThreadWork:
         done: Future[object] = Future()
         done.set_result(work())
         return done
@@ -187,7 +187,7 @@ class CudaDevice:
             work()
         return graph
 
-    def start_beside(self, work: Work) -> Beside:
+    def start_in_thread(self, work: Work) -> ThreadWork:
         self.synchronize()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 

@@ -329,14 +329,14 @@ def test_another_threads_work_has_its_device_and_stream_and_ends_with_what_it_qu
     for name in ("synchronize", "Stream", "set_device", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     device = CudaDevice(torch.device("cuda", 3))
-    device.start_beside(work).result()
+    device.start_in_thread(work).result()
     stream = cuda.Stream()
     expected = [call.synchronize(), call.Stream(), call.set_device(3), call.stream(stream), call.stream().__enter__()]
     expected += [call.work(True, True), call.Stream().synchronize(), call.stream().__exit__(None, None, None)]
     assert cuda.mock_calls[: len(expected)] == expected
     errors.append(CheckpointError("model.bin: cut off"))
     with pytest.raises(CheckpointError, match="cut off"):
-        device.start_beside(work).result()
+        device.start_in_thread(work).result()
 
 
 CALLS_OF_CUDA = {

@@ -97,6 +97,28 @@ def test_random_answers_end_and_validate(kind: str) -> None:
     assert (num_shortened > SEEDS // 2) if kind == "unbounded" else (num_shortened < SEEDS)
 
 
+def test_what_is_kept_within_a_string_is_what_would_be_found_again() -> None:
+    """As after a preemption or on new ranks, which know nothing of the tokens before."""
+    kept, num_known = JsonEnding._kept, 0
+
+    def kept_and_found_again(self: JsonEnding, bits: np.ndarray, position: int) -> np.ndarray:
+        nonlocal num_known
+        known, self.in_string = self.in_string, None
+        found_again = kept(self, bits.copy(), position)
+        self.in_string = known
+        found = kept(self, bits, position)
+        num_known += known is not None and found is known.kept
+        assert np.array_equal(found, found_again)
+        return found
+
+    letters = [letter.encode() for letter in ascii_letters]
+    with patch.object(JsonEnding, "_kept", kept_and_found_again):
+        for seed in range(2 * SEEDS):
+            schema = unbounded(random.Random(seed))
+            sampled(grammar_of(schema), (40, 64, 100)[seed % 3], by_chance(seed, *letters[seed % 2 :: 2]))
+    assert num_known > 20
+
+
 def test_an_answer_far_from_its_limit_is_left_alone() -> None:
     for seed in range(SEEDS):
         grammar = grammar_of(bounded(random.Random(seed)))

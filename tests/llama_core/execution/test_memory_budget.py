@@ -339,3 +339,15 @@ def test_a_device_without_memory_for_the_cache_or_the_warm_up_says_what_to_lower
     ) as raised:
         runner.allocate_cache(9)
     assert raised.value.param == "kv_cache_bytes"
+
+
+def test_a_device_without_memory_for_the_cache_of_the_ranks_before_is_at_fault_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver names the rank of such an error, and goes on without its device."""
+    runner = ModelRunner.load(WITHOUT_CONTEXT, alone("cpu"), former_blocks=9)
+    monkeypatch.setattr(
+        runner.backend, "allocate_cache", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.allocate_cache(9)
