@@ -142,9 +142,9 @@ def test_loading(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loading, "in_process_of_its_own", load)
     monkeypatch.setattr(loading, "wait_quiet", lambda: None)  # beside other tests the machine is never idle
     cases = result_of(capsys, "loading", "--rounds", "1", "--ranks", "2")["cases"]
-    assert cases.keys() == {"read", "cpu", "gpu_host"}, "the demo model's files are not safetensors"
+    assert cases.keys() == {"read", "cpu", "gpu_host", "mapped"}, "the demo model's files are not safetensors"
     assert cases["cpu"]["gb"] == pytest.approx(cases["read"]["gb"] / 2, rel=0.05)
-    assert cases["gpu_host"]["gb"] == cases["cpu"]["gb"]
+    assert cases["gpu_host"]["gb"] == cases["mapped"]["gb"] == cases["cpu"]["gb"]
 
 
 def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
