@@ -106,8 +106,9 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        limit = self.token_limit
         for name in _LIMITS:
-            if getattr(self, name) not in (None, self.token_limit):
+            if getattr(self, name) not in (None, limit):
                 raise _contradiction(name, self.name_of_limit)
         if self.repeat_penalty not in (None, self.penalty_of_repetitions):
             raise _contradiction("repeat_penalty", "repetition_penalty")

@@ -193,7 +193,8 @@ def called(function: dict[str, Any], where: str) -> dict[str, str]:
 def _completed_json(text: str, error: Exception) -> object:
     """What JSON text has before its end was cut off; None where it is no beginning of JSON, or too long.
 
-    error: of parsing it."""
+    error: of parsing it.
+    """
     has_more = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
     if has_more or len(text) > MAX_CUT_OFF_CHARS:
         return None
