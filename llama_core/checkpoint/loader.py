@@ -148,19 +148,20 @@ def _read_groups(reader: WeightReader, name: str, box: Box, device: torch.device
     codes: torch.Tensor | None = None
     scales = torch.empty((rows, columns // GROUP), device=device)
     minima: torch.Tensor | None = None
-    for file, stored, *stored_scales, start in reader.grouped_slices(name, box):
+    for part in reader.grouped_slices(name, box):
         if codes is None:
-            codes = torch.empty((rows, columns), dtype=stored.dtype, device=device)
-            minima = None if stored_scales[1] is None else torch.empty_like(scales)
-        piece = Slice(file, stored, start)
+            codes = torch.empty((rows, columns), dtype=part.codes.dtype, device=device)
+            minima = None if part.minima is None else torch.empty_like(scales)
+        piece = Slice(part.file, part.codes, part.start)
         uploads.copy(codes[_region(piece)], piece)
-        for target, values in zip((scales, minima), stored_scales, strict=True):
+        row, column = part.start
+        for target, values in ((scales, part.scales), (minima, part.minima)):
             if target is None or values is None:
                 continue
             if not torch.stack(torch.aminmax(values)).isfinite().all():
-                raise CheckpointError(f"{file}: {name} holds a scale or minimum that is not finite")
-            piece = Slice(file, values, (start[0], start[1] // GROUP))
-            uploads.copy(target[_region(piece)], piece)
+                raise CheckpointError(f"{part.file}: {name} holds a scale or minimum that is not finite")
+            groups = Slice(part.file, values, (row, column // GROUP))
+            uploads.copy(target[_region(groups)], groups)
     assert codes is not None
     uploads.flush()
     return GroupedWeight(codes, scales, minima)

@@ -64,8 +64,7 @@ class Lookahead:
     one request may be exceeded by looking ahead alone, and matchers made from one another share what they have built.
 
     begins_with_text: other text may come before the JSON. is_string_free: what may follow a string that is a value does not
-    depend on its text. is_broken: the limits were exceeded, so that later answers need
-    another one."""
+    depend on its text. is_broken: the limits were exceeded, so that later answers need another one."""
 
     def __init__(
         self,
@@ -330,7 +329,7 @@ class JsonEnding:
             shortest_first = sorted(tokens_of(bits), key=lambda token: len(self.ahead.vocabulary.text(token)))
             return bits_of((token for token in shortest_first if self._fits(token, most)), len(bits))
         kept = self._groups_in_time(bits, most)
-        # Other tokens were guessed where many were followed.
+        # Where more tokens are followed, the last ones are guessed, which depends on the tokens that are left.
         if self.place.text.in_string and self.num_followed < _MAX_FOLLOWED and self._is_in_free_value():
             self.in_string = _InString(bits.copy(), path, kept, self.most_needed)
         return kept

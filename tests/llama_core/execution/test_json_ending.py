@@ -97,26 +97,66 @@ def test_random_answers_end_and_validate(kind: str) -> None:
     assert (num_shortened > SEEDS // 2) if kind == "unbounded" else (num_shortened < SEEDS)
 
 
-def test_what_is_kept_within_a_string_is_what_would_be_found_again() -> None:
-    """As after a preemption or on new ranks, which know nothing of the tokens before."""
-    kept, num_known = JsonEnding._kept, 0
+TEXT = {"type": "string"}
+
+
+def members(key: Any, **others: Any) -> dict[str, Any]:
+    """An object of exactly these members, of which the first is "k"."""
+    properties = {"k": key, **others}
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def checking_what_is_kept(known_parts: list[np.ndarray]) -> Any:
+    """Compares what is kept of each mask with what is found without the tokens before, as on new ranks. known_parts: of the
+    masks that were not looked at again."""
+    kept = JsonEnding._kept
 
     def kept_and_found_again(self: JsonEnding, bits: np.ndarray, position: int) -> np.ndarray:
-        nonlocal num_known
         known, self.in_string = self.in_string, None
         found_again = kept(self, bits.copy(), position)
         self.in_string = known
         found = kept(self, bits, position)
-        num_known += known is not None and found is known.kept
+        if known is not None and found is known.kept:
+            known_parts.append(found)
         assert np.array_equal(found, found_again)
         return found
 
+    return patch.object(JsonEnding, "_kept", kept_and_found_again)
+
+
+def test_what_is_kept_within_a_string_is_what_would_be_found_again() -> None:
+    known_parts: list[np.ndarray] = []
     letters = [letter.encode() for letter in ascii_letters]
-    with patch.object(JsonEnding, "_kept", kept_and_found_again):
+    with checking_what_is_kept(known_parts):
         for seed in range(2 * SEEDS):
             schema = unbounded(random.Random(seed))
             sampled(grammar_of(schema), (40, 64, 100)[seed % 3], by_chance(seed, *letters[seed % 2 :: 2]))
-    assert num_known > 20
+    assert len(known_parts) > 20
+
+
+@pytest.mark.parametrize(
+    ("schema", "begin", "is_known"),
+    [
+        ({"type": "object", "properties": {"k": TEXT}, "required": ["k"]}, '{"k":"aaa', True),
+        ({"type": "array", "items": {"anyOf": [TEXT, {"type": "null"}]}}, '["aaa', True),
+        ({"type": "object", "additionalProperties": TEXT}, '{"aaa', False),  # a key, which decides on its value
+        (
+            {"anyOf": [members({"type": "string", "pattern": "^[^q]*$"}, p=TEXT), members(TEXT, z=TEXT)]},
+            '{"k":"aaa',
+            False,
+        ),
+    ],
+    ids=["a value", "a value or null", "a key", "one of two patterns"],
+)
+def test_a_mask_is_known_again_only_where_the_strings_text_decides_nothing(
+    schema: Any, begin: str, is_known: bool
+) -> None:
+    known_parts: list[np.ndarray] = []
+    letter = JSON_VOCABULARY.characters[b"a"]
+    tokens = [*VOCABULARY.tokenize_str(begin), *[letter] * 4]
+    with checking_what_is_kept(known_parts):
+        sampled(grammar_of(schema), len(tokens) + 20, behind(tokens, by_chance(0, b'"')))
+    assert bool(known_parts) == is_known
 
 
 def test_an_answer_far_from_its_limit_is_left_alone() -> None:
