@@ -32,7 +32,10 @@ PURE = (*BASE, LOG_LINES, FORMATS, REPORT, "llama_core.config", "llama_core.text
 MODEL = (*PURE, "llama_core.checkpoint.loader", "llama_core.execution")
 BACKENDS = ("llama_core.execution.reference", "llama_core.execution.fused", "llama_core.execution.native")
 CHOICE = "llama_core.execution.backend_choice"
-CORE = (*MODEL, *BACKENDS, GRAMMARS, CHOICE, "llama_core.execution.runner", "llama_core.execution.verify_files")
+LOADING = "llama_core.execution.rank_loading"
+CORE = (
+    *MODEL, *BACKENDS, GRAMMARS, CHOICE, LOADING, "llama_core.execution.runner", "llama_core.execution.verify_files",
+)  # fmt: skip
 REPLICA = (
     "deployments",
     "deployments.args",
@@ -79,7 +82,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "llama_core.execution.verify_files": MODEL,
     GRAMMARS: MODEL,
     CHOICE: (*MODEL, *BACKENDS),
-    "llama_core.execution.runner": (*MODEL, *BACKENDS, GRAMMARS, CHOICE, "llama_core.execution.verify_files"),
+    LOADING: (*MODEL, *BACKENDS, CHOICE, "llama_core.execution.verify_files"),
+    "llama_core.execution.runner": (*MODEL, GRAMMARS, LOADING),
     # Users of the core in one process.
     "llama_core.results": PURE,
     "llama_core.convert": (

@@ -4,47 +4,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from llama_core.checkpoint.loader import Progress, planned_weights, rank_weights
-from llama_core.checkpoint.rank_share import RankShare
-from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.loader import Progress
 from llama_core.checkpoint.source import CheckpointSource
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError, NonFiniteLogits
-from llama_core.execution.backend import LOGITS_AT_A_TIME, Backend, Sampled
-from llama_core.execution.backend_choice import choose, holds, matrix_types, plan_stored, step_bytes_of
-from llama_core.execution.dtypes import dtype_text
-from llama_core.execution.fused.all_reduce import choose_all_reduce
-from llama_core.execution.fused.backend import FusedBackend, ops_for
-from llama_core.execution.fused.device import fused_device
-from llama_core.execution.fused.device_slots import DeviceSlots
-from llama_core.execution.fused.model import FusedTransformer
+from llama_core.execution.backend import LOGITS_AT_A_TIME, Sampled
 from llama_core.execution.grammar_masks import SlotGrammars
-from llama_core.execution.kv_cache import CacheShape, cache_dtype
-from llama_core.execution.load_report import LoadReport
-from llama_core.execution.memory_budget import (
-    DEVICE_WAIT_S,
-    LEAST_CONTEXT,
-    check_weights_fit,
-    fit_context,
-    free_cache_bytes,
-    has_room_for_former,
-    loading_bytes,
-    longest_context,
-    planned_weight_bytes,
-    release_unused_memory,
-)
-from llama_core.execution.native import backend as native
-from llama_core.execution.parallel import Parallel, device_name, smallest
+from llama_core.execution.memory_budget import LEAST_CONTEXT, free_cache_bytes, longest_context
+from llama_core.execution.parallel import Parallel, smallest
+from llama_core.execution.rank_loading import LoadedRank, load_rank
 from llama_core.execution.sampling import token_logprobs
-from llama_core.execution.slots import SlotTable
-from llama_core.execution.verify_files import FileChecks
-from llama_core.execution.weight_plan import WeightPlan
-from llama_core.model_config import ModelConfig
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.sliding_window import SlidingWindow
@@ -74,50 +48,22 @@ class _ReadOnce:
             return self._sampled
 
 
-@dataclass(frozen=True, slots=True)
-class _Former:
-    """The cache of the ranks before. deadline: of `time.monotonic`, until which its memory is waited for. is_allocated: this
-    rank has as many blocks already."""
-
-    num_blocks: int
-    deadline: float
-    is_allocated: bool = False
-
-
-def _may_have(config: EngineConfig, model: ModelConfig, num_blocks: int, block_bytes: int) -> bool:
-    """Whether the configuration allows a cache of so many blocks, and a sequence of its longest context fits."""
-    window = SlidingWindow.of(model.longest_window, config.block_size, config.max_step_tokens)
-    least = window.num_held(config.max_seq_len)
-    allowed = config.kv_cache_bytes is None or num_blocks * block_bytes <= config.kv_cache_bytes
-    return allowed and least <= num_blocks <= (least + 1) * config.max_batch_size
-
-
 class ModelRunner:
     """`load`, then `allocate_cache`, then `warm_up`, then any number of `step`s. One thread at a time."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model_config: ModelConfig,
-        parallel: Parallel,
-        slots: SlotTable,
-        backend: Backend,
-        report: LoadReport,
-        vocabulary: "Callable[[], LLTokenizer] | None" = None,
-        former: "_Former | None" = None,
-    ) -> None:
-        """former: the cache of the ranks that this one's group replaces."""
-        self._former = former or _Former(0, 0.0)
-        self.config = config
-        self.model_config = model_config
-        self.parallel = parallel
-        self.backend = backend
-        self.report = report
-        self._slots = slots
+    def __init__(self, loaded: LoadedRank, vocabulary: "Callable[[], LLTokenizer] | None" = None) -> None:
+        """vocabulary: as `load` has it."""
+        self.config = loaded.config
+        self.model_config = loaded.model_config
+        self.parallel = loaded.parallel
+        self.backend = loaded.backend
+        self.report = loaded.report
+        self._former = loaded.former
+        self._slots = loaded.slots
         # Rank 0 samples for all ranks.
         self._grammars = (
-            SlotGrammars(vocabulary, config.vocab_size, len(slots.rules), config.max_seq_len)
-            if parallel.rank == 0
+            SlotGrammars(vocabulary, self.config.vocab_size, len(self._slots.rules), self.config.max_seq_len)
+            if self.parallel.rank == 0
             else None
         )
         self._ended = 0.0  # when the latest result was read
@@ -133,104 +79,8 @@ class ModelRunner:
         vocabulary: "Callable[[], LLTokenizer] | None" = None,
         former_blocks: int = 0,
     ) -> "ModelRunner":
-        """Check the checkpoint, then read this rank's share. source: `open_checkpoint`'s if absent. vocabulary: for grammars,
-        called on rank 0 in a thread; None: no request may have one. former_blocks: of the cache of the ranks that this one's
-        group replaces, whose memory on a GPU is waited for.
-
-        Raises ConfigError or CheckpointError before it allocates.
-        """
-        begin = time.perf_counter()
-        former = _Former(former_blocks, time.monotonic() + DEVICE_WAIT_S)
-        source = source or open_checkpoint(config.ckpt_dir)
-        checks = FileChecks(config, source, parallel)
-        checks.verify_manifest()
-        model_config = source.model_config(config.vocab_size)
-        reader = source.open_weights(model_config)
-        checks.verify_contents(reader)
-        kind, dtype, plan = choose(config, model_config, reader, parallel)
-
-        def plan_on(num_ranks: int) -> WeightPlan:
-            group = replace(parallel, rank=0, world_size=num_ranks)
-            found = plan_stored(config, model_config, reader, dtype, group)
-            return found if holds(kind, found) else found.expand()
-
-        planned_bytes = planned_weight_bytes(model_config, plan, parallel)
-        former_bytes = 0
-        if former_blocks and parallel.device.type == "cuda":
-            block_bytes = CacheShape.of(
-                model_config, config.block_size, parallel, cache_dtype(config, dtype)
-            ).block_bytes
-            former_bytes = step_bytes_of(kind)(config, model_config, parallel, dtype) + former_blocks * block_bytes
-        check_weights_fit(planned_bytes, parallel, former_bytes)
-        config = fit_context(config, model_config, dtype, plan_on, parallel, step_bytes_of(kind))
-        slots: SlotTable
-        slots = DeviceSlots(config, parallel.device, spare=1) if kind == "fused" else SlotTable(config, parallel.device)
-        share = RankShare.of(model_config, parallel.rank, parallel.world_size)
-        part = reader, model_config, share, dtype, parallel.device
-        weights = rank_weights(*part, on_progress)
-        planned = planned_weights(*part, plan.keeps_groups, plan.quantizes, on_progress)
-        backend: Backend
-        if kind == "native":
-            backend = native.NativeBackend(config, model_config, parallel, slots, dtype, plan, planned)
-        elif isinstance(slots, DeviceSlots):
-            invariant = config.batch_invariant
-            ops = ops_for(parallel.device, batch_invariant=invariant)
-            with torch.inference_mode():
-                all_reduce = choose_all_reduce(config, parallel, ops, model_config.dim, dtype)
-                common = model_config, parallel, config.max_seq_len, dtype, ops, matrix_types(plan)
-                fused = FusedTransformer(*common, (), all_reduce, batch_invariant=invariant)
-            backend = FusedBackend(config, fused, parallel, slots, ops, fused_device(parallel.device))
-            if former_blocks and backend.captures:
-                # Every rank says whether it can before any does: their warm-ups communicate.
-                can_have = _may_have(
-                    config, model_config, former_blocks, backend.cache_block_bytes
-                ) and has_room_for_former(
-                    parallel,
-                    former_blocks * backend.cache_block_bytes + backend.unallocated_bytes(config.max_seq_len),
-                    loading_bytes(model_config, plan, parallel, dtype),
-                    taken_bytes=backend.weight_bytes,
-                    keeps_headroom=config.kv_cache_bytes is None,
-                    deadline=former.deadline,
-                )
-                former = replace(former, is_allocated=bool(smallest(parallel, can_have)))
-            if former.is_allocated:
-                backend.load_while_capturing(planned, former_blocks)
-                release_unused_memory(parallel)
-            else:
-                with torch.inference_mode():
-                    backend.load(planned)
-        else:
-            # Imported here, because only the reference model may need fairscale.
-            from llama_core.execution.reference.backend import TorchBackend
-            from llama_core.execution.reference.model import Transformer
-
-            with torch.inference_mode():
-                model = Transformer(model_config, parallel, config.max_seq_len)
-                model.load_state_dict(dict(weights), strict=True, assign=True)
-            backend = TorchBackend(config, model.eval(), parallel, slots)
-        checks.verify_unchanged()
-        report = LoadReport(
-            seconds=time.perf_counter() - begin,
-            weight_bytes=backend.weight_bytes,
-            device=f"{device_name(parallel.device)}, {backend.name}",
-            dtype=dtype_text(config, plan, reader.dtype),
-            files_id=checks.files_id,
-            digest=checks.digest,
-            max_seq_len=config.max_seq_len,
-        )
-        log.info(
-            "rank %d of %d: %.1f MB of weights loaded in %.2f s on %s as %s; max_seq_len %d, max_batch_size %d, vocabulary %d",
-            parallel.rank,
-            parallel.world_size,
-            report.weight_bytes / 1e6,
-            report.seconds,
-            report.device,
-            report.dtype,
-            config.max_seq_len,
-            config.max_batch_size,
-            config.vocab_size,
-        )
-        return cls(config, model_config, parallel, slots, backend, report, vocabulary, former)
+        """As `load_rank`. vocabulary: for grammars, called on rank 0 in a thread; None: no request may have one."""
+        return cls(load_rank(config, parallel, on_progress, source, former_blocks), vocabulary)
 
     def prepare_grammars(self) -> None:
         """Load the vocabulary for grammars in the background, so that no step waits for it."""

@@ -37,7 +37,7 @@ def interpret(root: Path, name: str) -> bool:
 
     expected = families.write(root / name, name)
     with patch(
-        "llama_core.execution.runner.ops_for",
+        "llama_core.execution.rank_loading.ops_for",
         lambda device, *, batch_invariant: TritonOps(batch_invariant=batch_invariant),
     ):
         got = families.run(alone("cpu"), str(root / name), "fused")

@@ -50,6 +50,7 @@ _COPIES = """\
 _UPLOADS = "../../checkpoint/uploads"
 _SPLITS = "../../step_time/attention_splits"
 _RUNNER = "../runner"
+_LOADING = "../rank_loading"
 _MASKS = "../grammar_masks"
 
 
@@ -393,7 +394,7 @@ MUTANTS = (
     ),
     Mutant(
         "a rank that decides alone when it captures",
-        _RUNNER,
+        _LOADING,
         "bool(smallest(parallel, can_have))",
         "can_have",
         (f"{TESTS}/test_fused_device.py", "one_has_no_room"),

@@ -134,7 +134,7 @@ def load_runner(
     fields = {"max_seq_len": 160, "max_batch_size": 8, "max_step_tokens": 160, "device": "cpu", "dtype": "float32"}
     config = EngineConfig("memory", model.vocab_size, **fields | settings)  # type: ignore[arg-type]
     checkpoint = MemoryCheckpoint(model, random_weights(model, seed, stored))
-    with patch("llama_core.execution.runner.open_checkpoint", lambda path: checkpoint):
+    with patch("llama_core.execution.rank_loading.open_checkpoint", lambda path: checkpoint):
         runner = ModelRunner.load(config, parallel)
     runner.allocate_cache(runner.max_num_blocks())
     runner.warm_up()

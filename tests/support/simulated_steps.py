@@ -23,7 +23,7 @@ from llama_core.scheduling.step import Pending, Row, SlotInit, StepInput, StepOu
 from tests.support import on_ranks
 from tests.support.simulated_device import CapturableOps, SimulatedDevice
 
-_RUNNER = "llama_core.execution.runner"
+_LOADING = "llama_core.execution.rank_loading"
 Requests = list[tuple[list[int], SamplingParams]]
 
 
@@ -91,8 +91,8 @@ def _uninitialized_is_nan() -> Iterator[None]:
 
 def simulated_runner(parallel: Parallel, ckpt_dir: str, device: SimulatedDevice, **overrides: Any) -> ModelRunner:
     with (
-        patch(f"{_RUNNER}.ops_for", lambda torch_device, *, batch_invariant: CapturableOps()),
-        patch(f"{_RUNNER}.fused_device", lambda torch_device: device),
+        patch(f"{_LOADING}.ops_for", lambda torch_device, *, batch_invariant: CapturableOps()),
+        patch(f"{_LOADING}.fused_device", lambda torch_device: device),
         _uninitialized_is_nan(),
     ):
         return on_ranks.new_runner(parallel, ckpt_dir, backend="fused", **overrides)

@@ -23,7 +23,7 @@ from llama_core.scheduling.step import Row, SlotInit, StepInput
 from tests.support import on_ranks
 from tests.support.simulated_device import CapturableOps, SimulatedDevice
 
-_RUNNER = "llama_core.execution.runner"
+_LOADING = "llama_core.execution.rank_loading"
 NUM_STEPS, PROMPT = 6, [1, 5, 9, 11]
 LAYER_S, SAMPLING_S = 0.25, 4.0  # of a pause; exact in binary
 
@@ -94,8 +94,8 @@ class _SlowOps(CapturableOps):
 
 def _fused(parallel: Parallel, ckpt_dir: str, pause_s: float) -> ModelRunner:
     with (
-        patch(f"{_RUNNER}.ops_for", lambda torch_device, *, batch_invariant: _SlowOps(pause_s)),
-        patch(f"{_RUNNER}.fused_device", lambda torch_device: SimulatedDevice()),
+        patch(f"{_LOADING}.ops_for", lambda torch_device, *, batch_invariant: _SlowOps(pause_s)),
+        patch(f"{_LOADING}.fused_device", lambda torch_device: SimulatedDevice()),
     ):
         return on_ranks.new_runner(parallel, ckpt_dir, backend="fused", max_batch_size=1, max_step_tokens=16)
 

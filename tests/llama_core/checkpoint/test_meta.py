@@ -259,7 +259,7 @@ def test_invalid_shards_are_refused_before_memory_is_allocated(
     for path in {"no shard": [first, second], "missing": [first], "last missing": [second]}.get(fault, []):
         path.unlink()
     monkeypatch.setattr(torch, "empty", allocated)
-    monkeypatch.setattr("llama_core.execution.runner.SlotTable", allocated)
+    monkeypatch.setattr("llama_core.execution.rank_loading.SlotTable", allocated)
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         ModelRunner.load(engine_config(tmp_path), alone("cpu"))
 

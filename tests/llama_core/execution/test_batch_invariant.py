@@ -142,7 +142,7 @@ def check_texts(device: str, folder: Path, *, is_short: bool = False) -> None:
 def interpreted_texts(folder: str, *, is_short: bool) -> None:
     from llama_core.execution.fused.kernels import TritonOps
 
-    with patch("llama_core.execution.runner.ops_for", lambda device, **options: TritonOps(**options)):
+    with patch("llama_core.execution.rank_loading.ops_for", lambda device, **options: TritonOps(**options)):
         check_texts("cpu", Path(folder), is_short=is_short)
 
 

@@ -17,8 +17,7 @@ import torch
 
 from llama_core.checkpoint.loader import planned_weights
 from llama_core.errors import CheckpointError
-from llama_core.execution import fused
-from llama_core.execution import runner as runner_module
+from llama_core.execution import fused, rank_loading
 from llama_core.execution.fused import backend as fused_backend
 from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.device import CudaDevice
@@ -241,7 +240,7 @@ class _Ordered(SimulatedDevice):
 def started(parallel: Parallel, former_blocks: int) -> tuple[list[str], list[Any]]:
     """What the start of a rank did, and its collectives."""
     device = _Ordered()
-    with patch.object(runner_module, "planned_weights") as read:
+    with patch.object(rank_loading, "planned_weights") as read:
         read.side_effect = lambda *args: noted(device, planned_weights(*args))
         simulated_runner(parallel, MP1, device, former_blocks=former_blocks, max_batch_size=2, max_step_tokens=16)
     return device.calls, device.collectives
@@ -262,7 +261,7 @@ def test_all_ranks_join_the_same_collectives_when_weights_arrive_after_the_graph
 
 
 def room_on_rank_0_alone(parallel: Parallel) -> list[str]:
-    with patch.object(runner_module, "has_room_for_former", lambda *args, **options: parallel.rank == 0):
+    with patch.object(rank_loading, "has_room_for_former", lambda *args, **options: parallel.rank == 0):
         return started(parallel, FORMER)[0]
 
 
@@ -276,7 +275,7 @@ def test_a_load_that_fails_beside_the_captures_ends_the_start_with_its_own_error
         raise CheckpointError("model.bin: cut off")
 
     sizes = {"former_blocks": FORMER, "max_batch_size": 2, "max_step_tokens": 16}
-    with patch.object(runner_module, "planned_weights", broken), pytest.raises(CheckpointError, match="cut off"):
+    with patch.object(rank_loading, "planned_weights", broken), pytest.raises(CheckpointError, match="cut off"):
         simulated_runner(alone("cpu"), MP1, SimulatedDevice(), **sizes)
 
 
@@ -291,7 +290,7 @@ def test_a_warm_up_that_fails_beside_the_load_ends_it_and_the_start() -> None:
     sizes = {"former_blocks": FORMER, "max_batch_size": 2, "max_step_tokens": 16}
     device = SimulatedDevice()
     with (
-        patch.object(runner_module, "planned_weights", weights),
+        patch.object(rank_loading, "planned_weights", weights),
         patch.object(device, "warm_up", side_effect=RuntimeError("out of memory")),
         pytest.raises(RuntimeError, match="out of memory"),
     ):

@@ -77,7 +77,7 @@ def check_steps(dtype: str = "float32", *, fuses_some: bool = True, fuses_none: 
     expected = forward(MODEL, random_weights(MODEL), TOKENS, 160)
     cases = [(always, "_gated_product", "_product_of_rows")] * fuses_some + [(never, "_gated_silu", None)] * fuses_none
     for fuses, gated, added in cases:
-        with patch("llama_core.execution.runner.ops_for", lambda *a, fuses=fuses, **k: TritonOps(fuses=fuses)):
+        with patch("llama_core.execution.rank_loading.ops_for", lambda *a, fuses=fuses, **k: TritonOps(fuses=fuses)):
             runner = load_runner(alone("cpu"), MODEL, device="cpu", backend="fused", dtype=dtype)
         params = SamplingParams(temperature=0.0, logprobs=0)
         slot = SlotInit(0, TOKENS, list(range(runner.config.blocks_per_sequence)), params)

@@ -13,10 +13,10 @@ from llama_core import host_memory
 from llama_core.config import BackendName, DType, EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution import memory_budget as memory
-from llama_core.execution import runner as runner_module
 from llama_core.execution.fused import step_memory as fused
 from llama_core.execution.native import backend as native
 from llama_core.execution.parallel import Parallel, alone
+from llama_core.execution.rank_loading import FormerCache, LoadedRank
 from llama_core.execution.runner import ModelRunner
 from llama_core.execution.weight_plan import plan_weights
 from llama_core.model_config import ModelConfig
@@ -106,8 +106,8 @@ def cuda_runner(former_blocks: int, deadline: float) -> ModelRunner:
     config = EngineConfig("", 640, 192, 4, device="cuda")
     backend = Mock(cache_block_bytes=10, weight_bytes=800, **{"unallocated_bytes.return_value": 100})
     model = Mock(longest_window=0)
-    former = runner_module._Former(former_blocks, deadline)
-    return ModelRunner(config, model, CUDA, Mock(rules=[]), backend, Mock(), former=former)
+    former = FormerCache(former_blocks, deadline)
+    return ModelRunner(LoadedRank(config, model, CUDA, Mock(rules=[]), backend, Mock(), former))
 
 
 def test_new_ranks_keep_the_former_blocks_once_the_memory_of_the_dead_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

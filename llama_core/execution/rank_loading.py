@@ -1,0 +1,229 @@
+"""Loads one rank's part of a checkpoint into the backend that computes it."""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from llama_core.checkpoint.loader import GroupedWeight, Progress, planned_weights, rank_weights
+from llama_core.checkpoint.rank_share import RankShare
+from llama_core.checkpoint.registry import open_checkpoint
+from llama_core.checkpoint.source import CheckpointSource, WeightReader
+from llama_core.config import EngineConfig
+from llama_core.execution.backend import Backend
+from llama_core.execution.backend_choice import BackendKind, choose, holds, matrix_types, plan_stored, step_bytes_of
+from llama_core.execution.dtypes import dtype_text
+from llama_core.execution.fused.all_reduce import choose_all_reduce
+from llama_core.execution.fused.backend import FusedBackend, ops_for
+from llama_core.execution.fused.device import fused_device
+from llama_core.execution.fused.device_slots import DeviceSlots
+from llama_core.execution.fused.model import FusedTransformer
+from llama_core.execution.kv_cache import CacheShape, cache_dtype
+from llama_core.execution.load_report import LoadReport
+from llama_core.execution.memory_budget import (
+    DEVICE_WAIT_S,
+    check_weights_fit,
+    fit_context,
+    has_room_for_former,
+    loading_bytes,
+    planned_weight_bytes,
+    release_unused_memory,
+)
+from llama_core.execution.native import backend as native
+from llama_core.execution.parallel import Parallel, device_name, smallest
+from llama_core.execution.slots import SlotTable
+from llama_core.execution.verify_files import FileChecks
+from llama_core.execution.weight_plan import WeightPlan
+from llama_core.model_config import ModelConfig
+from llama_core.scheduling.sliding_window import SlidingWindow
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FormerCache:
+    """The cache of the ranks that this one's group replaces. deadline: of `time.monotonic`, until which its memory is waited
+    for. is_allocated: this rank has as many blocks already."""
+
+    num_blocks: int = 0
+    deadline: float = 0.0
+    is_allocated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRank:
+    """What `load_rank` has made. config: with max_seq_len as memory allows it. slots: those that the backend reads."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    parallel: Parallel
+    slots: SlotTable
+    backend: Backend
+    report: LoadReport
+    former: FormerCache = FormerCache()
+
+
+def load_rank(
+    config: EngineConfig,
+    parallel: Parallel,
+    on_progress: Progress = lambda done, total: None,
+    source: CheckpointSource | None = None,
+    former_blocks: int = 0,
+) -> LoadedRank:
+    """Check the checkpoint, then read this rank's share. Every rank of the group calls this. source: `open_checkpoint`'s if
+    absent. former_blocks: of the cache of the ranks that this one's group replaces, whose memory on a GPU is waited for.
+
+    Raises ConfigError or CheckpointError before it allocates.
+    """
+    begin = time.perf_counter()
+    former = FormerCache(former_blocks, time.monotonic() + DEVICE_WAIT_S)
+    source = source or open_checkpoint(config.ckpt_dir)
+    checks = FileChecks(config, source, parallel)
+    checks.verify_manifest()
+    model = source.model_config(config.vocab_size)
+    reader = source.open_weights(model)
+    checks.verify_contents(reader)
+    kind, dtype, plan = choose(config, model, reader, parallel)
+    loading = _Loading(config, model, reader, parallel, dtype, plan, on_progress)
+    loading.check_fits(kind, former_blocks)
+    loading = replace(loading, config=loading.fitted_config(kind))
+    backend: Backend
+    slots: SlotTable
+    if kind == "fused":
+        slots = DeviceSlots(loading.config, parallel.device, spare=1)
+        backend, former = loading.fused_backend(slots, former)
+    else:
+        slots = SlotTable(loading.config, parallel.device)
+        backend = loading.native_backend(slots) if kind == "native" else loading.torch_backend(slots)
+    checks.verify_unchanged()
+    report = LoadReport(
+        seconds=time.perf_counter() - begin,
+        weight_bytes=backend.weight_bytes,
+        device=f"{device_name(parallel.device)}, {backend.name}",
+        dtype=dtype_text(config, plan, reader.dtype),
+        files_id=checks.files_id,
+        digest=checks.digest,
+        max_seq_len=loading.config.max_seq_len,
+    )
+    log.info(
+        "rank %d of %d: %.1f MB of weights loaded in %.2f s on %s as %s; max_seq_len %d, max_batch_size %d, vocabulary %d",
+        parallel.rank,
+        parallel.world_size,
+        report.weight_bytes / 1e6,
+        report.seconds,
+        report.device,
+        report.dtype,
+        report.max_seq_len,
+        config.max_batch_size,
+        config.vocab_size,
+    )
+    return LoadedRank(loading.config, model, parallel, slots, backend, report, former)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """One rank's load: how the group's ranks hold the weights that `reader` reads. dtype: of the activations."""
+
+    config: EngineConfig
+    model: ModelConfig
+    reader: WeightReader
+    parallel: Parallel
+    dtype: torch.dtype
+    plan: WeightPlan
+    on_progress: Progress
+
+    def check_fits(self, kind: BackendKind, former_blocks: int) -> None:
+        """Raises ConfigError on every rank if the weights of any rank do not fit into its memory."""
+        former_bytes = 0
+        if former_blocks and self.parallel.device.type == "cuda":
+            cached = cache_dtype(self.config, self.dtype)
+            block_bytes = CacheShape.of(self.model, self.config.block_size, self.parallel, cached).block_bytes
+            step_bytes = step_bytes_of(kind)(self.config, self.model, self.parallel, self.dtype)
+            former_bytes = step_bytes + former_blocks * block_bytes
+        check_weights_fit(planned_weight_bytes(self.model, self.plan, self.parallel), self.parallel, former_bytes)
+
+    def fitted_config(self, kind: BackendKind) -> EngineConfig:
+        """The configuration with max_seq_len lowered, where it may be, to what every rank's memory holds."""
+
+        def plan_on(num_ranks: int) -> WeightPlan:
+            group = replace(self.parallel, rank=0, world_size=num_ranks)
+            found = plan_stored(self.config, self.model, self.reader, self.dtype, group)
+            return found if holds(kind, found) else found.expand()
+
+        return fit_context(self.config, self.model, self.dtype, plan_on, self.parallel, step_bytes_of(kind))
+
+    def native_backend(self, slots: SlotTable) -> Backend:
+        return native.NativeBackend(
+            self.config, self.model, self.parallel, slots, self.dtype, self.plan, self._planned_weights()
+        )
+
+    def torch_backend(self, slots: SlotTable) -> Backend:
+        # Imported here, because only the reference model may need fairscale.
+        from llama_core.execution.reference.backend import TorchBackend
+        from llama_core.execution.reference.model import Transformer
+
+        weights = rank_weights(self.reader, self.model, self._share, self.dtype, self.parallel.device, self.on_progress)
+        with torch.inference_mode():
+            model = Transformer(self.model, self.parallel, self.config.max_seq_len)
+            model.load_state_dict(dict(weights), strict=True, assign=True)
+        return TorchBackend(self.config, model.eval(), self.parallel, slots)
+
+    def fused_backend(self, slots: DeviceSlots, former: FormerCache) -> tuple[Backend, FormerCache]:
+        """Captures CUDA graphs while the weights load, where each rank has room for the former cache meanwhile; then it has as
+        many blocks."""
+        config, parallel, invariant = self.config, self.parallel, self.config.batch_invariant
+        ops = ops_for(parallel.device, batch_invariant=invariant)
+        with torch.inference_mode():
+            all_reduce = choose_all_reduce(config, parallel, ops, self.model.dim, self.dtype)
+            common = self.model, parallel, config.max_seq_len, self.dtype, ops, matrix_types(self.plan)
+            transformer = FusedTransformer(*common, (), all_reduce, batch_invariant=invariant)
+        backend = FusedBackend(config, transformer, parallel, slots, ops, fused_device(parallel.device))
+        if former.num_blocks and backend.captures:
+            # Every rank says whether it can before any does: their warm-ups communicate.
+            can_have = self._may_have_former(backend, former) and self._has_room_for_former(backend, former)
+            former = replace(former, is_allocated=bool(smallest(parallel, can_have)))
+        if former.is_allocated:
+            backend.load_while_capturing(self._planned_weights(), former.num_blocks)
+            release_unused_memory(parallel)
+        else:
+            with torch.inference_mode():
+                backend.load(self._planned_weights())
+        return backend, former
+
+    def _may_have_former(self, backend: FusedBackend, former: FormerCache) -> bool:
+        """Whether the configuration allows as many blocks, and a sequence of its longest context fits."""
+        config = self.config
+        window = SlidingWindow.of(self.model.longest_window, config.block_size, config.max_step_tokens)
+        least = window.num_held(config.max_seq_len)
+        num_bytes = former.num_blocks * backend.cache_block_bytes
+        allowed = config.kv_cache_bytes is None or num_bytes <= config.kv_cache_bytes
+        return allowed and least <= former.num_blocks <= (least + 1) * config.max_batch_size
+
+    def _has_room_for_former(self, backend: FusedBackend, former: FormerCache) -> bool:
+        unallocated = backend.unallocated_bytes(self.config.max_seq_len)
+        return has_room_for_former(
+            self.parallel,
+            former.num_blocks * backend.cache_block_bytes + unallocated,
+            loading_bytes(self.model, self.plan, self.parallel, self.dtype),
+            taken_bytes=backend.weight_bytes,
+            keeps_headroom=self.config.kv_cache_bytes is None,
+            deadline=former.deadline,
+        )
+
+    @property
+    def _share(self) -> RankShare:
+        return RankShare.of(self.model, self.parallel.rank, self.parallel.world_size)
+
+    def _planned_weights(self) -> Iterator[tuple[str, torch.Tensor | GroupedWeight]]:
+        return planned_weights(
+            self.reader,
+            self.model,
+            self._share,
+            self.dtype,
+            self.parallel.device,
+            self.plan.keeps_groups,
+            self.plan.quantizes,
+            self.on_progress,
+        )
