@@ -23,8 +23,9 @@ from benchmarks.gpu.settings import Settings, add_settings, settings_of
 from llama_core.config import AllReduceName, EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.fused.all_reduce import choose_all_reduce
-from llama_core.execution.fused.backend import FusedBackend, ops_for
+from llama_core.execution.fused.backend import FusedBackend
 from llama_core.execution.fused.device import fused_device
+from llama_core.execution.fused.ops_choice import ops_for
 from llama_core.execution.parallel import Parallel, join, leave, smallest
 
 _CALLS = 10  # of both turns, in one graph

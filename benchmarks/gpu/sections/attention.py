@@ -20,8 +20,8 @@ from benchmarks.gpu.recorder import Recorder, median
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.varlen import varlen_attention
 from benchmarks.harness.common import Spread
-from llama_core.execution.fused.backend import ops_for
 from llama_core.execution.fused.ops import Ops
+from llama_core.execution.fused.ops_choice import ops_for
 from llama_core.execution.fused.step_plan import (
     SAMPLE_COLUMNS,
     TILE_COLUMNS,

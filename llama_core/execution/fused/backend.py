@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 import weakref
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -16,24 +15,17 @@ import torch
 
 from llama_core.checkpoint.loader import GroupedWeight
 from llama_core.config import EngineConfig
-from llama_core.errors import ConfigError
 from llama_core.execution.backend import Sampled, StepMasks
 from llama_core.execution.fused.device import Event, FusedDevice, Graph
 from llama_core.execution.fused.device_slots import DeviceSlots
 from llama_core.execution.fused.model import FusedTransformer
-from llama_core.execution.fused.ops import Ops, TorchOps
-from llama_core.execution.fused.product_choice import of_few_rows
+from llama_core.execution.fused.ops import Ops
 from llama_core.execution.fused.sampler import unpacked
-from llama_core.execution.fused.sampling_head import SamplingHead, bucket_sizes
+from llama_core.execution.fused.sampling_head import SamplingHead
+from llama_core.execution.fused.step_buckets import StepBuckets
 from llama_core.execution.fused.step_buffers import Prefixes, StepBuffers
 from llama_core.execution.fused.step_clock import NUM_SUMS, StepSeconds
-from llama_core.execution.fused.step_memory import (
-    CAPTURED_PROMPT_TOKENS,
-    LARGEST_PADDING,
-    passing_bytes,
-    received_size,
-    spare_block_bytes,
-)
+from llama_core.execution.fused.step_memory import passing_bytes, received_size, spare_block_bytes
 from llama_core.execution.fused.step_plan import StepPlan, StepShape, plan_of
 from llama_core.execution.kv_cache import CacheShape, KVCache, cache_dtype
 from llama_core.execution.parallel import Parallel, before_leaving, smallest
@@ -48,30 +40,6 @@ _TURNS = 4
 # For queued work when a rank leaves. torchrun kills a process 30 s after it asked it to end.
 _LEAVE_LIMIT_S = 10.0
 _LEAVE_POLL_S = 0.01
-
-
-def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
-    """The Triton kernels on a GPU, the operations in torch elsewhere. Raises ConfigError where Triton does not work, and where
-    the operations in torch are to be batch-invariant."""
-    if device.type != "cuda":
-        if batch_invariant:
-            raise ConfigError(
-                "batch_invariant needs a GPU with the fused backend; on a CPU the native backend is always batch-invariant",
-                param="batch_invariant",
-            )
-        return TorchOps()
-    try:
-        from llama_core.execution.fused.kernels import TritonOps
-
-        ops = TritonOps(batch_invariant=batch_invariant, fuses=of_few_rows)
-        ops.gated_silu(torch.zeros((1, 2), device=device))  # builds Triton's launcher, which needs a C compiler
-    except Exception as error:  # any error of Triton, the compiler or the file system
-        # In torch, attention would gather whole block tables, for which no memory is planned.
-        raise ConfigError(
-            f"Triton does not work here ({error}): install a C compiler and Python's headers, or give backend: torch",
-            param="backend",
-        ) from error
-    return ops
 
 
 @dataclass(slots=True)
@@ -127,19 +95,10 @@ class FusedBackend:
         self.start_seconds = StartSeconds()
         self._tile_sizes = ops.tile_sizes(model.n_heads, model.n_kv_heads, model.head_dim, model.dtype)
         max_samples = config.max_step_samples
-        self._decode_tokens = bucket_sizes(max_samples)
-        self._decode_shapes = [StepShape(size, size, 0) for size in self._decode_tokens]
-        self._mixed_shapes = [
-            StepShape.of_bucket(size, max_samples, self._tile_sizes.chunk)
-            for size in CAPTURED_PROMPT_TOKENS
-            if size <= config.max_step_tokens
-        ]
-        self._largest = StepShape.of_bucket(config.max_step_tokens, max_samples, self._tile_sizes.chunk)
-        # Most steps of a long prompt are as large as a step may be.
-        self._mixed_shapes += [self._largest] if config.max_step_tokens not in CAPTURED_PROMPT_TOKENS else []
+        self._buckets = StepBuckets(config, self._tile_sizes.chunk)
         self._bodies: dict[StepShape, Graph] = {}
         self._spare_slot = config.max_batch_size
-        max_size = received_size(config, self._largest)
+        max_size = received_size(config, self._buckets.largest)
         self._buffers = StepBuffers(max_samples, max_size, self._spare_slot, _TURNS, device)
         # Graphs write to this tensor, so it stays in place. The largest bucket of decodes may be larger than any step.
         max_tokens = max(config.max_step_tokens, max_samples)
@@ -253,7 +212,7 @@ class FusedBackend:
         """
         self.queue_samples()
         plan = plan_of(rows, self._tile_sizes)
-        shape = self._bucket_of(plan.shape)
+        shape = self._buckets.of(plan.shape)
         changes = self._slots.take_changes()
         parts = [part for change in changes for part in (change.places, change.values)]
         sent = self._buffers.send(self._turn, plan, shape, parts)
@@ -314,14 +273,6 @@ class FusedBackend:
         self.queue_samples()
         return self._device.compute(lambda: self.model.logits(self._hidden_states[tokens.start : tokens.stop]))
 
-    def _bucket_of(self, shape: StepShape) -> StepShape:
-        """The smallest bucket that holds a step of this shape, else the shape itself."""
-        if not shape.chunk_tiles:
-            return self._decode_shapes[bisect_left(self._decode_tokens, shape.tokens)]
-        bucket = next((bucket for bucket in self._mixed_shapes if bucket.holds(shape)), shape)
-        is_small = bucket.tokens <= CAPTURED_PROMPT_TOKENS[-1]
-        return bucket if is_small or bucket.tokens <= LARGEST_PADDING * shape.tokens else shape
-
     def _compute(self, shape: StepShape) -> None:
         """The layers of the step that was sent, into `_hidden_states`. Nothing waits for the host or depends on a value."""
         assert self._cache is not None, "allocate_cache comes first"
@@ -341,12 +292,12 @@ class FusedBackend:
         )
 
     def _capture(self, *, is_final: bool = True) -> None:
-        """A graph for each bucket; largest first, so that the others fit into its memory.
+        """A graph for each bucket.
 
         Captured steps compute nothing in attention and write to slot 0, while the cache is empty. If the capture fails on any
         rank, all ranks run without graphs, which is slower. is_final: it is not tried again.
         """
-        shapes = [*reversed(self._mixed_shapes), *reversed(self._decode_shapes)]
+        shapes = self._buckets.all
         # Ranks communicate in these steps, so an error here fails the start of all ranks.
         bodies = [partial(self._compute, shape) for shape in shapes]
         begin = time.perf_counter()

@@ -16,6 +16,7 @@ from llama_core.execution.fused.mask_buffers import MaskBuffers
 from llama_core.execution.fused.model import FusedTransformer
 from llama_core.execution.fused.ops import Ops
 from llama_core.execution.fused.sampler import Mode, SamplingState
+from llama_core.execution.fused.step_buckets import bucket_sizes
 from llama_core.execution.fused.step_buffers import Prefixes, StepBuffers
 from llama_core.execution.fused.step_clock import NUM_SUMS, StepClock
 from llama_core.execution.fused.step_plan import StepPlan
@@ -24,12 +25,6 @@ from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS
 
 # What is captured for each number of samples.
 Part = Mode | Literal["logprobs"]
-
-
-def bucket_sizes(largest: int) -> list[int]:
-    """Tokens of the decode steps that are captured: powers of two up to 32, then steps of 32, and `largest` itself."""
-    sizes = {1 << i for i in range(6)} | set(range(32, largest, 32)) | {largest}
-    return sorted(size for size in sizes if size <= largest)
 
 
 class Samples(NamedTuple):

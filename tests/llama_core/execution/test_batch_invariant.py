@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
-from llama_core.execution.fused.backend import ops_for
+from llama_core.execution.fused.ops_choice import ops_for
 from llama_core.execution.parallel import alone
 from llama_core.execution.weight_formats.format import find_weight_format
 from llama_core.execution.weight_formats.registry import QUANTIZED

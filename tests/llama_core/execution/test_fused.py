@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from llama_core.execution.fused.sampling_head import bucket_sizes
+from llama_core.execution.fused.step_buckets import bucket_sizes
 from llama_core.execution.parallel import alone
 from llama_core.execution.sampling import sample, sample_sorted
 from llama_core.execution.sampling_tensors import SamplingTensors
