@@ -7,6 +7,9 @@ ratio of the steps is what rows without a grammar lose. "mask" is all that a row
 latest token, computes the mask and looks for forced tokens. Near the limit of tokens a mask also brings the answer to its end,
 which takes longer. So half of the rows also answer ordinary schemas, one after the other, within each limit of tokens: beside
 the same steps without a grammar, whose answers have the same lengths.
+
+Where all cores compute, the rows lose what the grammars' thread takes of their processor time. This share is measured too,
+because the ratio of two steps is noisy.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.harness.common import Spread, emit, percentile, print_table
@@ -51,24 +55,37 @@ ORDINARY: Sequence[dict[str, Any]] = (
 )  # fmt: skip
 
 
+@dataclass(slots=True)
+class MaskTimes:
+    """seconds: of each row's mask. processor: seconds of processor time in the grammars' thread."""
+
+    seconds: list[float] = field(default_factory=list)
+    processor: float = 0.0
+
+
 @contextmanager
-def timed_masks(llama: Llama) -> Iterator[list[float]]:
-    """Seconds of each row's mask inside the context."""
+def timed_masks(llama: Llama) -> Iterator[MaskTimes]:
+    """What masks take inside the context."""
     grammars: Any = llama.runner._grammars
-    assert isinstance(grammars, SlotGrammars)
-    seconds: list[float] = []
-    fill: Any = grammars._fill_row
+    found = MaskTimes()
+    fill_row: Any = grammars._fill_row
+    fill: Any = grammars._fill
 
-    def timed(job: Any, masks: Any) -> None:
+    def timed_row(job: Any, masks: Any) -> None:
         begin = time.perf_counter()
-        fill(job, masks)
-        seconds.append(time.perf_counter() - begin)
+        fill_row(job, masks)
+        found.seconds.append(time.perf_counter() - begin)
 
-    grammars._fill_row = timed  # type: ignore[method-assign]
+    def timed(*masks: Any) -> None:
+        begin = time.thread_time()
+        fill(*masks)
+        found.processor += time.thread_time() - begin
+
+    grammars._fill_row, grammars._fill = timed_row, timed
     try:
-        yield seconds
+        yield found
     finally:
-        del grammars._fill_row
+        del grammars._fill_row, grammars._fill
 
 
 Request = tuple[str, int]  # grammar, or "" for none, and max_tokens
@@ -92,14 +109,16 @@ def answer(llama: Llama, options: argparse.Namespace, requests: Iterable[Request
     return steps, [min(length, limit) for length, limit in zip(lengths, limits, strict=True)]
 
 
-def step_ms(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], num_with: int) -> float:
-    """The median decode step of `rows` rows, of which `num_with` have a grammar."""
+def step_ms(llama: Llama, options: argparse.Namespace, grammars: Sequence[str], num_with: int) -> tuple[float, float]:
+    """The median decode step of `rows` rows, of which `num_with` have a grammar; and all processor time, in seconds."""
+    begin = time.process_time()
     steps, _ = answer(
         llama,
         options,
         [(grammars[i % len(grammars)] if i < num_with else "", options.output) for i in range(options.rows)],
     )
-    return statistics.median(step.ms for step in steps if step.is_decode and step.num_rows == options.rows)
+    processor = time.process_time() - begin
+    return statistics.median(step.ms for step in steps if step.is_decode and step.num_rows == options.rows), processor
 
 
 def beside_ordinary(
@@ -159,46 +178,56 @@ def main(argv: Sequence[str]) -> None:
         grammars, ordinary = both[: len(SCHEMAS)], both[len(SCHEMAS) :]
         step_ms(llama, options, grammars, options.rows)  # compiles grammars, builds kernels, touches pages
         pairs: list[tuple[float, float]] = []
+        all_processor = 0.0
         with timed_masks(llama) as masks:
             for i in range(options.pairs):
                 order = (0, options.rows // 2) if i % 2 == 0 else (options.rows // 2, 0)
                 found = {num: step_ms(llama, options, grammars, num) for num in order}
-                pairs.append((found[0], found[options.rows // 2]))
+                (without, _), (with_half, processor) = found[0], found[options.rows // 2]
+                pairs.append((without, with_half))
+                all_processor += processor
+        share = masks.processor / all_processor
         of_ordinary: dict[str, Any] = {}
         for limit in LIMITS:
             runs = beside_ordinary(llama, options, ordinary, limit)
             whole: list[tuple[float, float]] = []
             worst: list[tuple[float, float]] = []
+            all_processor = 0.0
             with timed_masks(llama) as masks_to_the_end:
                 for i in range(options.pairs):
-                    steps = {
-                        k: [step.ms for step in answer(llama, options, runs[k])[0]] for k in ((0, 1), (1, 0))[i % 2]
-                    }
+                    steps: dict[int, list[float]] = {}
+                    for k in ((0, 1), (1, 0))[i % 2]:
+                        begin = time.process_time()
+                        steps[k] = [step.ms for step in answer(llama, options, runs[k])[0]]
+                        all_processor += time.process_time() - begin if k else 0.0
                     assert len(steps[0]) == len(steps[1])
                     whole.append((sum(steps[0]), sum(steps[1])))
                     worst.append((percentile(steps[0], 99), percentile(steps[1], 99)))
             of_ordinary[str(limit)] = {
-                "mask_us": spread_us(masks_to_the_end),
+                "mask_us": spread_us(masks_to_the_end.seconds),
+                "share_of_processor_time": masks_to_the_end.processor / all_processor,
                 "ratio_of_all_steps": interval(whole),
                 "step_ms_p99_without": Spread.of(one for one, _ in worst),
                 "step_ms_p99_with_half": Spread.of(one for _, one in worst),
             }
         weights = case_name(llama, options)
-    without = Spread.of(one for one, _ in pairs)
-    with_half = Spread.of(one for _, one in pairs)
+    step_without = Spread.of(one for one, _ in pairs)
+    step_with_half = Spread.of(one for _, one in pairs)
     figures: dict[str, Any] = {
-        "step_ms_without": without,
-        "step_ms_with_half": with_half,
+        "step_ms_without": step_without,
+        "step_ms_with_half": step_with_half,
         "ratio": interval(pairs),
-        "mask_us": spread_us(masks),
+        "mask_us": spread_us(masks.seconds),
+        "share_of_processor_time": share,
         "ordinary_answers_by_limit": of_ordinary,
     }
     print_table(
         f"Grammars, {model_name(options)} {weights}, {options.rows} rows",
         ["figure", "value"],
         [
-            ("decode step without grammars, ms", without),
-            ("decode step with grammars in half of the rows, ms", with_half),
+            ("decode step without grammars, ms", step_without),
+            ("decode step with grammars in half of the rows, ms", step_with_half),
+            ("the grammars' thread, share of the processor time", share),
             *((f"ratio: {name}", value) for name, value in figures["ratio"].items()),
             *((f"a row's mask, us: {name}", value) for name, value in figures["mask_us"].items()),
             *(

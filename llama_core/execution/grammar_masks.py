@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llama_core.execution.item_text import UniqueLists
-from llama_core.execution.json_ending import JsonEnding, Lookahead
+from llama_core.execution.json_ending import JsonEnding
+from llama_core.execution.json_lookahead import Lookahead
 from llama_core.execution.json_vocabulary import JsonVocabulary
 from llama_core.execution.unique_items import ItemTokens, UniqueItems
 from llama_core.log_lines import where
@@ -300,15 +301,15 @@ class SlotGrammars:
         return compiled
 
     def _lookahead(self, grammar: str) -> Lookahead | None:
-        from llama_core.text.grammar import begins_with_text, json_description
+        from llama_core.text.grammar import begins_with_text, is_of_schema, json_description
 
         description = json_description(grammar)
         if not description:
             return None
-        has_text = begins_with_text(grammar)
+        has_text, is_schema = begins_with_text(grammar), is_of_schema(grammar)
         compiled, vocabulary = partial(self._compile, grammar), self._loaded()[1]
         try:
-            return Lookahead(compiled, vocabulary, description, begins_with_text=has_text)
+            return Lookahead(compiled, vocabulary, description, begins_with_text=has_text, is_schema=is_schema)
         except Exception as error:
             log.error("looking ahead failed: answers are not brought to their end\n%s", where(error))
             return None

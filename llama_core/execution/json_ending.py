@@ -9,7 +9,6 @@ The closing path, the tokens to the answer's end, is found once and then kept up
 all of it, is still a path, which the grammar tells in microseconds.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llama_core.execution.closing_path import LimitsExceeded, Search, check_limits, consume
+from llama_core.execution.json_lookahead import MARGIN, MAX_OTHER, MAX_WATCHED, KnownMask, Lookahead, Place
+from llama_core.execution.json_outline import JsonOutline
 from llama_core.execution.json_vocabulary import (
     SPACES,
     JsonText,
@@ -35,92 +36,38 @@ if TYPE_CHECKING:
 # With fewer tokens beyond those of the closing path the model has no choice: a character may take four, and an escape that
 # begins with one token for "\\u" five.
 _FORCED_BELOW: Final = 5
-_MARGIN: Final = 8  # tokens to spare behind a token that stands for others
 _MAX_TOKENS: Final = 64  # that are tried one by one at a position outside of strings
 _MAX_TOKENS_IN_STRING: Final = 256  # as in an enum
-# Tokens of the closing path of a whole answer. Longer ones are left as they are, because looking ahead costs more.
-_MAX_PATH: Final = 256
 # Tokens of the paths that are found for one mask, and twice those that are tried: some milliseconds for most grammars.
 _MAX_FOLLOWED: Final = 512
 _MAX_TRIED: Final = 256  # tokens that are tried behind one of them, within strings that cannot end anywhere
 _GUESSED: Final = 128  # tokens beyond those of the path that another token than these may need
-_MAX_OTHER: Final = 512  # tokens that are followed where the first path is too long
-_MAX_WATCHED: Final = 512  # positions before the limit at which masks may be narrowed
 _MAX_UNREAD: Final = 64  # tokens before the watched positions that are followed at once
 # With so many tokens left an answer without a closing path is looked at again, because the model may have taken a shorter way,
 # and with less effort, because most have not.
-_LOOK_AGAIN: Final = frozenset(int(_MAX_WATCHED * 0.7**i) for i in range(18))
+_LOOK_AGAIN: Final = frozenset(int(MAX_WATCHED * 0.7**i) for i in range(18))
 _MAX_TRIED_AGAIN: Final = 256
-# In schemas: what may make one value longer than the schema's text.
-_LONG_PARTS: Final = re.compile(r'"(?:minItems|minLength|minProperties)": ?\d\d|\{\d\d')
-# In schemas: what together may give one value several kinds of strings, some of which only end at certain texts.
-_ALTERNATIVES: Final = re.compile(r'"(?:anyOf|oneOf)"')
-_LIMITED_STRINGS: Final = re.compile(r'"(?:const|enum|format|pattern|minLength|maxLength)"')
+_SPACES: Final = frozenset(SPACES[i : i + 1] for i in range(len(SPACES)))
 _CLOSERS: Final = {ord("["): b"]", ord("{"): b"}"}
-
-
-class Lookahead:
-    """A grammar compiled for looking ahead. Its matchers are apart from those that decide masks, because llguidance's limits of
-    one request may be exceeded by looking ahead alone, and matchers made from one another share what they have built.
-
-    begins_with_text: other text may come before the JSON. is_string_free: what may follow a string that is a value does not
-    depend on its text. is_broken: the limits were exceeded, so that later answers need another one."""
-
-    def __init__(
-        self,
-        compiled: "Callable[[], LLMatcher]",
-        vocabulary: JsonVocabulary,
-        description: str,
-        *,
-        begins_with_text: bool = False,
-    ) -> None:
-        """compiled: compiles the grammar. description: `text.grammar.json_description`."""
-        self.compiled = compiled
-        self.matcher = compiled()
-        self.vocabulary = vocabulary
-        self.begins_with_text = begins_with_text
-        self.is_broken = False
-        self.is_string_free = not (_ALTERNATIVES.search(description) and _LIMITED_STRINGS.search(description))
-        # Schemas also name the keys that are not required, and the type of every value.
-        longest = vocabulary.num_tokens(description) + 8 * _MARGIN
-        if begins_with_text:
-            longest = longest if all(mask.any() for mask in vocabulary.in_text) else 0
-        else:
-            path = self._shortest_answer()
-            longest = max(longest, 2 * len(path) + 8 * _MARGIN) if path else 0
-        if longest and _LONG_PARTS.search(description):
-            longest = _MAX_WATCHED
-        self.num_watched = min(longest, _MAX_WATCHED)  # 0: answers are not brought to their end
-
-    def _shortest_answer(self) -> list[int]:
-        try:
-            return Search(self.vocabulary, _MAX_PATH, _MAX_OTHER).path(self.matcher, JsonText())
-        except LimitsExceeded:
-            return []
 
 
 @dataclass(slots=True)
 class _Place:
     """Where an answer stands. text: within its JSON. path: the closing path, empty where none is known, so that the answer is
-    left as it is; None in other text than JSON, and before the watched positions."""
+    left as it is; None in other text than JSON, and before the watched positions. outline: None where it does not determine
+    what may follow."""
 
     text: JsonText = field(default_factory=JsonText)
     path: list[int] | None = None
+    outline: JsonOutline | None = None
 
     def copy(self) -> "_Place":
-        return _Place(replace(self.text), self.path)
+        return _Place(replace(self.text), self.path, self.outline and self.outline.copy())
 
-
-@dataclass(frozen=True, slots=True)
-class _InString:
-    """What was kept of a mask within a string that is a value, and is kept of the same mask further on in it.
-
-    needed: the most tokens that the answer needs behind a token that was kept. With fewer left it is looked at again."""
-
-    bits: np.ndarray
-    path: list[int]
-    kept: np.ndarray
-    needed: int
+    def append(self, text: bytes) -> None:
+        self.text.append(text)
+        if self.outline is not None:
+            self.outline.append(text)
 
 
 @dataclass(slots=True)
@@ -146,12 +93,13 @@ class JsonEnding:
     # For one mask: the texts, as far as they were followed, of the tokens that are late.
     late_texts: list[bytes] = field(default_factory=list)
     most_needed: int = 0  # for one mask: behind a token that is in time
-    in_string: _InString | None = None  # of the string within which the answer stands
+    in_string: KnownMask | None = None  # of the string within which the answer stands
 
     @classmethod
     def of(cls, ahead: Lookahead, begin: int, limit: int) -> "JsonEnding":
         """begin: the position of the answer's first token."""
-        return cls(ahead, ahead.matcher.deep_copy(), max(begin, limit - ahead.num_watched), limit)
+        place = _Place(outline=JsonOutline() if ahead.has_outlines else None)
+        return cls(ahead, ahead.matcher.deep_copy(), max(begin, limit - ahead.num_watched), limit, place)
 
     def copy(self) -> "JsonEnding":
         """Another one for tokens that are not known to be the answer's."""
@@ -179,7 +127,7 @@ class JsonEnding:
 
         def follow() -> None:
             consume(self.matcher, unread)
-            self.place.text.append(b"".join(map(self.ahead.vocabulary.text, unread)))
+            self.place.append(b"".join(map(self.ahead.vocabulary.text, unread)))
 
         if unread and not self.is_broken:
             self.is_broken = not self._within_limits(follow)
@@ -246,11 +194,11 @@ class JsonEnding:
     def _follow(self, token: int, position: int) -> None:
         self._arrive(position)
         if self.place.path:
-            self.place.path = self._path_behind(token, self.limit - position - 1, _MAX_OTHER)
+            self.place.path = self._path_behind(token, self.limit - position - 1, MAX_OTHER)
         consume(self.matcher, [token])
         self.tokens.append(token)
         text = self.ahead.vocabulary.text(token)
-        self.place.text.append(text)
+        self.place.append(text)
         if b'"' in text:
             self.in_string = None  # another string may have begun
 
@@ -273,9 +221,9 @@ class JsonEnding:
                 place.text = text
         left = self.limit - position
         if place.path is None:
-            place.path = Search(self.ahead.vocabulary, left, _MAX_OTHER).path(self.matcher, place.text)
+            place.path = Search(self.ahead.vocabulary, left, MAX_OTHER).path(self.matcher, place.text)
         elif not place.path and left in _LOOK_AGAIN:
-            again = Search(self.ahead.vocabulary, left, _MAX_OTHER, _MAX_TRIED_AGAIN)
+            again = Search(self.ahead.vocabulary, left, MAX_OTHER, _MAX_TRIED_AGAIN)
             place.path = again.path(self.matcher, place.text)
 
     def _is_in_text(self, bits: np.ndarray, num_tokens: int) -> bool | None:
@@ -320,19 +268,44 @@ class JsonEnding:
             if forced.any():
                 return forced
         most = left - 1
-        known = self.in_string
-        if known and most >= known.needed and path == known.path and np.array_equal(bits, known.bits):
-            return known.kept
-        self.num_followed = self.most_needed = 0
-        self.late_texts.clear()
-        if count_of(bits) <= (_MAX_TOKENS_IN_STRING if self.place.text.in_string else _MAX_TOKENS):
-            shortest_first = sorted(tokens_of(bits), key=lambda token: len(self.ahead.vocabulary.text(token)))
-            return bits_of((token for token in shortest_first if self._fits(token, most)), len(bits))
-        kept = self._groups_in_time(bits, most)
-        # Where more tokens are followed, the last ones are guessed, which depends on the tokens that are left.
-        if self.place.text.in_string and self.num_followed < _MAX_FOLLOWED and self._is_in_free_value():
-            self.in_string = _InString(bits.copy(), path, kept, self.most_needed)
-        return kept
+        if self.in_string and self.in_string.holds(bits, path, most):
+            return self.in_string.kept
+        is_few = count_of(bits) <= (_MAX_TOKENS_IN_STRING if self.place.text.in_string else _MAX_TOKENS)
+        # Where all tokens that go on within a string are kept, only what follows the string counts.
+        is_alike = self.place.text.in_string and not is_few and self._is_in_free_value()
+        place = self._place_of(bits, is_alike=is_alike)
+        known = None if place is None else self.ahead.known(place)
+        if known is None or not known.holds(bits, path, most):
+            self.num_followed = self.most_needed = 0
+            self.late_texts.clear()
+            kept = self._few_in_time(bits, most) if is_few else self._groups_in_time(bits, most)
+            # Where more tokens are followed, the last ones are guessed, which depends on the tokens that are left.
+            if self.num_followed >= _MAX_FOLLOWED:
+                return kept
+            most_left = None if np.array_equal(kept, bits) else most
+            known = KnownMask(bits.copy(), path, kept, self.most_needed, most_left)
+            if place is not None:
+                self.ahead.keep(place, known)
+        if is_alike:
+            self.in_string = known
+        return known.kept
+
+    def _place_of(self, bits: np.ndarray, *, is_alike: bool) -> Place | None:
+        """What determines which tokens of a mask are kept; None if no less than the whole answer does. is_alike: it is the same
+        anywhere in this string.
+
+        The outline lacks spaces. How many more may follow shows in the mask, and decides no more than that where the closing
+        path writes none."""
+        outline, path = self.place.outline, tuple(self.place.path or ())
+        if outline is None or not outline.text or (outline.in_value and not is_alike):
+            return None
+        if any(self.ahead.vocabulary.text(token)[:1] in _SPACES for token in path):
+            return None
+        return outline.text, path, hash(bits.tobytes())
+
+    def _few_in_time(self, bits: np.ndarray, most: int) -> np.ndarray:
+        shortest_first = sorted(tokens_of(bits), key=lambda token: len(self.ahead.vocabulary.text(token)))
+        return bits_of((token for token in shortest_first if self._fits(token, most)), len(bits))
 
     def _is_in_free_value(self) -> bool:
         """Whether what may follow the string does not depend on its text. Behind a key it does."""
@@ -366,7 +339,7 @@ class JsonEnding:
         for alike in self._alike(bits, self.ahead.vocabulary.openings):
             if not self.ahead.vocabulary.text(alike[0]).strip(SPACES):
                 continue
-            if len(alike) == 1 or not self._fits(alike[-1], most, _MARGIN):
+            if len(alike) == 1 or not self._fits(alike[-1], most, MARGIN):
                 late += [token for i, token in enumerate(alike) if i >= _MAX_TOKENS or not self._fits(token, most)]
         return late
 

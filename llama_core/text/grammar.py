@@ -177,6 +177,11 @@ def json_description(grammar: str) -> str:
     return "" if schema is None else json.dumps(schema)
 
 
+def is_of_schema(grammar: str) -> bool:
+    """Whether all of the text is JSON of one schema, which `json_description` gives."""
+    return '"json_description"' not in grammar and schema_of(grammar) is not None
+
+
 def unique_lists_of(grammar: str) -> Any:
     """The lists of the schema whose items must be kept distinct (`schema_forms.unique_lists`); None where there are none."""
     return json.loads(grammar).get("unique_lists") if '"unique_lists"' in grammar else None

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -18,12 +19,20 @@ from llguidance import LLMatcher, LLParserLimits
 
 from llama_core.execution.closing_path import LimitsExceeded, Search
 from llama_core.execution.grammar_masks import SlotGrammars
-from llama_core.execution.json_ending import JsonEnding, Lookahead
+from llama_core.execution.json_ending import JsonEnding
+from llama_core.execution.json_lookahead import Lookahead
 from llama_core.execution.json_vocabulary import JsonText, JsonVocabulary, tokens_of
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row, SlotInit
 from llama_core.text.answer_format import MAX_GRAMMAR_BYTES, AnswerFormat
-from llama_core.text.grammar import begins_with_text, checked_grammar, json_description, json_schema_grammar, limits
+from llama_core.text.grammar import (
+    begins_with_text,
+    checked_grammar,
+    is_of_schema,
+    json_description,
+    json_schema_grammar,
+    limits,
+)
 from llama_core.text.grammar_vocabulary import grammar_vocabulary
 from llama_core.text.reasoning import ReasoningMarks
 from llama_core.text.registry import load_tokenizer
@@ -41,11 +50,19 @@ JSON_VOCABULARY = JsonVocabulary(VOCABULARY, NUM_WORDS)
 SEEDS = examples(5, 12)  # of random answers
 
 
-def ending_of(grammar: str, limit: int) -> JsonEnding:
+def lookahead_of(grammar: str) -> Lookahead:
     compiled = partial(LLMatcher, VOCABULARY, grammar, log_level=0, limits=limits())
-    has_text = begins_with_text(grammar)
-    ahead = Lookahead(compiled, JSON_VOCABULARY, json_description(grammar), begins_with_text=has_text)
-    return JsonEnding.of(ahead, 0, limit)
+    return Lookahead(
+        compiled,
+        JSON_VOCABULARY,
+        json_description(grammar),
+        begins_with_text=begins_with_text(grammar),
+        is_schema=is_of_schema(grammar),
+    )
+
+
+def ending_of(grammar: str, limit: int) -> JsonEnding:
+    return JsonEnding.of(lookahead_of(grammar), 0, limit)
 
 
 Choose = Callable[[list[int]], int]
@@ -62,10 +79,10 @@ def by_chance(seed: int, *preferred: bytes) -> Choose:
     return choose
 
 
-def sampled(grammar: str, limit: int, choose: Choose) -> tuple[list[int], bool, bool]:
-    """The chosen tokens; whether the answer ended, and whether a text was lost."""
+def sampled(grammar: str, limit: int, choose: Choose, ahead: Lookahead | None = None) -> tuple[list[int], bool, bool]:
+    """The chosen tokens; whether the answer ended, and whether a text was lost. ahead: of the grammar, shared by answers."""
     matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
-    ending, bits = ending_of(grammar, limit), np.zeros(NUM_WORDS, np.uint32)
+    ending, bits = JsonEnding.of(ahead or lookahead_of(grammar), 0, limit), np.zeros(NUM_WORDS, np.uint32)
     tokens: list[int] = []
     is_shortened = False
     for position in range(limit):
@@ -107,21 +124,64 @@ def members(key: Any, **others: Any) -> dict[str, Any]:
 
 
 def checking_what_is_kept(known_parts: list[np.ndarray]) -> Any:
-    """Compares what is kept of each mask with what is found without the tokens before, as on new ranks. known_parts: of the
-    masks that were not looked at again."""
+    """Compares what is kept of each mask with what is found without the tokens and the answers before, as on new ranks.
+    known_parts: of the masks that were not looked at again."""
     kept = JsonEnding._kept
 
     def kept_and_found_again(self: JsonEnding, bits: np.ndarray, position: int) -> np.ndarray:
-        known, self.in_string = self.in_string, None
+        in_string, self.in_string = self.in_string, None
+        known, self.ahead._known = self.ahead._known, OrderedDict()
         found_again = kept(self, bits.copy(), position)
-        self.in_string = known
+        self.in_string, self.ahead._known = in_string, known
+        before = [in_string, *known.values()]
         found = kept(self, bits, position)
-        if known is not None and found is known.kept:
+        if any(each is not None and found is each.kept for each in before):
             known_parts.append(found)
         assert np.array_equal(found, found_again)
         return found
 
     return patch.object(JsonEnding, "_kept", kept_and_found_again)
+
+
+def test_what_is_kept_of_a_mask_does_not_depend_on_earlier_answers() -> None:
+    """Of the same grammar, with other strings and numbers and within other limits."""
+    known_parts: list[np.ndarray] = []
+    num_with_outlines = 0
+    with checking_what_is_kept(known_parts):
+        for seed in range(2 * SEEDS):
+            grammar = grammar_of((bounded, unbounded)[seed % 2](random.Random(seed)))
+            ahead = lookahead_of(grammar)
+            num_with_outlines += ahead.has_outlines
+            for i, limit in enumerate((64, 40, 100, 64, 52, 80)):
+                sampled(grammar, limit, by_chance(100 * seed + i, b'"', b',"', b'":'), ahead)
+    assert num_with_outlines > SEEDS and len(known_parts) > 100
+
+
+def test_another_answer_of_the_same_outline_is_not_looked_at_again() -> None:
+    schema = members(TEXT, flag={"type": "boolean"}, tags={"type": "array", "items": TEXT})
+    grammar = grammar_of(schema)
+    ahead, looks = lookahead_of(grammar), list[int]()
+    fits = JsonEnding._fits
+
+    def counted(self: JsonEnding, *how: Any) -> bool:
+        looks[-1] += 1
+        return fits(self, *how)
+
+    with patch.object(JsonEnding, "_fits", counted):
+        for text in ('{"k":"one","flag":true,"tags":["a","b"]}', '{"k":"three two","flag":true,"tags":["cc","d"]}'):
+            looks.append(0)
+            tokens = list(VOCABULARY.tokenize_str(text))
+            sampled(grammar, len(tokens) + 20, behind(tokens, by_chance(0)), ahead)
+    assert looks[0] > 100 and looks[1] < looks[0] / 10
+
+
+def test_only_answers_whose_strings_decide_nothing_have_outlines() -> None:
+    alternatives = {"anyOf": [members({"const": "one"}, a=TEXT), members({"const": "two"}, b={"type": "number"})]}
+    assert lookahead_of(grammar_of(members({"enum": ["one", "two"]}, a=TEXT))).has_outlines
+    assert not lookahead_of(grammar_of(alternatives)).has_outlines
+    answers = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None)
+    for mode in ("required", "auto"):  # the name decides on the arguments
+        assert not lookahead_of(answers.grammar(ToolUse(TOOLS, mode), begun=False)).has_outlines
 
 
 def test_what_is_kept_within_a_string_is_what_would_be_found_again() -> None:

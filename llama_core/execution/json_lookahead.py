@@ -1,0 +1,104 @@
+"""A grammar of JSON compiled for looking ahead, and what was found out by that."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from llama_core.execution.closing_path import LimitsExceeded, Search
+from llama_core.execution.json_vocabulary import JsonText, JsonVocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+MARGIN: Final = 8  # tokens to spare behind a token that stands for others
+MAX_OTHER: Final = 512  # tokens that are followed where the first path is too long
+MAX_WATCHED: Final = 512  # positions before the limit at which masks may be narrowed
+# Tokens of the closing path of a whole answer. Longer ones are left as they are, because looking ahead costs more.
+_MAX_PATH: Final = 256
+_MAX_KNOWN: Final = 128  # masks of which a grammar keeps what was found: 4 MB with 128,000 tokens
+# In schemas: what may make one value longer than the schema's text.
+_LONG_PARTS: Final = re.compile(r'"(?:minItems|minLength|minProperties)": ?\d\d|\{\d\d')
+# In schemas: what together may give one value several kinds of strings, some of which only end at certain texts.
+_ALTERNATIVES: Final = re.compile(r'"(?:anyOf|oneOf)"')
+_LIMITED_STRINGS: Final = re.compile(r'"(?:const|enum|format|pattern|minLength|maxLength)"')
+
+Place = tuple[bytes, tuple[int, ...], int]  # the outline before a mask, the closing path, and a hash of the mask
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMask:
+    """What was kept of a mask, and is kept of it again where the same may follow.
+
+    bits: the mask. path: the closing path there. needed: the most tokens that the answer needs behind a token that was kept.
+    most: with how many tokens left the rest was dropped; None where all were kept.
+    """
+
+    bits: np.ndarray
+    path: list[int]
+    kept: np.ndarray
+    needed: int
+    most: int | None
+
+    def holds(self, bits: np.ndarray, path: list[int], most: int) -> bool:
+        """Whether the same is kept of `bits` with `most` tokens left."""
+        in_range = self.needed <= most and (self.most is None or most <= self.most)
+        return in_range and path == self.path and np.array_equal(bits, self.bits)
+
+
+class Lookahead:
+    """A grammar compiled for looking ahead. Its matchers are apart from those that decide masks, because llguidance's limits of
+    one request may be exceeded by looking ahead alone, and matchers made from one another share what they have built.
+
+    begins_with_text: other text may come before the JSON. is_string_free: what may follow a string that is a value does not
+    depend on its text. has_outlines: what may follow an answer depends on its outline alone. is_broken: the limits were
+    exceeded, so that later answers need another one."""
+
+    def __init__(
+        self,
+        compiled: "Callable[[], LLMatcher]",
+        vocabulary: JsonVocabulary,
+        description: str,
+        *,
+        begins_with_text: bool = False,
+        is_schema: bool = False,
+    ) -> None:
+        """compiled: compiles the grammar. description: `text.grammar.json_description`. is_schema: all of an answer's text is
+        JSON of one schema, which is the description."""
+        self.compiled = compiled
+        self.matcher = compiled()
+        self.vocabulary = vocabulary
+        self.begins_with_text = begins_with_text
+        self.is_broken = False
+        self.is_string_free = not (_ALTERNATIVES.search(description) and _LIMITED_STRINGS.search(description))
+        self.has_outlines = is_schema and self.is_string_free and not begins_with_text
+        self._known: OrderedDict[Place, KnownMask] = OrderedDict()
+        # Schemas also name the keys that are not required, and the type of every value.
+        longest = vocabulary.num_tokens(description) + 8 * MARGIN
+        if begins_with_text:
+            longest = longest if all(mask.any() for mask in vocabulary.in_text) else 0
+        else:
+            path = self._shortest_answer()
+            longest = max(longest, 2 * len(path) + 8 * MARGIN) if path else 0
+        if longest and _LONG_PARTS.search(description):
+            longest = MAX_WATCHED
+        self.num_watched = min(longest, MAX_WATCHED)  # 0: answers are not brought to their end
+
+    def known(self, place: Place) -> KnownMask | None:
+        if (found := self._known.get(place)) is not None:
+            self._known.move_to_end(place)
+        return found
+
+    def keep(self, place: Place, mask: KnownMask) -> None:
+        self._known[place] = mask
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def _shortest_answer(self) -> list[int]:
+        try:
+            return Search(self.vocabulary, _MAX_PATH, MAX_OTHER).path(self.matcher, JsonText())
+        except LimitsExceeded:
+            return []
