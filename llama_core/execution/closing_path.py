@@ -6,7 +6,7 @@ the matcher, which takes microseconds, and some hundred of them behind thousands
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -60,14 +60,14 @@ class Search:
         token, the earliest first. Raises LimitsExceeded.
         """
         self.first_path = []
-        path, choices = self._follow(matcher.deep_copy(), replace(text), [])
+        path, choices = self._follow(matcher.deep_copy(), text.copy(), [])
         num_first = self.num_followed
         for choice in choices if not path else ():
             for token in self._other_tokens(choice):
                 if self.num_followed - num_first >= self.max_other:
                     return []
                 begun = [*choice.before, token]
-                behind, text_behind = matcher.deep_copy(), replace(text)
+                behind, text_behind = matcher.deep_copy(), text.copy()
                 consume(behind, begun)
                 text_behind.append(b"".join(map(self.vocabulary.text, begun)))
                 path, _ = self._follow(behind, text_behind, begun)
@@ -89,7 +89,7 @@ class Search:
                 break
             tokens = self._closing_tokens(matcher, mask, text)
             if self.max_other and count_of(mask) > 1:
-                choices.append(_Choice(list(path), replace(text), mask.copy(), tokens[0]))
+                choices.append(_Choice(list(path), text.copy(), mask.copy(), tokens[0]))
             path += tokens
             if tokens[0] in vocabulary.ends:
                 break
@@ -140,7 +140,7 @@ class Search:
                 consume(behind, forced)
                 behind.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
                 check_limits(behind)
-                text_behind = replace(text_before)
+                text_behind = text_before.copy()
                 for each in (token, *forced):
                     text_behind.append(vocabulary.text(each))
                 is_end = not text_behind.in_string or (

@@ -26,6 +26,7 @@ from llama_core.execution.json_vocabulary import (
     JsonVocabulary,
     bits_of,
     count_of,
+    each_of,
     first_of,
     tokens_of,
 )
@@ -62,7 +63,7 @@ class _Place:
     outline: JsonOutline | None = None
 
     def copy(self) -> "_Place":
-        return _Place(replace(self.text), self.path, self.outline and self.outline.copy())
+        return _Place(self.text.copy(), self.path, self.outline and self.outline.copy())
 
     def append(self, text: bytes) -> None:
         self.text.append(text)
@@ -151,16 +152,17 @@ class JsonEnding:
             self._arrive(position, bits)
             kept = self._kept(bits, position) if self.place.path else None
 
-        if not self._within_limits(narrow) or kept is None or not kept.any():
+        if not self._within_limits(narrow) or kept is None:
             return False
-        dropped = bits & ~kept & ~self.ahead.vocabulary.spaces
+        dropped = bits & ~kept
+        if not dropped.any() or not kept.any():
+            return False
         bits &= kept
-        if not dropped.any():
-            return False
-        # Another division of the same text into tokens is no loss.
+        # Spaces are no loss, and neither is another division of the same text into tokens.
+        dropped &= ~self.ahead.vocabulary.spaces
         assert self.place.path
         continuation = b"".join(map(self.ahead.vocabulary.text, self.place.path))
-        return any(not continuation.startswith(self.ahead.vocabulary.text(token)) for token in tokens_of(dropped))
+        return any(not continuation.startswith(self.ahead.vocabulary.text(token)) for token in each_of(dropped))
 
     def _within_limits(self, step: Callable[[], None]) -> bool:
         """Take a step, with a newly compiled grammar if others have used up the limits. Returns whether it was taken: it is not
@@ -394,15 +396,17 @@ class JsonEnding:
             consume(behind, [token])
             within = _rest_of_character(behind, vocabulary)
         closers = list(self._closers(text))
-        # The token may stand for any number of the path's, up to one for each of its characters.
-        for num_replaced in (1, 0, *range(2, min(len(text) + 1, len(path)))):
+        # The token may stand for any number of the path's, up to one for each of its characters. In a string that may end here
+        # it mostly stands for none.
+        goes_on = self.place.text.in_string and b'"' not in text and vocabulary.text(path[0])[:1] == b'"'
+        for num_replaced in (*((0, 1) if goes_on else (1, 0)), *range(2, min(len(text) + 1, len(path)))):
             for some in (within, *(within + each for each in closers)):
                 rest = some + path[num_replaced:] if some or num_replaced else path
                 if num_replaced < len(path) and len(rest) <= most and self._is_allowed([token, *rest]):
                     return rest
         behind = self.matcher.deep_copy()
         consume(behind, [token])
-        place = replace(self.place.text)
+        place = self.place.text.copy()
         place.append(text)
         search = Search(vocabulary, most, max_other) if max_other else Search(vocabulary, most, max_tried=_MAX_TRIED)
         found = search.path(behind, place)

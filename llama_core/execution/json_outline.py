@@ -1,6 +1,6 @@
 """What a text of JSON has written so far, without the contents of strings that are values and the spaces between values."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from llama_core.execution.json_vocabulary import SPACES, JsonText
@@ -23,7 +23,7 @@ class JsonOutline:
     _is_long: bool = False
 
     def copy(self) -> "JsonOutline":
-        return replace(self, _place=replace(self._place))
+        return JsonOutline(self.text, self.in_value, self._place.copy(), self._open, self._last, self._is_long)
 
     def append(self, text: bytes) -> None:
         place, written = self._place, bytearray()

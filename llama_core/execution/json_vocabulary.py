@@ -1,6 +1,6 @@
 """A vocabulary's tokens by what they do to a text of JSON, and masks over a vocabulary: uint32 words of one bit a token."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
@@ -26,6 +26,9 @@ class JsonText:
     in_string: bool = False
     is_escaped: bool = False
     in_number: bool = False
+
+    def copy(self) -> "JsonText":
+        return JsonText(self.in_string, self.is_escaped, self.in_number)
 
     def append(self, text: bytes) -> None:
         for char in text:
@@ -174,6 +177,15 @@ def tokens_of(bits: np.ndarray) -> list[int]:
     rows, columns = np.nonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, 32))
     found: list[int] = (32 * words[rows] + columns).tolist()
     return found
+
+
+def each_of(bits: np.ndarray) -> Iterator[int]:
+    """The tokens one by one, for a reader that stops after some."""
+    for word in np.flatnonzero(bits).tolist():
+        value = int(bits[word])
+        while value:
+            yield 32 * word + (value & -value).bit_length() - 1
+            value &= value - 1
 
 
 def count_of(bits: np.ndarray) -> int:
