@@ -2,9 +2,11 @@
 
 import ast
 import inspect
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import yaml
@@ -110,6 +112,28 @@ def test_the_readme_is_short() -> None:
     assert [
         word for word in ("Ray Serve", "Llama 1 to 3.3", "GGUF", "OpenAI", "vLLM", "CPU", "GPU") if word not in readme
     ] == []
+
+
+def lines_of_python(path: Path) -> int:
+    """Without comments, docstrings and blank lines."""
+    source = path.read_text()
+    others = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"}
+    code = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if tokenize.tok_name[token.type] not in others:
+            code.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(code)
+
+
+def test_the_readme_counts_the_lines_of_python() -> None:
+    found = re.search(r"about ([\d,]+) lines of Python", (ROOT / "README.md").read_text())
+    assert found
+    rooms = ("llama_core", "cluster", "deployments", "cli")
+    counted = sum(lines_of_python(path) for room in rooms for path in (ROOT / room).rglob("*.py"))
+    assert abs(int(found[1].replace(",", "")) - counted) < 1500
 
 
 def test_documents_refer_to_files_and_targets_that_exist() -> None:
