@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,13 +20,14 @@ import torch.nn.functional as F
 from llama_core.config import EngineConfig
 from llama_core.errors import ConfigError
 from llama_core.execution.fused.ops_choice import ops_for
-from llama_core.execution.parallel import alone
+from llama_core.execution.parallel import Parallel, alone
 from llama_core.execution.weight_formats.format import find_weight_format
 from llama_core.execution.weight_formats.registry import QUANTIZED
 from llama_core.scheduling.sampling_params import SamplingParams
 from llama_core.scheduling.step import Row
+from tests.conftest import RankPool
 from tests.llama_core.execution.test_fused_attention import LIMITS, SHAPES, WIDE_SHAPES, WINDOWS, Case
-from tests.support.interpreter import interpret
+from tests.support.interpreter import interpret, prepare_interpreter
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 MODEL = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "multiple_of": 32, "norm_eps": 1e-5, "vocab_size": -1}
@@ -105,9 +107,9 @@ def check_products(device: torch.device, dtype: torch.dtype, inputs: int, output
             assert torch.equal(matrix.multiply(x[-count:]), whole[-count:]), (name, count)
 
 
-def check_texts(device: str, folder: Path, *, is_short: bool = False) -> None:
+def check_texts(parallel: Parallel, folder: Path, *, is_short: bool = False) -> None:
     """Tokens and log-probabilities of requests alone, in a batch, in chunks, behind a cached prefix and after preemption.
-    is_short: alone and in a batch that is computed in chunks, in a model of one layer."""
+    Every rank calls this. is_short: alone and in a batch that is computed in chunks, in a model of one layer."""
     # Imported here, because machines with GPUs that run the tests marked cuda may lack what the other tests need.
     from tests.support import checkpoints, on_ranks
 
@@ -119,7 +121,7 @@ def check_texts(device: str, folder: Path, *, is_short: bool = False) -> None:
 
     def serve(given: list[Any], **settings: Any) -> dict[str, Any]:
         common: dict[str, Any] = {"backend": "fused", "batch_invariant": True, "max_seq_len": 48, "block_size": 2}
-        return on_ranks.serve(alone("cpu"), model, given, **common | settings)
+        return on_ranks.serve(parallel, model, given, **common | settings)
 
     requests = requests[:2] if is_short else requests
     single = [serve([request]) for request in requests]
@@ -139,11 +141,21 @@ def check_texts(device: str, folder: Path, *, is_short: bool = False) -> None:
     assert crowded["preemptions"] > 0 and all(crowded[key] == undisturbed[key] for key in expected)
 
 
-def interpreted_texts(folder: str, *, is_short: bool) -> None:
+def interpreted_texts(parallel: Parallel, folder: str, *, is_short: bool) -> None:
     from llama_core.execution.fused.kernels import TritonOps
 
+    prepare_interpreter()
     with patch("llama_core.execution.rank_loading.ops_for", lambda device, **options: TritonOps(**options)):
-        check_texts("cpu", Path(folder), is_short=is_short)
+        check_texts(parallel, Path(folder, str(parallel.rank)), is_short=is_short)
+
+
+def texts_on_ranks(num_ranks: int, folder: str, *, is_short: bool) -> None:
+    """`interpreted_texts` on ranks, which inherit this process's environment."""
+    pool = RankPool(num_ranks, Path(folder) / "store")
+    try:
+        pool.call(partial(interpreted_texts, folder=folder, is_short=is_short))
+    finally:
+        pool.close()
 
 
 def run_interpreted(statement: str) -> None:
@@ -180,15 +192,19 @@ def test_a_row_of_a_product_is_the_same_beside_any_number_of_rows(
 
 
 def test_texts_are_the_same_alone_and_in_a_batch_in_chunks(tmp_path: Path) -> None:
-    run_interpreted(f"interpreted_texts({str(tmp_path)!r}, is_short=True)")
+    run_interpreted(f"interpreted_texts(alone('cpu'), {str(tmp_path)!r}, is_short=True)")
 
 
 @pytest.mark.full
 def test_texts_are_the_same_alone_in_a_batch_in_chunks_behind_a_prefix_and_after_preemption(tmp_path: Path) -> None:
-    run_interpreted(f"interpreted_texts({str(tmp_path)!r}, is_short=False)")
+    run_interpreted(f"interpreted_texts(alone('cpu'), {str(tmp_path)!r}, is_short=False)")
 
 
-@pytest.mark.cuda
+@pytest.mark.full
+def test_texts_of_three_ranks_are_the_same_alone_and_in_a_batch_in_chunks(tmp_path: Path) -> None:
+    run_interpreted(f"texts_on_ranks(3, {str(tmp_path)!r}, is_short=True)")
+
+
 @needs_cuda
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_attention_and_products_have_the_same_bits_on_a_gpu(dtype: torch.dtype) -> None:
