@@ -8,7 +8,7 @@ and its use in each sampler.
 import contextlib
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, get_type_hints
 
@@ -79,10 +79,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check types and ranges, and convert to plain numbers: a wrong one would fail every request of a step on the ranks."""
-        for name, dtype in SLOT_FIELDS.items():
-            convert = _number if dtype == "float32" else whole_number
-            object.__setattr__(self, name, convert(name, getattr(self, name)))
-        object.__setattr__(self, "max_tokens", whole_number("max_tokens", self.max_tokens))
+        for name, convert in _CONVERSIONS.items():
+            given = getattr(self, name)
+            if (plain := convert(name, given)) is not given:
+                object.__setattr__(self, name, plain)
         if not 0 <= self.temperature <= MAX_TEMPERATURE:
             raise InvalidParameter(f"temperature must be from 0 to {MAX_TEMPERATURE:g}", param="temperature")
         if not 0 < self.top_p <= 1:
@@ -183,6 +183,8 @@ SLOT_FIELDS: Final = _slot_fields()
 
 def whole_number(name: str, value: object) -> int:
     """`value` as a plain int: ints of any library, no bool, no float. Raises InvalidParameter."""
+    if type(value) is int:  # as nearly all are
+        return value
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             return operator.index(value)  # type: ignore[arg-type]
@@ -197,15 +199,24 @@ def _ids(name: str, value: object, most: int) -> tuple[int, ...]:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool | str | bytes):
-        raise InvalidParameter(f"{name} must be a number", param=name)
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidParameter(f"{name} must be a number", param=name) from None
+    """`value` as a plain float. Raises InvalidParameter for what is no number, or not finite."""
+    number = value if type(value) is float else _as_float(name, value)
     if not math.isfinite(number):
         raise InvalidParameter(f"{name} must be finite", param=name)
     return number
+
+
+def _as_float(name: str, value: object) -> float:
+    if not isinstance(value, bool | str | bytes):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            return float(value)  # type: ignore[arg-type]
+    raise InvalidParameter(f"{name} must be a number", param=name)
+
+
+_CONVERSIONS: Final[Mapping[str, Callable[[str, object], int | float]]] = {
+    **{name: _number if dtype == "float32" else whole_number for name, dtype in SLOT_FIELDS.items()},
+    "max_tokens": whole_number,
+}
 
 
 def mix_seed(seed: int, index: int) -> int:
