@@ -5,6 +5,7 @@ Decides defaults and seeds. From here on, chat and completions are handled alike
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from deployments.engine.interface import Engine, SamplingDefaults
 from deployments.http.errors import ModelNotFound
@@ -107,12 +108,12 @@ async def plan_completion(body: CompletionBody, engine: Engine, encoder: PromptE
         n=body.num_sampled,
         parse_special=bool(body.parse_special),
     )
-    num_tokens = sum(map(len, prompts)) * body.num_sampled
     if body.echo and body.logprobs is not None:
-        _check_prompt_logprobs(num_tokens, body.logprobs, "logprobs", "with echo, ")
+        _check_prompt_logprobs(prompts, body.num_sampled, body.logprobs, "logprobs", "with echo, ")
     if body.prompt_logprobs is not None:
-        _check_prompt_logprobs(num_tokens, body.prompt_logprobs, "prompt_logprobs")
-    limits = [_max_tokens(prompt, body.token_limit, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
+        _check_prompt_logprobs(prompts, body.num_sampled, body.prompt_logprobs, "prompt_logprobs")
+    limit = body.token_limit
+    limits = [_max_tokens(prompt, limit, DEFAULT_COMPLETION_TOKENS, "prompt", engine) for prompt in prompts]
     num_returned = body.n or 1
     ranks_choices = body.num_sampled > num_returned
     logprobs = 0 if ranks_choices and body.logprobs is None else body.logprobs
@@ -137,16 +138,20 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limits = [_max_tokens(prompt, body.token_limit, engine.max_seq_len, "messages", engine)]
     if body.prompt_logprobs is not None:
-        _check_prompt_logprobs(len(prompt), body.prompt_logprobs, "prompt_logprobs")
+        _check_prompt_logprobs([prompt], 1, body.prompt_logprobs, "prompt_logprobs")
     _check_logprobs(limits, body.n or 1, {"top_logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs})
     wanted, param = grammar_of(body)
     parsing = answer_parsing(body, engine, use, prompt, has_grammar=bool(wanted))
     grammar = await chat_grammar(wanted, param, encoder, parsing)
-    plan = _plan(body, [prompt], limits, engine, logprobs=logprobs, grammar=grammar)
-    return replace(
-        plan,
+    return _plan(
+        body,
+        [prompt],
+        limits,
+        engine,
+        logprobs=logprobs,
+        grammar=grammar,
         answer_ending=engine.chat_format.answer_ending,
-        continues_message=body.chat_options.continue_final_message,
+        continues_message=bool(body.continue_final_message),
         parsing=parsing,
     )
 
@@ -154,7 +159,9 @@ async def plan_chat(body: ChatBody, engine: Engine, encoder: PromptEncoder) -> P
 async def encode_chat(body: ChatBody, encoder: PromptEncoder) -> list[int]:
     """The prompt of a chat, with its tools."""
     tools = body.offered if body.tool_use() is not None else ()
-    options = replace(body.chat_options, tools=tools, reasoning_effort=body.reasoning_effort)
+    options = body.chat_options
+    if tools or body.reasoning_effort is not None:
+        options = replace(options, tools=tools, reasoning_effort=body.reasoning_effort)
     return await encoder.dialog(body.messages, options, n=body.n or 1)
 
 
@@ -193,7 +200,8 @@ def check_model(model: str | None, engine: Engine) -> None:
 
 def _check_against_model(body: GenerationBody, engine: Engine, neutral: Neutral) -> None:
     check_model(body.model, engine)
-    refuse_unsupported(body.given(), neutral)
+    if not body.model_fields_set.isdisjoint(neutral):
+        refuse_unsupported(body.given(), neutral)
 
 
 def _max_tokens(prompt: list[int], limit: int | None, default: int, param: str, engine: Engine) -> int:
@@ -208,8 +216,8 @@ def _max_tokens(prompt: list[int], limit: int | None, default: int, param: str, 
     return limit
 
 
-def _check_prompt_logprobs(num_tokens: int, num_top: int, param: str, where: str = "") -> None:
-    num_logprobs = num_tokens * (num_top + 1)
+def _check_prompt_logprobs(prompts: list[list[int]], n: int, num_top: int, param: str, where: str = "") -> None:
+    num_logprobs = sum(map(len, prompts)) * n * (num_top + 1)
     if num_logprobs > MAX_PROMPT_LOGPROBS:
         raise InvalidParameter(
             f"{param}: {where}prompt tokens x n x ({param} + 1) must be at most {MAX_PROMPT_LOGPROBS}, "
@@ -243,30 +251,22 @@ def _plan(
     logprobs: int | None,
     echo: bool = False,
     grammar: str = "",
+    answer_ending: str = "",
+    continues_message: bool = False,
+    parsing: AnswerParsing | None = None,
 ) -> Plan:
-    given = {name: value for name in SLOT_FIELDS if (value := getattr(body, name, None)) is not None}
-    given = {name: getattr(engine.sampling_defaults, name) for name in _DEFAULTS} | given
-    if body.penalty_of_repetitions is not None:
-        given["repetition_penalty"] = body.penalty_of_repetitions
-    given["top_k"] = max(given["top_k"], 0)
-    if given["top_p"] == 0:  # the most likely token alone
-        given |= {"temperature": 0.0, "top_p": 1.0}
+    echoes_logprobs = echo and logprobs is not None
+    token_limit = body.token_limit
     body.check_penalized_tokens(engine.max_seq_len)
-    most = 0 if body.token_limit == 0 else min(limits)
-    if body.min_tokens is not None and body.min_tokens > most:
-        limit = body.name_of_limit if most == body.token_limit else "max_tokens, or the rest of the context,"
-        raise InvalidParameter(f"min_tokens: must be at most {most}, as {limit} is", param="min_tokens")
-    if body.seed is None:
-        given["seed"] = engine.next_seed()
-    asked = [number for number in (logprobs, body.prompt_logprobs) if number is not None]
+    body.check_min_tokens(0 if token_limit == 0 else min(limits))
     first = SamplingParams(
-        **given,
+        **_slot_values(body, engine),
         max_tokens=limits[0],
         min_tokens=body.min_tokens or 0,
-        logprobs=max(asked, default=None),
-        prompt_logprobs=body.prompt_logprobs is not None or (echo and logprobs is not None),
+        logprobs=logprobs if body.prompt_logprobs is None else max(logprobs or 0, body.prompt_logprobs),
+        prompt_logprobs=echoes_logprobs or body.prompt_logprobs is not None,
         # lm-eval leaves out the one generated token's entry: there has to be one where the model would end the text.
-        ignore_eos=bool(body.ignore_eos) or (echo and logprobs is not None and body.token_limit == 1 and not grammar),
+        ignore_eos=bool(body.ignore_eos) or (echoes_logprobs and token_limit == 1 and not grammar),
         stop_token_ids=tuple(body.stop_token_ids),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         logit_bias=tuple(body.logit_bias.items()),
@@ -287,11 +287,30 @@ def _plan(
         stop=tuple(body.stop),
         echo=echo,
         names_service_tier=body.service_tier is not None,
-        only_prompt=body.token_limit == 0,
+        only_prompt=token_limit == 0,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
         owner=(body.user or "")[:MAX_OWNER_CHARS],
         priority=body.priority or 0,
         skip_special_tokens=body.skip_special_tokens is not False,
+        answer_ending=answer_ending,
+        continues_message=continues_message,
+        parsing=parsing,
     )
+
+
+def _slot_values(body: GenerationBody, engine: Engine) -> dict[str, Any]:
+    """By name, what the body or the server's defaults say of `SLOT_FIELDS`. The seed of a body without one is a new one."""
+    defaults = engine.sampling_defaults
+    values = {name: getattr(defaults, name) for name in _DEFAULTS}
+    given = body.model_fields_set.intersection(SLOT_FIELDS)
+    values |= {name: value for name in given if (value := getattr(body, name)) is not None}
+    if body.repeat_penalty is not None:  # equals repetition_penalty, where both are given
+        values["repetition_penalty"] = body.repeat_penalty
+    values["top_k"] = max(values["top_k"], 0)
+    if values["top_p"] == 0:  # the most likely token alone
+        values |= {"temperature": 0.0, "top_p": 1.0}
+    if body.seed is None:
+        values["seed"] = engine.next_seed()
+    return values

@@ -106,6 +106,8 @@ class PromptEncoder:
 
     async def grammar(self, grammar: str, param: str, *, is_whole: bool = True) -> str:
         """The grammar as the engine takes it, checked. Raises InvalidParameter that names `param`."""
+        if not grammar:
+            return ""
         answer = await self.checked_grammar(grammar, param, is_whole=is_whole)
         return for_answer(answer, self._engine.tokenizer) if answer else ""
 

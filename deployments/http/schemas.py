@@ -98,7 +98,10 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
     @property
     def name_of_limit(self) -> str:
         """The field that has `token_limit`."""
-        return next((name for name in _LIMITS if getattr(self, name) is not None), "max_tokens")
+        for name in _LIMITS:
+            if getattr(self, name) is not None:
+                return name
+        return "max_tokens"
 
     @property
     def penalty_of_repetitions(self) -> float | None:
@@ -106,11 +109,11 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        limit = self.token_limit
-        for name in _LIMITS:
-            if getattr(self, name) not in (None, limit):
-                raise _contradiction(name, self.name_of_limit)
-        if self.repeat_penalty not in (None, self.penalty_of_repetitions):
+        given = [name for name in _LIMITS if getattr(self, name) is not None]
+        for name in given[1:]:
+            if getattr(self, name) != self.token_limit:
+                raise _contradiction(name, given[0])
+        if self.repeat_penalty is not None and self.repeat_penalty != self.penalty_of_repetitions:
             raise _contradiction("repeat_penalty", "repetition_penalty")
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options: needs stream to be true", param="stream_options")
@@ -120,6 +123,12 @@ class GenerationBody(SamplingFields, BodyWithUnknownFields):
                 param="prompt_logprobs",
             )
         return self
+
+    def check_min_tokens(self, most: int) -> None:
+        """Raises InvalidParameter unless the answer may have `min_tokens` tokens. most: tokens of the answer at most."""
+        if self.min_tokens is not None and self.min_tokens > most:
+            limit = self.name_of_limit if most == self.token_limit else "max_tokens, or the rest of the context,"
+            raise InvalidParameter(f"min_tokens: must be at most {most}, as {limit} is", param="min_tokens")
 
     def check_penalized_tokens(self, max_seq_len: int) -> None:
         """Raises Unsupported for penalties of fewer tokens than all: those of a context of `max_seq_len` are all."""

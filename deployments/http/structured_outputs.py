@@ -47,7 +47,7 @@ _KIND_OF_FIELD: Final = {
     "regex": "regex",
     "ebnf": "grammar",
 }
-
+_FIELDS: Final = frozenset((*_KIND_OF_FIELD, "structured_outputs", "response_format"))
 
 _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # vLLM's options beside the kinds. There is one backend, without another to fall back to.
@@ -68,6 +68,8 @@ def grammar_of(body: "GenerationBody") -> tuple[str, str]:
 
     Raises InvalidParameter that names the field.
     """
+    if body.model_fields_set.isdisjoint(_FIELDS):
+        return "", ""
     found: list[tuple[str, str]] = []
     for name, kind in _KIND_OF_FIELD.items():
         if (value := getattr(body, name)) is not None and value != "":
