@@ -11,6 +11,8 @@ PIECE_BYTES = 128 * 2**10  # about 0.3 ms of work
 
 def is_compressed(encoding: str) -> bool:
     """Whether a body with this Content-Encoding is gzip. Raises UnsupportedMediaType for an encoding that is not known."""
+    if not encoding:
+        return False
     name = encoding.strip().lower()
     if name not in ("", "identity", "gzip", "x-gzip"):
         raise UnsupportedMediaType("The body's Content-Encoding must be gzip, or none.")

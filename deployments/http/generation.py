@@ -64,6 +64,7 @@ class _GenerationRequest:
     def __init__(self, endpoint: GenerationEndpoint, request: Request, send: Send) -> None:
         self._endpoint = endpoint
         self._request, self._send = request, send
+        self._headers = headers_of(request.scope)
         state = request.scope["state"]
         self._owner: str = state.get("owner", "")
         trace = None
@@ -86,9 +87,7 @@ class _GenerationRequest:
     async def run(self) -> None:
         try:
             endpoint = self._endpoint
-            self._resumption = resumption(
-                headers_of(self._request.scope), endpoint.streams, endpoint.kind.path, self._owner
-            )
+            self._resumption = resumption(self._headers, endpoint.streams, endpoint.kind.path, self._owner)
             limit_s = self._limit_s()
             end_s = None if limit_s is None else self._began_s + limit_s - self._head_start_s(limit_s)
             plan = await self._planned(limit_s, end_s)
@@ -113,8 +112,7 @@ class _GenerationRequest:
     def _limit_s(self) -> float | None:
         """How long this request may take: as its header asks, and no longer than the server allows."""
         server_s = self._endpoint.limits.request_timeout_s
-        headers = headers_of(self._request.scope)
-        given = headers.get(MOVED_TIMEOUT_HEADER, headers.get(TIMEOUT_HEADER))
+        given = self._headers.get(MOVED_TIMEOUT_HEADER, self._headers.get(TIMEOUT_HEADER))
         if given is None:
             return server_s
         try:
@@ -129,7 +127,7 @@ class _GenerationRequest:
 
     def _head_start_s(self, limit_s: float) -> float:
         """How much earlier than the limit this request ends, so that Serve's own timer does not end it first."""
-        return min(HEAD_START_S, limit_s / 4) if TIMEOUT_HEADER in headers_of(self._request.scope) else 0.0
+        return min(HEAD_START_S, limit_s / 4) if TIMEOUT_HEADER in self._headers else 0.0
 
     async def _planned(self, limit_s: float | None, end_s: float | None) -> Plan:
         if limit_s is None:
@@ -154,7 +152,7 @@ class _GenerationRequest:
             endpoint.engine.check_capacity(self._owner)
             if self._resumption is not None and (kept := self._resumption.find(raw)) is not None:
                 return kept.plan
-            if asks_for_capture(self._request):
+            if asks_for_capture(self._headers):
                 self._capture = await self._begin_capture(raw)
             self._body = body = await endpoint.bodies.parse(raw, endpoint.kind.body)
         plan = await endpoint.kind.plan(body, endpoint.engine, endpoint.encoder)

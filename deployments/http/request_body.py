@@ -8,14 +8,17 @@ import asyncio
 import re
 import sys
 from codecs import BOM_UTF8
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
+from starlette.types import Receive
 
 from deployments.http.content_encoding import gunzipped, is_compressed
+from deployments.http.disconnect import DisconnectScope
 from deployments.http.errors import BodyTimeout, BodyTooLarge, IncompleteBody, InvalidJson, UnsupportedMediaType
 from deployments.http.limiter import ConcurrencyLimiter
 from deployments.http.parse_cost import MOST_IN_WORDS, takes_too_long
@@ -80,29 +83,42 @@ class BodyReader:
         headers = headers_of(request.scope)
         _check_content_type(headers.get("content-type", ""))
         compressed = is_compressed(headers.get("content-encoding", ""))
-        declared = _declared_length(request)
+        declared = _declared_length(headers)
         if declared is not None and declared > limits.max_bytes:
             raise _too_large(limits)
-        try:
-            async with asyncio.timeout(limits.timeout_s):
-                async for chunk in request.stream():
-                    is_more = bool(body and chunk)  # a body of one piece is always taken
-                    body += chunk
-                    self.num_pending_bytes += len(chunk)
-                    if len(body) > limits.max_bytes:
-                        raise _too_large(limits)
-                    if is_more and self.num_pending_bytes > limits.most_pending * limits.max_bytes:
-                        raise QueueFull("Too many large bodies are arriving at once.")
-        except TimeoutError:
-            if declared is not None:
-                raise IncompleteBody(_mismatch(declared, len(body), f" within {limits.timeout_s:g} s")) from None
-            raise BodyTimeout(f"The body did not arrive within {limits.timeout_s:g} s.") from None
-        except ClientDisconnect:
-            raise RequestCancelled("the client disconnected before its request was complete") from None
+        with DisconnectScope() as scope:  # costs less than asyncio.timeout
+            timer = asyncio.get_running_loop().call_later(limits.timeout_s, self._end_late, scope, declared, body)
+            try:
+                await self._append_pieces(request.receive, body)
+            finally:
+                timer.cancel()
         if declared is not None and declared != len(body):
             raise IncompleteBody(_mismatch(declared, len(body)))
         if compressed:
             await self._decompress(body)
+
+    async def _append_pieces(self, receive: Receive, body: bytearray) -> None:
+        limits, has_more = self._limits, True
+        while has_more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise RequestCancelled("the client disconnected before its request was complete")
+            piece, has_more = message.get("body", b""), message.get("more_body", False)
+            is_further = bool(body and piece)  # a body of one piece is always taken
+            body += piece
+            self.num_pending_bytes += len(piece)
+            if len(body) > limits.max_bytes:
+                raise _too_large(limits)
+            if is_further and self.num_pending_bytes > limits.most_pending * limits.max_bytes:
+                raise QueueFull("Too many large bodies are arriving at once.")
+
+    def _end_late(self, scope: DisconnectScope, declared: int | None, body: bytearray) -> None:
+        """Makes the block of `scope` raise what is wrong with a body that is not complete in time."""
+        timeout_s = self._limits.timeout_s
+        if declared is None:
+            scope.cancel(BodyTimeout(f"The body did not arrive within {timeout_s:g} s."))
+        else:
+            scope.cancel(IncompleteBody(_mismatch(declared, len(body), f" within {timeout_s:g} s")))
 
     async def _decompress(self, body: bytearray) -> None:
         """Replaces gzip by what it holds, which counts as pending too. Other tasks run between two pieces."""
@@ -212,8 +228,8 @@ def _check_content_type(content_type: str) -> None:
         raise UnsupportedMediaType("The body must be JSON: send it with Content-Type: application/json.")
 
 
-def _declared_length(request: Request) -> int | None:
-    declared = headers_of(request.scope).get("content-length")
+def _declared_length(headers: Mapping[str, str]) -> int | None:
+    declared = headers.get("content-length")
     if declared is None:
         return None
     if not (declared.isascii() and declared.isdigit() and len(declared) < 19):

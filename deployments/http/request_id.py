@@ -5,12 +5,14 @@ import contextlib
 import logging
 import re
 import uuid
+from collections.abc import Mapping
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.http.errors import exception_response, is_anthropic
+from deployments.http.request_headers import headers_of
 from llama_core.errors import LlamaError
 from llama_core.log_lines import LogSubject, log_subject, where
 
@@ -42,10 +44,11 @@ class RequestScope:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        request_id = clean_request_id(Headers(scope=scope).get("x-request-id"))
+        headers = headers_of(scope)
+        request_id = clean_request_id(headers.get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
         log_subject.set(LogSubject(request_id))
-        is_unread, started, lingers = _has_body(scope), False, False
+        is_unread, started, lingers = _has_body(headers), False, False
         names_id = is_anthropic(scope)
 
         async def receive_body() -> Message:
@@ -87,9 +90,6 @@ class RequestScope:
                 await exception_response(error, scope)(scope, receive_body, send_with_id)
 
 
-def _has_body(scope: Scope) -> bool:
+def _has_body(headers: Mapping[str, str]) -> bool:
     """Whether the request's head announces a body."""
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in scope["headers"]
-    )
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"

@@ -5,6 +5,7 @@ The file has the prompt and the answer as they are.
 
 import time
 from codecs import BOM_UTF8
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,10 +18,10 @@ from deployments.http.capture.folder import CaptureFolder
 from deployments.http.choices import Choices
 from deployments.http.errors import CaptureNotAllowed, as_llama_error
 from deployments.http.plan import Plan
-from deployments.http.request_headers import headers_of
 from llama_core.errors import InvalidParameter
 
 HEADER: Final = "X-Capture"
+_NAME: Final = HEADER.lower()
 VERSION: Final = 1  # of the file's form
 _OFF: Final = ("", "0", "false")
 _ON: Final = ("1", "true")
@@ -104,9 +105,12 @@ class CapturedChoices(Choices):
         return taken
 
 
-def asks_for_capture(request: Request) -> bool:
-    """Raises InvalidParameter for a header that says neither yes nor no."""
-    asked = headers_of(request.scope).get(HEADER.lower(), "").strip().lower()
+def asks_for_capture(headers: Mapping[str, str]) -> bool:
+    """headers: by names in lower case. Raises InvalidParameter for a header that says neither yes nor no."""
+    given = headers.get(_NAME)
+    if given is None:
+        return False
+    asked = given.strip().lower()
     if asked not in (*_OFF, *_ON):
         raise InvalidParameter(f"{HEADER}: must be 1 or 0", param=HEADER)
     return asked in _ON

@@ -16,6 +16,8 @@ from llama_core.errors import InvalidParameter
 
 KEY_HEADER: Final = "Idempotency-Key"
 EVENT_HEADER: Final = "Last-Event-ID"
+_KEY_NAME: Final = KEY_HEADER.lower()
+_EVENT_NAME: Final = EVENT_HEADER.lower()
 _KEY = re.compile(r"[!-~]([ -~]{0,253}[!-~])?")
 
 
@@ -99,8 +101,10 @@ class Resumption:
 def resumption(headers: Mapping[str, str], streams: KeptStreams, path: str, owner: str) -> Resumption | None:
     """headers: by names in lower case. None for a request without Idempotency-Key. Raises InvalidParameter that names the
     header."""
-    key = headers.get(KEY_HEADER.lower(), "").strip()
-    last_event = headers.get(EVENT_HEADER.lower(), "").strip()
+    if _KEY_NAME not in headers and _EVENT_NAME not in headers:
+        return None
+    key = headers.get(_KEY_NAME, "").strip()
+    last_event = headers.get(_EVENT_NAME, "").strip()
     if not key:
         if last_event:
             raise InvalidParameter(
