@@ -170,9 +170,11 @@ class Metrics:
         self.tokens_generated(stats.num_sampled)
         if stats.decode_only:
             self.time_per_decoding_step_ms.observe(stats.elapsed_ms)
-        self.prefix_cache_hit_tokens_total.add(stats.num_prefix_hits)
-        self.draft_tokens_total.add(stats.num_drafts)
-        self.draft_tokens_accepted_total.add(stats.num_drafts_accepted)
+        if stats.num_prefix_hits:
+            self.prefix_cache_hit_tokens_total.add(stats.num_prefix_hits)
+        if stats.num_drafts:
+            self.draft_tokens_total.add(stats.num_drafts)
+            self.draft_tokens_accepted_total.add(stats.num_drafts_accepted)
         if stats.num_non_finite:
             self.non_finite_logits_total.add(stats.num_non_finite)
         if stats.device_memory_bytes:

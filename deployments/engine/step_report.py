@@ -1,5 +1,7 @@
 """The report of each completed step for metrics: what the scheduler has counted since the last one."""
 
+from operator import sub
+
 from deployments.engine.step_pacing import SentStep
 from deployments.engine.step_stats import Intervals, StepStats
 from llama_core.errors import NonFiniteLogits
@@ -33,7 +35,7 @@ class StepReports:
         scheduler, shape = self._scheduler, step.shape
         canary = scheduler.quarantine.canary
         counts = (scheduler.num_prefix_hits, scheduler.num_drafts, scheduler.num_drafts_accepted)
-        prefix_hits, drafts, accepted = (now - then for now, then in zip(counts, self._counts, strict=True))
+        prefix_hits, drafts, accepted = map(sub, counts, self._counts)
         self._counts = counts
         stats = StepStats(
             num_rows=len(step.batch.rows),

@@ -93,11 +93,11 @@ class ResponseSerializer(ABC):
             PromptShare(engine.tokenizer, prompt, self._logprobs_writer(prompt), plan.skip_special_tokens)
             for prompt in plan.prompts
         ]
-        self._prompt_logprobs = [
-            PromptLogprobs(engine.tokenizer, prompt, plan.num_prompt_top)
-            for prompt in plan.prompts
-            if plan.num_prompt_top is not None
-        ]
+        self._prompt_logprobs: list[PromptLogprobs] = []
+        if plan.num_prompt_top is not None:
+            self._prompt_logprobs = [
+                PromptLogprobs(engine.tokenizer, prompt, plan.num_prompt_top) for prompt in plan.prompts
+            ]
         # The space before each choice's text, where the text continues the prompt; None: not known yet.
         self._space: list[str | None] = [None if self._continues_prompt else ""] * plan.num_choices
         self._writers: list[LogprobsWriter | None] = [None] * plan.num_choices  # by choice, once it has begun
@@ -115,7 +115,8 @@ class ResponseSerializer(ABC):
             return around[0] + encode(delta.text) + around[1] if delta.text else b""
         delta = self._shown(delta)
         part = self._part(index, delta)
-        if self._only_text_varies and self._owes_nothing(index):
+        goes_on = delta.finish_reason is None
+        if goes_on and self._only_text_varies and self._owes_nothing(index):
             chunk = self._written(index, Part(TEXT_MARK, None, None, is_first=False))
             head, _, tail = chunk.rpartition(encode(TEXT_MARK))
             self._around_text[index] = head, tail
