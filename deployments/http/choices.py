@@ -61,7 +61,7 @@ class Choices:
         self._alarm: asyncio.TimerHandle | None = None
         self._end_waiter: asyncio.Future[None] | None = None
         self._followers = followers
-        following = {index for indices in followers.values() for index in indices}
+        following = set().union(*followers.values())
         for index in range(len(streams)):
             if index not in following:
                 self._listen(index)
@@ -121,11 +121,12 @@ class Choices:
             stream.end(error)
 
     def cancel(self) -> None:
-        """Ends every choice. Idempotent; never waits, so it also works in a cancelled task."""
+        """Ends every choice and forgets it. Idempotent; never waits, so it also works in a cancelled task."""
         if self._alarm is not None:
             self._alarm.cancel()
         for stream in self.streams:
             stream.cancel()
+        self.streams = ()  # each refers to this object, and a reference cycle would wait for the garbage collector
 
     def suspend(self) -> "Choices":
         """`cancel`, but the choices keep what they have. Returns the same choices for another reader, who calls

@@ -1,4 +1,4 @@
-"""Cancels the work on one request whose client disconnects or stops reading.
+"""Cancels the work on one request whose client disconnects, stops reading, or sends its body too slowly.
 
 The scope cancels the request's own task, as `asyncio.timeout` does, so the work needs no task of its own.
 """
@@ -53,7 +53,7 @@ class DisconnectWatch:
 
     async def __aenter__(self) -> DisconnectScope:
         self._scope.__enter__()
-        self._watching = asyncio.create_task(self._watch())
+        self._watching = asyncio.create_task(_watch(self._receive, self._scope))
         return self._scope
 
     async def __aexit__(
@@ -62,7 +62,9 @@ class DisconnectWatch:
         self._watching.cancel()
         self._scope.__exit__(kind, value, traceback)
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._scope.cancel(RequestCancelled("the client disconnected"))
+
+async def _watch(receive: Receive, scope: DisconnectScope) -> None:
+    """A function: as a method, the traceback of the cancelled task would be part of a reference cycle with its owner."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel(RequestCancelled("the client disconnected"))
