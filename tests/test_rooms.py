@@ -105,7 +105,13 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     # deployments: the replica's process, and the command on the user's machine.
     "deployments": (),
     "deployments.http.errors": ("deployments", *PURE),
-    "deployments.http.request_id": ("deployments", "deployments.http.errors", *PURE),
+    "deployments.http.request_headers": ("deployments", *PURE),
+    "deployments.http.request_id": (
+        "deployments",
+        "deployments.http.errors",
+        "deployments.http.request_headers",
+        *PURE,
+    ),
     "deployments.serve_headers": ("deployments", "deployments.http.errors", "deployments.http.request_id", *PURE),
     "deployments.api_keys": ("deployments", "deployments.http.errors", *PURE),
     "deployments.args": ("deployments", "deployments.http.errors", "deployments.api_keys", "llama_core.sizes", *PURE),
@@ -115,6 +121,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *REPLICA,
         "deployments.tracing",
         "deployments.http.errors",
+        "deployments.http.request_headers",
         "deployments.http.request_id",
         "deployments.serve_headers",
         "deployments.api_keys",
