@@ -1,6 +1,7 @@
-"""The products of every weight format have the same bits on AVX2, AVX-512 VNNI, AMX and plain vectors, and are near exact.
+"""The products of every weight format have the same bits on AVX2, AVX-512, VNNI, AMX and plain vectors, and are near exact.
 
-Each run compares AVX2 with AMX, whose instructions are emulated, for bfloat16 activations; --full compares all.
+Each run compares AVX2 with AVX-512, where the CPU has it, and with AMX, whose instructions are emulated, for bfloat16
+activations; --full compares all.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.native_builds import cache_of_tests
+from tests.support.native_builds import HAS_AVX512, cache_of_tests
 
 ROOT = Path(__file__).parents[3]
 SUPPORT = ROOT / "tests" / "support"
@@ -26,6 +27,7 @@ EMULATED = ("-march=x86-64-v3", "-include", str(SUPPORT / "emulated_intrinsics.h
 # Of the paths that this CPU may lack, VNNI and AMX run in plain C++. All have fused multiply-add.
 BUILDS = {
     "AVX2": ("-march=x86-64-v3",),
+    **({"AVX-512": ("-march=skylake-avx512",)} if HAS_AVX512 else {}),  # without VNNI and bfloat16 instructions
     "plain": ("-march=x86-64-v2", "-mavx", "-mfma"),
     "VNNI": (*EMULATED, "-DEMULATE_VNNI"),
     "AMX": (*EMULATED, "-DEMULATE_VNNI", "-DEMULATE_AMX"),
@@ -81,7 +83,7 @@ def products(build: str, is_full: bool) -> list[Product]:
     return found
 
 
-IN_EACH_RUN = ("AVX2", "AMX")
+IN_EACH_RUN = [build for build in BUILDS if build in ("AVX2", "AVX-512", "AMX")]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ def by_build(pytestconfig: pytest.Config) -> dict[str, list[Product]]:
         pytest.skip("there is no C++ compiler")
     with ThreadPoolExecutor(2) as pool:
         is_full = bool(pytestconfig.getoption("--full"))
-        builds = tuple(BUILDS) if is_full else IN_EACH_RUN
+        builds = list(BUILDS) if is_full else IN_EACH_RUN
         return dict(zip(builds, pool.map(partial(products, is_full=is_full), builds), strict=True))
 
 
