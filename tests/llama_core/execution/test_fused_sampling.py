@@ -19,6 +19,7 @@ from llama_core.execution.sampling import sample
 from llama_core.scheduling.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from llama_core.scheduling.step import SlotInit
 from tests.support.examples import each_example
+from tests.support.full_runs import examples
 from tests.support.interpreter import interpret
 from tests.support.sampling_cases import Case, acceptable, cases
 
@@ -211,7 +212,7 @@ def check_large(ops: Ops, device: torch.device) -> None:
 def test_torch_samples_what_float64_does_and_what_the_reference_does(
     check: Callable[[Ops, torch.device, int], None],
 ) -> None:
-    check(TorchOps(), CPU, 150)
+    check(TorchOps(), CPU, examples(60, 150))
 
 
 @pytest.mark.parametrize(
