@@ -22,9 +22,12 @@ _MAX_PATH: Final = 256
 _MAX_KNOWN: Final = 128  # masks of which a grammar keeps what was found: 4 MB with 128,000 tokens
 # In schemas: what may make one value longer than the schema's text.
 _LONG_PARTS: Final = re.compile(r'"(?:minItems|minLength|minProperties)": ?\d\d|\{\d\d')
-# In schemas: what together may give one value several kinds of strings, some of which only end at certain texts.
-_ALTERNATIVES: Final = re.compile(r'"(?:anyOf|oneOf)"')
+# In schemas: what together may give one value several kinds of strings, some of which only end at certain texts, and lists
+# whose rules count items of one kind.
+_ALTERNATIVES: Final = re.compile(r'"(?:anyOf|oneOf|contains|uniqueItems)"')
 _LIMITED_STRINGS: Final = re.compile(r'"(?:const|enum|format|pattern|minLength|maxLength)"')
+# In schemas: an enum with lists or objects, each of which may go on in another way behind the same string.
+_NESTED_VALUES: Final = re.compile(r'"enum": ?\[(?:"(?:[^"\\]|\\.)*"|[^"\[\]{}])*[\[{]')
 
 Place = tuple[bytes, tuple[int, ...], int]  # the outline before a mask, the closing path, and a hash of the mask
 
@@ -73,7 +76,7 @@ class Lookahead:
         self.vocabulary = vocabulary
         self.begins_with_text = begins_with_text
         self.is_broken = False
-        self.is_string_free = not (_ALTERNATIVES.search(description) and _LIMITED_STRINGS.search(description))
+        self.is_string_free = _is_string_free(description)
         self.has_outlines = is_schema and self.is_string_free and not begins_with_text
         self._known: OrderedDict[Place, KnownMask] = OrderedDict()
         # Schemas also name the keys that are not required, and the type of every value.
@@ -102,3 +105,8 @@ class Lookahead:
             return Search(self.vocabulary, _MAX_PATH, MAX_OTHER).path(self.matcher, JsonText())
         except LimitsExceeded:
             return []
+
+
+def _is_string_free(description: str) -> bool:
+    has_alternatives = _ALTERNATIVES.search(description) and _LIMITED_STRINGS.search(description)
+    return not has_alternatives and not _NESTED_VALUES.search(description)

@@ -4,7 +4,7 @@ import json
 import random
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -182,6 +182,37 @@ def test_only_answers_whose_strings_decide_nothing_have_outlines() -> None:
     answers = AnswerFormat(TOKENIZER, find_tool_format("hermes"), None)
     for mode in ("required", "auto"):  # the name decides on the arguments
         assert not lookahead_of(answers.grammar(ToolUse(TOOLS, mode), begun=False)).has_outlines
+
+
+LONG = "a long text " * 5
+
+
+@pytest.mark.parametrize(
+    ("schema", "begins"),
+    [
+        ({"enum": [["a", [1] * 20], ["a", 2], ["b", [1]], ["b", 2]]}, ('["a",', '["b",')),
+        (
+            members({"type": "number"}, s={"type": "array", "items": {"enum": ["a", "b", LONG]}, "uniqueItems": True}),
+            ('{"k":1,"s":["a"', '{"k":1,"s":["b"'),
+        ),
+        (
+            {"type": "array", "items": {"enum": ["x", LONG]}, "contains": {"const": "x"}}
+            | {"minContains": 0, "maxContains": 2},
+            ('["x"', f'["{LONG}"'),
+        ),
+    ],
+    ids=["an enum of lists", "a list of distinct values", "a list that contains some"],
+)
+def test_what_may_follow_a_string_is_not_taken_for_what_may_follow_another(schema: Any, begins: Sequence[str]) -> None:
+    grammar = grammar_of(schema)
+    assert not lookahead_of(grammar).has_outlines
+    with checking_what_is_kept([]):
+        for num_left in range(8, 40, 2):
+            for order in (begins, begins[::-1]):
+                ahead = lookahead_of(grammar)
+                for tokens in map(VOCABULARY.tokenize_str, order):
+                    choose = behind(tokens, by_chance(num_left, b",", b"[", b"]"))
+                    sampled(grammar, len(tokens) + num_left, choose, ahead)
 
 
 def test_what_is_kept_within_a_string_is_what_would_be_found_again() -> None:
