@@ -94,6 +94,7 @@ class JsonEnding:
     # For one mask: the texts, as far as they were followed, of the tokens that are late.
     late_texts: list[bytes] = field(default_factory=list)
     most_needed: int = 0  # for one mask: behind a token that is in time
+    is_any_late: bool = False  # for one mask: a token was late, maybe only with a margin
     in_string: KnownMask | None = None  # of the string within which the answer stands
 
     @classmethod
@@ -279,13 +280,15 @@ class JsonEnding:
         known = None if place is None else self.ahead.known(place)
         if known is None or not known.holds(bits, path, most):
             self.num_followed = self.most_needed = 0
+            self.is_any_late = False
             self.late_texts.clear()
             kept = self._few_in_time(bits, most) if is_few else self._groups_in_time(bits, most)
             # Where more tokens are followed, the last ones are guessed, which depends on the tokens that are left.
             if self.num_followed >= _MAX_FOLLOWED:
                 return kept
-            most_left = None if np.array_equal(kept, bits) else most
-            known = KnownMask(bits.copy(), path, kept, self.most_needed, most_left)
+            check_limits(self.matcher)  # beyond them tokens may be refused that the grammar allows
+            # What follows a late token is followed further with more tokens left, up to those that are guessed.
+            known = KnownMask(bits.copy(), path, kept, self.most_needed, most if self.is_any_late else None)
             if place is not None:
                 self.ahead.keep(place, known)
         if is_alike:
@@ -355,8 +358,13 @@ class JsonEnding:
             yield alike.tolist()
 
     def _fits(self, token: int, most: int, margin: int = 0) -> bool:
-        """Whether the answer may end within `most` tokens behind `token`, with `margin` of them to spare. A token that begins a
-        text that is late counts as late too, without another search."""
+        """Whether the answer may end within `most` tokens behind `token`, with `margin` of them to spare."""
+        is_late = not self._is_in_time(token, most, margin)
+        self.is_any_late |= is_late
+        return not is_late
+
+    def _is_in_time(self, token: int, most: int, margin: int) -> bool:
+        """As `_fits`. A token that begins a text that is late counts as late too, without another search."""
         path, text = self.place.path, self.ahead.vocabulary.text(token)
         assert path
         if token in self.ahead.vocabulary.ends:

@@ -37,7 +37,7 @@ class KnownMask:
     """What was kept of a mask, and is kept of it again where the same may follow.
 
     bits: the mask. path: the closing path there. needed: the most tokens that the answer needs behind a token that was kept.
-    most: with how many tokens left the rest was dropped; None where all were kept.
+    most: with how many tokens left it was found; None where no token was late, so that it holds with any more.
     """
 
     bits: np.ndarray

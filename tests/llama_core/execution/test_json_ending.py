@@ -215,6 +215,42 @@ def test_what_may_follow_a_string_is_not_taken_for_what_may_follow_another(schem
                     sampled(grammar, len(tokens) + num_left, choose, ahead)
 
 
+@pytest.mark.parametrize("max_followed", range(32, 40))
+def test_what_is_kept_does_not_depend_on_an_answer_with_fewer_tokens_left(
+    max_followed: int, monkeypatch: pytest.MonkeyPatch, respelled: None
+) -> None:
+    """With more of them left, more tokens are followed before the rest is guessed."""
+    monkeypatch.setattr("llama_core.execution.json_ending._MAX_FOLLOWED", max_followed)
+    monkeypatch.setattr("llama_core.execution.json_ending._MAX_TOKENS", 8)
+    grammar = grammar_of({"type": "array", "items": TEXT})
+    ahead, begin = lookahead_of(grammar), VOCABULARY.tokenize_str('["a",')
+    bits = np.zeros(NUM_WORDS, np.uint32)
+    with checking_what_is_kept([]):
+        for num_left in range(7, 20):
+            matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
+            assert matcher.try_consume_tokens(begin) == len(begin)
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            ending = JsonEnding.of(ahead, 0, len(begin) + num_left)
+            ending.append(begin, 0)
+            ending.narrow(bits, len(begin))
+
+
+def test_what_was_found_beyond_the_limits_is_not_kept() -> None:
+    grammar = grammar_of({"type": "array", "items": TEXT})
+    begin, bits = VOCABULARY.tokenize_str('["a",'), np.zeros(NUM_WORDS, np.uint32)
+    matcher = LLMatcher(VOCABULARY, grammar, log_level=0, limits=limits())
+    assert matcher.try_consume_tokens(begin) == len(begin)
+    matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+    ending = ending_of(grammar, len(begin) + 20)
+    ending.append(begin, 0)
+    with (
+        patch.object(JsonEnding, "_few_in_time", autospec=True, side_effect=JsonEnding._few_in_time) as found,
+        patch("llama_core.execution.json_ending.check_limits", side_effect=[LimitsExceeded, None, None]),
+    ):
+        ending.narrow(bits, len(begin))
+    assert found.call_count == 2 and not ending.is_broken
+
+
 def test_what_is_kept_within_a_string_is_what_would_be_found_again() -> None:
     known_parts: list[np.ndarray] = []
     letters = [letter.encode() for letter in ascii_letters]
