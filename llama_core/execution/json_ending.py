@@ -93,7 +93,7 @@ class JsonEnding:
     num_followed: int = 0  # tokens that were tried for one mask, and those of the paths that were found
     # For one mask: the texts, as far as they were followed, of the tokens that are late.
     late_texts: list[bytes] = field(default_factory=list)
-    most_needed: int = 0  # for one mask: behind a token that is in time
+    most_needed: int = 0  # for one mask: with fewer tokens left, other tokens may be in time
     is_any_late: bool = False  # for one mask: a token was late, maybe only with a margin
     in_string: KnownMask | None = None  # of the string within which the answer stands
 
@@ -275,7 +275,8 @@ class JsonEnding:
             return self.in_string.kept
         is_few = count_of(bits) <= (_MAX_TOKENS_IN_STRING if self.place.text.in_string else _MAX_TOKENS)
         # Where all tokens that go on within a string are kept, only what follows the string counts.
-        is_alike = self.place.text.in_string and not is_few and self._is_in_free_value()
+        text = self.place.text
+        is_alike = text.in_string and not text.is_escaped and not is_few and self._is_in_free_value()
         place = self._place_of(bits, is_alike=is_alike)
         known = None if place is None else self.ahead.known(place)
         if known is None or not known.holds(bits, path, most):
@@ -372,6 +373,8 @@ class JsonEnding:
         if token == path[0]:
             num_needed = len(path) - 1
         elif text and any(late.startswith(text) for late in self.late_texts):
+            # With fewer tokens left than this text has bytes, the late text might not have been followed so far.
+            self.most_needed = max(self.most_needed, len(text))
             return False
         elif self.num_followed > _MAX_FOLLOWED:
             if self.late_texts:

@@ -36,8 +36,8 @@ Place = tuple[bytes, tuple[int, ...], int]  # the outline before a mask, the clo
 class KnownMask:
     """What was kept of a mask, and is kept of it again where the same may follow.
 
-    bits: the mask. path: the closing path there. needed: the most tokens that the answer needs behind a token that was kept.
-    most: with how many tokens left it was found; None where no token was late, so that it holds with any more.
+    bits: the mask. path: the closing path there. needed: with fewer tokens left other tokens may be kept. most: with how many
+    tokens left it was found; None where no token was late, so that it holds with any more.
     """
 
     bits: np.ndarray
