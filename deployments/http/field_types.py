@@ -156,5 +156,6 @@ class BodyWithUnknownFields(Body):
     model_config = ConfigDict(extra="allow")
 
     def given(self) -> dict[str, object]:
-        """Every field that the client sent, validated where the schema names it."""
-        return {name: getattr(self, name) for name in self.model_fields_set}
+        """Every field that the client sent, validated where the schema names it. Sorted, so that all replicas refuse the same
+        one of several."""
+        return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
