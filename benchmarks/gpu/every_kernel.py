@@ -1,13 +1,14 @@
-"""Launches every Triton kernel of the engine on small tensors: `python -m benchmarks.gpu.every_kernel cuda|cpu`.
+"""Launches every Triton kernel of the engine on small tensors: `python -m benchmarks.gpu.every_kernel cuda|cpu [PART ...]`.
 
-For compute-sanitizer on a GPU; on a CPU, TRITON_INTERPRET=1 must be set. Prints the kernels. A test compares them with those in
-the source, so that a new kernel has its place here.
+For compute-sanitizer on a GPU; on a CPU, TRITON_INTERPRET=1 must be set. Prints the kernels. Without parts all of them are
+launched, and a kernel of the source that is not is an error: a new kernel has its place here.
 """
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,21 @@ def recorded_launches() -> Iterator[set[str]]:
         KernelInterface.__getitem__ = before
 
 
-def launch_all(device: torch.device, dtype: torch.dtype) -> None:
-    launch_layer(device, dtype)
-    launch_sum(device, dtype)
-    launch_products(device, dtype)
-    launch_fused_products(device, dtype)
-    launch_sampling(device)
+def parts(device: torch.device) -> dict[str, Callable[[], None]]:
+    """Launches by name, which may run in processes of their own: most of their time, Triton compiles."""
+    dtypes = (torch.bfloat16, torch.float16, torch.float32) if device.type == "cuda" else (torch.float32,)
+    launches = {
+        "layer": launch_layer,
+        "sum": launch_sum,
+        "products": launch_products,
+        "fused products": launch_fused_products,
+    }
+    found: dict[str, Callable[[], None]] = {
+        f"{name}, {str(dtype).removeprefix('torch.')}": partial(launch, device, dtype)
+        for dtype in dtypes
+        for name, launch in launches.items()
+    }
+    return found | {"sampling": partial(launch_sampling, device), "generate": partial(generate, device.type)}
 
 
 def launch_layer(device: torch.device, dtype: torch.dtype) -> None:
@@ -193,18 +203,17 @@ def generate(device: str) -> None:
 
 
 def main() -> None:
-    device, path = torch.device(sys.argv[1]), Path(__file__).name
-    dtypes = (torch.bfloat16, torch.float16, torch.float32) if device.type == "cuda" else (torch.float32,)
+    device, wanted = torch.device(sys.argv[1]), sys.argv[2:]
+    by_name = parts(device)
     with recorded_launches() as names:
-        for dtype in dtypes:
-            launch_all(device, dtype)
-        generate(device.type)
+        for part in wanted or by_name:
+            by_name[part]()
         if device.type == "cuda":
             torch.cuda.synchronize()
     for name in sorted(names):
         print(f"kernel {name}")
-    if missing := kernels_in_source() - names:
-        sys.exit(f"{path} launches no {', '.join(sorted(missing))}")
+    if not wanted and (missing := kernels_in_source() - names):
+        sys.exit(f"{Path(__file__).name} launches no {', '.join(sorted(missing))}")
 
 
 if __name__ == "__main__":

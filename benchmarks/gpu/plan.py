@@ -43,10 +43,10 @@ TOTAL_S: Final = 1800
 SHORT: Final = {
     "checks": 140,
     "invariance": 55,
-    "memcheck": 150,
+    "memcheck": 110,
     "offline": 30,
-    "transformers": 110,
-    "attention": 70,
+    "transformers": 170,
+    "attention": 55,
     "loading": 40,
     "memory": 35,
     "recovery": 125,

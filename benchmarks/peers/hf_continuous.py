@@ -36,8 +36,8 @@ class ContinuousBatching:
         self._model.set_attn_implementation("sdpa")
         self._greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=max_seq_len)
 
-    def seconds(self, requests: Sequence[Request]) -> float:
-        """Seconds from the first request's arrival to the last one's end, after the warm-up."""
+    def seconds(self, requests: Sequence[Request], limit_s: float = float("inf")) -> float | None:
+        """Seconds from the first request's arrival to the last one's end. None if they take longer than the limit."""
         with (
             torch.no_grad(),  # its thread writes to tensors made here, which inference mode forbids
             self._model.continuous_batching_context_manager(generation_config=self._greedy, timeout=5) as manager,
@@ -48,6 +48,8 @@ class ContinuousBatching:
             generated = 0
             for _ in requests:
                 while (result := manager.get_result(timeout=1)) is None or not result.is_finished():
+                    if time.perf_counter() - begin > limit_s:
+                        return None
                     if not manager.is_running():
                         raise RuntimeError("transformers' generation thread has ended")
                 if result.error is not None:

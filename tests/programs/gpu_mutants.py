@@ -25,6 +25,7 @@ DEVICE = (f"{TESTS}/test_fused_device.py", "late")
 GRAMMARS = (f"{TESTS}/test_fused_grammars.py", "masks or thread")
 LATE = (f"{TESTS}/test_fused_grammars.py", "late_tokens")
 RANKS = (f"{TESTS}/test_fused_device.py", "collectives")
+EARLY = (f"{TESTS}/test_early_launch.py", "waits")
 TIMES = (f"{TESTS}/test_step_seconds.py", "rank")
 ATTENTION = (f"{TESTS}/test_fused_attention.py", "interpreter")
 GROWING = (f"{TESTS}/test_fused_attention.py", "splits_grow")
@@ -240,6 +241,34 @@ MUTANTS = (
         'mask=split < end, other=float("-inf")',
         "mask=split < end, other=0.0",
         ATTENTION,
+    ),
+    Mutant(
+        "positions of a chunk's own tokens that are not masked",
+        "attention_kernels",
+        "if first + tile > all_see:",
+        "if first > all_see:",
+        ATTENTION,
+    ),
+    Mutant(
+        "a split that begins with the sums of the one before",
+        "attention_kernels",
+        "                    mixed, total, best = _nothing_seen(rows, dim_block)\n                    split += 1\n",
+        "                    split += 1\n",
+        ATTENTION,
+    ),
+    Mutant(
+        "programs that leave out the splits between theirs",
+        "attention_kernels",
+        "stop = tl.minimum(_split_begin(split + several, split_unit, split_bits), end)",
+        "stop = tl.minimum(_split_begin(split + 1, split_unit, split_bits), end)",
+        ATTENTION,
+    ),
+    Mutant(
+        "a kernel that begins early and does not wait",
+        "kernels",
+        "    begin_early(is_early)\n    token = tl.program_id(0)",
+        "    token = tl.program_id(0)",
+        EARLY,
     ),
     Mutant(
         "splits stored by another number than they are read",

@@ -4,13 +4,19 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Final
 
+import torch
+
+from benchmarks.gpu.every_kernel import kernels_in_source, parts
 from benchmarks.gpu.recorder import Recorder, Unavailable
 from benchmarks.gpu.settings import Settings
 from benchmarks.harness.common import REPOSITORY
 
 _PLACES = ("/usr/local/cuda/bin/compute-sanitizer",)
 _ERROR_STATUS = 86
+_MOST_AT_ONCE: Final = 14  # each has a context on the device
 
 
 def command() -> list[str]:
@@ -22,16 +28,31 @@ def command() -> list[str]:
 
 
 def run(record: Recorder, settings: Settings) -> None:
+    """The parts of `every_kernel` side by side: most of their time is the host's, which compiles. Each part's kernels, and last
+    the number of all."""
     # On a CPU the kernels run in Triton's interpreter, which finds no wrong address.
-    is_cpu = settings.device == "cpu"
-    words = [] if is_cpu else command()
-    # Without torch's cache each tensor is an allocation, whose end memcheck knows.
-    environment = os.environ | ({"TRITON_INTERPRET": "1"} if is_cpu else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
-    program = [sys.executable, "-m", "benchmarks.gpu.every_kernel", settings.device]
-    done = subprocess.run([*words, *program], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    print(done.stdout[-4000:], flush=True)
-    if done.returncode:
-        raise AssertionError(f"status {done.returncode}: {(done.stderr or done.stdout)[-400:]}")
-    kernels = [line.removeprefix("kernel ") for line in done.stdout.splitlines() if line.startswith("kernel ")]
-    record.put("kernels", kernels)
+    words = [] if settings.device == "cpu" else command()
+    names = [name for name in parts(torch.device(settings.device)) if not record.has(name)]
+    with ThreadPoolExecutor(max(1, min(_MOST_AT_ONCE, (os.cpu_count() or 1) - 2))) as threads:
+        running = {threads.submit(_kernels, words, settings.device, name): name for name in names}
+        for ended in as_completed(running):
+            record.put(running[ended], ended.result())
+    kernels = {kernel for found in record.figures.values() if isinstance(found, list) for kernel in found}
+    if missing := kernels_in_source() - kernels:
+        raise AssertionError(f"not launched: {', '.join(sorted(missing))}")
+    record.put("kernels", len(kernels))
     record.put("errors", 0)
+
+
+def _kernels(words: list[str], device: str, part: str) -> list[str]:
+    """The kernels of a part. Raises AssertionError with what memcheck says."""
+    # Without torch's cache each tensor is an allocation, whose end memcheck knows.
+    environment = os.environ | (
+        {"TRITON_INTERPRET": "1"} if device == "cpu" else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    )
+    program = [sys.executable, "-m", "benchmarks.gpu.every_kernel", device, part]
+    done = subprocess.run([*words, *program], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stdout[-4000:], flush=True)
+        raise AssertionError(f"{part}: status {done.returncode}: {(done.stderr or done.stdout)[-400:]}")
+    return [line.removeprefix("kernel ") for line in done.stdout.splitlines() if line.startswith("kernel ")]

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from llama_core.execution.float8_kernels import from_float8
+from llama_core.execution.fused.kernel_functions import begin_early, early_launch
 from llama_core.execution.fused.shared_memory import has_much_shared_memory
 from llama_core.execution.fused.step_plan import TILE_COLUMNS, AttentionTiles, TileSizes
 from llama_core.execution.kv_cache import FLOAT8_BYTES
@@ -29,7 +30,7 @@ from llama_core.step_time.attention_splits import SPLIT_BITS, SPLIT_UNIT, split_
 _MIN_DOT: Final = 16  # the smallest side of a matrix product on tensor cores
 _WAVES: Final = 4  # programs for each multiprocessor: more would only shorten the loop of each
 # From these stages on, Triton loads the next positions' keys and values, and the block numbers of those behind them, while it
-# computes: fewer hold one buffer of each, because addresses are loaded too.
+# computes. With fewer it waits for what it has just begun to load, because addresses are loaded too.
 _DOUBLE_BUFFERED: Final = 5
 _COMBINED_AT_ONCE: Final = 8  # splits, whose results are loaded before the first is added
 _LOG2_E: Final = math.log2(math.e)
@@ -37,47 +38,52 @@ _LOG2_E: Final = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """rows: queries times the heads that share a key head. positions: cached positions that are read at a time."""
+    """rows: queries times the heads that share a key head. positions: cached positions that are read at a time. most_registers:
+    of a thread; None: as many as the compiler takes."""
 
     rows: int
     positions: int
     num_warps: int
     num_stages: int
+    most_registers: int | None = None
 
-    def constants(self, group: int) -> dict[str, int]:
+    def constants(self, group: int) -> dict[str, int | None]:
         return {
             "rows": self.rows,
             "queries": self.rows // group,
             "tile": self.positions,
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
+            "maxnreg": self.most_registers,
         }
 
 
-def _decode_launch(group: int, dtype: torch.dtype) -> _Launch:
+def _decode_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
     rows = max(_MIN_DOT, triton.next_power_of_2(group))
-    # float32 products use no tensor cores, and hold both factors in registers.
-    return _Launch(rows, 32, 8, 2) if dtype == torch.float32 else _Launch(rows, 32, 4, _DOUBLE_BUFFERED)
+    if dtype == torch.float32:  # such products use no tensor cores, and hold both factors in registers
+        return _Launch(rows, 32, 8, 2)
+    # So a multiprocessor has registers for four programs, where it also has shared memory for them. Larger heads would spill.
+    most_registers = 65_536 // (4 * 4 * 32) if has_much_shared_memory() and head_dim <= 128 else None
+    return _Launch(rows, 32, 4, _DOUBLE_BUFFERED, most_registers)
 
 
 def _chunk_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
     if dtype == torch.float32:
-        return _decode_launch(group, dtype)
-    rows = 64 if head_dim <= 128 else 32
-    holds_two = has_much_shared_memory()  # of up to 91 KB with double buffers
-    # Where a multiprocessor has shared memory for one program only, that one has the warps of two, and spills no registers.
-    num_warps = 4 if holds_two else 8
-    # With 64 rows these targets read factors in shared memory, and have two buffers with one stage less. A third would leave
-    # room for one program on sm_100.
-    num_stages = _DOUBLE_BUFFERED - (holds_two and rows >= 64)
-    return _Launch(max(rows, triton.next_power_of_2(group)), 64 if head_dim <= 128 else 32, num_warps, num_stages)
+        return _decode_launch(group, dtype, head_dim)
+    if head_dim > 128:
+        num_warps = 4 if has_much_shared_memory() else 8
+        return _Launch(max(32, triton.next_power_of_2(group)), 32, num_warps, _DOUBLE_BUFFERED)
+    # Each position that is read serves all rows: with twice as many, half as much of the GPU's cache is read.
+    rows, num_warps = (128, 8 if head_dim > 64 else 4) if has_much_shared_memory() else (64, 8)
+    return _Launch(max(rows, triton.next_power_of_2(group)), 64, num_warps, _DOUBLE_BUFFERED)
 
 
 def _invariant_launch(group: int, dtype: torch.dtype, head_dim: int) -> _Launch:
-    """Of decodes and chunks alike. Twice the warps: a program of a chunk holds two sums, of a split and of all so far. Where
+    """Of decodes and chunks alike, so with fewer rows. A program of a chunk holds two sums, of a split and of all so far. Where
     one program has all shared memory, double buffers as well would spill registers (64 bytes on sm_120)."""
     launch = _chunk_launch(group, dtype, head_dim)
-    return replace(launch, num_warps=8, num_stages=launch.num_stages if has_much_shared_memory() else 2)
+    num_stages = launch.num_stages if has_much_shared_memory() else 2
+    return replace(launch, rows=min(launch.rows, 64), num_warps=8, num_stages=num_stages)
 
 
 def tile_sizes(
@@ -93,7 +99,7 @@ def _launches(group: int, dtype: torch.dtype, head_dim: int, *, batch_invariant:
     if batch_invariant:
         launch = _invariant_launch(group, dtype, head_dim)
         return launch, launch
-    return _decode_launch(group, dtype), _chunk_launch(group, dtype, head_dim)
+    return _decode_launch(group, dtype, head_dim), _chunk_launch(group, dtype, head_dim)
 
 
 def _reading_float8(decode: _Launch, chunk: _Launch, dtype: torch.dtype) -> tuple[_Launch, _Launch]:
@@ -102,7 +108,7 @@ def _reading_float8(decode: _Launch, chunk: _Launch, dtype: torch.dtype) -> tupl
         return replace(decode, positions=_MIN_DOT), replace(chunk, positions=_MIN_DOT)
     # Factors that come from registers have one buffer with fewer stages than that.
     num_stages = _DOUBLE_BUFFERED if chunk.num_stages > 2 else chunk.num_stages
-    return decode, replace(chunk, num_warps=8, num_stages=num_stages)
+    return replace(decode, most_registers=None), replace(chunk, num_warps=8, num_stages=num_stages)
 
 
 @triton.jit
@@ -140,55 +146,71 @@ def _split_begin(split, split_unit: tl.constexpr, split_bits: tl.constexpr):
 
 
 @triton.jit
-def _attend_range(
+def _nothing_seen(rows: tl.constexpr, dim_block: tl.constexpr):
+    """The sums of `_attend_tile` before the first position."""
+    mixed = tl.zeros([rows, dim_block], tl.float32)
+    return mixed, tl.zeros([rows], tl.float32), tl.full([rows], float("-inf"), tl.float32)
+
+
+@triton.jit
+def _masked(scores, position, first_seen, length):
+    visible = (position[None, :] >= first_seen[:, None]) & (position[None, :] < length[:, None])
+    return tl.where(visible, scores, float("-inf"))
+
+
+@triton.jit
+def _attend_tile(
+    mixed,
+    total,
+    best,
     query,
     first_seen,
     length,
     keys,
     values,
     blocks,
-    begin,
+    first,
     seen,
     end,
+    all_see,
     kv_head,
     n_kv_heads,
     scale,
-    rows: tl.constexpr,
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
+    skips_masks: tl.constexpr,
 ):
-    """Of each query: the sum of the values, weighted, the sum of the weights, and the binary log of their common factor.
+    """Add `tile` positions from `first` on to the sums of each query: of the weighted values, of the weights, and the binary
+    log of their common factor, -inf before the first position. Read are those of [seen, end).
 
-    Query i sees positions first_seen[i] .. length[i]. Read are those of [begin, end) that are not before `seen`.
+    Query i sees positions first_seen[i] .. length[i]. skips_masks: all queries see all positions before `all_see`.
     """
     dim = tl.arange(0, dim_block)
     in_dim = dim < head_dim
-    best = tl.full([rows], float("-inf"), tl.float32)
-    total = tl.zeros([rows], tl.float32)
-    mixed = tl.zeros([rows, dim_block], tl.float32)
-    for first in range(begin, end, tile):
-        position = first + tl.arange(0, tile)
-        # What lies outside may be another sequence's, and may be NaN, which no weight of zero removes.
-        inside = (position >= seen) & (position < end)
-        block = tl.load(blocks + position // block_size, mask=inside, other=0)
-        place = ((block * block_size + position % block_size) * n_kv_heads + kv_head) * head_dim
-        at = place[:, None] + dim[None, :]
-        is_inside = inside[:, None] & in_dim[None, :]
-        key = _read(keys + at, is_inside, query.dtype)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        visible = (position[None, :] >= first_seen[:, None]) & (position[None, :] < length[:, None])
-        scores = tl.where(visible, scores, float("-inf"))
-        highest = tl.maximum(best, tl.max(scores, axis=1))
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(scores - shift[:, None])
-        kept = tl.exp2(best - shift)
-        value = _read(values + at, is_inside, query.dtype)
-        mixed = mixed * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        total = total * kept + tl.sum(weights, axis=1)
-        best = highest
-    return mixed, total, best
+    position = first + tl.arange(0, tile)
+    # What lies outside may be another sequence's, and may be NaN, which no weight of zero removes.
+    inside = (position >= seen) & (position < end)
+    block = tl.load(blocks + position // block_size, mask=inside, other=0)
+    is_inside = inside[:, None] & in_dim[None, :]
+    place = ((block * block_size + position % block_size) * n_kv_heads + kv_head) * head_dim
+    at = place[:, None] + dim[None, :]
+    key = _read(keys + at, is_inside, query.dtype)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if skips_masks:
+        if first + tile > all_see:
+            scores = _masked(scores, position, first_seen, length)
+    else:
+        scores = _masked(scores, position, first_seen, length)
+    highest = tl.maximum(best, tl.max(scores, axis=1) * scale)
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp2(tl.fma(scores, scale, -shift[:, None]))
+    kept = tl.exp2(best - shift)
+    value = _read(values + at, is_inside, query.dtype)
+    mixed = mixed * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+    total = total * kept + tl.sum(weights, axis=1)
+    return mixed, total, highest
 
 
 @triton.jit
@@ -233,16 +255,20 @@ def _attend(
     joins: tl.constexpr,
     tile: tl.constexpr,
     tile_columns: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """Without is_split, `out` is the result, [T, H, head_dim]. Else each split writes its part of it, float32 [decode tokens,
     H, n_splits, head_dim], and the binary logs of its sums [decode tokens, H, n_splits], split s at s % n_splits. joins: a
     program computes all splits of its tile, and writes the result that `_combine_splits` would."""
+    begin_early(is_early)
     # Programs that run at the same time read neighbouring memory: of decodes the heads of a position, of chunks one head, whose
     # positions stay in the GPU's cache for the next tile.
     if is_split and not joins:
         kv_head, about = tl.program_id(0), tiles + tl.program_id(1) * tile_columns
     else:
-        about, kv_head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
+        # A prompt's last tiles see most positions, so they begin first.
+        tile_index = tl.num_programs(0) - 1 - tl.program_id(0)
+        about, kv_head = tiles + tile_index * tile_columns, tl.program_id(1)
     count = tl.load(about + 1)
     if count > 0:
         first_token, first = tl.load(about), tl.load(about + 3)
@@ -259,81 +285,70 @@ def _attend(
         first_seen = _first_seen(length, window)
         seen, end = _first_seen(first + 1, window), first + count
         n_heads = n_kv_heads * group
+        begin, stop = seen // tile * tile, end
         if is_split:
-            first_split = _split_of(seen, split_unit, split_bits)
-            end_split = _split_of(end - 1, split_unit, split_bits) + 1
+            split = _split_of(seen, split_unit, split_bits)
             if joins:
-                further = 1
-                joined = tl.zeros([rows, dim_block], tl.float32)
-                joined_total = tl.zeros([rows], tl.float32)
-                joined_best = tl.full([rows], float("-inf"), tl.float32)
+                joined, joined_total, joined_best = _nothing_seen(rows, dim_block)
             else:
-                first_split, further = first_split + tl.program_id(2), tl.num_programs(2)
+                end_split = _split_of(end - 1, split_unit, split_bits) + 1
+                several = tl.cdiv(end_split - split, tl.num_programs(2))
+                split += tl.program_id(2) * several
+                begin = tl.maximum(_split_begin(split, split_unit, split_bits), begin)
+                stop = tl.minimum(_split_begin(split + several, split_unit, split_bits), end)
                 token = tl.load(about + 4) + index
-            for split in range(first_split, end_split, further):
-                begin = _split_begin(split, split_unit, split_bits)
-                split_end = _split_begin(split + 1, split_unit, split_bits)
-                mixed, total, best = _attend_range(
-                    query,
-                    first_seen,
-                    length,
-                    keys,
-                    values,
-                    blocks,
-                    tl.maximum(begin, seen // tile * tile),
-                    seen,
-                    tl.minimum(split_end, end),
-                    kv_head,
-                    n_kv_heads,
-                    scale,
-                    rows,
-                    head_dim,
-                    dim_block,
-                    block_size,
-                    tile,
-                )
-                part, log_sum = mixed / total[:, None], best + tl.log2(total)
-                # A split may lie beside the window of some of the queries.
-                sees = is_query & (first_seen < split_end) & (length > begin)
-                if joins:
-                    kept, weight, highest = _joining_weights(joined_best, log_sum)
-                    both = _join(joined, kept[:, None], part, weight[:, None])
-                    joined = tl.where(sees[:, None], both, joined)
-                    joined_total = tl.where(sees, _join(joined_total, kept, weight, 1.0), joined_total)
-                    joined_best = tl.where(sees, highest, joined_best)
-                else:
-                    place = (token * n_heads + head) * n_splits + split % n_splits
-                    target = out + place[:, None] * head_dim + dim[None, :]
-                    tl.store(target, part, mask=sees[:, None] & (dim < head_dim)[None, :])
-                    tl.store(log_sums + place, log_sum, mask=sees)
-            if joins:
-                place = ((first_token + index) * n_heads + head) * head_dim
-                result = (joined / joined_total[:, None]).to(out.dtype.element_ty)
-                tl.store(out + place[:, None] + dim[None, :], result, mask=is_value)
-        else:
-            mixed, total, best = _attend_range(
+            split_end = _split_begin(split + 1, split_unit, split_bits)
+        mixed, total, best = _nothing_seen(rows, dim_block)
+        # One loop over all splits: a loop for each would wait for its first positions each time.
+        for at in range(begin, stop, tile):
+            mixed, total, best = _attend_tile(
+                mixed,
+                total,
+                best,
                 query,
                 first_seen,
                 length,
                 keys,
                 values,
                 blocks,
-                seen // tile * tile,
+                at,
                 seen,
                 end,
+                first + 1,
                 kv_head,
                 n_kv_heads,
                 scale,
-                rows,
                 head_dim,
                 dim_block,
                 block_size,
                 tile,
+                window == 0 and not is_split,
             )
-            place = ((first_token + index) * n_heads + head) * head_dim
-            tl.store(
-                out + place[:, None] + dim[None, :], (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_value
-            )
+            if is_split:  # noqa: SIM102, known when the kernel is compiled
+                if (at + tile >= split_end) | (at + tile >= stop):
+                    part, log_sum = mixed / total[:, None], best + tl.log2(total)
+                    # A split may lie beside the window of some of the queries.
+                    sees = is_query & (first_seen < split_end) & (length > _split_begin(split, split_unit, split_bits))
+                    if joins:
+                        kept, weight, highest = _joining_weights(joined_best, log_sum)
+                        both = _join(joined, kept[:, None], part, weight[:, None])
+                        joined = tl.where(sees[:, None], both, joined)
+                        joined_total = tl.where(sees, _join(joined_total, kept, weight, 1.0), joined_total)
+                        joined_best = tl.where(sees, highest, joined_best)
+                    else:
+                        place = (token * n_heads + head) * n_splits + split % n_splits
+                        target = out + place[:, None] * head_dim + dim[None, :]
+                        tl.store(target, part, mask=sees[:, None] & (dim < head_dim)[None, :])
+                        tl.store(log_sums + place, log_sum, mask=sees)
+                    mixed, total, best = _nothing_seen(rows, dim_block)
+                    split += 1
+                    split_end = _split_begin(split + 1, split_unit, split_bits)
+        if joins:
+            mixed, total = joined, joined_total
+        if joins or not is_split:
+            result = (mixed / total[:, None]).to(out.dtype.element_ty)
+            whole = ((first_token + index) * n_heads + head) * head_dim
+            tl.store(out + whole[:, None] + dim[None, :], result, mask=is_value)
 
 
 @triton.jit(do_not_specialize=["n_splits", "n_heads"])
@@ -351,7 +366,9 @@ def _combine_splits(
     split_bits: tl.constexpr,
     tile_columns: tl.constexpr,
     at_once: tl.constexpr,
+    is_early: tl.constexpr,
 ):
+    begin_early(is_early)
     about, head = tiles + tl.program_id(0) * tile_columns, tl.program_id(1)
     dim = tl.arange(0, dim_block)
     in_dim = dim < head_dim
@@ -403,6 +420,7 @@ def attend(
         "split_unit": SPLIT_UNIT,
         "split_bits": SPLIT_BITS,
         "tile_columns": TILE_COLUMNS,
+        **early_launch(),
     }
     scale = head_dim**-0.5 * _LOG2_E
     cached = (q, keys, values, block_tables)
@@ -443,6 +461,7 @@ def attend(
             tile_columns=TILE_COLUMNS,
             at_once=_COMBINED_AT_ONCE,
             num_warps=1,
+            **early_launch(),
         )
     if count := len(tiles.chunks):
         _attend[(count, n_kv_heads)](

@@ -1,15 +1,60 @@
-"""What several kernels do with a row or a tile, with the same rounding: to the model's dtype after each operation."""
+"""What several kernels do: programmatic dependent launch, and with a row or a tile the same rounding, to the model's dtype
+after each operation.
+
+With programmatic dependent launch (CUDA, sm_90 and later) a kernel's programs start while the kernel before still runs, and
+wait for its results: the launch takes no time of its own. The kernels between a layer's products are launched so. The products
+let them start, but are launched in order themselves: programs of a product that start early are spread unevenly over the
+multiprocessors, which costs more than the launch.
+"""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
+from functools import cache
+from typing import Final
+
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.runtime import driver
+
+_LEAST_SM: Final = 90  # that has programmatic dependent launch
+
+
+@cache
+def has_early_launch() -> bool:
+    """Whether the current GPU has programmatic dependent launch."""
+    try:
+        target = driver.active.get_current_target()
+    except RuntimeError:  # Triton's interpreter has no device
+        return False
+    return bool(target.backend == "cuda" and target.arch >= _LEAST_SM)
+
+
+def early_launch() -> dict[str, bool]:
+    """Options of a launch whose kernel calls `begin_early` first."""
+    return {"is_early": True, "launch_pdl": True} if has_early_launch() else {"is_early": False}
+
+
+@triton.jit
+def begin_early(is_early: tl.constexpr):
+    """Let the next kernel start, if it begins early, and wait until the kernel before has ended. Each program of a kernel that
+    begins early calls this before it reads or writes: so a kernel that has ended has waited for all before it."""
+    if is_early:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def let_next_begin(is_early: tl.constexpr):
+    """Let the next kernel start, if it begins early."""
+    if is_early:
+        gdc_launch_dependents()
 
 
 def norm_warps(dim: int) -> int:
     """Warps of every kernel that calls `store_norm`: the order in which a row's squares are added depends on them, so kernels
     with the same rows have the same bits only with the same number."""
-    return 8 if dim >= 4096 else 4
+    return 16 if dim >= 4096 else 4
 
 
 @triton.jit

@@ -9,7 +9,14 @@ from triton.language.extra.cuda import globaltimer
 
 from llama_core.execution.float8_kernels import to_float8
 from llama_core.execution.fused.attention_kernels import attend, tile_sizes
-from llama_core.execution.fused.kernel_functions import norm_warps, plus_bias, silu_times, store_norm
+from llama_core.execution.fused.kernel_functions import (
+    begin_early,
+    early_launch,
+    norm_warps,
+    plus_bias,
+    silu_times,
+    store_norm,
+)
 from llama_core.execution.fused.ops import HeadNorms
 from llama_core.execution.fused.product_choice import Fuses, never
 from llama_core.execution.fused.product_kernels import add_product, gated_product, has_many_outputs, product
@@ -35,8 +42,10 @@ def _add_norm(
     has_bias: tl.constexpr,
     num_splits: tl.constexpr,
     block: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """num_splits: 0, or of `delta` in float32 [num_splits, T, dim], which are added in order."""
+    begin_early(is_early)
     row = tl.program_id(0).to(tl.int64) * dim
     column = tl.arange(0, block)
     inside = column < dim
@@ -84,8 +93,10 @@ def _rotate_and_store(
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
     heads: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """Of one token, `heads` heads: a whole head is read and written at once, and split into its pairs in registers."""
+    begin_early(is_early)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
     dim = tl.arange(0, dim_block)
@@ -175,6 +186,7 @@ class TritonOps:
             num_splits=num_splits,
             block=triton.next_power_of_2(dim),
             num_warps=norm_warps(dim),
+            **early_launch(),
         )
         return out
 
@@ -212,6 +224,7 @@ class TritonOps:
             head_dim=head_dim,
             dim_block=triton.next_power_of_2(head_dim),
             heads=heads,
+            **early_launch(),
         )
         return qkv[:, :n_heads]
 

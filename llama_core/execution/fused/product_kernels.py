@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_core.execution.fused.kernel_functions import plus_bias, silu_times
+from llama_core.execution.fused.kernel_functions import has_early_launch, let_next_begin, plus_bias, silu_times
 from llama_core.execution.fused.shared_memory import has_much_shared_memory
 from llama_core.execution.weight_formats.format import HeldWeights
 from llama_core.execution.weight_formats.tile_kernels import Format, product_of_tile
@@ -121,8 +121,10 @@ def _gated_product(
     block_outputs: tl.constexpr,
     block_width: tl.constexpr,
     buffers: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """Outputs 2 i and 2 i + 1 of a tile are output i of gate and of up, so that both meet in a thread."""
+    let_next_begin(is_early)
     block_hidden: tl.constexpr = block_outputs // 2
     index = tl.arange(0, block_outputs)
     of_hidden = tl.program_id(0) * block_hidden + index // 2
@@ -186,9 +188,11 @@ def _product_of_rows(
     block_outputs: tl.constexpr,
     block_width: tl.constexpr,
     buffers: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """out [rows, outputs] = the product, or, with is_added, += the product + bias. is_split: each program computes `split`
     codes of each output, and stores its sums to `out`, float32 [splits, rows, outputs]."""
+    let_next_begin(is_early)
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     row = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
     begin = tl.program_id(2) * split
@@ -251,6 +255,7 @@ def gated_product(x: torch.Tensor, weights: HeldWeights, bias: torch.Tensor | No
         *Format.of(weights),
         has_bias=bias is not None,
         **tiles.constants,
+        is_early=has_early_launch(),
     )
     return out
 
@@ -312,6 +317,7 @@ def _launch_product(
         is_added=is_added,
         is_split=num_splits > 1,
         **tiles.constants,
+        is_early=has_early_launch(),
     )
 
 

@@ -277,10 +277,9 @@ def test_splits_grow_with_the_position_in_tritons_interpreter(sizes: str) -> Non
 
 
 @pytest.mark.parametrize("sm", TARGETS)
-def test_each_target_has_room_for_double_buffers_and_eight_warps_of_chunks(
-    sm: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Queries, and two tiles of keys and of values. Triton has these buffers from 4 or 5 stages on (`_chunk_launch`)."""
+def test_each_target_has_room_for_buffers_that_are_loaded_ahead(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton loads keys and values while it computes from 5 stages on: it then has two buffers of each, or three where products
+    of 64 rows and more read both factors in shared memory."""
     pytest.importorskip("triton")
     from llama_core.execution.fused import attention_kernels as kernels
     from llama_core.execution.fused import shared_memory
@@ -290,13 +289,19 @@ def test_each_target_has_room_for_double_buffers_and_eight_warps_of_chunks(
     active = SimpleNamespace(get_current_device=lambda: 0, utils=utils)
     monkeypatch.setattr(shared_memory, "driver", SimpleNamespace(active=active))
     monkeypatch.setattr(kernels, "has_much_shared_memory", shared_memory.has_much_shared_memory.__wrapped__)
+    is_large = sm in (90, 100)
     for head_dim in (64, 128, 256):
-        chunk = kernels._chunk_launch(4, torch.bfloat16, head_dim)
-        wanted = 5 if sm not in (90, 100) or head_dim > 128 else 4
-        programs = 8 // chunk.num_warps
-        num_bytes = (chunk.rows + 4 * chunk.positions) * head_dim * 2 + 2048
-        assert chunk.num_stages == wanted and programs * num_bytes <= target.sm_shared, (head_dim, chunk)
-        assert programs == (2 if sm in (90, 100) else 1)
+        decode, chunk = kernels._launches(4, torch.bfloat16, head_dim, batch_invariant=False)
+        for launch in (decode, chunk):
+            buffers = 3 if is_large and launch.rows >= 64 else 2
+            # What a decode writes to memory passes through shared memory in float32.
+            written = launch.rows * head_dim * 4 if launch is decode else 0
+            num_bytes = (launch.rows + 2 * buffers * launch.positions) * head_dim * 2 + written + 2048
+            assert launch.num_stages == 5 and num_bytes <= target.block_shared, (head_dim, launch)
+            if launch.most_registers is not None:
+                programs = 65_536 // (launch.num_warps * 32 * launch.most_registers)
+                assert programs == 4 and programs * num_bytes <= target.sm_shared, (head_dim, launch)
+        assert (decode.most_registers is not None) == (is_large and head_dim <= 128)
 
 
 def contiguous(case: Case, cache: torch.Tensor) -> torch.Tensor:
