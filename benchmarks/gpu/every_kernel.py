@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from benchmarks.harness.common import REPOSITORY
+
+CAPTURES: Final = "generate"  # the part that captures graphs
 
 
 def kernels_in_source() -> set[str]:
@@ -64,7 +66,7 @@ def parts(device: torch.device) -> dict[str, Callable[[], None]]:
         for dtype in dtypes
         for name, launch in launches.items()
     }
-    return found | {"sampling": partial(launch_sampling, device), "generate": partial(generate, device.type)}
+    return found | {"sampling": partial(launch_sampling, device), CAPTURES: partial(generate, device.type)}
 
 
 def launch_layer(device: torch.device, dtype: torch.dtype) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from benchmarks.gpu.every_kernel import kernels_in_source, parts
+from benchmarks.gpu.every_kernel import CAPTURES, kernels_in_source, parts
 from benchmarks.gpu.recorder import Recorder, Unavailable
 from benchmarks.gpu.settings import Settings
 from benchmarks.harness.common import REPOSITORY
@@ -35,8 +35,14 @@ def run(record: Recorder, settings: Settings) -> None:
     names = [name for name in parts(torch.device(settings.device)) if not record.has(name)]
     with ThreadPoolExecutor(max(1, min(_MOST_AT_ONCE, (os.cpu_count() or 1) - 2))) as threads:
         running = {threads.submit(_kernels, words, settings.device, name): name for name in names}
+        failed = []
         for ended in as_completed(running):
-            record.put(running[ended], ended.result())
+            try:
+                record.put(running[ended], ended.result())
+            except AssertionError as error:
+                failed.append(str(error))
+    if failed:
+        raise AssertionError("; ".join(failed))
     kernels = {kernel for found in record.figures.values() if isinstance(found, list) for kernel in found}
     if missing := kernels_in_source() - kernels:
         raise AssertionError(f"not launched: {', '.join(sorted(missing))}")
@@ -46,10 +52,12 @@ def run(record: Recorder, settings: Settings) -> None:
 
 def _kernels(words: list[str], device: str, part: str) -> list[str]:
     """The kernels of a part. Raises AssertionError with what memcheck says."""
-    # Without torch's cache each tensor is an allocation, whose end memcheck knows.
-    environment = os.environ | (
-        {"TRITON_INTERPRET": "1"} if device == "cpu" else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    )
+    environment = dict(os.environ)
+    if device == "cpu":
+        environment["TRITON_INTERPRET"] = "1"
+    elif part != CAPTURES:
+        # Without torch's cache each tensor is an allocation, whose end memcheck knows. No graph is captured so.
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     program = [sys.executable, "-m", "benchmarks.gpu.every_kernel", device, part]
     done = subprocess.run([*words, *program], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     if done.returncode:
