@@ -154,10 +154,16 @@ def sampled(
     choose: Choose,
     ahead: Lookahead | None = None,
     vocabulary: Vocabulary = VOCABULARY,
+    num_watched: int | None = None,
 ) -> tuple[list[int], bool, bool]:
-    """The chosen tokens; whether the answer ended, and whether a text was lost. ahead: of the grammar, shared by answers."""
+    """The chosen tokens; whether the answer ended, and whether a text was lost.
+
+    ahead: of the grammar, shared by answers. num_watched: positions before the limit; None for as many as the grammar asks for.
+    """
     matcher, bits = vocabulary.matcher(grammar), np.zeros(NUM_WORDS, np.uint32)
     ending = JsonEnding.of(ahead or lookahead_of(grammar, vocabulary), 0, limit)
+    if num_watched is not None:
+        ending.first_watched = limit - num_watched
     tokens: list[int] = []
     is_shortened = False
     for position in range(limit):
