@@ -46,7 +46,7 @@ def test_without_room_for_all_fewer_ranks_go_on_with_every_stream(seen: dict[str
     assert seen["same"] is True
 
 
-# In each run, test_recovery.py has a service take all ranks again when there is room.
+# In each run, test_fewer_ranks.py has a service take all ranks again when there is room.
 @pytest.mark.full
 def test_all_ranks_go_on_with_every_stream_when_a_node_joins(seen: dict[str, Any]) -> None:
     assert seen["grown"] == 2 and seen["same"] is True
