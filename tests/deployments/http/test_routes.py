@@ -1,21 +1,12 @@
-"""The routes as the official openai package and operators use them."""
+"""Completions and chats as the official openai package asks for them."""
 
-import json
-import logging
-import threading
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from datetime import datetime
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from deployments.engine.interface import Readiness
-from deployments.engine.metrics import Metrics
-from deployments.http.app import HttpLimits, build_http_app
-from deployments.http.prompt_encoder import TextLimits
 from llama_core.errors import CheckpointChanged, NonFiniteLogits, RankFailure
 from llama_core.scheduling.request import TokenLogprob
 from llama_core.scheduling.sampling_params import SamplingParams, mix_seed
@@ -142,25 +133,6 @@ def test_the_developer_role_means_system(served: Served) -> None:
     assert served.engine.streams[-1].prompt == served.engine.streams[-2].prompt
 
 
-def test_models_are_listed_with_their_context(client: openai.OpenAI) -> None:
-    models = client.models.list().data
-    assert [model.id for model in models] == [MODEL_ID]
-    fields = models[0].model_dump()
-    assert (fields["root"], fields["parent"], fields["max_model_len"]) == (MODEL_ID, None, MAX_SEQ_LEN)
-    assert fields["object"] == "model" and fields["created"] > 1.7e9 and fields["owned_by"]
-    assert client.models.retrieve(MODEL_ID).model_dump() == fields
-
-
-def test_models_have_the_fields_that_anthropics_client_reads(served: Served) -> None:
-    page = httpx.get(served.url + "/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
-    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, MODEL_ID, MODEL_ID)
-    (model,) = page["data"]
-    assert (model["type"], model["display_name"], model["lifecycle"]) == ("model", MODEL_ID, "active")
-    assert datetime.fromisoformat(model["created_at"]).timestamp() == model["created"]
-    assert model["max_input_tokens"] == model["max_tokens"] == MAX_SEQ_LEN
-    assert httpx.get(f"{served.url}/v1/models/{MODEL_ID}").json() == model
-
-
 def test_the_openai_package_raises_its_own_classes(client: openai.OpenAI, served: Served) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="nope", prompt="x")
@@ -229,197 +201,6 @@ def test_a_failed_choice_fails_the_whole_answer_and_cancels_the_others(served: S
     assert [stream.cancelled for stream in served.engine.streams] == [True, False, True, True]
 
 
-def test_a_loading_or_draining_server_answers_503_and_is_alive(served: Served) -> None:
-    for phase in ("loading", "draining", "failed"):
-        served.engine.state = Readiness(False, phase, "rank 1 of 2 has its weights", retry_after_s=2.5)
-        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-            answer = http.post(served.url + path, json={"prompt": "x"})
-            assert_error(answer, 503, "not_ready")
-            assert answer.headers["retry-after"] == "3"
-        ready = http.get(served.url + "/ready")
-        assert ready.status_code == 503
-        assert ready.headers["retry-after"] == "3"
-        assert ready.json()["phase"] == phase
-        assert ready.json()["error"]["code"] == "not_ready"
-        assert http.get(served.url + "/health").status_code == 200
-    served.engine.state = Readiness(True, "ready")
-    assert http.get(served.url + "/ready").json() == {"ready": True, "phase": "ready", "detail": ""}
-    served.engine.alive = False
-    assert http.get(served.url + "/health").status_code == 503
-
-
-def test_a_request_id_is_echoed_clean_and_bounded_or_made(served: Served) -> None:
-    def answered(given: dict[str, str]) -> str:
-        return http.get(served.url + "/health", headers=given).headers["x-request-id"]
-
-    assert answered({"x-request-id": "abc-1.2:3_4"}) == "abc-1.2:3_4"
-    assert answered({"x-request-id": "a<b>\tc d"}) == "abcd"
-    assert len(answered({"x-request-id": "a" * 10_000})) == 128
-    assert len({answered({}), answered({}), answered({"x-request-id": "<>"})}) == 3
-
-
-def test_long_texts_of_all_routes_share_two_threads_and_more_than_may_wait_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    at_work, most = 0, 0
-    go = threading.Event()
-    text = "Once " * 10_000
-    bodies: list[tuple[str, dict[str, object]]] = [
-        ("/tokenize", {"prompt": text}),
-        ("/v1/completions", {"prompt": text, "max_tokens": 1}),
-    ]
-
-    def encode(*_: object, **__: object) -> list[int]:
-        nonlocal at_work, most
-        at_work += 1
-        most = max(most, at_work)
-        assert go.wait(120)
-        at_work -= 1
-        return [1]
-
-    def ask(number: int) -> httpx.Response:
-        path, body = bodies[number % 2]
-        return http.post(running.url + path, json=body, timeout=120)
-
-    limits = HttpLimits(text=TextLimits(threads=2, max_chars=10 * len(text)))
-    with serve(FakeEngine(), limits) as running, monkeypatch.context() as patched, ThreadPoolExecutor(14) as pool:
-        patched.setattr(type(running.engine.tokenizer), "encode", encode)
-        patched.setattr(type(running.engine.tokenizer), "min_tokens", lambda *_: 1)
-        asking = [pool.submit(ask, number) for number in range(14)]
-        refused, _ = wait(asking, 120, FIRST_COMPLETED)
-        eventually(lambda: sum(one.done() for one in asking) == 4)
-        go.set()
-        answers = [one.result() for one in asking]
-    assert most == 2
-    assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 4
-    for one in refused:
-        assert_error(one.result(), 429, "queue_full")
-
-
-def test_a_text_to_tokenize_has_a_bound(served: Served) -> None:
-    too_long = http.post(served.url + "/tokenize", json={"prompt": "x" * (2**20 + 1)})
-    assert_error(too_long, 400, "invalid_parameter")
-    assert too_long.json()["error"]["message"] == "prompt: must have at most 1048576 characters"
-    for text, status in (("🙂" * 2**18, 200), ("🙂" * 2**18 + "x", 400)):  # a byte may become a token
-        assert http.post(served.url + "/tokenize", json={"prompt": text}).status_code == status
-
-
-def test_text_survives_tokenize_and_detokenize(served: Served) -> None:
-    def post(path: str, body: object) -> dict[str, object]:
-        answer: dict[str, object] = http.post(served.url + path, json=body).json()
-        return answer
-
-    tokens = post("/tokenize", {"prompt": "Once upon a time 🙂"})
-    assert post("/detokenize", {"tokens": tokens["tokens"]}) == {"prompt": "Once upon a time 🙂"}
-    bare = post("/tokenize", {"prompt": "Once upon a time 🙂", "add_special_tokens": False})
-    assert tokens["tokens"] == [served.engine.tokenizer.bos_id, *bare["tokens"]]  # type: ignore[misc]
-    assert tokens["max_model_len"] == MAX_SEQ_LEN
-    chat = post("/tokenize", {"messages": [USER]})
-    http.post(served.url + "/v1/chat/completions", json={"messages": [USER]})
-    assert chat["tokens"] == served.engine.streams[-1].prompt
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
-    served.engine.max_seq_len = 4096
-    offered = post("/tokenize", {"messages": [USER], "tools": tools})
-    http.post(served.url + "/v1/chat/completions", json={"messages": [USER], "tools": tools})
-    assert offered["tokens"] == served.engine.streams[-1].prompt != chat["tokens"]
-    info = http.get(served.url + "/tokenizer_info").json()
-    assert info["chat_template"] == served.engine.chat_format.client_template is not None
-    assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
-
-
-def test_bad_ids_and_ambiguous_bodies_of_the_tokenizer_routes_are_400(served: Served) -> None:
-    for tokens in ([-1], [10**6], [2**70], ["1"], [True], None):
-        assert_error(http.post(served.url + "/detokenize", json={"tokens": tokens}), 400, "invalid_parameter")
-    tool = {"type": "function", "function": {"name": "f"}}
-    for body in ({}, {"prompt": "x", "messages": [USER]}, {"prompt": 3}, {"prompt": "x", "tools": [tool]}):
-        assert_error(http.post(served.url + "/tokenize", json=body), 400, "invalid_parameter")
-
-
-def test_props_docs_and_the_openapi_document_are_there(served: Served) -> None:
-    assert http.get(served.url + "/props").json()["model"] == MODEL_ID
-    assert http.get(served.url + "/docs").status_code == 200
-    document = http.get(served.url + "/openapi.json").json()
-    assert "temperature" in document["components"]["schemas"]["ChatBody"]["properties"]
-    references = {word for word in json.dumps(document).split('"') if word.startswith("#/components/schemas/")}
-    names = {reference.rsplit("/", 1)[1] for reference in references}
-    assert {"ChatBody", "CompletionBody", "TokenizeBody", "DetokenizeBody", "ChatMessage"} <= names
-    assert names <= set(document["components"]["schemas"])
-
-
-def test_each_request_is_one_line_of_the_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="llama.requests")
-    body = {"prompt": ["a", "b b"], "n": 2, "max_tokens": 3, "temperature": 0.5, "top_p": 0.8}
-    http.post(served.url + "/v1/completions", json=body, headers={"x-request-id": "r1"})
-    http.post(served.url + "/v1/completions", json={"prompt": 3}, headers={"x-request-id": "r2"})
-    lines = [record.getMessage() for record in caplog.records if record.name == "llama.requests"]
-    first, second = lines
-    levels = [record.levelno for record in caplog.records if record.name == "llama.requests"]
-    assert levels == [logging.INFO] * 2, "a request that ends at its token limit is normal"
-    fields = json.loads(first.removeprefix("request "))
-    expected = {"request_id": "r1", "outcome": "ok", "batch_size": 2, "n": 2, "max_gen_len": 3, "temperature": 0.5,
-                "top_p": 0.8, "generated": 12, "finish_reasons": {"length": 4}, "without_eos": 4}  # fmt: skip
-    assert expected.items() <= fields.items()
-    assert fields["ttft_ms"] >= 0
-    assert fields["prompt_length"] == max(len(stream.prompt) for stream in served.engine.streams)
-    assert json.loads(second.removeprefix("request "))["outcome"] == "invalid_parameter"
-
-
-async def test_the_request_id_is_sent_once_behind_a_server_that_sends_it() -> None:
-    app = build_http_app(FakeEngine(), Metrics(in_ray=False), sends_request_id=False)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
-        assert "x-request-id" not in (await client.get("/health", headers={"x-request-id": "abc"})).headers
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/",
-        "/health",
-        "/ping",
-        "/load",
-        "/version",
-        "/ready",
-        "/metrics",
-        "/v1/models",
-        f"/v1/models/{MODEL_ID}",
-        "/props",
-    ],
-)
-def test_head_has_the_headers_of_get_without_a_body(served: Served, path: str) -> None:
-    head, get = http.head(served.url + path), http.get(served.url + path)
-    assert (head.status_code, head.content) == (200, b"")
-    assert head.headers["content-type"] == get.headers["content-type"]
-
-
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
-        ("/chat/completions", "/v1/chat/completions"),
-        ("/v1/v1/models", "/v1/models"),
-        ("//v1/models", "/v1/models"),
-        ("/v1/chat/completions/", "/v1/chat/completions"),
-        ("/api/v1/completions", "/v1/completions"),
-        ("/v1/tokenize", "/tokenize"),
-    ],
-)
-def test_a_wrong_base_url_is_told_the_path_that_exists(served: Served, path: str, meant: str) -> None:
-    error = assert_error(http.post(served.url + path, json={}), 404, "not_found")
-    assert str(error["message"]).startswith(
-        f"There is no route POST {path}; GET /docs lists them. Did you mean {meant}?"
-    )
-
-
-def test_other_unknown_paths_get_no_suggestion_and_are_not_repeated(served: Served) -> None:
-    for path in ("/v2/secret", "/v1/secret", "/v1/" * 50, "/v1/chat%0Acompletions"):
-        error = assert_error(http.get(served.url + path), 404, "not_found")
-        assert error["message"] == "There is no such route; GET /docs lists them."
-    for path in ("/v1", "/v1/", "/v1/chat"):
-        error = assert_error(http.get(served.url + path), 404, "not_found")
-        assert error["message"] == f"There is no route GET {path}; GET /docs lists them."
-    answer = http.request("SECRET", served.url + "/v1")
-    assert "SECRET" not in answer.text
-
-
 def test_context_overflow_has_the_words_that_langchain_and_litellm_look_for(served: Served) -> None:
     words = f"Input tokens exceed the configured limit of {MAX_SEQ_LEN} tokens"
     for path, body in (
@@ -429,24 +210,6 @@ def test_context_overflow_has_the_words_that_langchain_and_litellm_look_for(serv
     ):
         error = assert_error(http.post(served.url + path, json=body), 400, "context_length_exceeded")
         assert words in str(error["message"])
-
-
-def test_the_name_of_one_control_token_is_that_token_without_special_tokens(served: Served) -> None:
-    """lm-eval with tokenizer_backend=remote learns BOS so; pieces of text would make its log-likelihoods wrong."""
-    tokenizer = served.engine.tokenizer
-
-    def ids(**body: object) -> list[int]:
-        tokens: list[int] = http.post(served.url + "/tokenize", json=body).json()["tokens"]
-        return tokens
-
-    assert ids(prompt="<s>", add_special_tokens=False) == [tokenizer.bos_id]
-    assert ids(prompt="</s>", add_special_tokens=False) == [tokenizer.eos_id]
-    pieces = tokenizer.encode("<s>", bos=False, eos=False)
-    assert len(pieces) > 1
-    assert ids(prompt="<s>", add_special_tokens=False, parse_special=False) == pieces
-    assert ids(prompt="<s>") == [tokenizer.bos_id, *pieces]
-    text = tokenizer.encode("<s> a", bos=False, eos=False)
-    assert ids(prompt="<s> a", add_special_tokens=False) == text
 
 
 def test_no_new_tokens_with_echo_score_the_prompt(served: Served, client: openai.OpenAI) -> None:

@@ -1,0 +1,162 @@
+"""What operators and clients ask of a server beside answers: its models, its readiness, its log, and paths it lacks."""
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import datetime
+
+import httpx
+import openai
+import pytest
+
+from deployments.engine.interface import Readiness
+from deployments.engine.metrics import Metrics
+from deployments.http.app import build_http_app
+from tests.support import http
+from tests.support.scripted_engine import MAX_SEQ_LEN, MODEL_ID, FakeEngine, Served, assert_error, canary, serve
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve(FakeEngine("Hello there, 🙂 how are you?")) as running:
+        yield running
+        canary(running)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="whatever", max_retries=0) as made:
+        yield made
+
+
+def test_models_are_listed_with_their_context(client: openai.OpenAI) -> None:
+    models = client.models.list().data
+    assert [model.id for model in models] == [MODEL_ID]
+    fields = models[0].model_dump()
+    assert (fields["root"], fields["parent"], fields["max_model_len"]) == (MODEL_ID, None, MAX_SEQ_LEN)
+    assert fields["object"] == "model" and fields["created"] > 1.7e9 and fields["owned_by"]
+    assert client.models.retrieve(MODEL_ID).model_dump() == fields
+
+
+def test_models_have_the_fields_that_anthropics_client_reads(served: Served) -> None:
+    page = httpx.get(served.url + "/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, MODEL_ID, MODEL_ID)
+    (model,) = page["data"]
+    assert (model["type"], model["display_name"], model["lifecycle"]) == ("model", MODEL_ID, "active")
+    assert datetime.fromisoformat(model["created_at"]).timestamp() == model["created"]
+    assert model["max_input_tokens"] == model["max_tokens"] == MAX_SEQ_LEN
+    assert httpx.get(f"{served.url}/v1/models/{MODEL_ID}").json() == model
+
+
+def test_a_loading_or_draining_server_answers_503_and_is_alive(served: Served) -> None:
+    for phase in ("loading", "draining", "failed"):
+        served.engine.state = Readiness(False, phase, "rank 1 of 2 has its weights", retry_after_s=2.5)
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+            answer = http.post(served.url + path, json={"prompt": "x"})
+            assert_error(answer, 503, "not_ready")
+            assert answer.headers["retry-after"] == "3"
+        ready = http.get(served.url + "/ready")
+        assert ready.status_code == 503
+        assert ready.headers["retry-after"] == "3"
+        assert ready.json()["phase"] == phase
+        assert ready.json()["error"]["code"] == "not_ready"
+        assert http.get(served.url + "/health").status_code == 200
+    served.engine.state = Readiness(True, "ready")
+    assert http.get(served.url + "/ready").json() == {"ready": True, "phase": "ready", "detail": ""}
+    served.engine.alive = False
+    assert http.get(served.url + "/health").status_code == 503
+
+
+def test_a_request_id_is_echoed_clean_and_bounded_or_made(served: Served) -> None:
+    def answered(given: dict[str, str]) -> str:
+        return http.get(served.url + "/health", headers=given).headers["x-request-id"]
+
+    assert answered({"x-request-id": "abc-1.2:3_4"}) == "abc-1.2:3_4"
+    assert answered({"x-request-id": "a<b>\tc d"}) == "abcd"
+    assert len(answered({"x-request-id": "a" * 10_000})) == 128
+    assert len({answered({}), answered({}), answered({"x-request-id": "<>"})}) == 3
+
+
+async def test_the_request_id_is_sent_once_behind_a_server_that_sends_it() -> None:
+    app = build_http_app(FakeEngine(), Metrics(in_ray=False), sends_request_id=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        assert "x-request-id" not in (await client.get("/health", headers={"x-request-id": "abc"})).headers
+
+
+def test_each_request_is_one_line_of_the_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="llama.requests")
+    body = {"prompt": ["a", "b b"], "n": 2, "max_tokens": 3, "temperature": 0.5, "top_p": 0.8}
+    http.post(served.url + "/v1/completions", json=body, headers={"x-request-id": "r1"})
+    http.post(served.url + "/v1/completions", json={"prompt": 3}, headers={"x-request-id": "r2"})
+    lines = [record.getMessage() for record in caplog.records if record.name == "llama.requests"]
+    first, second = lines
+    levels = [record.levelno for record in caplog.records if record.name == "llama.requests"]
+    assert levels == [logging.INFO] * 2, "a request that ends at its token limit is normal"
+    fields = json.loads(first.removeprefix("request "))
+    expected = {"request_id": "r1", "outcome": "ok", "batch_size": 2, "n": 2, "max_gen_len": 3, "temperature": 0.5,
+                "top_p": 0.8, "generated": 12, "finish_reasons": {"length": 4}, "without_eos": 4}  # fmt: skip
+    assert expected.items() <= fields.items()
+    assert fields["ttft_ms"] >= 0
+    assert fields["prompt_length"] == max(len(stream.prompt) for stream in served.engine.streams)
+    assert json.loads(second.removeprefix("request "))["outcome"] == "invalid_parameter"
+
+
+def test_props_docs_and_the_openapi_document_are_there(served: Served) -> None:
+    assert http.get(served.url + "/props").json()["model"] == MODEL_ID
+    assert http.get(served.url + "/docs").status_code == 200
+    document = http.get(served.url + "/openapi.json").json()
+    assert "temperature" in document["components"]["schemas"]["ChatBody"]["properties"]
+    references = {word for word in json.dumps(document).split('"') if word.startswith("#/components/schemas/")}
+    names = {reference.rsplit("/", 1)[1] for reference in references}
+    assert {"ChatBody", "CompletionBody", "TokenizeBody", "DetokenizeBody", "ChatMessage"} <= names
+    assert names <= set(document["components"]["schemas"])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/health",
+        "/ping",
+        "/load",
+        "/version",
+        "/ready",
+        "/metrics",
+        "/v1/models",
+        f"/v1/models/{MODEL_ID}",
+        "/props",
+    ],
+)
+def test_head_has_the_headers_of_get_without_a_body(served: Served, path: str) -> None:
+    head, get = http.head(served.url + path), http.get(served.url + path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/models", "/v1/models"),
+        ("//v1/models", "/v1/models"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/api/v1/completions", "/v1/completions"),
+        ("/v1/tokenize", "/tokenize"),
+    ],
+)
+def test_a_wrong_base_url_is_told_the_path_that_exists(served: Served, path: str, meant: str) -> None:
+    error = assert_error(http.post(served.url + path, json={}), 404, "not_found")
+    assert str(error["message"]).startswith(
+        f"There is no route POST {path}; GET /docs lists them. Did you mean {meant}?"
+    )
+
+
+def test_other_unknown_paths_get_no_suggestion_and_are_not_repeated(served: Served) -> None:
+    for path in ("/v2/secret", "/v1/secret", "/v1/" * 50, "/v1/chat%0Acompletions"):
+        error = assert_error(http.get(served.url + path), 404, "not_found")
+        assert error["message"] == "There is no such route; GET /docs lists them."
+    for path in ("/v1", "/v1/", "/v1/chat"):
+        error = assert_error(http.get(served.url + path), 404, "not_found")
+        assert error["message"] == f"There is no route GET {path}; GET /docs lists them."
+    answer = http.request("SECRET", served.url + "/v1")
+    assert "SECRET" not in answer.text
